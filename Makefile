@@ -1,0 +1,71 @@
+PYTHON       ?= python3
+VENV         ?= .venv
+BENCH_VENV   ?= .venv-bench
+DEMO_EXTRAS  ?= figures
+TEST_EXTRAS  ?= dev,figures
+PYTEST_FLAGS ?=
+
+BIN   := $(VENV)/bin
+comma := ,
+stamp  = $(VENV)/.installed-$(subst $(comma),-,$(1))
+
+DEMO_STAMP  := $(call stamp,$(DEMO_EXTRAS))
+TEST_STAMP  := $(call stamp,$(TEST_EXTRAS))
+BENCH_STAMP := $(BENCH_VENV)/.installed
+
+# The build backend is installed first, under the same constraints, so that nothing is left unpinned.
+define install
+	$(1)/bin/pip install --quiet -c constraints.txt hatchling editables
+	$(1)/bin/pip install --quiet -c constraints.txt --no-build-isolation $(2)
+endef
+
+define new_venv
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("verax needs Python 3.11 or newer, but $(PYTHON) is %d.%d; name another one with: make PYTHON=python3.12" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(1)
+	@touch $(1)/.created
+endef
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint format bench clean
+
+help:  ## show this list
+	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+demo: $(DEMO_STAMP)  ## install if needed, then a short tour: verax demo
+	$(BIN)/verax demo
+
+test: lint  ## install if needed, then lint, types, tests and doctests
+	$(BIN)/pytest $(PYTEST_FLAGS)
+
+test-all: lint  ## the same, with the slow tests
+	$(BIN)/pytest -m "" $(PYTEST_FLAGS)
+
+lint: $(TEST_STAMP)  ## ruff check, ruff format --check, mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(TEST_STAMP)  ## sort imports, fix what ruff can fix, format
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(BENCH_STAMP)  ## compare with other accountants, in an environment of its own
+	$(BENCH_VENV)/bin/python benchmarks/accounting.py
+
+clean:  ## remove the environments, caches and build products
+	rm -rf $(VENV) $(BENCH_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find verax tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	$(call new_venv,$(VENV))
+
+$(BENCH_VENV)/.created:
+	$(call new_venv,$(BENCH_VENV))
+
+$(sort $(DEMO_STAMP) $(TEST_STAMP)): $(VENV)/.installed-%: pyproject.toml constraints.txt | $(VENV)/.created
+	$(call install,$(VENV),-e ".[$(subst -,$(comma),$*)]")
+	@touch $@
+
+$(BENCH_STAMP): pyproject.toml constraints.txt benchmarks/requirements.txt | $(BENCH_VENV)/.created
+	$(call install,$(BENCH_VENV),-r benchmarks/requirements.txt -e .)
+	@touch $@

@@ -1,0 +1,14 @@
+"""Settings shared by all tests: reproducible hypothesis, and no doctests for extras that are not installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from hypothesis import settings
+
+NEEDS = {"training": "torch", "federated": "flwr", "web": "fastapi"}
+
+collect_ignore_glob = [f"verax/{room}/*" for room, library in NEEDS.items() if find_spec(library) is None]
+
+settings.register_profile("verax", deadline=None, derandomize=True)
+settings.load_profile("verax")

@@ -1,0 +1,170 @@
+"""What a run guarantees: brackets on epsilon and delta, with the theorem on each side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from verax import checks
+from verax.privacy.composition import BOTH, LOWER, UPPER, Sides
+
+if TYPE_CHECKING:
+    from verax.mechanism import Phases
+
+DEFAULT_RTOL = 1e-3
+
+
+class Curve(Protocol):
+    """Bounds on the privacy curve of one direction; see :class:`verax.privacy.composition.Composition`."""
+
+    def estimate(self, delta: float) -> float:
+        """A rough epsilon."""
+
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """Lower and upper bound on epsilon(delta)."""
+
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """Lower and upper bound on delta(epsilon)."""
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """A quantity known to lie between ``lower`` and ``upper``, and how that is known. ``float()`` of it is the upper bound.
+
+    >>> from verax.privacy.guarantee import Bracket
+    >>> Bracket(1.82801, 1.82855)
+    Bracket(lower=1.8280, upper=1.8286)
+    >>> float(Bracket(1.0, 2.0))
+    2.0
+    """
+
+    lower: float
+    upper: float
+    evidence: str = "proved"
+    lower_by: str = ""
+    upper_by: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.lower <= self.upper:
+            raise ArithmeticError(f"lower bound {self.lower!r} exceeds upper bound {self.upper!r}: please report this")
+
+    def __float__(self) -> float:
+        return self.upper
+
+    @property
+    def width(self) -> float:
+        """How far apart the two sides are."""
+        return self.upper - self.lower if self.lower < self.upper else 0.0
+
+    def __repr__(self) -> str:
+        return f"Bracket(lower={shown(self.lower, LOWER)}, upper={shown(self.upper, UPPER)})"
+
+    def __str__(self) -> str:
+        return f"[{shown(self.lower, LOWER)}, {shown(self.upper, UPPER)}]"
+
+
+def shown(value: float, side: int, digits: int = 5) -> str:
+    """A number to a few significant digits, rounded to its safe side: down for a lower bound, up for an upper one."""
+    if value == 0.0 or math.isinf(value):
+        return f"{value:g}"
+    exponent = math.floor(math.log10(abs(value)))
+    scale = digits - 1 - exponent
+    quantum = 10.0 ** min(scale, 300)
+    number = (math.ceil if side == UPPER else math.floor)(value * quantum * (1.0 - side * 1e-14)) / quantum
+    return f"{number:.{max(scale, 0)}f}" if -4 <= exponent < 6 else f"{number:.{digits - 1}e}"
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """The privacy of a run for any ``group`` records, as brackets that hold for every pair of neighbouring data sets.
+
+    ``uppers`` holds one curve per direction of the relation, each of which must be private; ``lowers`` holds attacks, any one
+    of which proves a violation. They are the same objects where the analysis is exact.
+    """
+
+    mechanism: Phases
+    group: int
+    uppers: Sequence[Curve]
+    lowers: Sequence[Curve]
+    upper_by: str
+    lower_by: str
+
+    def epsilon(self, delta: float, rtol: float = DEFAULT_RTOL) -> Bracket:
+        """The epsilon at this delta, its two sides within ``rtol`` of each other where the analysis is exact.
+
+        >>> from verax import Mechanism, Poisson
+        >>> g = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0).guarantee()
+        >>> 1.826 < g.epsilon(delta=1e-5).lower < 1.82824 < g.epsilon(delta=1e-5).upper < 1.830
+        True
+        """
+        delta = checks.probability("delta", delta)
+
+        def bounds(curve: Curve, tolerance: float, sides: Sides, enough: float) -> tuple[float, float]:
+            return curve.epsilon(delta, tolerance, sides, enough)
+
+        return self._bracket(bounds, _accuracy(rtol), lambda curve: curve.estimate(delta))
+
+    def delta(self, epsilon: float, rtol: float = DEFAULT_RTOL) -> Bracket:
+        """The delta at this epsilon, its two sides within ``rtol`` of each other where the analysis is exact.
+
+        >>> from verax import Mechanism, Poisson
+        >>> g = Mechanism(Poisson(rate=0.001, steps=1000), noise_multiplier=0.8).guarantee()
+        >>> 1.96e-23 < g.delta(epsilon=6.0).lower < 1.9694e-23 < g.delta(epsilon=6.0).upper < 1.98e-23
+        True
+        """
+        epsilon = checks.nonnegative("epsilon", epsilon)
+
+        def bounds(curve: Curve, tolerance: float, sides: Sides, enough: float) -> tuple[float, float]:
+            return curve.delta(epsilon, tolerance, sides, enough)
+
+        return self._bracket(bounds, _accuracy(rtol), lambda curve: curve.estimate(_TYPICAL_DELTA))
+
+    def _bracket(self, bounds: _Bounds, rtol: float, rank: Callable[[Curve], float]) -> Bracket:
+        """Both sides of the worst direction, then only so much of the others as it takes to know that they are no worse."""
+        exact = self.uppers is self.lowers
+        main, *others = sorted(self.uppers, key=rank, reverse=True)
+        lower, upper = bounds(main, rtol, BOTH if exact else (UPPER,), 0.0)
+        for curve in others:
+            gap = 1.0 - rank(curve) / rank(main) if rank(main) > 0.0 else 0.0
+            rough = min(max(rtol, 0.3 * gap), 0.1)
+            _, other = bounds(curve, rough, (UPPER,), upper)
+            if other > upper:
+                low, other = bounds(curve, rtol, BOTH if exact else (UPPER,), 0.0)
+                lower, upper = max(lower, low), max(upper, other)
+        if not exact:
+            lower = max((bounds(curve, rtol, (LOWER,), 0.0)[0] for curve in self.lowers), default=0.0)
+        return Bracket(min(lower, upper), upper, "proved", self.lower_by, self.upper_by)
+
+    def statement(self, delta: float) -> str:
+        """What a reviewer signs, in words.
+
+        >>> from verax import Mechanism, Poisson
+        >>> g = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0).guarantee()
+        >>> print(g.statement(delta=1e-5).splitlines()[0])
+        Any 1 record is protected with epsilon at most 1.8291 at delta 1e-05 (relation: add-remove).
+        """
+        bracket = self.epsilon(delta)
+        who = f"Any {self.group} record{'s' if self.group > 1 else ''} "
+        verb = "are" if self.group > 1 else "is"
+        runs = "; then ".join(repr(m) for m in self.mechanism.mechanisms)
+        return "\n".join([
+            f"{who}{verb} protected with epsilon at most {shown(bracket.upper, UPPER)} at delta {delta:g} "
+            f"(relation: {self.mechanism.relation}).",
+            f"No analysis can show less than {shown(bracket.lower, LOWER)}: {bracket.lower_by}.",
+            f"Upper bound: {bracket.upper_by}.",
+            f"Evidence: {bracket.evidence}. What runs: {runs}.",
+            "Not covered: choosing parameters on the same data, other runs on it, reused or revealed randomness.",
+        ])  # fmt: skip
+
+
+_Bounds = Callable[[Curve, float, Sides, float], tuple[float, float]]
+_TYPICAL_DELTA = 1e-6  # where directions are ranked when epsilon is given; the ranking only decides what is computed first
+
+
+def _accuracy(rtol: float) -> float:
+    value = checks.positive("rtol", rtol)
+    if not 1e-7 <= value < 1.0:
+        raise ValueError(f"rtol must lie in [1e-7, 1), got {rtol!r}")
+    return value

@@ -1,0 +1,75 @@
+"""How many of a group's records, or of their clip-groups, a round touches: the weights of the Gaussian mixtures."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from verax.privacy.composition import Round
+from verax.privacy.pairs import UNIT, Array, Mixture, Pair
+
+_NEGLIGIBLE = 1e-60  # total weight that may be rounded away, to the safe side on either bound
+
+
+def binomial(trials: int, rate: float) -> Array:
+    """Weights of Bin(trials, rate), as a running product outwards from the mode: relative error 4 units per step."""
+    if rate >= 1.0:
+        return np.concatenate([np.zeros(trials), [1.0]])
+    hits = np.arange(1.0, trials + 1.0)
+    steps = np.log(trials + 1.0 - hits) - np.log(hits) + math.log(rate) - math.log1p(-rate)
+    logs = np.concatenate([[0.0], np.cumsum(steps)])
+    logs -= logs[min(int((trials + 1) * rate), trials)]
+    weights = np.exp(logs)
+    return np.asarray(weights / weights.sum())
+
+
+def distinct_groups(trials: int, rate: float, groups: int) -> Array:
+    """Law of the number of distinct clip-groups hit, when each record is sampled and picks one of ``groups`` uniformly."""
+    most = min(trials, groups)
+    law = np.zeros(most + 1)
+    law[0] = 1.0
+    grow = rate * (groups - np.arange(most + 1.0)) / groups
+    stay = 1.0 - grow
+    for _ in range(trials):
+        moved = law * grow
+        law *= stay
+        law[1:] += moved[:-1]
+    return law
+
+
+def mixture_round(weights: Array, shifts: Array, two_sided: bool = False) -> Round:
+    """The mixture against N(0), or against its own mirror image; negligible components are rounded to the safe sides.
+
+    D_a rises in every shift (lemma 14 and proposition 17 of "optimal group privacy"), so for the upper bound rare small shifts
+    are raised and rare large ones sent to infinity, for the lower bound rare large shifts are lowered and small ones set to 0.
+    """
+    error = 8.0 * UNIT * (4.0 + len(weights))
+    below, above = np.cumsum(weights), np.cumsum(weights[::-1])[::-1]
+    first = int(np.searchsorted(below, _NEGLIGIBLE))
+    last = len(weights) - 1 - int(np.searchsorted(above[::-1], _NEGLIGIBLE))
+    if len(weights) == 2 or (first == 0 and last == len(weights) - 1):
+        side = _mixture(weights, shifts, 0.0, error)
+        return Round(Pair(side, side) if two_sided else Pair(side))
+    raised, lowered = weights[first : last + 1].copy(), weights[first : last + 1].copy()
+    lost = float(weights[last + 1 :].sum())
+    head = float(weights[:first].sum())
+    raised[0] += head
+    lowered[-1] += lost
+    upper = _mixture(raised, shifts[first : last + 1], lost, error)
+    low_shifts = shifts[first : last + 1]
+    if head > 0.0 and low_shifts[0] > 0.0:
+        lowered, low_shifts = np.concatenate([[head], lowered]), np.concatenate([[0.0], low_shifts])
+    lower = _mixture(lowered, low_shifts, 0.0, error)
+    if two_sided:
+        return Round(Pair(upper, upper), Pair(lower, lower))
+    return Round(Pair(upper), Pair(lower))
+
+
+def _mixture(weights: Array, shifts: Array, lost: float, error: float) -> Mixture:
+    keep = weights > 0.0
+    weights, shifts = weights[keep], shifts[keep]
+    logs = np.log(weights)
+    if shifts[0] == 0.0 and weights[0] > 0.5:  # 1 minus the rest keeps more digits
+        logs[0] = math.log1p(-float(weights[1:].sum()) - lost)
+    return Mixture(tuple(logs.tolist()), tuple(shifts.tolist()), lost, error)

@@ -1,0 +1,112 @@
+"""Random allocation: every record picks a set of rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from verax import checks
+from verax.samplers.base import Indices, settle
+from verax.samplers.sorting import MAX_PARTS, Labels, by_label, edges, labels, slices
+from verax.samplers.stream import Batches, Stage
+
+
+@dataclass(frozen=True)
+class RandomAllocation:
+    """Each record picks ``times`` distinct rounds out of ``steps`` uniformly, independently, afresh each epoch.
+
+    Formal guarantee of the iterator:
+        * in each epoch every record is in exactly ``times`` batches, at most once in each;
+        * the ``epochs * population`` sets of rounds are independent, each exactly uniform among the subsets of size
+          ``times``: every draw is one of whole numbers;
+        * batches of an epoch are dependent; a batch's size is Binomial(population, times / steps) and may be zero;
+          an empty batch is a round like any other;
+        * the order of records inside a batch is unspecified.
+
+    Args:
+        times: number of rounds a record joins in an epoch, at most ``steps``.
+        steps: number of rounds in an epoch.
+        epochs: number of epochs.
+
+    >>> import numpy as np
+    >>> from verax.samplers import RandomAllocation
+    >>> sampler = RandomAllocation(times=2, steps=5)
+    >>> drawn = np.concatenate(list(sampler.batches(4, np.random.default_rng(0))))
+    >>> np.bincount(drawn).tolist()
+    [2, 2, 2, 2]
+    >>> len(sampler), sampler.expected_batch(4)
+    (5, 1.6)
+    """
+
+    relation: ClassVar[str] = "add-remove"
+    times: int
+    steps: int
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        settle(
+            self,
+            steps=checks.count("steps", self.steps, maximum=MAX_PARTS),
+            epochs=checks.count("epochs", self.epochs),
+        )
+        settle(self, times=checks.count("times", self.times, maximum=self.steps))
+
+    def __len__(self) -> int:
+        return self.steps * self.epochs
+
+    def expected_batch(self, population: int) -> float:
+        """``population * times / steps``."""
+        return checks.count("population", population) * self.times / self.steps
+
+    def batches(self, population: int, rng: np.random.Generator) -> Batches:
+        """Draw about ``steps / times`` rounds at a time, so that memory stays linear in the population."""
+        return Batches(self, population, rng, self._epoch, passes=self.epochs)
+
+    def _epoch(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:
+        """One stage for each of ``times`` windows of rounds; on average a record joins one round of each."""
+        ahead = self.steps
+        due = np.full(population, self.times, dtype=np.min_scalar_type(self.steps))
+        for window in np.diff(edges(self.steps, self.times)).tolist():
+            now = due if window == ahead else picks_inside(rng, window, ahead, due)
+            records, rounds = spread(rng, now, window)
+            order, cuts = by_label(rounds, window)
+            yield slices(records[order], cuts)
+            due, ahead = due - now, ahead - window
+
+
+def picks_inside(rng: np.random.Generator, window: int, ahead: int, due: Labels) -> Labels:
+    """How many of a uniform ``due``-subset of the ``ahead`` rounds fall among the first ``window``: hypergeometric.
+
+    Drawn as from an urn, pick by pick for all records at once: among the ``ahead - pick`` rounds not yet picked,
+    ``window - found`` are in the window. All in whole numbers, so the law is exact.
+    """
+    found = np.zeros_like(due)
+    for pick in range(int(due.max())):
+        hit = labels(rng, len(due), ahead - pick) < window - found
+        hit &= due > pick
+        found += hit
+    return found
+
+
+def spread(rng: np.random.Generator, picks: Labels, window: int) -> tuple[Indices, Labels]:
+    """Give record i a uniform subset of ``picks[i]`` of the ``window`` rounds: pairs of record and round.
+
+    Floyd's method, on all records of equal count at once: the j-th of m picks is uniform among the first window-m+j
+    rounds, and becomes the last of these if it repeats an earlier pick.
+    """
+    dtype = np.min_scalar_type(window - 1)
+    records: list[Indices] = [np.empty(0, dtype=np.int64)]
+    rounds: list[Labels] = [np.empty(0, dtype=dtype)]
+    for count in np.flatnonzero(np.bincount(picks)).tolist():
+        who = np.flatnonzero(picks == count).astype(np.int64, copy=False)
+        chosen = np.empty((count, len(who)), dtype=dtype)
+        for j in range(count):
+            last = window - count + j
+            drawn = rng.integers(0, last + 1, len(who), dtype=dtype)
+            chosen[j] = np.where((chosen[:j] == drawn).any(axis=0), last, drawn)
+        records += [who] * count
+        rounds += list(chosen)
+    return np.concatenate(records), np.concatenate(rounds)

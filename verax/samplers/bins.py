@@ -1,0 +1,62 @@
+"""Balls in bins: every record picks one batch of the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from verax import checks
+from verax.samplers.base import settle
+from verax.samplers.sorting import MAX_PARTS, by_label, labels, slices
+from verax.samplers.stream import Batches, Stage
+
+
+@dataclass(frozen=True)
+class BallsInBins:
+    """Each record picks one of ``bins`` batches uniformly, independently of the others, afresh each epoch.
+
+    Formal guarantee of the iterator:
+        * in each epoch every record is in exactly one batch: batches of an epoch are disjoint, nothing is dropped;
+        * the ``epochs * population`` choices are independent and exactly uniform (whole-number draws by rejection);
+        * sizes of an epoch are Multinomial(population; 1/bins, ...): they vary and may be zero; an empty batch is a
+          round like any other;
+        * a batch lists its records in increasing order.
+
+    Args:
+        bins: number of batches in an epoch; more than there are records is allowed, some are then empty.
+        epochs: number of times through the data.
+
+    >>> import numpy as np
+    >>> from verax.samplers import BallsInBins
+    >>> sampler = BallsInBins(bins=3)
+    >>> [batch.tolist() for batch in sampler.batches(7, np.random.default_rng(2))]
+    [[4, 5], [1, 2], [0, 3, 6]]
+    >>> len(sampler), sampler.expected_batch(6)
+    (3, 2.0)
+    """
+
+    relation: ClassVar[str] = "add-remove"
+    bins: int
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        settle(
+            self, bins=checks.count("bins", self.bins, maximum=MAX_PARTS), epochs=checks.count("epochs", self.epochs)
+        )
+
+    def __len__(self) -> int:
+        return self.bins * self.epochs
+
+    def expected_batch(self, population: int) -> float:
+        """``population / bins``."""
+        return checks.count("population", population) / self.bins
+
+    def batches(self, population: int, rng: np.random.Generator) -> Batches:
+        """Draw an epoch at a time, in linear time: labels, then a counting sort."""
+        return Batches(self, population, rng, self._epoch, passes=self.epochs)
+
+    def _epoch(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:
+        yield slices(*by_label(labels(rng, population, self.bins), self.bins))

@@ -1,0 +1,104 @@
+"""Batches of a stream that passes through a shuffle buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from verax import checks
+from verax.samplers.base import Indices, at_least_one_each, settle
+from verax.samplers.fixed import BATCHES, BatchCount
+from verax.samplers.sorting import Labels, edges, labels, slices, stable_order, uniform_order
+from verax.samplers.stream import Batches, Stage
+
+BLOCK = 2**16  # times sorted at once
+
+
+@dataclass(frozen=True)
+class BufferedShuffle:
+    """The data streamed in order through a buffer from which records leave at random, as data loaders do.
+
+    The buffer is filled with the first records, as many as the first ``buffer`` batches hold. While the stream
+    lasts, a uniformly chosen place of the buffer gives up its record and takes the next of the stream; then what is
+    left in the buffer leaves in uniformly random order. Records in their order of leaving are cut into batches.
+
+    Formal guarantee of the iterator:
+        * in each epoch every record is in exactly one batch: batches of an epoch are disjoint, nothing is dropped;
+        * sizes are balanced: the first ``population % batches`` batches have one record more than the others, and
+          none is empty;
+        * with C places and n records, record i (from 0) enters at time e = max(0, i - C + 1); it leaves at time s with
+          probability (1 - 1/C)^(s-e) / C for e <= s < n - C, and otherwise at a uniform time of the last C. The
+          record is still where the stream put it, more or less: no record comes more than C - 1 places early;
+        * epochs are independent and begin with the same stream; ``buffer == batches`` is :class:`Shuffle`;
+        * the order of records inside a batch is unspecified.
+
+    Args:
+        batches: number of batches in an epoch, at most the population. Called, it draws them.
+        buffer: size of the buffer, counted in batches, at most ``batches``.
+        epochs: number of times through the data.
+
+    >>> import numpy as np
+    >>> from verax.samplers import BufferedShuffle
+    >>> sampler = BufferedShuffle(batches=5, buffer=1)
+    >>> first = next(sampler.batches(1000, np.random.default_rng(0)))
+    >>> len(first), bool(first.max() < 2 * 200 - 1)
+    (200, True)
+    """
+
+    relation: ClassVar[str] = "zero-out"
+    batches: BatchCount = BATCHES
+    buffer: int  # type: ignore[misc]  # batches has no default: mypy takes the descriptor for one
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        settle(
+            self,
+            buffer=checks.count("buffer", self.buffer, maximum=int(self.batches)),
+            epochs=checks.count("epochs", self.epochs),
+        )
+
+    def __len__(self) -> int:
+        return self.batches * self.epochs
+
+    def expected_batch(self, population: int) -> float:
+        """``population / batches``, also where the batches differ by one."""
+        return at_least_one_each(self.batches, population) / self.batches
+
+    def _run(self, population: int, rng: np.random.Generator) -> Batches:
+        return Batches(self, population, rng, self._epoch, passes=self.epochs)
+
+    def _epoch(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:
+        cuts = edges(population, self.batches)
+        places = int(cuts[self.buffer])
+        streamed = population - places
+        left, kept = stream_through(labels(rng, streamed, places), places)
+        later = cuts[cuts > streamed] - streamed
+        kept = kept[uniform_order(rng, places, np.concatenate(([0], later)))]
+        yield slices(np.concatenate((left, kept)), cuts)
+
+
+def stream_through(chosen: Labels, places: int) -> tuple[Indices, Indices]:
+    """Who leaves when ``chosen[t]`` is the place emptied at time t, and who is then left in each place.
+
+    The record leaving a place is the one put there when the place was last chosen, record ``places + t`` at time t,
+    or the one it was filled with. Sorting the times by place puts each time right after that previous time. Done a
+    block of times at a time, which keeps the sort in the processor's cache.
+    """
+    kept = np.arange(places, dtype=np.int64)
+    left = np.empty(len(chosen), dtype=np.int64)
+    for start in range(0, len(chosen), BLOCK):
+        block = chosen[start : start + BLOCK]
+        order = stable_order(block, places)
+        place = block[order]
+        entering = order + (places + start)
+        new = np.ones(len(block) + 1, dtype=bool)  # at both ends of each run of equal places
+        np.not_equal(place[1:], place[:-1], out=new[1:-1])
+        leaving = np.empty_like(entering)
+        leaving[1:] = entering[:-1]
+        leaving[new[:-1]] = kept[place[new[:-1]]]
+        left[start : start + BLOCK][order] = leaving
+        kept[place[new[1:]]] = entering[new[1:]]
+    return left, kept

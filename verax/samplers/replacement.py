@@ -1,0 +1,67 @@
+"""Uniform batches of fixed size, drawn afresh each round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from verax import checks
+from verax.samplers.base import same_population, settle
+from verax.samplers.stream import Batches, Stage
+
+
+@dataclass(frozen=True)
+class WithoutReplacement:
+    """Each round an independent uniform subset of ``batch`` of the ``population`` records.
+
+    Formal guarantee of the iterator:
+        * rounds are independent; each batch is exactly uniform among the subsets of size ``batch`` (whole-number
+          draws by rejection);
+        * every batch has ``batch`` distinct records, in increasing order; a record may be in any number of batches.
+
+    Args:
+        batch: size of every batch, at most ``population``.
+        population: number of records, a public fact here because it fixes the law.
+        steps: number of rounds.
+
+    >>> import numpy as np
+    >>> from verax.samplers import WithoutReplacement
+    >>> sampler = WithoutReplacement(batch=2, population=5, steps=3)
+    >>> [len(batch) for batch in sampler.batches(5, np.random.default_rng(0))]
+    [2, 2, 2]
+    >>> len(sampler), sampler.expected_batch(5)
+    (3, 2.0)
+    """
+
+    relation: ClassVar[str] = "replace"
+    batch: int
+    population: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        settle(
+            self,
+            population=checks.count("population", self.population),
+            steps=checks.count("steps", self.steps),
+        )
+        settle(self, batch=checks.count("batch", self.batch, maximum=self.population))
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def expected_batch(self, population: int) -> float:
+        """``batch``."""
+        same_population(self.population, population)
+        return float(self.batch)
+
+    def batches(self, population: int, rng: np.random.Generator) -> Batches:
+        """Draw the batches lazily: a batch below a twentieth of the population costs only its own size."""
+        return Batches(self, same_population(self.population, population), rng, self._round, passes=self.steps)
+
+    def _round(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:
+        batch = rng.choice(population, self.batch, replace=False, shuffle=False)
+        batch.sort()
+        yield (batch.astype(np.int64, copy=False),)
