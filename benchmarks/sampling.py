@@ -118,9 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if rows[0]["ratio"] is None:
         print(INSTALL)
     else:
-        print(
-            f"Opacus: UniformWithReplacementSampler, {options.opacus_rounds} rounds measured and scaled to the epoch."
-        )
+        print(f"Opacus: UniformWithReplacementSampler (Poisson), {options.opacus_rounds} rounds measured and scaled.")
+        print("Like for like for Poisson; for the other laws, Opacus's time for as many rounds of the same mean size.")
     print(f"{'seconds':>9} {'opacus s':>9} {'ratio':>7}  sampler")
     for row in rows:
         peer, ratio = ("-", "-") if row["ratio"] is None else (f"{row['opacus_seconds']:.1f}", f"{row['ratio']:.0f}x")

@@ -119,10 +119,14 @@ def _(sampler: Poisson, mechanism: Mechanism, group: int) -> Analysis:
         return Analysis(directions, None, theorem, attack, visible)
     if once.pair.is_gaussian:
         return Analysis({"replace": [(once, count)]}, None, theorem, attack, visible)
+    if once.pair.up.two_point:
+        dominating, theorem = Round(once.pair, symmetric=True), theorem + ", either direction in every round (theorem 3)"
+    else:
+        dominating, theorem = mixture_round(weights, shifts, two_sided=True), theorem + ", on opposite sides (theorem 1)"
     return Analysis(
-        {"replace": [(Round(once.pair, symmetric=True), count)]},
+        {"replace": [(dominating, count)]},
         {**directions, "alternate": [(once, count - count // 2), (once.reverse(), count // 2)]},
-        theorem + ", either direction in every round (theorem 3)",
+        theorem,
         "achieved by gradients that hide the old record in some rounds and the new one in the others", visible,
     )  # fmt: skip
 

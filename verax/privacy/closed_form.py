@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from scipy import optimize, special
+from scipy import special
 
 from verax.privacy.pairs import UNIT
+from verax.privacy.roots import root
 
 _ULPS = 32.0  # allowance for erfcx, exp and ndtr in the Gaussian curve
 
@@ -51,11 +52,11 @@ def gaussian_epsilon(mu: float, delta: float, sign: int = 1) -> float:
     high = mu * mu / 2.0 + mu * math.sqrt(2.0 * math.log(1.0 / delta)) + 1.0
     while excess(high) > 0.0:
         high *= 2.0
-    root = float(optimize.brentq(excess, 0.0, high, xtol=1e-15 * high, rtol=1e-15))
+    crossing = root(excess, 0.0, high, xtol=1e-14 * high)
     nudge = 1e-15
-    while sign * excess(root) > 0.0:
-        root, nudge = max(root * (1.0 + sign * nudge), 0.0), 2.0 * nudge
-    return root
+    while sign * excess(crossing) > 0.0:
+        crossing, nudge = max(crossing * (1.0 + sign * nudge), 0.0), 2.0 * nudge
+    return crossing
 
 
 def black_box_group(epsilon: float, delta: float, group: int) -> tuple[float, float]:

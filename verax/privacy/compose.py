@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import fft, special
 
 from verax.privacy.loss import Discrete
@@ -24,6 +25,7 @@ from verax.privacy.pairs import UNIT, Array
 
 ALIAS = 1e-12  # mass allowed to leave the window on either side, of the tilted law
 _LOG_ALIAS = math.log(ALIAS)
+_LOG_DEAD = -80.0  # log of the modulus below which a frequency is dropped (and charged)
 MAX_POINTS = 2**25
 
 
@@ -66,8 +68,8 @@ class Composed:
         if value <= 0.0:
             return 0.0
         log_delta = self.log_scale - self.tilt * epsilon + math.log(value)
-        slack = 8.0 * UNIT * (1.0 + abs(self.log_scale) + abs(self.tilt * epsilon))
-        bound = math.exp(min(log_delta + self.sign * slack, 0.0)) + self.infinite
+        slack = self.shift + 8.0 * UNIT * (1.0 + abs(self.log_scale) + abs(self.tilt * epsilon))
+        bound = math.exp(min(log_delta + self.sign * slack, 0.0)) + self.infinite * (1.0 + 1e-9)
         return min(bound, 1.0)
 
     def _error(self, epsilon: float, gap: float, total: float, terms: int) -> float:
@@ -152,21 +154,43 @@ def _window(parts: Sequence[tuple[_Tilted, int]], step: float) -> _Window:
     return _Window(mean - bounds[0], mean + bounds[1], mean, math.sqrt(variance))
 
 
-def _power(spectrum: Array, count: int, error: float) -> tuple[Array, Array, Array]:
-    """spectrum ** count, a bound on its modulus, and a bound on its error given the error of the spectrum."""
-    size = np.abs(spectrum)
-    with np.errstate(divide="ignore"):
-        log_size = np.log(size)
-    most = np.exp(count * np.log(size + error))
-    keep = count * log_size > -80.0
-    result = np.zeros_like(spectrum)
-    logs = np.log(spectrum[keep])
-    result[keep] = np.exp(count * logs)
-    wrong = most.copy()
-    ratio = np.log1p(error / size[keep])
-    relative = np.expm1(np.minimum(count * ratio, 50.0)) + 8.0 * UNIT * (2.0 + count * np.abs(logs))
-    wrong[keep] = np.exp(count * log_size[keep]) * relative
-    return result, most, wrong
+class _Spectrum:
+    """A product of powers of transforms, with the error of each frequency; frequencies that have died out are dropped.
+
+    What is dropped was bounded in modulus when it was dropped, and later factors can hardly raise it: their moduli are at
+    most 1 plus their error. ``dead`` sums those bounds.
+    """
+
+    def __init__(self, frequencies: int) -> None:
+        self.alive = np.arange(frequencies)
+        self.value = np.ones(frequencies, dtype=np.complex128)
+        self.size = np.ones(frequencies)
+        self.wrong = np.zeros(frequencies)
+        self.dead = 0.0
+
+    def times(self, transform: NDArray[np.complex128], count: int, error: float) -> None:
+        """Multiply by transform ** count, given the error of the transform."""
+        factor = transform[self.alive]
+        size = np.abs(factor) + error
+        log_most = count * np.log(size)
+        keep = log_most + np.log(self.size) > _LOG_DEAD
+        self.dead = self.dead * math.exp(min(count * error, 50.0)) + float(np.sum((~keep) * self.size * np.exp(log_most)))
+        if not keep.all():
+            self.alive, self.value = self.alive[keep], self.value[keep]
+            self.size, self.wrong = self.size[keep], self.wrong[keep]
+            factor, size, log_most = factor[keep], size[keep], log_most[keep]
+        logs = np.log(factor)
+        most = np.exp(log_most)
+        relative = np.expm1(np.minimum(-count * np.log1p(-error / size), 50.0)) + 8.0 * UNIT * (2.0 + count * np.abs(logs))
+        self.wrong = self.wrong * most + self.size * most * np.minimum(relative, 2.0)
+        self.size = self.size * most
+        self.value = self.value * np.exp(count * logs)
+
+    def full(self, frequencies: int) -> NDArray[np.complex128]:
+        """All frequencies again, the dead ones as zeros."""
+        result = np.zeros(frequencies, dtype=np.complex128)
+        result[self.alive] = self.value
+        return result
 
 
 def compose(rounds: Sequence[tuple[Discrete, int]], tilt: float, sign: int) -> Composed:
@@ -178,20 +202,15 @@ def compose(rounds: Sequence[tuple[Discrete, int]], tilt: float, sign: int) -> C
     if points > MAX_POINTS:
         raise MemoryError(f"a window of {points} points is more than {MAX_POINTS}; ask for a larger rtol")
     first = math.floor(window.low / step) - 1
-    spectrum = np.ones(points // 2 + 1, dtype=np.complex128)
-    size, wrong = np.ones(len(spectrum)), np.zeros(len(spectrum))
+    spectrum = _Spectrum(points // 2 + 1)
+    round_off = 8.0 * UNIT * math.log2(points)
     origin = 0
     for part, count in parts:
         centre = int(np.argmax(part.law))  # near index 0 the phases stay small and powers exact
         origin += count * centre
-        transform = fft.rfft(_fold(part.law, centre, points))
-        error = part.error + 8.0 * UNIT * math.log2(points)
-        power, most, bad = _power(transform, count, error)
-        wrong = wrong * most + size * bad
-        size = size * most
-        spectrum = spectrum * power
-    law = fft.irfft(spectrum, points)
-    bin_error = 2.0 / points * float(np.sum(wrong + 8.0 * UNIT * math.log2(points) * size))
+        spectrum.times(fft.rfft(_fold(part.law, centre, points)), count, part.error + round_off)
+    law = fft.irfft(spectrum.full(points // 2 + 1), points)
+    bin_error = 2.0 / points * (float(np.sum(spectrum.wrong + round_off * spectrum.size)) + spectrum.dead)
     law = np.roll(law, (origin - first) % points)
     base = math.fsum([count * discrete.start for discrete, count in rounds])
     infinite = -math.expm1(math.fsum([count * math.log1p(-discrete.infinite) for discrete, count in rounds]))

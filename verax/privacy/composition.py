@@ -6,20 +6,21 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scipy import optimize
+
 
 from verax.privacy import closed_form, loss
 from verax.privacy.compose import Composed, compose
 from verax.privacy.pairs import Pair
+from verax.privacy.roots import root
 from verax.privacy.sketch import Sketch
 
 UPPER, LOWER = 1, -1
 Sides = tuple[int, ...]
 BOTH: Sides = (LOWER, UPPER)
 _ATTEMPTS = 10
-_FLOOR = 1e-9  # an epsilon below this need not be bracketed more narrowly than this
+_SMALL = 0.03  # of the loss's standard deviation: an epsilon below that is small
 _SHARE = 0.6  # of the width allowed, what the grid is planned to use
-_REACH = 4.5  # standard deviations around its mean within which a composed law is used again
+_COARSE = 0.1  # width in log delta of a first look
 
 
 @dataclass(frozen=True)
@@ -70,22 +71,34 @@ class Composition:
         """A rough epsilon, to choose among directions by; never a bound."""
         if (mu := self.gaussian_mu) is not None:
             return closed_form.gaussian_epsilon(mu, delta)
-        return self.sketch.cumulants(self.sketch.tilt_for_delta(delta))[1]
+        near = 10.0 ** round(math.log10(delta)) if delta < 0.3 else 0.5  # few distinct values, which the sketch remembers
+        return self.sketch.cumulants(self.sketch.tilt_for_delta(near))[1]
 
     def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """Lower and upper bound on epsilon(delta); a side not asked for may be trivial.
 
-        If only the upper side is asked for, a value of ``enough`` will do.
+        If only the upper side is asked for, a value of ``enough`` will do. Widths are relative to epsilon, or to a fraction of
+        the loss's standard deviation where epsilon is smaller than that.
         """
         if (mu := self.gaussian_mu) is not None:
             return closed_form.gaussian_epsilon(mu, delta, LOWER), closed_form.gaussian_epsilon(mu, delta, UPPER)
-        tilt = self.sketch.tilt_for_delta(delta)
-        near = max(self.sketch.cumulants(tilt)[1], _FLOOR)
-        plan = _Plan(tilt, math.log(delta), tilt * rtol * near)
-        return self._narrow(
-            plan, sides, enough, lambda law: _solve_epsilon(law, delta),
-            lambda low, high: (high - low) / max(rtol * high, _FLOOR), lambda upper: upper,
-        )  # fmt: skip
+
+        def plan(lower: float, upper: float) -> _Plan:
+            if math.isinf(upper):
+                tilt = self.sketch.tilt_for_delta(delta)
+                if not self.sketch.is_regular(tilt):
+                    return _Plan(tilt, math.log(delta), _COARSE, 0.0, coarse=True)
+                upper = self.sketch.cumulants(tilt)[1]
+            else:
+                tilt = self.sketch.tilt_for_epsilon(upper)
+            spread = math.sqrt(self.sketch.cumulants(tilt)[2])
+            allowed = rtol * max(upper, _SMALL * spread)
+            return _Plan(tilt, math.log(delta), max(tilt, 0.5 / spread) * allowed, allowed)
+
+        def allowed(plan: _Plan, upper: float) -> float:
+            return max(rtol * upper, plan.allowed)
+
+        return self._narrow(plan, allowed, lambda law: _solve_epsilon(law, delta), sides, enough)
 
     def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """Lower and upper bound on delta(epsilon); a side not asked for may be trivial."""
@@ -93,50 +106,64 @@ class Composition:
             return closed_form.gaussian_delta(mu, epsilon, LOWER), closed_form.gaussian_delta(mu, epsilon, UPPER)
         if epsilon > self._supremum * (1.0 + 1e-9):
             return 0.0, min(math.fsum([count * rnd.pair.up.lost for rnd, count in self.rounds]), 1.0)
-        tilt = self.sketch.tilt_for_epsilon(epsilon)
-        value, first, _ = self.sketch.cumulants(tilt)
-        plan = _Plan(tilt, min(value - tilt * max(first, epsilon), 0.0) - 7.0, rtol)
-        lower, upper = self._narrow(
-            plan, sides, enough, lambda law: law.delta(epsilon),
-            lambda low, high: (high - low) / (rtol * high) if high > 0.0 else 0.0, lambda upper: epsilon,
-        )  # fmt: skip
+
+        def plan(lower: float, upper: float) -> _Plan:
+            tilt = self.sketch.tilt_for_epsilon(epsilon)
+            value, first, _ = self.sketch.cumulants(tilt)
+            guess = min(value - tilt * max(first, epsilon), 0.0) - 7.0
+            return _Plan(tilt, math.log(lower) if lower > 0.0 else guess, rtol, 0.0)
+
+        def allowed(plan: _Plan, upper: float) -> float:
+            return rtol * upper
+
+        lower, upper = self._narrow(plan, allowed, lambda law: law.delta(epsilon), sides, enough)
         return lower, min(upper, 1.0)
 
     def _narrow(
         self,
-        plan: _Plan,
+        make_plan: Callable[[float, float], _Plan],
+        allowed: Callable[[_Plan, float], float],
+        read: Callable[[Composed], float],
         sides: Sides,
         enough: float,
-        read: Callable[[Composed], float],
-        excess: Callable[[float, float], float],
-        place: Callable[[float], float],
     ) -> tuple[float, float]:
-        """Compose ever more finely until the bounds are as close as asked (``excess`` at most 1)."""
-        width = _SHARE * max(plan.width, 1e-9)
-        lower, upper = 0.0, math.inf
-        for attempt in range(_ATTEMPTS):
-            upper = min((read(law) for law in self._laws[UPPER]), default=math.inf)
-            lower = max((read(law) for law in self._laws[LOWER]), default=0.0)
-            ratio = excess(lower, upper)
-            if sides == BOTH:
-                if ratio <= 1.0:
-                    break
-            elif attempt > 0 or upper <= enough or self._reusable(sides[0], place(upper), plan.tilt, width):
+        """Compose ever more finely until the bounds are as close as allowed; at the first attempt try the laws at hand."""
+        finer, done = _SHARE, False
+        lower, upper = self._read(read)
+        plan = make_plan(lower, upper)
+        for _ in range(_ATTEMPTS):
+            if upper == 0.0 or (sides == BOTH and math.isfinite(upper) and upper - lower <= allowed(plan, upper)):
                 break
-            if attempt > 0:
-                width *= min(0.5, 0.7 / ratio if math.isfinite(ratio) else 0.1)
+            if sides != BOTH and (done or upper <= enough or self._reusable(sides[0], plan)):
+                break
             try:
-                fresh = {side: self._compose(side, plan, width) for side in sides}
+                fresh = {side: self._compose(side, plan, finer * plan.width) for side in sides}
             except FloatingPointError:  # a grid too coarse for a lower bound
+                finer *= 0.25
                 continue
+            except MemoryError:
+                if math.isinf(upper):
+                    raise
+                break
             for side, law in fresh.items():
                 self._laws[side].append(law)
+            was_coarse, planned = plan.coarse, plan
+            lower, upper = self._read(read)
+            plan = make_plan(lower, upper)
+            done = not was_coarse
+            if done and sides == BOTH and (gap := upper - lower) > allowed(planned, upper):
+                finer *= min(0.5, max(0.7 * allowed(planned, upper) / gap, 0.02))
         return lower, upper
 
-    def _reusable(self, side: int, place: float, tilt: float, width: float) -> bool:
-        """Whether a law at hand is fine enough here and centred near enough; a matter of width, never of soundness."""
-        fine = [law for law in self._laws[side] if law.step <= 1.2 * self.sketch.step(tilt, width)]
-        return any(abs(place - law.mean) <= _REACH * law.spread for law in fine)
+    def _read(self, read: Callable[[Composed], float]) -> tuple[float, float]:
+        """The best of what the laws at hand say."""
+        lower = max((read(law) for law in self._laws[LOWER]), default=0.0)
+        return lower, min((read(law) for law in self._laws[UPPER]), default=math.inf)
+
+    def _reusable(self, side: int, plan: _Plan) -> bool:
+        """Whether a law at hand is fine enough and tilted nearly so; a matter of width, never of soundness."""
+        step = self.sketch.step(plan.tilt, _SHARE * plan.width)
+        return any(law.step <= 1.2 * step and 0.5 <= (law.tilt + 0.1) / (plan.tilt + 0.1) <= 2.0 for law in self._laws[side])
 
     def _compose(self, side: int, plan: _Plan, width: float) -> Composed:
         step = self.sketch.step(plan.tilt, width)
@@ -150,11 +177,16 @@ class Composition:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Where to tilt, how small a delta must still be seen, and how far apart in log delta the two sides may be."""
+    """Where to tilt, how small a delta must still be seen, how far apart in log delta the sides may be.
+
+    ``allowed`` is the same distance in the quantity asked for. A ``coarse`` plan only finds out where the answer lies.
+    """
 
     tilt: float
     log_delta: float
     width: float
+    allowed: float
+    coarse: bool = False
 
 
 def _discretise(rnd: Round, side: int, step: float, low: float, high: float) -> loss.Discrete:
@@ -184,22 +216,21 @@ def _solve_epsilon(law: Composed, delta: float) -> float:
         value = law.delta(epsilon)
         return math.log(value / delta) if value > 0.0 else -1e3
 
-    low, high = 0.0, max(law.stop, law.step)
+    high = max(law.stop, law.step)
     if excess(high) > 0.0:
         return math.inf if law.sign > 0 else high
-    if excess(low) <= 0.0:
-        if law.sign > 0:
-            return 0.0
-        # far left of its window a lower law proves nothing: walk in from the right to where it does
-        for place in (max(law.mean + k * law.spread, 0.0) for k in range(6, -7, -1)):
+    # walk in from the right: far left of its window a law proves nothing
+    for place in (max(law.mean + k * law.spread, 0.0) for k in range(6, -7, -2)):
+        if place < high:
             if excess(place) > 0.0:
-                low = place
                 break
             high = place
-        else:
+    else:
+        if law.sign < 0 or high == 0.0 or excess(0.0) <= 0.0:
             return 0.0
-    root = float(optimize.brentq(excess, low, high, xtol=1e-13, rtol=1e-12))
-    nudge = 1e-12 * (1.0 + root)
-    while law.sign * excess(root) > 0.0 and root > 0.0:
-        root, nudge = max(root + law.sign * nudge, 0.0), 2.0 * nudge
-    return root
+        place = 0.0
+    crossing = root(excess, place, high, xtol=1e-9 * law.step)
+    nudge = 1e-12 * (1.0 + crossing)
+    while law.sign * excess(crossing) > 0.0 and crossing > 0.0:
+        crossing, nudge = max(crossing + law.sign * nudge, 0.0), 2.0 * nudge
+    return crossing

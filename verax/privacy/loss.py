@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize
+from verax.privacy.roots import root
 
-from verax import checks
 from verax.privacy.pairs import UNIT, Array, Cells, Pair
 
 STEEP_LIMIT = 2000  # negative masses repaired one by one at most; more means that the grid is too coarse
@@ -58,14 +57,12 @@ def origin(pair: Pair, step: float) -> float:
 
     def excess(x: float) -> float:
         """Mean loss of everything left of x, minus what lies half a step below the loss at x."""
-        mean = float(pair.cells(np.array([-np.inf, x])).loss[0])
-        return mean - (float(pair.loss(np.array([x]))[0]) - step / 2.0)
+        return pair.mean_loss_below(x) - (float(pair.loss(np.array([x]))[0]) - step / 2.0)
 
     ends = pair.inverse(pair.infimum + step * np.array([0.5 + 1e-9, 1.5]))
     if not np.isfinite(ends).all() or not excess(float(ends[1])) < 0.0 < excess(float(ends[0])):
         return float(pair.loss(np.zeros(1))[0])
-    end = float(optimize.brentq(excess, *ends.tolist(), xtol=1e-14, rtol=1e-14))
-    return float(pair.cells(np.array([-np.inf, end])).loss[0])
+    return pair.mean_loss_below(root(excess, *ends.tolist(), xtol=1e-3))
 
 
 def _grid(
@@ -104,30 +101,17 @@ def upper(pair: Pair, step: float, low: float, high: float, base: float | None =
 
 
 def upper_symmetric(pair: Pair, step: float, high: float) -> Discrete:
-    """Dominates the pair and its reverse at once: the larger of both curves at every a (docs/proofs.md, theorem 3).
+    """Dominates a subsampled Gaussian pair and its reverse at once: the larger of both curves at every a.
 
-    The pair itself must be the larger one for all a >= 1, which is checked on the grid; the curve for a < 1 follows by
-    symmetry, as mass p e^{-x} at -x for every mass p at x > 0.
+    The pair itself has the larger curve for a >= 1 (docs/proofs.md, theorem 3); the curve for a < 1 follows by symmetry, as
+    mass p e^{-x} at -x for every mass p at x > 0.
     """
-    forward, backward = (upper(p, step, 0.0, high, base=0.0) for p in (pair, pair.reverse()))
-    ours, theirs = _curve(forward), _curve(backward)
-    if np.any(theirs > ours + 1e-9 * np.maximum(ours, theirs) + 1e-14):
-        raise checks.NoGuarantee("the reverse direction is not dominated; no symmetric analysis is known for this pair")
-    mass = np.exp(forward.log_mass)
+    forward = upper(pair, step, 0.0, high, base=0.0)
     right = forward.log_mass[1:]
     left = (right - forward.losses[1:])[::-1]
-    centre = 1.0 - forward.infinite - float(mass[1:].sum() + np.exp(left).sum())
-    log_mass = np.concatenate([left, [np.log(max(centre, 1e-300))], right])
-    return Discrete(-float(forward.losses[-1]), step, log_mass, forward.infinite, 2.0 * forward.shift)
-
-
-def _curve(law: Discrete) -> Array:
-    """delta at the grid points."""
-    mass, losses = np.exp(law.log_mass), law.losses
-    above = np.concatenate([np.cumsum(mass[:0:-1])[::-1], [0.0]])
-    discounted = np.concatenate([np.cumsum((mass * np.exp(-losses))[:0:-1])[::-1], [0.0]])
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(law.infinite + np.nan_to_num(above - np.exp(losses) * discounted))
+    centre = 1.0 - forward.infinite - float(np.exp(right).sum() + np.exp(left).sum())
+    log_mass = np.concatenate([left, [np.log(max(centre, 0.0) + 4.0 * UNIT)], right])
+    return Discrete(-float(forward.losses[-1]), step, log_mass, forward.infinite, forward.shift)
 
 
 def _charged(cells: Cells) -> Cells:
@@ -190,25 +174,26 @@ def _balance_ends(pair: Pair, grid: Array, boundaries: Array) -> None:
     if len(grid) < 3:
         return
 
-    def balance(end: float, point: float, limit: float) -> float | None:
-        sign = -np.sign(end)
+    if np.isfinite(pair.infimum):
+        boundaries[1] = _balanced(pair, float(grid[0]), float(boundaries[1]), float(boundaries[2]))
+    if np.isfinite(pair.supremum):
+        boundaries[-2] = -_balanced(pair.reverse(), -float(grid[-1]), -float(boundaries[-2]), -float(boundaries[-3]))
 
-        def excess(x: float) -> float:
-            return sign * (float(pair.cells(np.array(sorted((end, x)))).loss[0]) - point)
 
-        far, width = limit, 1.0
-        if not excess(limit) > 0.0:
-            return None
-        while excess(far) > 0.0:
-            far, width = far - sign * width, 2.0 * width
-            if width > 1e3:
-                return None
-        return float(optimize.brentq(excess, far, limit, xtol=1e-13))
+def _balanced(pair: Pair, point: float, usual: float, limit: float) -> float:
+    """The end of a first cell whose loss is ``point``, if there is one up to ``limit``; else the usual end."""
 
-    if np.isfinite(pair.infimum) and (root := balance(-np.inf, float(grid[0]), float(boundaries[2]))) is not None:
-        boundaries[1] = root
-    if np.isfinite(pair.supremum) and (root := balance(np.inf, float(grid[-1]), float(boundaries[-3]))) is not None:
-        boundaries[-2] = root
+    def excess(x: float) -> float:
+        return pair.mean_loss_below(x) - point
+
+    far, width = limit, 1.0
+    if not np.isfinite(limit) or not excess(limit) > 0.0:
+        return usual
+    while excess(far) > 0.0:
+        far, width = far - width, 2.0 * width
+        if width > 1e3:
+            return usual
+    return root(excess, far, limit, xtol=1e-13 * (1.0 + abs(limit)))
 
 
 def _meet_on_grid(weight: Array, theta: Array, step: float) -> tuple[Array, float]:

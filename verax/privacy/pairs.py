@@ -245,6 +245,13 @@ class Pair:
         x = np.where(loss <= self.infimum, -np.inf, x)
         return np.where(loss >= self.supremum, np.inf, x)
 
+    def mean_loss_below(self, x: float) -> float:
+        """The loss of the event {X < x}: log P(X < x) - log Q(X < x)."""
+        base = special.log_ndtr(x)
+        up = self.up.log_average(special.log_ndtr(x - self.up.columns[1]) - base)
+        down = self.down.log_average(special.log_ndtr(x + self.down.columns[1]) - base)
+        return float(up[0] - down[0])
+
     def cells(self, boundaries: Array) -> Cells:
         """Masses of P and Q between consecutive boundaries (which may be infinite)."""
         components = len(self.up.shifts) + len(self.down.shifts)

@@ -6,7 +6,7 @@ Everything here is an estimate by quadrature and saddle point. It steers the cer
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,6 +23,7 @@ class Sketch:
     def __init__(self, rounds: Sequence[tuple[Pair, int]]) -> None:
         self._pairs = [pair for pair, _ in rounds]
         self.counts = np.array([float(count) for _, count in rounds])[:, None]
+        self._tilts: dict[float, float] = {}
         self._tilt_cap = 0.0
         self._log_tail = 0.0
         self._cover(8.0, -60.0)
@@ -69,6 +70,14 @@ class Sketch:
             float((self.counts * second).sum()),
         )
 
+    def is_regular(self, tilt: float) -> bool:
+        """Whether the tilted law is so near a Gaussian, and epsilon so far from 0, that the saddle point can be trusted."""
+        _, mean, variance = self.cumulants(tilt)
+        mass, _ = self._tilted(tilt)
+        first = (mass * self.loss).sum(axis=1, keepdims=True)
+        fourth = float((self.counts * mass * (self.loss - first) ** 4).sum())
+        return tilt > 0.0 and mean > 0.1 * math.sqrt(variance) and fourth < 0.5 * variance**2
+
     def log_delta(self, tilt: float) -> float:
         """Saddle-point estimate of log delta at eps = K'(tilt)."""
         value, first, second = self.cumulants(tilt)
@@ -77,13 +86,15 @@ class Sketch:
     def tilt_for_delta(self, delta: float) -> float:
         """The tilt whose saddle point has the given delta; 0 if delta is so large that none is needed."""
         goal = math.log(delta)
-        return self._solve(lambda tilt: goal - self.log_delta(tilt))
+        if goal not in self._tilts:
+            self._tilts[goal] = self._solve(lambda tilt: goal - self.log_delta(tilt))
+        return self._tilts[goal]
 
     def tilt_for_epsilon(self, epsilon: float) -> float:
         """The tilt that moves the mean of the loss to epsilon; 0 if it is there already."""
         return self._solve(lambda tilt: self.cumulants(tilt)[1] - epsilon)
 
-    def _solve(self, excess) -> float:  # type: ignore[no-untyped-def]
+    def _solve(self, excess: Callable[[float], float]) -> float:
         """Root of an increasing function of the tilt, to a part in a thousand."""
         low, high = 1e-6, 1.0
         if excess(low) >= 0.0:
@@ -102,7 +113,9 @@ class Sketch:
         mass, _ = self._tilted(tilt)
         bulk = np.stack([pair.loss(np.zeros(1)) for pair in self._pairs])
         distance = np.abs(self.loss - bulk)
-        factor = tilt * (tilt + 1.0) / 2.0
+        mean = (mass * self.loss).sum(axis=1, keepdims=True)
+        variance = float((self.counts * mass * (self.loss - mean) ** 2).sum())
+        factor = max(tilt * (tilt + 1.0), 1.0 / variance) / 2.0
 
         def cost(step: float) -> float:
             above = np.where(distance < step, distance * (step - distance), step * step / 6.0)

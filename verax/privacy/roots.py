@@ -1,0 +1,36 @@
+"""A bracketing root finder, so that importing verax does not import all of scipy.optimize."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def root(function: Callable[[float], float], low: float, high: float, xtol: float) -> float:
+    """A point within ``xtol`` of a sign change of ``function`` in [low, high], whose ends must differ in sign.
+
+    Ridders' method: exact on exponentials times lines, never leaves the bracket, at least halves it in two evaluations.
+    """
+    at_low, at_high = function(low), function(high)
+    if at_low == 0.0 or at_high == 0.0:
+        return low if at_low == 0.0 else high
+    if (at_low > 0.0) == (at_high > 0.0):
+        raise ValueError(f"no sign change between {low!r} ({at_low!r}) and {high!r} ({at_high!r})")
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        at_middle = function(middle)
+        if at_middle == 0.0 or abs(high - low) <= xtol:
+            return middle
+        scale = (at_middle * at_middle - at_low * at_high) ** 0.5
+        step = (middle - low) * at_middle / scale
+        fresh = middle + (step if at_low > at_high else -step)
+        at_fresh = function(fresh)
+        if at_fresh == 0.0:
+            return fresh
+        points = sorted([(low, at_low), (middle, at_middle), (fresh, at_fresh), (high, at_high)])
+        for (a, fa), (b, fb) in zip(points, points[1:], strict=False):
+            if (fa > 0.0) != (fb > 0.0):
+                low, at_low, high, at_high = a, fa, b, fb
+                break
+        if low == high or middle in (low, high) and fresh in (low, high) and abs(high - low) <= xtol:
+            break
+    return 0.5 * (low + high)
