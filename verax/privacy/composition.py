@@ -12,7 +12,7 @@ from verax.privacy import closed_form, loss
 from verax.privacy.compose import Composed, compose
 from verax.privacy.pairs import Pair
 from verax.privacy.roots import root
-from verax.privacy.sketch import Sketch
+from verax.privacy.sketch import Sketch, Sketches
 
 UPPER, LOWER = 1, -1
 Sides = tuple[int, ...]
@@ -48,7 +48,7 @@ class Composition:
     def __init__(self, rounds: Sequence[tuple[Round, int]]) -> None:
         self.rounds = _merge(rounds)
         self._laws: dict[int, list[Composed]] = {UPPER: [], LOWER: []}
-        self._sketch: Sketch | None = None
+        self._sketches = Sketches([(rnd.pair, count) for rnd, count in self.rounds])
 
     @property
     def gaussian_mu(self) -> float | None:
@@ -61,18 +61,13 @@ class Composition:
         """The largest loss there can be, but for mass lost to infinity."""
         return math.fsum([count * (math.inf if rnd.symmetric else rnd.pair.supremum) for rnd, count in self.rounds])
 
-    @property
-    def sketch(self) -> Sketch:
-        """The estimates that steer the computation."""
-        self._sketch = self._sketch or Sketch([(rnd.pair, count) for rnd, count in self.rounds])
-        return self._sketch
-
     def estimate(self, delta: float) -> float:
         """A rough epsilon, to choose among directions by; never a bound."""
         if (mu := self.gaussian_mu) is not None:
             return closed_form.gaussian_epsilon(mu, delta)
         near = 10.0 ** round(math.log10(delta)) if delta < 0.3 else 0.5  # few distinct values, which the sketch remembers
-        return self.sketch.cumulants(self.sketch.tilt_for_delta(near))[1]
+        sketch = self._sketches.at(math.log(near))
+        return sketch.cumulants(sketch.tilt_for_delta(near))[1]
 
     def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """Lower and upper bound on epsilon(delta); a side not asked for may be trivial.
@@ -84,16 +79,17 @@ class Composition:
             return closed_form.gaussian_epsilon(mu, delta, LOWER), closed_form.gaussian_epsilon(mu, delta, UPPER)
 
         def plan(lower: float, upper: float) -> _Plan:
+            sketch = self._sketches.at(math.log(delta))
             if math.isinf(upper):
-                tilt = self.sketch.tilt_for_delta(delta)
-                if not self.sketch.is_regular(tilt):
-                    return _Plan(tilt, math.log(delta), _COARSE, 0.0, coarse=True)
-                upper = self.sketch.cumulants(tilt)[1]
+                tilt = sketch.tilt_for_delta(delta)
+                if not sketch.is_regular(tilt):
+                    return _Plan(sketch, tilt, _COARSE, 0.0, coarse=True)
+                upper = sketch.cumulants(tilt)[1]
             else:
-                tilt = self.sketch.tilt_for_epsilon(upper)
-            spread = math.sqrt(self.sketch.cumulants(tilt)[2])
+                tilt = sketch.tilt_for_epsilon(upper)
+            spread = math.sqrt(sketch.cumulants(tilt)[2])
             allowed = rtol * max(upper, _SMALL * spread)
-            return _Plan(tilt, math.log(delta), max(tilt, 0.5 / spread) * allowed, allowed)
+            return _Plan(sketch, tilt, max(tilt, 0.5 / spread) * allowed, allowed)
 
         def allowed(plan: _Plan, upper: float) -> float:
             return max(rtol * upper, plan.allowed)
@@ -108,10 +104,8 @@ class Composition:
             return 0.0, min(math.fsum([count * rnd.pair.up.lost for rnd, count in self.rounds]), 1.0)
 
         def plan(lower: float, upper: float) -> _Plan:
-            tilt = self.sketch.tilt_for_epsilon(epsilon)
-            value, first, _ = self.sketch.cumulants(tilt)
-            guess = min(value - tilt * max(first, epsilon), 0.0) - 7.0
-            return _Plan(tilt, math.log(lower) if lower > 0.0 else guess, rtol, 0.0)
+            sketch, tilt, log_delta = self._sketches.near(epsilon)
+            return _Plan(self._sketches.at(math.log(lower) if lower > 0.0 else log_delta - 5.0), tilt, rtol, 0.0)
 
         def allowed(plan: _Plan, upper: float) -> float:
             return rtol * upper
@@ -162,12 +156,12 @@ class Composition:
 
     def _reusable(self, side: int, plan: _Plan) -> bool:
         """Whether a law at hand is fine enough and tilted nearly so; a matter of width, never of soundness."""
-        step = self.sketch.step(plan.tilt, _SHARE * plan.width)
+        step = plan.sketch.step(plan.tilt, _SHARE * plan.width)
         return any(law.step <= 1.2 * step and 0.5 <= (law.tilt + 0.1) / (plan.tilt + 0.1) <= 2.0 for law in self._laws[side])
 
     def _compose(self, side: int, plan: _Plan, width: float) -> Composed:
-        step = self.sketch.step(plan.tilt, width)
-        ranges = self.sketch.range(plan.tilt, plan.log_delta)
+        step = plan.sketch.step(plan.tilt, width)
+        ranges = plan.sketch.range(plan.tilt)
         laws = [
             (_discretise(rnd, side, step, low, high), count)
             for (rnd, count), (low, high) in zip(self.rounds, ranges, strict=True)
@@ -177,13 +171,13 @@ class Composition:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Where to tilt, how small a delta must still be seen, how far apart in log delta the sides may be.
+    """Where to tilt, and how far apart in log delta the sides may be, by a sketch for deltas of the right size.
 
     ``allowed`` is the same distance in the quantity asked for. A ``coarse`` plan only finds out where the answer lies.
     """
 
+    sketch: Sketch
     tilt: float
-    log_delta: float
     width: float
     allowed: float
     coarse: bool = False

@@ -134,9 +134,9 @@ def lower(pair: Pair, step: float, low: float, high: float) -> Discrete:
     grid = start + step * np.arange(points)
     boundaries = _cell_boundaries(pair, start, step, points)
     boundaries[-1] = np.inf  # the last cell takes the whole tail, of which it keeps what its grid point can carry
-    if np.isfinite(pair.infimum):
+    if grid[0] - pair.infimum < 1.5 * step:
         boundaries[0] = -np.inf
-    _balance_ends(pair, grid, boundaries)
+    _balance_ends(pair, grid, boundaries, step)
     cells = pair.cells(boundaries)
     filled = np.isfinite(cells.log_p) & np.isfinite(cells.loss)
     rise = np.where(filled, cells.loss - grid, 0.0)
@@ -166,7 +166,7 @@ def _cell_boundaries(pair: Pair, start: float, step: float, points: int) -> Arra
     return pair.inverse(start + step * (np.arange(points + 1) - between))
 
 
-def _balance_ends(pair: Pair, grid: Array, boundaries: Array) -> None:
+def _balance_ends(pair: Pair, grid: Array, boundaries: Array, step: float) -> None:
     """Where the law's range ends, set the first or last cell so that its loss is its grid point's and no mass is lost.
 
     Any boundary is a valid choice; this one only makes the bound good.
@@ -174,9 +174,9 @@ def _balance_ends(pair: Pair, grid: Array, boundaries: Array) -> None:
     if len(grid) < 3:
         return
 
-    if np.isfinite(pair.infimum):
+    if grid[0] - pair.infimum < 1.5 * step:
         boundaries[1] = _balanced(pair, float(grid[0]), float(boundaries[1]), float(boundaries[2]))
-    if np.isfinite(pair.supremum):
+    if pair.supremum - grid[-1] < 1.5 * step:
         boundaries[-2] = -_balanced(pair.reverse(), -float(grid[-1]), -float(boundaries[-2]), -float(boundaries[-3]))
 
 
