@@ -7,7 +7,7 @@ import math
 from scipy import special
 
 from verax.privacy.pairs import UNIT
-from verax.privacy.roots import root
+from verax.privacy.roots import crossing
 
 _ULPS = 32.0  # allowance for erfcx, exp and ndtr in the Gaussian curve
 
@@ -52,11 +52,7 @@ def gaussian_epsilon(mu: float, delta: float, sign: int = 1) -> float:
     high = mu * mu / 2.0 + mu * math.sqrt(2.0 * math.log(1.0 / delta)) + 1.0
     while excess(high) > 0.0:
         high *= 2.0
-    crossing = root(excess, 0.0, high, xtol=1e-14 * high)
-    nudge = 1e-15
-    while sign * excess(crossing) > 0.0:
-        crossing, nudge = max(crossing * (1.0 + sign * nudge), 0.0), 2.0 * nudge
-    return crossing
+    return crossing(excess, 0.0, high, sign)
 
 
 def black_box_group(epsilon: float, delta: float, group: int) -> tuple[float, float]:

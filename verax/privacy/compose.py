@@ -23,7 +23,7 @@ from scipy import fft, special
 from verax.privacy.loss import Discrete
 from verax.privacy.pairs import UNIT, Array
 
-ALIAS = 1e-12  # mass allowed to leave the window on either side, of the tilted law
+ALIAS = 1e-15  # mass allowed to leave the window on either side, of the tilted law
 _LOG_ALIAS = math.log(ALIAS)
 _LOG_DEAD = -80.0  # log of the modulus below which a frequency is dropped (and charged)
 MAX_POINTS = 2**25

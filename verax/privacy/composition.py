@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from verax.privacy import closed_form, loss
 from verax.privacy.compose import Composed, compose
 from verax.privacy.pairs import Pair
-from verax.privacy.roots import root
+from verax.privacy.roots import crossing
 from verax.privacy.sketch import Sketch, Sketches
 
 UPPER, LOWER = 1, -1
@@ -77,6 +77,8 @@ class Composition:
         """
         if (mu := self.gaussian_mu) is not None:
             return closed_form.gaussian_epsilon(mu, delta, LOWER), closed_form.gaussian_epsilon(mu, delta, UPPER)
+        if self._single:
+            return self._single_epsilon(delta, LOWER), self._single_epsilon(delta, UPPER)
 
         def plan(lower: float, upper: float) -> _Plan:
             sketch = self._sketches.at(math.log(delta))
@@ -100,6 +102,9 @@ class Composition:
         """Lower and upper bound on delta(epsilon); a side not asked for may be trivial."""
         if (mu := self.gaussian_mu) is not None:
             return closed_form.gaussian_delta(mu, epsilon, LOWER), closed_form.gaussian_delta(mu, epsilon, UPPER)
+        if self._single:
+            rnd = self.rounds[0][0]
+            return (rnd.dominated or rnd.pair).delta(epsilon)[0], rnd.pair.delta(epsilon)[1]
         if epsilon > self._supremum * (1.0 + 1e-9):
             return 0.0, min(math.fsum([count * rnd.pair.up.lost for rnd, count in self.rounds]), 1.0)
 
@@ -112,6 +117,27 @@ class Composition:
 
         lower, upper = self._narrow(plan, allowed, lambda law: law.delta(epsilon), sides, enough)
         return lower, min(upper, 1.0)
+
+    @property
+    def _single(self) -> bool:
+        """Whether there is only one round, for which nothing needs composing."""
+        (rnd, count), *more = self.rounds
+        return count == 1 and not more and not rnd.symmetric
+
+    def _single_epsilon(self, delta: float, side: int) -> float:
+        rnd = self.rounds[0][0]
+        pair = rnd.pair if side == UPPER else rnd.dominated or rnd.pair
+
+        def excess(epsilon: float) -> float:
+            bound = pair.delta(epsilon)[side == UPPER]
+            return math.log(bound / delta) if bound > 0.0 else -1e3
+
+        high = 1.0
+        while excess(high) > 0.0:
+            high *= 2.0
+            if high > 1e12:
+                return math.inf if side == UPPER else high
+        return crossing(excess, 0.0, high, side) if excess(0.0) > 0.0 else 0.0
 
     def _narrow(
         self,
@@ -141,11 +167,13 @@ class Composition:
                 break
             for side, law in fresh.items():
                 self._laws[side].append(law)
-            was_coarse, planned = plan.coarse, plan
+            planned, before = plan, upper - lower
             lower, upper = self._read(read)
             plan = make_plan(lower, upper)
-            done = not was_coarse
+            done = not planned.coarse
             if done and sides == BOTH and (gap := upper - lower) > allowed(planned, upper):
+                if gap > 0.8 * before:  # what is left is round-off, which finer grids do not cure
+                    break
                 finer *= min(0.5, max(0.7 * allowed(planned, upper) / gap, 0.02))
         return lower, upper
 
@@ -223,8 +251,4 @@ def _solve_epsilon(law: Composed, delta: float) -> float:
         if law.sign < 0 or high == 0.0 or excess(0.0) <= 0.0:
             return 0.0
         place = 0.0
-    crossing = root(excess, place, high, xtol=1e-9 * law.step)
-    nudge = 1e-12 * (1.0 + crossing)
-    while law.sign * excess(crossing) > 0.0 and crossing > 0.0:
-        crossing, nudge = max(crossing + law.sign * nudge, 0.0), 2.0 * nudge
-    return crossing
+    return crossing(excess, place, high, law.sign)

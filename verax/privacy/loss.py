@@ -24,8 +24,8 @@ _ROUNDED = 1e-9  # a miss this small, in grid steps, is charged as a shift of th
 class Discrete:
     """Masses exp(log_mass[i]) of P at loss ``start + i * step``, plus ``infinite`` at loss +infinity.
 
-    ``shift`` bounds how far any loss may be off through rounding: an upper bound must be read that much to the left,
-    a lower bound that much to the right, per round.
+    ``shift`` bounds how far the grid itself may be off through rounding: an upper bound must be read that much to the left, a
+    lower bound that much to the right, per round.
     """
 
     start: float
@@ -38,10 +38,6 @@ class Discrete:
     def losses(self) -> Array:
         """The grid."""
         return self.start + self.step * np.arange(len(self.log_mass))
-
-
-def _shift(cells: Cells, residual: float) -> float:
-    return float(2.0 * cells.error.max() + residual)
 
 
 def origin(pair: Pair, step: float) -> float:
@@ -77,27 +73,28 @@ def _grid(
 def upper(pair: Pair, step: float, low: float, high: float, base: float | None = None) -> Discrete:
     """Connect the dots on [low, high]: dominates the pair.
 
-    Mass left of the grid moves up to the first point, the part of the mass right of it that no finite point can carry moves
+    Masses and losses are first raised by their error bounds. Mass left of the grid moves up to the first point, the part of the mass right of it that no finite point can carry moves
     to +infinity. Inside, each cell's mass is split between the cell's two ends so that both its P- and its Q-mass are kept.
     """
     start, points = _grid(origin(pair, step) if base is None else base, step, low, high)
     grid = start + step * np.arange(points)
     boundaries = pair.inverse(grid)
     cells = pair.cells(np.concatenate([[-np.inf], boundaries, [np.inf]]))
-    rise = np.clip(cells.loss[1:-1] - grid[:-1], 0.0, step)
+    log_p = cells.log_p + 2.0 * cells.error
+    rise = np.clip(cells.loss[1:-1] + 2.0 * cells.error[1:-1] - grid[:-1], 0.0, step)
     with np.errstate(divide="ignore"):
         log_up = np.log(-np.expm1(-rise)) - np.log(-np.expm1(-step))
         log_down = np.log(-np.expm1(rise - step)) - rise - np.log(-np.expm1(-step))
         log_mass = np.full(points, -np.inf)
-        log_mass[:-1] = cells.log_p[1:-1] + log_down
-        log_mass[1:] = np.logaddexp(log_mass[1:], cells.log_p[1:-1] + log_up)
-        log_mass[0] = np.logaddexp(log_mass[0], cells.log_p[0])
-        rest = max(float(cells.loss[-1] - grid[-1]), 0.0)
-        log_mass[-1] = np.logaddexp(log_mass[-1], cells.log_p[-1] - rest)
-    infinite = pair.up.lost + (float(np.exp(cells.log_p[-1]) * -np.expm1(-rest)) if np.isfinite(cells.log_p[-1]) else 0.0)
+        log_mass[:-1] = log_p[1:-1] + log_down
+        log_mass[1:] = np.logaddexp(log_mass[1:], log_p[1:-1] + log_up)
+        log_mass[0] = np.logaddexp(log_mass[0], log_p[0])
+        rest = max(float(cells.loss[-1] + 2.0 * cells.error[-1] - grid[-1]), 0.0)
+        log_mass[-1] = np.logaddexp(log_mass[-1], log_p[-1] - rest)
+    infinite = pair.up.lost + (float(np.exp(log_p[-1]) * -np.expm1(-rest)) if np.isfinite(log_p[-1]) else 0.0)
     finite = np.isfinite(boundaries)
     residual = float(np.abs(pair.loss(boundaries[finite]) - grid[finite]).max(initial=0.0))
-    return Discrete(start, step, log_mass, infinite, _shift(_charged(cells), residual + 4.0 * UNIT * abs(grid).max()))
+    return Discrete(start, step, log_mass, infinite, residual + 4.0 * UNIT * float(np.abs(grid).max()))
 
 
 def upper_symmetric(pair: Pair, step: float, high: float) -> Discrete:
@@ -114,16 +111,10 @@ def upper_symmetric(pair: Pair, step: float, high: float) -> Discrete:
     return Discrete(-float(forward.losses[-1]), step, log_mass, forward.infinite, forward.shift)
 
 
-def _charged(cells: Cells) -> Cells:
-    """Only the cells whose mass can matter: an empty one has no error."""
-    some = np.isfinite(cells.log_p) & np.isfinite(cells.error)
-    return Cells(cells.log_p[some], cells.loss[some], cells.error[some])
-
-
 def lower(pair: Pair, step: float, low: float, high: float) -> Discrete:
     """Tangents at mid-cells, bent so that they meet on the grid: dominated by the pair.
 
-    Cell i around grid point i is merged into one atom (a test that does not look inside the cell). Its loss misses the grid
+    Masses and losses are first lowered by their error bounds. Cell i around grid point i is merged into one atom (a test that does not look inside the cell). Its loss misses the grid
     point by ``rise``; the curve is lowered at that grid point to the smaller of its two tangents, which moves the miss to the
     neighbours with the opposite sign and keeps the total mass. What lies left of the grid is dropped.
     """
@@ -139,14 +130,14 @@ def lower(pair: Pair, step: float, low: float, high: float) -> Discrete:
     _balance_ends(pair, grid, boundaries, step)
     cells = pair.cells(boundaries)
     filled = np.isfinite(cells.log_p) & np.isfinite(cells.loss)
-    rise = np.where(filled, cells.loss - grid, 0.0)
-    log_q = np.where(filled, cells.log_p - rise, -np.inf)  # P-mass that the cell's Q-mass would have at the grid point
+    rise = np.where(filled, cells.loss - 2.0 * cells.error - grid, 0.0)
+    log_q = np.where(filled, cells.log_p - cells.error - rise, -np.inf)  # P-mass that the cell's Q-mass would have at the grid point
     theta = np.expm1(rise) / np.expm1(step)
     scale = float(log_q.max())
     mass, slack = _meet_on_grid(np.exp(log_q - scale), theta, step)
     with np.errstate(divide="ignore"):
         log_mass = scale + np.log(mass)
-    return Discrete(start, step, log_mass, 0.0, _shift(_charged(cells), slack + 4.0 * UNIT * abs(grid).max()))
+    return Discrete(start, step, log_mass, 0.0, slack + 4.0 * UNIT * float(np.abs(grid).max()))
 
 
 def _cell_boundaries(pair: Pair, start: float, step: float, points: int) -> Array:

@@ -124,7 +124,7 @@ def log_interval(y: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Cells:
-    """Masses of P and Q on consecutive cells of the line: log P, the cell's loss log P/Q, and a bound on their error."""
+    """Masses of P and Q on consecutive cells of the line: log P, the cell's loss log P/Q, and a bound on the errors of both."""
 
     log_p: Array
     loss: Array
@@ -252,6 +252,18 @@ class Pair:
         down = self.down.log_average(special.log_ndtr(x + self.down.columns[1]) - base)
         return float(up[0] - down[0])
 
+    def delta(self, epsilon: float) -> tuple[float, float]:
+        """Lower and upper bound on D_{e^eps}(P||Q): the event {loss > eps} is a half line."""
+        x = self.inverse(np.array([epsilon]))
+        if np.isposinf(x[0]):
+            return 0.0, self.up.lost
+        tail = self._cells(np.array([x[0], np.inf]))
+        log_p, rise, error = float(tail.log_p[0]), float(tail.loss[0]) - epsilon, 2.0 * float(tail.error[0])
+        miss = abs(float(self.loss(x)[0]) - epsilon) if np.isfinite(x[0]) else 0.0
+        lower = math.exp(log_p - error) * -math.expm1(-max(rise - error, 0.0))
+        upper = math.exp(log_p + error) * (-math.expm1(-max(rise + error, 0.0)) + math.expm1(miss + 8.0 * UNIT))
+        return lower, min(upper + self.up.lost, 1.0)
+
     def cells(self, boundaries: Array) -> Cells:
         """Masses of P and Q between consecutive boundaries (which may be infinite)."""
         components = len(self.up.shifts) + len(self.down.shifts)
@@ -262,17 +274,18 @@ class Pair:
         return Cells(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("log_p", "loss", "error")))
 
     def _cells(self, boundaries: Array) -> Cells:
-        base, error = log_interval(boundaries)
-        some = base > -np.inf
-        sides = []
+        base, base_error = log_interval(boundaries)
+        sides, error = [], np.zeros_like(base)
         for mixture, sign in ((self.up, 1.0), (self.down, -1.0)):
             if mixture.trivial:
                 sides.append(np.zeros_like(base))
+                error += base_error
                 continue
             mass, mass_error = log_interval(boundaries - sign * mixture.columns[1])
-            ratios = np.subtract(mass, base, out=np.zeros_like(mass), where=np.broadcast_to(some, mass.shape))
+            ratios = np.subtract(mass, base, out=np.zeros_like(mass), where=np.broadcast_to(base > -np.inf, mass.shape))
             ratios[mixture.columns[1][:, 0] == 0.0] = 0.0
-            error = np.maximum(error, mass_error.max(axis=0))
             sides.append(mixture.log_average(ratios))
+            share = np.exp(mixture.columns[0] + ratios - sides[-1])  # of the cell's mass, each component's
+            error += (share * (mass_error + UNIT * (_SPECIAL_ULPS + 2.0 * np.abs(ratios)))).sum(axis=0) + mixture.error
         loss = sides[0] - sides[1]
-        return Cells(base + sides[0], loss, 2.0 * error + 4.0 * UNIT * np.abs(loss) + self.up.error + self.down.error)
+        return Cells(base + sides[0], loss, error + UNIT * (4.0 * np.abs(loss) + 4.0))

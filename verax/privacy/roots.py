@@ -31,6 +31,16 @@ def root(function: Callable[[float], float], low: float, high: float, xtol: floa
             if (fa > 0.0) != (fb > 0.0):
                 low, at_low, high, at_high = a, fa, b, fb
                 break
-        if low == high or middle in (low, high) and fresh in (low, high) and abs(high - low) <= xtol:
-            break
     return 0.5 * (low + high)
+
+
+def crossing(excess: Callable[[float], float], low: float, high: float, sign: int) -> float:
+    """Where a falling function on [low, high] with low >= 0 crosses zero, nudged to the safe side of the crossing.
+
+    That is to a point where it is not positive for an upper bound (``sign`` 1), not negative for a lower one (-1).
+    """
+    point = root(excess, low, high, xtol=1e-13 * (1.0 + high))
+    nudge = 1e-14 * (1.0 + point)
+    while sign * excess(point) > 0.0 and point > 0.0:
+        point, nudge = max(point + sign * nudge, 0.0), 2.0 * nudge
+    return point

@@ -13,7 +13,7 @@ import numpy as np
 from verax.privacy.pairs import Array, Pair
 
 _NODES = 20_000
-_LOG_TAIL = math.log(1e-7)  # log of the share of delta that cut-off tails may cost
+_LOG_TAIL = math.log(1e-6)  # log of the share of delta that cut-off tails may cost
 _LARGEST_TILT = 1e4  # in units of 1/spread; beyond this nothing is gained: epsilon is at the end of the loss's range
 _BLUR = 4.0  # sketches are shared between values of log delta this close
 
