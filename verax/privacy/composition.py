@@ -19,7 +19,7 @@ Sides = tuple[int, ...]
 BOTH: Sides = (LOWER, UPPER)
 _ATTEMPTS = 10
 _SMALL = 0.03  # of the loss's standard deviation: an epsilon below that is small
-_SHARE = 0.6  # of the width allowed, what the grid is planned to use
+_SHARE = 0.5  # of the width allowed, what the grid is planned to use
 _COARSE = 0.1  # width in log delta of a first look
 
 

@@ -43,7 +43,7 @@ class LargestBatch:
         """The largest epsilon any threshold refutes; nothing is known from above."""
         p, q, p_not, q_not = self._probabilities()
         best = 0.0
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             for high, low in ((p, q), (q_not, p_not)):
                 gain = np.log((high * (1.0 - _ROUNDING) - delta) / (low * (1.0 + _ROUNDING)))
                 best = max(best, float(np.max(gain, where=np.isfinite(gain), initial=0.0)))

@@ -1,0 +1,40 @@
+"""The command line: one thin module per command."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from click.exceptions import ClickException
+
+from verax.cli.account import account
+from verax.cli.calibrate import calibrate
+from verax.cli.demo import demo
+
+app = typer.Typer(
+    name="verax",
+    help="DP-SGD for people who must be able to defend the epsilon they report.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(account)
+app.command()(calibrate)
+app.command()(demo)
+
+
+def main() -> None:
+    """Run a command; bad input is one line on standard error and exit code 2."""
+    try:
+        code = app(standalone_mode=False)
+    except ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (ValueError, ModuleNotFoundError) as error:
+        print(f"verax: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+    except (typer.Abort, KeyboardInterrupt):
+        print("verax: interrupted", file=sys.stderr)  # noqa: T201
+        sys.exit(130)
+    sys.exit(code or 0)

@@ -1,0 +1,73 @@
+"""verax account: what a run costs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from verax import Mechanism
+from verax.cli import common
+from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
+
+
+def account(
+    noise_multiplier: common.Noise,
+    delta: Annotated[list[float] | None, typer.Option(help="Report epsilon at this delta; may be repeated.")] = None,
+    epsilon: Annotated[list[float] | None, typer.Option(help="Report delta at this epsilon; may be repeated.")] = None,
+    sampler: common.SamplerOption = common.SamplerName.poisson,
+    rate: common.Rate = None,
+    steps: common.Steps = None,
+    records: common.Records = None,
+    batch: common.BatchSize = None,
+    batches: common.Batches = None,
+    epochs: common.Epochs = None,
+    clipping: common.ClippingOption = common.ClippingName.individual,
+    clip_groups: common.ClipGroups = 1,
+    relation: common.Relation = None,
+    group: common.Group = 1,
+    rtol: Annotated[float, typer.Option(help="Relative distance of the two sides.")] = DEFAULT_RTOL,
+    json: common.AsJson = False,
+) -> None:
+    """Price a run: a proved lower and upper bound on its epsilon or delta.
+
+    Example: verax account -z 1 --rate 0.01 --steps 1000 --delta 1e-5
+    """
+    if not delta and not epsilon:
+        raise ValueError("nothing to report: give --delta or --epsilon")
+    run = common.describe_run(
+        sampler, rate, steps, records, batch, batches, epochs, clipping, clip_groups, relation
+    )  # fmt: skip
+    mechanism = Mechanism(run.sampler, noise_multiplier, run.clipping, run.relation)
+    guarantee = mechanism.guarantee(group)
+    with common.patience("accounting"):
+        rows = [(f"epsilon at delta = {d:g}", guarantee.epsilon(d, rtol)) for d in delta or []]
+        rows += [(f"delta at epsilon = {e:g}", guarantee.delta(e, rtol)) for e in epsilon or []]
+    if json:
+        common.print_json(
+            {
+                "mechanism": repr(mechanism),
+                "relation": mechanism.relation,
+                "group": group,
+                "epsilon": [{"delta": d, **common.plain(b)} for d, (_, b) in zip(delta or [], rows, strict=False)],
+                "delta": [
+                    {"epsilon": e, **common.plain(b)}
+                    for e, (_, b) in zip(epsilon or [], rows[len(delta or []) :], strict=True)
+                ],
+            }
+        )
+        return
+    _show(mechanism, group, rows)
+
+
+def _show(mechanism: Mechanism, group: int, rows: list[tuple[str, Bracket]]) -> None:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier:g}, {mechanism.clipping!r}")
+    console.print(f"relation {mechanism.relation}, protecting any {group} record{'s' * (group > 1)} together")
+    table = Table("quantity", "at least", "at most", "evidence")
+    for name, bracket in rows:
+        table.add_row(name, shown(bracket.lower, -1), shown(bracket.upper, 1), bracket.evidence)
+    console.print(table)
+    console.print(f"upper: {rows[0][1].upper_by}\nlower: {rows[0][1].lower_by}", style="dim")

@@ -1,0 +1,153 @@
+"""Options that several commands share, and what they are turned into."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from verax import Batch, Deterministic, Individual, Mixed, Poisson, Shuffle, checks
+from verax.mechanism import Clipping
+from verax.privacy.guarantee import Bracket
+from verax.samplers.base import Sampler
+
+
+class SamplerName(str, Enum):
+    """Samplers that can be named on the command line."""
+
+    poisson = "poisson"
+    shuffle = "shuffle"
+    deterministic = "deterministic"
+
+
+class ClippingName(str, Enum):
+    """Clippings that can be named on the command line."""
+
+    individual = "individual"
+    batch = "batch"
+    mixed = "mixed"
+
+
+class RelationName(str, Enum):
+    """Neighbouring relations."""
+
+    add_remove = "add-remove"
+    zero_out = "zero-out"
+    replace = "replace"
+
+
+Noise = Annotated[float, typer.Option("--noise-multiplier", "-z", help="Noise standard deviation / clip norm.")]
+SamplerOption = Annotated[SamplerName, typer.Option("--sampler", help="Who is in each batch.")]
+Rate = Annotated[float | None, typer.Option(help="Poisson sampling rate; or give --records and --batch.")]
+Steps = Annotated[int | None, typer.Option(help="Number of Poisson rounds; or give --epochs.")]
+Records = Annotated[int | None, typer.Option(help="Number of records, with --batch in place of --rate.")]
+BatchSize = Annotated[int | None, typer.Option("--batch", help="Expected batch size, with --records.")]
+Batches = Annotated[int | None, typer.Option(help="Batches per epoch, for shuffle and deterministic.")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the data.")]
+ClippingOption = Annotated[ClippingName, typer.Option("--clipping", help="What is clipped before noise is added.")]
+ClipGroups = Annotated[int, typer.Option(help="Number of clip-groups, for mixed clipping.")]
+Relation = Annotated[RelationName | None, typer.Option(help="Neighbouring relation; default: the sampler's own.")]
+Group = Annotated[int, typer.Option(help="How many records are protected together.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run the user described, before noise."""
+
+    sampler: Sampler
+    clipping: Clipping
+    relation: str
+
+
+def describe_run(
+    sampler: SamplerName,
+    rate: float | None,
+    steps: int | None,
+    records: int | None,
+    batch: int | None,
+    batches: int | None,
+    epochs: int | None,
+    clipping: ClippingName,
+    clip_groups: int,
+    relation: RelationName | None,
+) -> Run:
+    """Turn options into a sampler and a clipping, or say which option is missing."""
+    kinds: dict[ClippingName, Clipping] = {
+        ClippingName.individual: Individual(),
+        ClippingName.batch: Batch(),
+        ClippingName.mixed: Mixed(groups=clip_groups),
+    }
+    word = relation.value if relation else ""
+    if sampler is SamplerName.poisson:
+        return Run(_poisson(rate, steps, records, batch, epochs), kinds[clipping], word)
+    if batches is None and records is not None and batch is not None:
+        batches = math.ceil(checks.count("--records", records) / checks.count("--batch", batch))
+    if batches is None:
+        raise ValueError(f"--sampler {sampler.value} needs --batches, or --records and --batch")
+    chosen = Shuffle if sampler is SamplerName.shuffle else Deterministic
+    return Run(chosen(batches, epochs or 1), kinds[clipping], word)
+
+
+def _poisson(
+    rate: float | None, steps: int | None, records: int | None, batch: int | None, epochs: int | None
+) -> Poisson:
+    if rate is None:
+        if records is None or batch is None:
+            raise ValueError("--sampler poisson needs --rate, or --records and --batch")
+        rate = checks.count("--batch", batch) / checks.count("--records", records)
+    if steps is None:
+        if epochs is None:
+            raise ValueError("--sampler poisson needs --steps or --epochs")
+        steps = math.ceil(checks.count("--epochs", epochs) / checks.rate("--rate", rate))
+    return Poisson(rate, steps)
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: brackets as objects, infinities as words."""
+    if isinstance(value, Bracket):
+        return {
+            "lower": plain(value.lower), "upper": plain(value.upper), "evidence": value.evidence,
+            "lower_by": value.lower_by, "upper_by": value.upper_by,
+        }  # fmt: skip
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One JSON document on standard output."""
+    sys.stdout.write(json.dumps(plain(value), indent=2) + "\n")
+
+
+@contextmanager
+def patience(what: str) -> Iterator[None]:
+    """Show a progress bar on standard error once the work has taken over a second; nothing for quick calls."""
+    progress = Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True
+    )  # fmt: skip
+    timer = threading.Timer(1.0, progress.start)
+    progress.add_task(what, total=None)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        if progress.live.is_started:
+            progress.stop()

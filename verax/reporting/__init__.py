@@ -1,0 +1,1 @@
+"""Say it: figures now, statements and pages later."""
