@@ -18,13 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft, special
+from scipy import fft
 
 from verax.privacy.loss import Discrete
 from verax.privacy.pairs import UNIT, Array
 
-ALIAS = 1e-15  # mass allowed to leave the window on either side, of the tilted law
-_LOG_ALIAS = math.log(ALIAS)
 _LOG_DEAD = -80.0  # log of the modulus below which a frequency is dropped (and charged)
 MAX_POINTS = 2**25
 
@@ -40,7 +38,7 @@ class Composed:
     law: Array  # tilted probabilities of start + i * step
     log_scale: float  # sum of T_j log Z_j
     bin_error: float
-    alias: tuple[float, float]
+    alias: float  # mass that may lie outside the window, on either side
     infinite: float
     shift: float
     mean: float  # of the tilted law, as a loss
@@ -73,18 +71,17 @@ class Composed:
         return min(bound, 1.0)
 
     def _error(self, epsilon: float, gap: float, total: float, terms: int) -> float:
-        low, high = self.alias
         peak = _weight(self.tilt, math.log1p(1.0 / self.tilt) if self.tilt > 0 else math.inf)
         error = self.bin_error * float(self.decay[:terms].sum()) * math.exp(-self.tilt * gap)
         error += (terms + 16.0) * UNIT * total
         if len(self.decay) < len(self.law):  # the truncated sum of vanishing weights
             error += float(self.decay[-1])
         if self.sign < 0:
-            return error + (low + high) * peak
+            return error + 2.0 * self.alias * peak
         beyond = self.stop - epsilon
         past_peak = self.tilt > 0 and beyond > math.log1p(1.0 / self.tilt)
-        error += high * (_weight(self.tilt, beyond) if past_peak else peak)
-        return error + (low * peak if epsilon < self.start else 0.0)
+        error += self.alias * (_weight(self.tilt, beyond) if past_peak else peak)
+        return error + (self.alias * peak if epsilon < self.start else 0.0)
 
 
 def _weight(tilt: float, distance: float) -> float:
@@ -96,37 +93,33 @@ def _weight(tilt: float, distance: float) -> float:
 class _Tilted:
     """One round's law, tilted and normalised, with the error of its weights in total variation."""
 
+    index: NDArray[np.int64]
     law: Array
     log_norm: float
     error: float
+    mean: float  # as an index
+    variance: float
+    centre: int  # index of the heaviest point
 
 
 def _tilt(discrete: Discrete, tilt: float) -> _Tilted:
-    logs = discrete.log_mass + tilt * discrete.losses
-    log_norm = float(special.logsumexp(logs))
-    law = np.exp(logs - log_norm)
-    spread = 16.0 + 4.0 * (np.abs(discrete.losses) * tilt + abs(log_norm))
     some = np.isfinite(discrete.log_mass)
-    error = UNIT * float(law[some] @ (spread[some] + 4.0 * np.abs(discrete.log_mass[some])))
-    return _Tilted(law, log_norm, error)
-
-
-def _log_moments(law: Array, step: float, rates: Array) -> Array:
-    """log sum_i law_i e^{s i step} for each s, exponentials formed as outer products."""
-    block = max(1, math.isqrt(len(law)))
-    rows = -(-len(law) // block)
-    table = np.zeros(rows * block)
-    table[: len(law)] = law
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        inner = np.exp(rates[:, None] * (step * np.arange(block)))
-        outer = np.exp(rates[:, None] * (step * block * np.arange(rows)))
-        moments = np.einsum("sr,sr->s", outer, inner @ table.reshape(rows, block).T)
-        return np.where(np.isfinite(moments), np.log(moments), np.inf)
+    index, log_mass, losses = discrete.index[some], discrete.log_mass[some], discrete.losses[some]
+    logs = log_mass + tilt * losses
+    top = float(logs.max())
+    law = np.exp(logs - top)
+    total = float(law.sum())
+    law /= total
+    log_norm = top + math.log(total)
+    spread = 32.0 + 4.0 * (np.abs(losses) * tilt + abs(log_norm) + np.abs(log_mass))
+    mean = float(law @ index)
+    variance = float(law @ (index - mean) ** 2)
+    return _Tilted(index, law, log_norm, UNIT * float(law @ spread), mean, variance, int(index[np.argmax(law)]))
 
 
 @dataclass(frozen=True)
 class _Window:
-    """Positions relative to the sum of the starts, outside of which the sum has mass below ALIAS on each side."""
+    """Positions relative to the sum of the starts, outside of which the sum has mass below ``alias`` on each side."""
 
     low: float
     high: float
@@ -134,83 +127,93 @@ class _Window:
     spread: float
 
 
-def _window(parts: Sequence[tuple[_Tilted, int]], step: float) -> _Window:
-    mean = variance = 0.0
-    centres = []
-    for part, count in parts:
-        index = np.arange(len(part.law)) * step
-        first = float(part.law @ index)
-        centres.append(first)
-        mean += count * first
-        variance += count * float(part.law @ (index - first) ** 2)
-    rate = math.sqrt(-2.0 * _LOG_ALIAS / max(variance, step * step)) * 2.0 ** (-np.arange(-2.0, 11.0) / 2.0)
+def _window(parts: Sequence[tuple[_Tilted, int]], step: float, log_alias: float) -> _Window:
+    mean = step * math.fsum([count * part.mean for part, count in parts])
+    spread = step * math.sqrt(math.fsum([count * part.variance for part, count in parts]))
+    rate = math.sqrt(-2.0 * log_alias) / max(spread, step) * 2.0 ** (-np.arange(-2.0, 11.0) / 2.0)
     bounds = []
     for sign in (-1.0, 1.0):
         total = np.zeros_like(rate)
-        for (part, count), centre in zip(parts, centres, strict=True):
-            # 1e-13: floating-point error of the centred log moment, charged to the safe side
-            total += count * (_log_moments(part.law, step, sign * rate) - sign * rate * centre + 1e-13)
-        bounds.append(float(np.min((total - _LOG_ALIAS) / rate)))
-    return _Window(mean - bounds[0], mean + bounds[1], mean, math.sqrt(variance))
+        for part, count in parts:
+            distance = (part.index - part.mean) * step
+            with np.errstate(over="ignore"):
+                moments = np.expm1(np.multiply.outer(sign * rate, distance)) @ part.law
+            # the centred law has mean 0, so moments are of second order; what rounding leaves of the mean is charged
+            total += count * (np.log1p(np.maximum(moments, 0.0)) + rate * 1e-14 * float(np.abs(distance).max()) + 1e-14)
+        bounds.append(float(np.min((total - log_alias) / rate)))
+    return _Window(mean - bounds[0], mean + bounds[1], mean, spread)
 
 
 class _Spectrum:
     """A product of powers of transforms, with the error of each frequency; frequencies that have died out are dropped.
 
-    What is dropped was bounded in modulus when it was dropped, and later factors can hardly raise it: their moduli are at
+    What is dropped was below e^{_LOG_DEAD} in modulus when it was dropped, and later factors can hardly raise it: their moduli are at
     most 1 plus their error. ``dead`` sums those bounds.
     """
 
-    def __init__(self, frequencies: int) -> None:
-        self.alive = np.arange(frequencies)
-        self.value = np.ones(frequencies, dtype=np.complex128)
-        self.size = np.ones(frequencies)
-        self.wrong = np.zeros(frequencies)
+    def __init__(self, points: int) -> None:
+        self.points = points
+        self.alive: NDArray[np.int64] = np.arange(points // 2 + 1)
+        self.value: NDArray[np.complex128] | complex = 1.0 + 0.0j
+        self.log_size: Array | float = 0.0
+        self.wrong: Array | float = 0.0
         self.dead = 0.0
 
-    def times(self, transform: NDArray[np.complex128], count: int, error: float) -> None:
-        """Multiply by transform ** count, given the error of the transform."""
-        factor = transform[self.alive]
-        size = np.abs(factor) + error
-        log_most = count * np.log(size)
-        keep = log_most + np.log(self.size) > _LOG_DEAD
-        self.dead = self.dead * math.exp(min(count * error, 50.0)) + float(np.sum((~keep) * self.size * np.exp(log_most)))
-        if not keep.all():
-            self.alive, self.value = self.alive[keep], self.value[keep]
-            self.size, self.wrong = self.size[keep], self.wrong[keep]
-            factor, size, log_most = factor[keep], size[keep], log_most[keep]
+    def times(self, part: _Tilted, count: int) -> None:
+        """Multiply by the count-th power of the law's transform."""
+        factor, error = self._transform(part)
+        modulus = np.abs(factor) + error
+        keep = modulus > np.exp((_LOG_DEAD - self.log_size) / count)
+        dropped = len(keep) - int(np.count_nonzero(keep))
+        self.dead = self.dead * math.exp(min(count * error, 50.0)) + dropped * math.exp(_LOG_DEAD)
+        factor, modulus, self.alive = factor[keep], modulus[keep], self.alive[keep]
+        value, log_size, wrong = (x[keep] if isinstance(x, np.ndarray) else x for x in (self.value, self.log_size, self.wrong))
         logs = np.log(factor)
+        log_most = count * np.log(modulus)
         most = np.exp(log_most)
-        relative = np.expm1(np.minimum(-count * np.log1p(-error / size), 50.0)) + 8.0 * UNIT * (2.0 + count * np.abs(logs))
-        self.wrong = self.wrong * most + self.size * most * np.minimum(relative, 2.0)
-        self.size = self.size * most
-        self.value = self.value * np.exp(count * logs)
+        relative = np.expm1(np.minimum(-count * np.log1p(-error / modulus), 50.0))
+        relative += 8.0 * UNIT * (2.0 + count * np.abs(logs))
+        self.wrong = (wrong + np.exp(log_size) * np.minimum(relative, 2.0)) * most
+        self.log_size = log_size + log_most
+        self.value = value * np.exp(count * logs)
 
-    def full(self, frequencies: int) -> NDArray[np.complex128]:
-        """All frequencies again, the dead ones as zeros."""
-        result = np.zeros(frequencies, dtype=np.complex128)
-        result[self.alive] = self.value
-        return result
+    def _transform(self, part: _Tilted) -> tuple[NDArray[np.complex128], float]:
+        """The law's transform at the frequencies still alive, its heaviest point at 0, and a bound on its error.
+
+        With the heaviest point at 0 the phases stay small and powers exact.
+        """
+        place = (part.index - part.centre) % self.points
+        if len(self.alive) * len(place) < 2 * self.points:
+            turns = np.multiply.outer(self.alive, place) % self.points * (-2.0 * math.pi / self.points)
+            return np.exp(1j * turns) @ part.law, part.error + 16.0 * UNIT + len(place) * UNIT
+        circle = np.bincount(place, weights=part.law, minlength=self.points)
+        return fft.rfft(circle)[self.alive], part.error + 8.0 * UNIT * math.log2(self.points)
+
+    def law(self) -> tuple[Array, float]:
+        """The inverse transform, and a bound on the error of each of its points."""
+        full = np.zeros(self.points // 2 + 1, dtype=np.complex128)
+        full[self.alive] = self.value
+        errors = self.wrong + 8.0 * UNIT * math.log2(self.points) * np.exp(self.log_size)
+        return fft.irfft(full, self.points), 2.0 / self.points * (float(np.sum(errors)) + self.dead)
 
 
-def compose(rounds: Sequence[tuple[Discrete, int]], tilt: float, sign: int) -> Composed:
-    """Compose ``count`` rounds of each law. ``sign`` says whether they are upper (+1) or lower (-1) discretisations."""
+def compose(rounds: Sequence[tuple[Discrete, int]], tilt: float, sign: int, alias: float = 1e-15) -> Composed:
+    """Compose ``count`` rounds of each law. ``sign`` says whether they are upper (+1) or lower (-1) discretisations.
+
+    ``alias`` is the tilted mass that may lie outside the window, on either side.
+    """
     step = rounds[0][0].step
     parts = [(_tilt(discrete, tilt), count) for discrete, count in rounds]
-    window = _window(parts, step)
+    window = _window(parts, step, math.log(alias))
     points = fft.next_fast_len(int((window.high - window.low) / step) + 3, real=True)
     if points > MAX_POINTS:
         raise MemoryError(f"a window of {points} points is more than {MAX_POINTS}; ask for a larger rtol")
     first = math.floor(window.low / step) - 1
-    spectrum = _Spectrum(points // 2 + 1)
-    round_off = 8.0 * UNIT * math.log2(points)
-    origin = 0
-    for part, count in parts:
-        centre = int(np.argmax(part.law))  # near index 0 the phases stay small and powers exact
-        origin += count * centre
-        spectrum.times(fft.rfft(_fold(part.law, centre, points)), count, part.error + round_off)
-    law = fft.irfft(spectrum.full(points // 2 + 1), points)
-    bin_error = 2.0 / points * (float(np.sum(spectrum.wrong + round_off * spectrum.size)) + spectrum.dead)
+    spectrum = _Spectrum(points)
+    for part, count in sorted(parts, key=lambda item: -item[1] * item[0].variance):  # the widest first: most die at once
+        spectrum.times(part, count)
+    law, bin_error = spectrum.law()
+    origin = sum(count * part.centre for part, count in parts)
     law = np.roll(law, (origin - first) % points)
     base = math.fsum([count * discrete.start for discrete, count in rounds])
     infinite = -math.expm1(math.fsum([count * math.log1p(-discrete.infinite) for discrete, count in rounds]))
@@ -224,7 +227,7 @@ def compose(rounds: Sequence[tuple[Discrete, int]], tilt: float, sign: int) -> C
         law=law,
         log_scale=math.fsum([count * part.log_norm for part, count in parts]),
         bin_error=bin_error,
-        alias=(ALIAS, ALIAS),
+        alias=alias,
         infinite=infinite if sign > 0 else 0.0,
         shift=math.fsum([count * discrete.shift for discrete, count in rounds]),
         mean=base + window.mean,
@@ -232,13 +235,3 @@ def compose(rounds: Sequence[tuple[Discrete, int]], tilt: float, sign: int) -> C
         decay=decay,
         decay_next=decay * np.exp(-step * np.arange(reach)),
     )
-
-
-def _fold(law: Array, centre: int, points: int) -> Array:
-    """The law wrapped onto a circle of ``points``, with index ``centre`` at 0."""
-    shifted = np.arange(len(law)) - centre
-    if len(law) <= points:
-        folded = np.zeros(points)
-        folded[shifted % points] = law
-        return folded
-    return np.bincount(shifted % points, weights=law, minlength=points)

@@ -19,7 +19,8 @@ Sides = tuple[int, ...]
 BOTH: Sides = (LOWER, UPPER)
 _ATTEMPTS = 10
 _SMALL = 0.03  # of the loss's standard deviation: an epsilon below that is small
-_SHARE = 0.5  # of the width allowed, what the grid is planned to use
+_SHARE = 0.6  # of the width allowed, what the grid is planned to use
+_ALIAS, _ALIAS_IRREGULAR = 1e-12, 1e-16  # mass outside the window; less where what counts is far from the bulk
 _COARSE = 0.1  # width in log delta of a first look
 
 
@@ -90,11 +91,11 @@ class Composition:
             else:
                 tilt = sketch.tilt_for_epsilon(upper)
             spread = math.sqrt(sketch.cumulants(tilt)[2])
-            allowed = rtol * max(upper, _SMALL * spread)
-            return _Plan(sketch, tilt, max(tilt, 0.5 / spread) * allowed, allowed)
+            floor = rtol * _SMALL * spread
+            return _Plan(sketch, tilt, max(tilt, 0.5 / spread) * max(rtol * upper, floor), floor)
 
         def allowed(plan: _Plan, upper: float) -> float:
-            return max(rtol * upper, plan.allowed)
+            return max(rtol * upper, plan.floor)
 
         return self._narrow(plan, allowed, lambda law: _solve_epsilon(law, delta), sides, enough)
 
@@ -184,41 +185,38 @@ class Composition:
 
     def _reusable(self, side: int, plan: _Plan) -> bool:
         """Whether a law at hand is fine enough and tilted nearly so; a matter of width, never of soundness."""
-        step = plan.sketch.step(plan.tilt, _SHARE * plan.width)
+        step = plan.sketch.spacings(plan.tilt, _SHARE * plan.width)[0].step
         return any(law.step <= 1.2 * step and 0.5 <= (law.tilt + 0.1) / (plan.tilt + 0.1) <= 2.0 for law in self._laws[side])
 
     def _compose(self, side: int, plan: _Plan, width: float) -> Composed:
-        step = plan.sketch.step(plan.tilt, width)
-        ranges = plan.sketch.range(plan.tilt)
+        spacings = plan.sketch.spacings(plan.tilt, width)
         laws = [
-            (_discretise(rnd, side, step, low, high), count)
-            for (rnd, count), (low, high) in zip(self.rounds, ranges, strict=True)
-        ]
-        return compose(laws, plan.tilt, side)
+            (_discretise(rnd, side, spacing), count)
+            for (rnd, count), spacing in zip(self.rounds, spacings, strict=True)
+        ]  # fmt: skip
+        return compose(laws, plan.tilt, side, _ALIAS if plan.sketch.is_regular(plan.tilt) else _ALIAS_IRREGULAR)
 
 
 @dataclass(frozen=True)
 class _Plan:
     """Where to tilt, and how far apart in log delta the sides may be, by a sketch for deltas of the right size.
 
-    ``allowed`` is the same distance in the quantity asked for. A ``coarse`` plan only finds out where the answer lies.
+    ``floor`` is a distance in the quantity asked for that always does. A ``coarse`` plan only finds out where the answer lies.
     """
 
     sketch: Sketch
     tilt: float
     width: float
-    allowed: float
+    floor: float
     coarse: bool = False
 
 
-def _discretise(rnd: Round, side: int, step: float, low: float, high: float) -> loss.Discrete:
+def _discretise(rnd: Round, side: int, spacing: loss.Spacing) -> loss.Discrete:
     if side == LOWER:
         if rnd.symmetric:
             raise ValueError("a symmetric round has no lower law of its own; compose its attacks instead")
-        return loss.lower(rnd.dominated or rnd.pair, step, low, high)
-    if rnd.symmetric:
-        return loss.upper_symmetric(rnd.pair, step, max(high, -low))
-    return loss.upper(rnd.pair, step, low, high)
+        return loss.lower(rnd.dominated or rnd.pair, spacing)
+    return loss.upper_symmetric(rnd.pair, spacing) if rnd.symmetric else loss.upper(rnd.pair, spacing)
 
 
 def _merge(rounds: Sequence[tuple[Round, int]]) -> list[tuple[Round, int]]:

@@ -1,28 +1,44 @@
 """Discretised privacy-loss distributions of one round: a certified upper and a certified lower one.
 
-Both live on a grid ``anchor + i * step`` and carry the masses of P (those of Q follow: q = p e^{-loss}). In terms of the
+Both live on points of a grid ``anchor + i * step`` and carry the masses of P (those of Q follow: q = p e^{-loss}). In terms of the
 hockey-stick curve a -> D_a(P||Q), which is convex, the upper one replaces the curve by its chords between grid points
-("connect the dots", Doroshenko et al. 2022), the lower one by its tangents at mid-cells; both err by O(step^2).
-Statements and proofs: docs/proofs.md, section 2. Masses are kept as logarithms, so that tilting by e^{t loss} costs
-no accuracy however small the probabilities are.
+("connect the dots", Doroshenko et al. 2022), the lower one by tangents between them; both err by the square of the spacing. Points
+are adjacent where most of the mass is and further apart in the tails. Statements and proofs: docs/proofs.md, section 2. Masses are
+kept as logarithms, so that tilting by e^{t loss} costs no accuracy however small the probabilities are.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
+
+from verax.privacy.pairs import UNIT, Array, Pair
 from verax.privacy.roots import root
 
-from verax.privacy.pairs import UNIT, Array, Cells, Pair
-
-STEEP_LIMIT = 2000  # negative masses repaired one by one at most; more means that the grid is too coarse
+_REACH = 0.65  # how far a first cell reaches beyond its grid point, in steps: more than half, as the density falls from there
 _ROUNDED = 1e-9  # a miss this small, in grid steps, is charged as a shift of the losses
+_STEEP_LIMIT = 2000  # negative masses repaired one by one at most; more means that the grid is too coarse
+
+
+@dataclass(frozen=True)
+class Spacing:
+    """Which grid points carry mass: those in [low, high], ``step`` apart near the bulk of the law.
+
+    Beyond twice ``scale`` from the bulk the points are half the distance divided by ``scale`` steps apart.
+    """
+
+    step: float
+    low: float
+    high: float
+    scale: float = np.inf
 
 
 @dataclass(frozen=True)
 class Discrete:
-    """Masses exp(log_mass[i]) of P at loss ``start + i * step``, plus ``infinite`` at loss +infinity.
+    """Masses exp(log_mass[i]) of P at loss ``start + index[i] * step``, plus ``infinite`` at loss +infinity.
 
     ``shift`` bounds how far the grid itself may be off through rounding: an upper bound must be read that much to the left, a
     lower bound that much to the right, per round.
@@ -30,16 +46,18 @@ class Discrete:
 
     start: float
     step: float
+    index: NDArray[np.int64]
     log_mass: Array
     infinite: float
     shift: float
 
     @property
     def losses(self) -> Array:
-        """The grid."""
-        return self.start + self.step * np.arange(len(self.log_mass))
+        """The points."""
+        return np.asarray(self.start + self.step * self.index)
 
 
+@lru_cache(maxsize=1024)
 def origin(pair: Pair, step: float) -> float:
     """A grid point at the exact mean of the first cell of the law's range, or of its last cell.
 
@@ -52,40 +70,52 @@ def origin(pair: Pair, step: float) -> float:
         return float(pair.loss(np.zeros(1))[0])
 
     def excess(x: float) -> float:
-        """Mean loss of everything left of x, minus what lies half a step below the loss at x."""
-        return pair.mean_loss_below(x) - (float(pair.loss(np.array([x]))[0]) - step / 2.0)
+        """Mean loss of everything left of x, minus what lies most of a step below the loss at x."""
+        return pair.mean_loss_below(x) - (float(pair.loss(np.array([x]))[0]) - _REACH * step)
 
-    ends = pair.inverse(pair.infimum + step * np.array([0.5 + 1e-9, 1.5]))
+    ends = pair.inverse(pair.infimum + step * np.array([_REACH + 1e-9, _REACH + 1.0]))
     if not np.isfinite(ends).all() or not excess(float(ends[1])) < 0.0 < excess(float(ends[0])):
         return float(pair.loss(np.zeros(1))[0])
     return pair.mean_loss_below(root(excess, *ends.tolist(), xtol=1e-3))
 
 
-def _grid(
-    origin: float, step: float, low: float, high: float, least: float = -np.inf, most: float = np.inf
-) -> tuple[float, int]:
-    """Grid points anchored at ``origin`` that cover [low, high] within [least, most]: the first one and their number."""
-    first = max(np.floor((low - origin) / step), np.ceil((least - origin) / step))
-    last = max(min(np.ceil((high - origin) / step), np.floor((most - origin) / step)), first)
-    return float(origin + first * step), int(last - first) + 1
+def _points(base: float, spacing: Spacing, least: float = -np.inf, most: float = np.inf) -> tuple[float, NDArray[np.int64]]:
+    """The first grid point within [low, high] and [least, most], and the indices from there of those that carry mass."""
+    step = spacing.step
+    first = int(max(np.floor((spacing.low - base) / step), np.ceil((least - base) / step)))
+    last = int(max(min(np.ceil((spacing.high - base) / step), np.floor((most - base) / step)), first))
+    ratio = 0.5 * step / spacing.scale
+    sides = []
+    for end in (last, -first):
+        ticks, tick = [0], 0
+        while tick < end:
+            tick += max(1, int(ratio * tick))
+            ticks.append(tick)
+        sides.append(np.array(ticks, dtype=np.int64))
+    index = np.unique(np.clip(np.concatenate([-sides[1], sides[0]]), first, last))
+    return float(base + first * step), index - first
 
 
-def upper(pair: Pair, step: float, low: float, high: float, base: float | None = None) -> Discrete:
-    """Connect the dots on [low, high]: dominates the pair.
+def upper(pair: Pair, spacing: Spacing, base: float | None = None) -> Discrete:
+    """Connect the dots: dominates the pair.
 
-    Masses and losses are first raised by their error bounds. Mass left of the grid moves up to the first point, the part of the mass right of it that no finite point can carry moves
-    to +infinity. Inside, each cell's mass is split between the cell's two ends so that both its P- and its Q-mass are kept.
+    Masses and losses are first raised by their error bounds. Mass left of the grid moves up to the first point, the part of the mass
+    right of it that no finite point can carry moves to +infinity. Inside, each cell's mass is split between the cell's two ends
+    so that both its P- and its Q-mass are kept.
     """
-    start, points = _grid(origin(pair, step) if base is None else base, step, low, high)
-    grid = start + step * np.arange(points)
+    step = spacing.step
+    start, index = _points(origin(pair, step) if base is None else base, spacing)
+    grid = start + step * index
     boundaries = pair.inverse(grid)
     cells = pair.cells(np.concatenate([[-np.inf], boundaries, [np.inf]]))
     log_p = cells.log_p + 2.0 * cells.error
-    rise = np.clip(cells.loss[1:-1] + 2.0 * cells.error[1:-1] - grid[:-1], 0.0, step)
+    width = np.diff(grid)
+    rise = np.clip(cells.loss[1:-1] + 2.0 * cells.error[1:-1] - grid[:-1], 0.0, width)
     with np.errstate(divide="ignore"):
-        log_up = np.log(-np.expm1(-rise)) - np.log(-np.expm1(-step))
-        log_down = np.log(-np.expm1(rise - step)) - rise - np.log(-np.expm1(-step))
-        log_mass = np.full(points, -np.inf)
+        log_whole = np.log(-np.expm1(-width))
+        log_up = np.log(-np.expm1(-rise)) - log_whole
+        log_down = np.log(-np.expm1(rise - width)) - rise - log_whole
+        log_mass = np.full(len(grid), -np.inf)
         log_mass[:-1] = log_p[1:-1] + log_down
         log_mass[1:] = np.logaddexp(log_mass[1:], log_p[1:-1] + log_up)
         log_mass[0] = np.logaddexp(log_mass[0], log_p[0])
@@ -94,36 +124,41 @@ def upper(pair: Pair, step: float, low: float, high: float, base: float | None =
     infinite = pair.up.lost + (float(np.exp(log_p[-1]) * -np.expm1(-rest)) if np.isfinite(log_p[-1]) else 0.0)
     finite = np.isfinite(boundaries)
     residual = float(np.abs(pair.loss(boundaries[finite]) - grid[finite]).max(initial=0.0))
-    return Discrete(start, step, log_mass, infinite, residual + 4.0 * UNIT * float(np.abs(grid).max()))
+    return Discrete(start, step, index, log_mass, infinite, residual + 4.0 * UNIT * float(np.abs(grid).max()))
 
 
-def upper_symmetric(pair: Pair, step: float, high: float) -> Discrete:
+def upper_symmetric(pair: Pair, spacing: Spacing) -> Discrete:
     """Dominates a subsampled Gaussian pair and its reverse at once: the larger of both curves at every a.
 
     The pair itself has the larger curve for a >= 1 (docs/proofs.md, theorem 3); the curve for a < 1 follows by symmetry, as
     mass p e^{-x} at -x for every mass p at x > 0.
     """
-    forward = upper(pair, step, 0.0, high, base=0.0)
+    high = max(spacing.high, -spacing.low)
+    forward = upper(pair, Spacing(spacing.step, 0.0, high, spacing.scale), base=0.0)
     right = forward.log_mass[1:]
     left = (right - forward.losses[1:])[::-1]
     centre = 1.0 - forward.infinite - float(np.exp(right).sum() + np.exp(left).sum())
     log_mass = np.concatenate([left, [np.log(max(centre, 0.0) + 4.0 * UNIT)], right])
-    return Discrete(-float(forward.losses[-1]), step, log_mass, forward.infinite, forward.shift)
+    index = np.concatenate([-forward.index[:0:-1], forward.index])
+    start = float(index[0] * spacing.step)
+    return Discrete(start, spacing.step, index - index[0], log_mass, forward.infinite, forward.shift)
 
 
-def lower(pair: Pair, step: float, low: float, high: float) -> Discrete:
-    """Tangents at mid-cells, bent so that they meet on the grid: dominated by the pair.
+def lower(pair: Pair, spacing: Spacing) -> Discrete:
+    """Tangents between grid points, bent so that they meet on the grid: dominated by the pair.
 
-    Masses and losses are first lowered by their error bounds. Cell i around grid point i is merged into one atom (a test that does not look inside the cell). Its loss misses the grid
-    point by ``rise``; the curve is lowered at that grid point to the smaller of its two tangents, which moves the miss to the
-    neighbours with the opposite sign and keeps the total mass. What lies left of the grid is dropped.
+    Masses and losses are first lowered by their error bounds. The cell around each point is merged into one atom (a test that does
+    not look inside the cell). Its loss misses the point by ``rise``; the curve is lowered at that point to the smaller of its two
+    tangents, which moves the miss to the neighbours with the opposite sign and keeps the total mass. What lies left of the
+    grid is dropped.
     """
+    step = spacing.step
     edge = 0.25 * step  # no grid point but the origin so close to an end of the range that its cell could not be balanced
     base = origin(pair, step)
     least, most = min(pair.infimum + edge, base), max(pair.supremum - edge, base)
-    start, points = _grid(base, step, low, high, least, most)
-    grid = start + step * np.arange(points)
-    boundaries = _cell_boundaries(pair, start, step, points)
+    start, index = _points(base, spacing, least, most)
+    grid = start + step * index
+    boundaries = _cell_boundaries(pair, grid, step)
     boundaries[-1] = np.inf  # the last cell takes the whole tail, of which it keeps what its grid point can carry
     if grid[0] - pair.infimum < 1.5 * step:
         boundaries[0] = -np.inf
@@ -131,30 +166,30 @@ def lower(pair: Pair, step: float, low: float, high: float) -> Discrete:
     cells = pair.cells(boundaries)
     filled = np.isfinite(cells.log_p) & np.isfinite(cells.loss)
     rise = np.where(filled, cells.loss - 2.0 * cells.error - grid, 0.0)
-    log_q = np.where(filled, cells.log_p - cells.error - rise, -np.inf)  # P-mass that the cell's Q-mass would have at the grid point
-    theta = np.expm1(rise) / np.expm1(step)
+    log_q = np.where(filled, cells.log_p - cells.error - rise, -np.inf)  # P-mass that the cell's Q-mass would have at the point
     scale = float(log_q.max())
-    mass, slack = _meet_on_grid(np.exp(log_q - scale), theta, step)
+    mass, slack = _meet_on_grid(np.exp(log_q - scale), rise, grid, step)
     with np.errstate(divide="ignore"):
         log_mass = scale + np.log(mass)
-    return Discrete(start, step, log_mass, 0.0, slack + 4.0 * UNIT * float(np.abs(grid).max()))
+    return Discrete(start, step, index, log_mass, 0.0, slack + 4.0 * UNIT * float(np.abs(grid).max()))
 
 
-def _cell_boundaries(pair: Pair, start: float, step: float, points: int) -> Array:
+def _cell_boundaries(pair: Pair, grid: Array, step: float) -> Array:
     """Cell ends between grid points such that each cell's mean loss is near its grid point.
 
-    Mid-cell where the density is flat, nearer to the next grid point where it falls steeply: the mean of an exponential law
+    Halfway where the density is flat, nearer to the next grid point where it falls steeply: the mean of an exponential law
     of slope rho on a unit interval lies at 1/rho - 1/(e^rho - 1). The slope is taken a little too steep, so that what a cell
     misses is paid for by the larger of its neighbours.
     """
-    middle = pair.inverse(start + step * (np.arange(points + 1) - 0.5))
+    at = pair.inverse(grid)
+    gaps = np.diff(grid)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        log_density = pair.log_density(middle) - np.log(pair.slope(middle))
+        log_density = pair.log_density(at) - np.log(pair.slope(at))
         drop = np.clip(1.5 * (log_density[:-1] - log_density[1:]), -500.0, 500.0)
         offset = np.where(np.abs(drop) > 1e-3, 1.0 / drop - 1.0 / np.expm1(drop), 0.5 - drop / 12.0)
     offset[~np.isfinite(offset)] = 0.5
-    between = np.concatenate([offset[:1], (offset[1:] + offset[:-1]) / 2.0, offset[-1:]])
-    return pair.inverse(start + step * (np.arange(points + 1) - between))
+    between = grid[1:] - offset * gaps
+    return pair.inverse(np.concatenate([[grid[0] - step / 2.0], between, [grid[-1] + step / 2.0]]))
 
 
 def _balance_ends(pair: Pair, grid: Array, boundaries: Array, step: float) -> None:
@@ -164,7 +199,6 @@ def _balance_ends(pair: Pair, grid: Array, boundaries: Array, step: float) -> No
     """
     if len(grid) < 3:
         return
-
     if grid[0] - pair.infimum < 1.5 * step:
         boundaries[1] = _balanced(pair, float(grid[0]), float(boundaries[1]), float(boundaries[2]))
     if pair.supremum - grid[-1] < 1.5 * step:
@@ -187,33 +221,35 @@ def _balanced(pair: Pair, point: float, usual: float, limit: float) -> float:
     return root(excess, far, limit, xtol=1e-13 * (1.0 + abs(limit)))
 
 
-def _meet_on_grid(weight: Array, theta: Array, step: float) -> tuple[Array, float]:
+def _meet_on_grid(weight: Array, rise: Array, grid: Array, step: float) -> tuple[Array, float]:
     """Masses at the knots of the lower curve (docs/proofs.md, lemma 4), or a smaller valid choice where it is not convex.
 
     Also returns by how much the losses are too large because the last cell's was rounded up to its grid point.
     """
     first = int(np.argmax(weight > 0.0))
-    weight, theta = weight.copy(), theta.copy()
-    theta[first] = min(theta[first], 0.0)  # the first and last cells give up what would need a knot beyond them
-    growth = np.exp(step)
-    taken = np.concatenate([[0.0], growth * weight[:-1] * np.maximum(-theta[:-1], 0.0)])
-    last = int(np.flatnonzero((weight > taken) & (theta >= -_ROUNDED) | (np.arange(len(weight)) == first))[-1])
-    slack = max(-float(theta[last]), 0.0) * np.expm1(step)
+    weight, miss = weight.copy(), np.expm1(rise)
+    miss[first] = min(miss[first], 0.0)  # the first and last cells give up what would need a knot beyond them
+    ahead = np.diff(grid)
+    below = np.maximum(-miss, 0.0) * weight
+    taken = np.concatenate([[0.0], below[:-1] / -np.expm1(-ahead)])
+    usable = (weight > taken) & (miss >= -_ROUNDED * step)
+    usable[first] = True
+    last = int(np.flatnonzero(usable)[-1])
+    slack = max(-float(miss[last]), 0.0) * (1.0 + step)
     weight[last + 1 :] = 0.0
-    theta[last:] = 0.0
-    below, above = np.maximum(-theta, 0.0), np.maximum(theta, 0.0)
-    mass = weight * (1.0 + below + growth * above)
-    mass[:-1] -= weight[1:] * above[1:]
-    mass[1:] -= growth * weight[:-1] * below[:-1]
+    miss[last:] = 0.0
+    below, above = np.maximum(-miss, 0.0) * weight, np.maximum(miss, 0.0) * weight
+    up, down = np.expm1(ahead), -np.expm1(-ahead)
+    mass = weight.copy()
+    mass[:-1] += (below[:-1] - above[1:]) / up
+    mass[1:] += (above[1:] - below[:-1]) / down
     negative = np.flatnonzero(mass < 0.0)
-    if negative.size:
-        mass = _convexify(mass, step, first, last, negative)
-    return mass, slack
+    return (_convexify(mass, grid, first, last, negative) if negative.size else mass), slack
 
 
-def _convexify(mass: Array, step: float, first: int, last: int, negative: Array) -> Array:
+def _convexify(mass: Array, grid: Array, first: int, last: int, negative: NDArray[np.int64]) -> Array:
     """Remove knots of negative mass by spreading it over their neighbours, which only lowers the curve."""
-    if len(negative) > STEEP_LIMIT:
+    if len(negative) > _STEEP_LIMIT:
         raise FloatingPointError("grid too coarse for a lower bound")
     dead = mass == 0.0
     queue = [int(i) for i in negative]
@@ -221,17 +257,16 @@ def _convexify(mass: Array, step: float, first: int, last: int, negative: Array)
         i = queue.pop()
         if mass[i] >= 0.0:
             continue
-        left = i - 1
+        left, right = i - 1, i + 1
         while left >= first and dead[left]:
             left -= 1
-        right = i + 1
         while right <= last and dead[right]:
             right += 1
-        debt, mass[i], dead[i] = mass[i], 0.0, True
         if right > last:
             raise FloatingPointError("grid too coarse for a lower bound")
-        up = np.exp((right - i) * step)
-        down = np.exp((left - i) * step) if left >= first else 0.0
+        debt, mass[i], dead[i] = mass[i], 0.0, True
+        up = np.exp(grid[right] - grid[i])
+        down = np.exp(grid[left] - grid[i]) if left >= first else 0.0
         mass[right] += debt * up * (1.0 - down) / (up - down)
         queue.append(right)
         if left >= first:

@@ -248,6 +248,8 @@ class Pair:
     def mean_loss_below(self, x: float) -> float:
         """The loss of the event {X < x}: log P(X < x) - log Q(X < x)."""
         base = special.log_ndtr(x)
+        if self.down.trivial and self.up.two_point and self.up.log_weights[1] < -1.0:  # the common case, without arrays
+            return math.log1p(math.exp(self.up.log_weights[1]) * math.expm1(special.log_ndtr(x - self.up.shifts[1]) - base))
         up = self.up.log_average(special.log_ndtr(x - self.up.columns[1]) - base)
         down = self.down.log_average(special.log_ndtr(x + self.down.columns[1]) - base)
         return float(up[0] - down[0])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from verax.privacy.loss import Spacing
 from verax.privacy.pairs import Array, Pair
 
 _NODES = 20_000
@@ -103,38 +104,40 @@ class Sketch:
             low, high = (middle, high) if excess(middle) < 0.0 else (low, middle)
         return high
 
-    def step(self, tilt: float, width: float) -> float:
-        """The grid step at which upper and lower log delta differ by about ``width``."""
+    def spacings(self, tilt: float, width: float) -> list[Spacing]:
+        """For each kind of round, points at which upper and lower log delta differ by about ``width``."""
         mass, _ = self._tilted(tilt)
         distance = np.abs(self.loss - self._bulk)
+        scales = np.sqrt((mass * distance**2).sum(axis=1))
+        step = self._step(tilt, width, mass, distance, scales[:, None])
+        head = np.cumsum(mass, axis=1)
+        result = []
+        for row, scale in enumerate(scales.tolist()):
+            last = int(np.flatnonzero(self._log_mass[row] > -np.inf)[-1]) + 1
+            first = max(int(np.searchsorted(head[row], 0.1 * math.exp(_LOG_TAIL - self._log_rounds))) - 1, 0)
+            low, high = float(self.loss[row, first]), float(self.loss[row, min(last, self.loss.shape[1] - 1)])
+            result.append(Spacing(step, low, high, scale))
+        return result
+
+    def _step(self, tilt: float, width: float, mass: Array, distance: Array, scales: Array) -> float:
         mean = (mass * self.loss).sum(axis=1, keepdims=True)
-        mass *= self.counts
-        variance = float((mass * (self.loss - mean) ** 2).sum())
+        weight = mass * self.counts
+        variance = float((weight * (self.loss - mean) ** 2).sum())
         factor = max(tilt * (tilt + 1.0), 1.0 / variance) / 2.0
 
         def cost(step: float) -> float:
-            above = np.where(distance < step, distance * (step - distance), step * step / 6.0)
-            below = np.where(distance < step / 2.0, distance * distance, step * step / 12.0)
-            return float((mass * (above + below)).sum()) * factor
+            gap = step * np.maximum(1.0, 0.5 * distance / scales)
+            above = np.where(distance < step, distance * (step - distance), gap * gap / 6.0)
+            below = np.where(distance < step / 2.0, distance * distance, gap * gap / 12.0)
+            return float((weight * (above + below)).sum()) * factor
 
-        high = math.sqrt(4.0 * width / (factor * float(self.counts.sum())))  # right if every loss were spread over its cell
-        low = high
+        low = high = math.sqrt(width / (factor * float(self.counts.sum())))
         while cost(high) < width and high < 1e6:
             low, high = high, 2.0 * high
         while high > 1.05 * low:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if cost(middle) < width else (low, middle)
         return low
-
-    def range(self, tilt: float) -> list[tuple[float, float]]:
-        """For each kind of round, the losses between which mass matters at this tilt."""
-        head = np.cumsum(self._tilted(tilt)[0], axis=1)
-        result = []
-        for row in range(len(self.loss)):
-            last = int(np.flatnonzero(self._log_mass[row] > -np.inf)[-1]) + 1
-            first = max(int(np.searchsorted(head[row], 0.1 * math.exp(_LOG_TAIL - self._log_rounds))) - 1, 0)
-            result.append((float(self.loss[row, first]), float(self.loss[row, min(last, self.loss.shape[1] - 1)])))
-        return result
 
 
 class Sketches:

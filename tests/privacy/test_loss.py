@@ -1,0 +1,200 @@
+"""Discretisation of one round: above and below the exact curve everywhere, and closer like the square of the step."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verax.privacy import loss
+from verax.privacy.loss import Discrete
+from verax.privacy.pairs import Mixture, Pair
+
+
+def mixture(weights: list[float], shifts: list[float]) -> Mixture:
+    return Mixture(tuple(math.log(w) for w in weights), tuple(shifts))
+
+
+BINOMIAL = mixture([0.9**3, 3 * 0.1 * 0.81, 3 * 0.01 * 0.9, 0.001], [0.0, 0.8, 1.6, 2.4])
+PAIRS = {
+    "gaussian": Pair.gaussian(0.7),
+    "rate .01": Pair.subsampled(0.01, 1.0),
+    "rate .5": Pair.subsampled(0.5, 0.4),
+    "rate 1e-4, noise 2": Pair.subsampled(1e-4, 0.5),
+    "rate 1e-6, noise .4": Pair.subsampled(1e-6, 2.5),
+    "group of 3": Pair(BINOMIAL),
+    "replace": Pair(mixture([0.95, 0.05], [0.0, 1.0]), mixture([0.95, 0.05], [0.0, 1.0])),
+    "replace a group": Pair(BINOMIAL, BINOMIAL),
+}
+ALL = {**PAIRS, **{f"{name}, reversed": pair.reverse() for name, pair in PAIRS.items()}}
+STEPS = [0.3, 0.05, 0.004]
+
+
+def span(pair: Pair) -> tuple[float, float]:
+    """Losses from 8 standard deviations on the left to 10 beyond the largest shift on the right."""
+    low, high = pair.loss(np.array([-8.0 - pair.max_shift, 10.0 + pair.max_shift])).tolist()
+    return low, high
+
+
+def curve(law: Discrete, epsilon: float) -> float:
+    """D_{e^eps} of a discretised law: all terms are positive, so this sum is accurate."""
+    above = law.losses > epsilon
+    terms = np.exp(law.log_mass[above]) * -np.expm1(epsilon - law.losses[above])
+    return law.infinite + math.fsum(terms.tolist())
+
+
+def places(pair: Pair, law: Discrete, count: int = 25) -> list[float]:
+    """Epsilons on the grid, between grid points and off both ends, negative ones (a < 1) included."""
+    rng = np.random.default_rng(len(law.log_mass))
+    some = rng.choice(len(law.log_mass), min(count, len(law.log_mass)), replace=False)
+    on = law.start + law.step * some
+    between = on + law.step * rng.uniform(0.02, 0.98, len(on))
+    return [*on.tolist(), *between.tolist(), 0.0, law.start - 1.0, float(law.losses[-1]) + 0.5]
+
+
+def assert_sandwiched(pair: Pair, step: float) -> None:
+    low, high = span(pair)
+    above, below = loss.upper(pair, step, low, high), loss.lower(pair, step, low, high)
+    for law in (above, below):
+        assert law.step == step
+        assert 0.0 <= law.shift < 1e-9
+    for epsilon in places(pair, above) + places(pair, below):
+        exact_low, exact_high = pair.delta(epsilon)
+        # 1e-11: the sums of this test; the shift is charged as the class says, to epsilon and as a factor
+        top = curve(above, epsilon - above.shift) * math.exp(above.shift)
+        bottom = curve(below, epsilon + below.shift) * math.exp(-below.shift)
+        assert top * (1.0 + 1e-11) + 1e-300 >= exact_low, (epsilon, top, exact_low)
+        assert bottom <= exact_high * (1.0 + 1e-11) + 1e-300, (epsilon, bottom, exact_high)
+
+
+@pytest.mark.parametrize("pair", ALL.values(), ids=ALL)
+@pytest.mark.parametrize("step", STEPS)
+def test_the_exact_curve_lies_between_the_two_laws(pair, step):
+    assert_sandwiched(pair, step)
+
+
+@given(
+    st.floats(-8.0, -0.01).map(lambda e: 10.0**e),
+    st.floats(0.05, 3.0),
+    st.floats(-3.0, -0.3).map(lambda e: 10.0**e),
+    st.booleans(),
+)
+@settings(max_examples=60)
+def test_the_exact_curve_lies_between_the_two_laws_for_any_subsampled_pair(rate, shift, step, forward):
+    pair = Pair.subsampled(rate, shift)
+    assert_sandwiched(pair if forward else pair.reverse(), step)
+
+
+@given(
+    st.lists(st.floats(0.01, 1.0), min_size=2, max_size=5),
+    st.lists(st.floats(0.05, 1.0), min_size=4, max_size=4),
+    st.floats(-2.5, -0.3).map(lambda e: 10.0**e),
+    st.sampled_from(["one side", "both sides", "reversed"]),
+)
+@settings(max_examples=40)
+def test_the_exact_curve_lies_between_the_two_laws_for_any_mixture(weights, gaps, step, kind):
+    total = math.fsum(weights)
+    shifts = [0.0, *np.cumsum(gaps).tolist()][: len(weights)]
+    side = mixture([w / total for w in weights], shifts)
+    pair = Pair(side, side) if kind == "both sides" else Pair(side)
+    assert_sandwiched(pair.reverse() if kind == "reversed" else pair, step)
+
+
+@pytest.mark.parametrize("pair", ALL.values(), ids=ALL)
+@pytest.mark.parametrize("step", STEPS)
+def test_total_masses(pair, step):
+    low, high = span(pair)
+    above, below = loss.upper(pair, step, low, high), loss.lower(pair, step, low, high)
+    p_above, p_below = np.exp(above.log_mass).sum() + above.infinite, np.exp(below.log_mass).sum()
+    q_above = np.exp(above.log_mass - above.losses).sum()
+    assert 1.0 - 1e-13 <= p_above <= 1.0 + 1e-8
+    assert q_above <= 1.0 + 1e-8
+    assert p_below <= 1.0 + 1e-12
+    assert p_below >= 1.0 - 2.0 * step
+    assert above.infinite < 1e-10
+    assert below.infinite == 0.0
+
+
+@pytest.mark.parametrize("name", ["gaussian", "rate .01", "rate .5", "group of 3", "replace"])
+@pytest.mark.parametrize("side", ["upper", "lower"])
+@pytest.mark.parametrize("forward", [True, False])
+def test_error_falls_like_the_square_of_the_step(name, side, forward):
+    pair = PAIRS[name] if forward else PAIRS[name].reverse()
+    low, high = span(pair)
+    spread = float(pair.loss(np.array([2.0]))[0] - pair.loss(np.array([-2.0]))[0])
+    at = np.linspace(*pair.loss(np.array([-1.0, 2.0])).tolist(), 301).tolist()
+    exact = np.array([math.fsum(pair.delta(e)) / 2.0 for e in at])
+
+    def error(step: float) -> float:
+        law = (loss.upper if side == "upper" else loss.lower)(pair, step, low, high)
+        return float(np.abs(np.array([curve(law, e) for e in at]) - exact).max())
+
+    coarse, middle, fine = (error(spread / n) for n in (10, 20, 40))
+    assert 2.5 < coarse / middle < 6.5
+    assert 2.5 < middle / fine < 6.5
+
+
+def test_a_cut_off_tail_goes_to_infinity_above_and_is_lost_below():
+    pair, step = Pair.subsampled(0.1, 1.0), 0.01
+    above, below = loss.upper(pair, step, -0.05, 1.0), loss.lower(pair, step, -0.05, 1.0)
+    tail = pair.delta(float(above.losses[-1]))
+    assert tail[0] <= above.infinite <= tail[1] * (1.0 + 1e-9)
+    for epsilon in (0.0, 0.5, 0.99, 2.0, 10.0):
+        assert curve(above, epsilon - 1e-12) >= pair.delta(epsilon)[0]
+        assert curve(below, epsilon + 1e-12) <= pair.delta(epsilon)[1]
+
+
+def test_weight_lost_by_the_mixture_is_mass_at_infinity():
+    side = Mixture((math.log(0.9 - 1e-6), math.log(0.1)), (0.0, 1.0), lost=1e-6)
+    law = loss.upper(Pair(side), 0.01, -0.2, 12.0)
+    assert 1e-6 <= law.infinite < 1.001e-6
+    assert loss.lower(Pair(side), 0.01, -0.2, 12.0).infinite == 0.0
+
+
+@pytest.mark.parametrize(("rate", "shift"), [(0.01, 1.0), (0.3, 0.6), (1e-4, 2.0)])
+def test_the_symmetric_law_is_above_both_directions(rate, shift):
+    pair = Pair.subsampled(rate, shift)
+    low, high = span(pair)
+    for step in (0.1, 0.01):
+        law = loss.upper_symmetric(pair, step, max(high, -low))
+        assert np.exp(law.log_mass).sum() + law.infinite == pytest.approx(1.0, abs=1e-9)
+        for epsilon in (-3.0, -0.51, -0.1, -0.013, 0.0, 0.013, 0.1, 0.51, 3.0):
+            top = curve(law, epsilon - law.shift) * math.exp(law.shift) * (1.0 + 1e-11) + 1e-15
+            assert top >= pair.delta(epsilon)[0]
+            assert top >= pair.reverse().delta(epsilon)[0]
+
+
+def test_the_origin_is_the_mean_of_the_bulk():
+    """At a tiny rate nearly all mass is in one cell; a grid point sits where it does."""
+    pair = Pair.subsampled(1e-6, 1.0)
+    point = loss.origin(pair, 0.01)
+    assert pair.infimum <= point < 0.0
+    assert loss.origin(pair.reverse(), 0.01) == -point
+    law = loss.lower(pair, 0.01, *span(pair))
+    assert np.exp(law.log_mass).sum() > 1.0 - 1e-9
+    assert np.exp(law.log_mass).max() > 0.99
+
+
+def test_too_coarse_a_grid_says_so_instead_of_repairing_for_ever(monkeypatch):
+    monkeypatch.setattr(loss, "STEEP_LIMIT", 0)
+    negative = np.array([1.0, -0.1, 0.5])
+    with pytest.raises(FloatingPointError, match="too coarse"):
+        loss._convexify(negative, 0.1, 0, 2, np.array([1]))
+
+
+def test_convexify_lowers_the_curve_and_leaves_no_negative_mass():
+    rng = np.random.default_rng(5)
+    step = 0.05
+    for _ in range(30):
+        mass = rng.uniform(0.1, 1.0, 30)
+        bad = rng.choice(np.arange(2, 28), 4, replace=False)
+        mass[bad] = -rng.uniform(0.0, 0.05, 4)
+        fixed = loss._convexify(mass.copy(), step, 0, 29, np.flatnonzero(mass < 0.0))
+        assert (fixed >= 0.0).all()
+        grid = step * np.arange(30)
+        for epsilon in np.linspace(-0.1, 1.5, 40):
+            gain = np.maximum(-np.expm1(epsilon - grid), 0.0)
+            assert fixed @ gain <= mass @ gain + 1e-12
