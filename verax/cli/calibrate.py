@@ -50,11 +50,13 @@ def calibrate(
         elif sampler is not common.SamplerName.poisson:
             raise ValueError("with --noise-multiplier given, only --sampler poisson has something left to solve for")
         elif known_rate == known_steps:
-            raise ValueError("with --noise-multiplier given, give either the rate (then steps are solved for) or the steps")
+            raise ValueError(
+                "with --noise-multiplier given, give either the rate (then steps are solved for) or the steps"
+            )
         else:
             run = common.describe_run(
-                sampler, rate if known_rate else 1.0, steps if known_steps else 1, records if known_rate else None, batch,
-                batches, epochs, clipping, clip_groups, relation,
+                sampler, rate if known_rate else 1.0, steps if known_steps else 1, records if known_rate else None,
+                batch, batches, epochs, clipping, clip_groups, relation,
             )  # fmt: skip
             fixed = run.sampler
             if not isinstance(fixed, Poisson):

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +22,7 @@ from verax.privacy.guarantee import Bracket
 from verax.samplers.base import Sampler
 
 
-class SamplerName(str, Enum):
+class SamplerName(StrEnum):
     """Samplers that can be named on the command line."""
 
     poisson = "poisson"
@@ -30,7 +30,7 @@ class SamplerName(str, Enum):
     deterministic = "deterministic"
 
 
-class ClippingName(str, Enum):
+class ClippingName(StrEnum):
     """Clippings that can be named on the command line."""
 
     individual = "individual"
@@ -38,7 +38,7 @@ class ClippingName(str, Enum):
     mixed = "mixed"
 
 
-class RelationName(str, Enum):
+class RelationName(StrEnum):
     """Neighbouring relations."""
 
     add_remove = "add-remove"

@@ -1,8 +1,8 @@
 """From a mechanism to its guarantee: one registered function per sampler.
 
-To price a new sampler, register a function here that returns an :class:`Analysis`. Its ``uppers`` map each direction of the
-neighbouring relation to the rounds whose composition dominates the mechanism; its ``lowers`` do the same for explicit
-attacks, and are None where the dominating rounds are achieved exactly. Name the theorem on each side.
+To price a new sampler, register a function here that returns an :class:`Analysis`. Its ``uppers`` map each direction
+of the neighbouring relation to the rounds whose composition dominates the mechanism; its ``lowers`` do the same for
+explicit attacks, and are None where the dominating rounds are achieved exactly. Name the theorem on each side.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ def analyse(phases: Phases, group: int) -> Guarantee:
     upper_by = "; ".join(dict.fromkeys(part.upper_by for part in parts))
     lower_by = "; ".join(dict.fromkeys(part.lower_by for part in parts))
     if any(m.noise_multiplier == 0.0 for m in phases.mechanisms):
-        seen = -math.expm1(math.fsum(math.log1p(-p.visible) if p.visible < 1 else -math.inf for p, m in
-                                     zip(parts, phases.mechanisms, strict=True) if m.noise_multiplier == 0.0))  # fmt: skip
-        curves: list[Curve] = [Noiseless(seen)]
-        return Guarantee(phases, group, curves, curves, "no noise: a visible record is exposed", "no noise: read it off")
+        bare = [p.visible for p, m in zip(parts, phases.mechanisms, strict=True) if m.noise_multiplier == 0.0]
+        curves: list[Curve] = [Noiseless(1.0 - math.prod(1.0 - visible for visible in bare))]
+        return Guarantee(
+            phases, group, curves, curves, "no noise: a visible record is exposed", "no noise: read it off"
+        )
     uppers: list[Curve] = [Composition(rounds) for rounds in _join([part.uppers for part in parts])]
     tests = [test for part in parts for test in part.tests]
     if all(part.lowers is None for part in parts) and not tests:
@@ -75,13 +76,9 @@ def analyse(phases: Phases, group: int) -> Guarantee:
 
 
 def _join(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:
-    """Concatenate the phases' rounds direction by direction; a phase with one symmetric direction goes with every name."""
-    names = dict.fromkeys(name for phase in phases for name in phase)
-    joined: list[Rounds] = []
-    for name in names:
-        if all(name in phase or len(phase) == 1 for phase in phases):
-            joined.append([item for phase in phases for item in phase.get(name, next(iter(phase.values())))])
-    return joined
+    """Concatenate the phases' rounds direction by direction; a phase that has only one goes with every direction."""
+    names = [n for n in max(phases, key=len) if all(n in phase or len(phase) == 1 for phase in phases)]
+    return [[item for phase in phases for item in phase.get(n, next(iter(phase.values())))] for n in names]
 
 
 def shift_unit(mechanism: Mechanism) -> float:
@@ -120,9 +117,11 @@ def _(sampler: Poisson, mechanism: Mechanism, group: int) -> Analysis:
     if once.pair.is_gaussian:
         return Analysis({"replace": [(once, count)]}, None, theorem, attack, visible)
     if once.pair.up.two_point:
-        dominating, theorem = Round(once.pair, symmetric=True), theorem + ", either direction in every round (theorem 3)"
+        dominating = Round(once.pair, symmetric=True)
+        theorem += ", either direction in every round (theorem 3)"
     else:
-        dominating, theorem = mixture_round(weights, shifts, two_sided=True), theorem + ", on opposite sides (theorem 1)"
+        dominating = mixture_round(weights, shifts, two_sided=True)
+        theorem += ", on opposite sides (theorem 1)"
     return Analysis(
         {"replace": [(dominating, count)]},
         {**directions, "alternate": [(once, count - count // 2), (once.reverse(), count // 2)]},
@@ -135,8 +134,8 @@ def fixed_batches_only(mechanism: Mechanism) -> None:
     """Refuse add-remove for samplers whose batches have fixed sizes: adding a record would move others."""
     if mechanism.relation == "add-remove":
         raise NoGuarantee(
-            f"{type(mechanism.sampler).__name__} has fixed batch sizes, so adding or removing a record moves other records "
-            "between batches and no add-remove analysis is sound; use relation='zero-out' or 'replace'"
+            f"{type(mechanism.sampler).__name__} has fixed batch sizes, so adding or removing a record moves other "
+            "records between batches and no add-remove analysis is sound; use relation='zero-out' or 'replace'"
         )
 
 

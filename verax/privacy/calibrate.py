@@ -1,7 +1,7 @@
 """Invert a guarantee: the smallest noise, the most steps, the largest rate whose upper bound meets a target.
 
-Every function evaluates the proved upper bound just as ``Guarantee.epsilon(delta)`` does, and returns a value at which it has
-seen the target met, together with having seen a value a hair further on fail.
+Every function evaluates the proved upper bound just as ``Guarantee.epsilon(delta)`` does, and returns a value at
+which it has seen the target met, together with having seen a value a hair further on fail.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def noise_multiplier(
     while spent(good) > target:
         bad, good = good, 4.0 * good
         if good > _LARGEST_NOISE:
-            raise ValueError(f"epsilon = {epsilon!r} at delta = {delta!r} needs noise_multiplier above {_LARGEST_NOISE:g}")
+            raise ValueError(
+                f"epsilon = {epsilon!r} at delta = {delta!r} needs noise_multiplier above {_LARGEST_NOISE:g}"
+            )
     while bad == good or spent(bad) <= target:
         good, bad = bad, bad / 4.0
     return _search(spent, target, good, bad)
@@ -83,7 +85,9 @@ def steps(
     while spent(bad) <= target:
         good, bad = bad, 4.0 * bad
         if bad > 1e12:
-            raise ValueError(f"epsilon = {epsilon!r} at delta = {delta!r} allows more than 1e12 steps: lower noise_multiplier")
+            raise ValueError(
+                f"epsilon = {epsilon!r} at delta = {delta!r} allows more than 1e12 steps: lower noise_multiplier"
+            )
     return int(_search(spent, target, good, bad, whole=True))
 
 
@@ -115,15 +119,17 @@ def rate(
     while spent(good) > target:
         bad, good = good, good / 8.0
         if good < 1e-12:
-            raise ValueError(f"epsilon = {epsilon!r} at delta = {delta!r} allows no rate above 1e-12: raise noise_multiplier")
+            raise ValueError(
+                f"epsilon = {epsilon!r} at delta = {delta!r} allows no rate above 1e-12: raise noise_multiplier"
+            )
     return _search(spent, target, good, bad)
 
 
 def _search(spent: Callable[[float], float], target: float, good: float, bad: float, whole: bool = False) -> float:
     """Close in on the boundary between a value that meets the target and one that does not.
 
-    Regula falsi on log epsilon against log of the parameter (nearly a straight line), with the stale end's weight halved
-    (the Illinois rule) and a bisection whenever the interval fails to shrink.
+    Regula falsi on log epsilon against log of the parameter (nearly a straight line), with the stale end's weight
+    halved (the Illinois rule) and a bisection whenever the interval fails to shrink.
     """
 
     def excess(value: float) -> float:

@@ -1,13 +1,14 @@
 """Composition of many rounds: tilt, transform, multiply, transform back, with every error bounded.
 
-For rounds with loss laws p_j (count T_j) and a tilt t >= 0 the tilted laws w_j = p_j e^{t x} / Z_j are convolved by FFT and
+For rounds with loss laws p_j (count T_j) and a tilt t >= 0 the tilted laws w_j = p_j e^{t x} / Z_j are convolved by
+FFT and
 
     delta(eps) = prod_j Z_j^{T_j} e^{-t eps} sum_{x > eps} r(x) e^{-t (x - eps)} (1 - e^{-(x - eps)}),
 
 with r the convolution (MATH section 3). With t at the saddle point the sum is of order one, so errors that are tiny
-beside 1 are tiny beside delta, be it 1e-30. Bounds charged (docs/proofs.md, section 3): aliasing by Chernoff's inequality
-for the discrete law itself, round-off of the transforms and of the powers frequency by frequency, rounding of the losses
-as a shift of epsilon, mass at infinity as itself.
+beside 1 are tiny beside delta, be it 1e-30. Bounds charged (docs/proofs.md, section 3): aliasing by Chernoff's
+inequality for the discrete law itself, round-off of the transforms and of the powers frequency by frequency, rounding
+of the losses as a shift of epsilon, mass at infinity as itself.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Composed:
         epsilon -= self.sign * (self.shift + 4.0 * UNIT * (abs(self.start) + abs(self.stop)))
         first = min(max(math.floor((epsilon - self.start) / self.step) + 1, 0), len(self.law))
         gap = max(self.start + self.step * first - epsilon, 0.0)
-        if gap > 600.0 / (1.0 + self.tilt) and first == 0:  # far left of the window nothing is known but the trivial bound
+        if (
+            gap > 600.0 / (1.0 + self.tilt) and first == 0
+        ):  # far left of the window nothing is known but the trivial bound
             return 1.0 if self.sign > 0 else 0.0
         terms = min(len(self.law) - first, len(self.decay))
         window = self.law[first : first + terms]
@@ -147,8 +150,8 @@ def _window(parts: Sequence[tuple[_Tilted, int]], step: float, log_alias: float)
 class _Spectrum:
     """A product of powers of transforms, with the error of each frequency; frequencies that have died out are dropped.
 
-    What is dropped was below e^{_LOG_DEAD} in modulus when it was dropped, and later factors can hardly raise it: their moduli are at
-    most 1 plus their error. ``dead`` sums those bounds.
+    What is dropped was below e^{_LOG_DEAD} in modulus when it was dropped, and later factors can hardly raise it:
+    their moduli are at most 1 plus their error. ``dead`` sums those bounds.
     """
 
     def __init__(self, points: int) -> None:
@@ -167,7 +170,9 @@ class _Spectrum:
         dropped = len(keep) - int(np.count_nonzero(keep))
         self.dead = self.dead * math.exp(min(count * error, 50.0)) + dropped * math.exp(_LOG_DEAD)
         factor, modulus, self.alive = factor[keep], modulus[keep], self.alive[keep]
-        value, log_size, wrong = (x[keep] if isinstance(x, np.ndarray) else x for x in (self.value, self.log_size, self.wrong))
+        value = self.value[keep] if isinstance(self.value, np.ndarray) else self.value
+        log_size = self.log_size[keep] if isinstance(self.log_size, np.ndarray) else self.log_size
+        wrong = self.wrong[keep] if isinstance(self.wrong, np.ndarray) else self.wrong
         logs = np.log(factor)
         log_most = count * np.log(modulus)
         most = np.exp(log_most)
@@ -210,7 +215,9 @@ def compose(rounds: Sequence[tuple[Discrete, int]], tilt: float, sign: int, alia
         raise MemoryError(f"a window of {points} points is more than {MAX_POINTS}; ask for a larger rtol")
     first = math.floor(window.low / step) - 1
     spectrum = _Spectrum(points)
-    for part, count in sorted(parts, key=lambda item: -item[1] * item[0].variance):  # the widest first: most die at once
+    for part, count in sorted(
+        parts, key=lambda item: -item[1] * item[0].variance
+    ):  # the widest first: most die at once
         spectrum.times(part, count)
     law, bin_error = spectrum.law()
     origin = sum(count * part.centre for part, count in parts)

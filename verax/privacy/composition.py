@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-
-
 from verax.privacy import closed_form, loss
 from verax.privacy.compose import Composed, compose
 from verax.privacy.pairs import Pair
@@ -66,15 +64,17 @@ class Composition:
         """A rough epsilon, to choose among directions by; never a bound."""
         if (mu := self.gaussian_mu) is not None:
             return closed_form.gaussian_epsilon(mu, delta)
-        near = 10.0 ** round(math.log10(delta)) if delta < 0.3 else 0.5  # few distinct values, which the sketch remembers
+        near = (
+            10.0 ** round(math.log10(delta)) if delta < 0.3 else 0.5
+        )  # few distinct values, which the sketch remembers
         sketch = self._sketches.at(math.log(near))
         return sketch.cumulants(sketch.tilt_for_delta(near))[1]
 
     def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """Lower and upper bound on epsilon(delta); a side not asked for may be trivial.
 
-        If only the upper side is asked for, a value of ``enough`` will do. Widths are relative to epsilon, or to a fraction of
-        the loss's standard deviation where epsilon is smaller than that.
+        If only the upper side is asked for, a value of ``enough`` will do. Widths are relative to epsilon, or to a
+        fraction of the loss's standard deviation where epsilon is smaller than that.
         """
         if (mu := self.gaussian_mu) is not None:
             return closed_form.gaussian_epsilon(mu, delta, LOWER), closed_form.gaussian_epsilon(mu, delta, UPPER)
@@ -110,7 +110,7 @@ class Composition:
             return 0.0, min(math.fsum([count * rnd.pair.up.lost for rnd, count in self.rounds]), 1.0)
 
         def plan(lower: float, upper: float) -> _Plan:
-            sketch, tilt, log_delta = self._sketches.near(epsilon)
+            _sketch, tilt, log_delta = self._sketches.near(epsilon)
             return _Plan(self._sketches.at(math.log(lower) if lower > 0.0 else log_delta - 5.0), tilt, rtol, 0.0)
 
         def allowed(plan: _Plan, upper: float) -> float:
@@ -148,7 +148,7 @@ class Composition:
         sides: Sides,
         enough: float,
     ) -> tuple[float, float]:
-        """Compose ever more finely until the bounds are as close as allowed; at the first attempt try the laws at hand."""
+        """Try the laws at hand, then compose ever more finely until the bounds are as close as allowed."""
         finer, done = _SHARE, False
         lower, upper = self._read(read)
         plan = make_plan(lower, upper)
@@ -186,7 +186,9 @@ class Composition:
     def _reusable(self, side: int, plan: _Plan) -> bool:
         """Whether a law at hand is fine enough and tilted nearly so; a matter of width, never of soundness."""
         step = plan.sketch.spacings(plan.tilt, _SHARE * plan.width)[0].step
-        return any(law.step <= 1.2 * step and 0.5 <= (law.tilt + 0.1) / (plan.tilt + 0.1) <= 2.0 for law in self._laws[side])
+        return any(
+            law.step <= 1.2 * step and 0.5 <= (law.tilt + 0.1) / (plan.tilt + 0.1) <= 2.0 for law in self._laws[side]
+        )
 
     def _compose(self, side: int, plan: _Plan, width: float) -> Composed:
         spacings = plan.sketch.spacings(plan.tilt, width)
@@ -201,7 +203,8 @@ class Composition:
 class _Plan:
     """Where to tilt, and how far apart in log delta the sides may be, by a sketch for deltas of the right size.
 
-    ``floor`` is a distance in the quantity asked for that always does. A ``coarse`` plan only finds out where the answer lies.
+    ``floor`` is a distance in the quantity asked for that always does. A ``coarse`` plan only finds out where the
+    answer lies.
     """
 
     sketch: Sketch

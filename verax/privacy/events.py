@@ -18,8 +18,9 @@ _ROUNDING = 1e-12  # relative allowance for the probabilities below
 class LargestBatch:
     """The test "some batch sum exceeds c" against shuffled batches ("how private is DP-SGD", theorem 4.2 and after).
 
-    One of ``batches`` noisy sums is shifted by ``present`` with the record and by ``absent`` without it, in standard deviations
-    of the noise; which one is hidden by the shuffle. Every threshold c gives a valid lower bound, in both directions.
+    One of ``batches`` noisy sums is shifted by ``present`` with the record and by ``absent`` without it, in standard
+    deviations of the noise; which one is hidden by the shuffle. Every threshold c gives a valid lower bound, in both
+    directions.
     """
 
     batches: int

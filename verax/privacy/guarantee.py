@@ -31,7 +31,9 @@ class Curve(Protocol):
 
 @dataclass(frozen=True)
 class Bracket:
-    """A quantity known to lie between ``lower`` and ``upper``, and how that is known. ``float()`` of it is the upper bound.
+    """A quantity known to lie between ``lower`` and ``upper``, and how that is known.
+
+    ``float()`` of it is the upper bound.
 
     >>> from verax.privacy.guarantee import Bracket
     >>> Bracket(1.82801, 1.82855)
@@ -80,8 +82,8 @@ def shown(value: float, side: int, digits: int = 5) -> str:
 class Guarantee:
     """The privacy of a run for any ``group`` records, as brackets that hold for every pair of neighbouring data sets.
 
-    ``uppers`` holds one curve per direction of the relation, each of which must be private; ``lowers`` holds attacks, any one
-    of which proves a violation. They are the same objects where the analysis is exact.
+    ``uppers`` holds one curve per direction of the relation, each of which must be private; ``lowers`` holds attacks,
+    any one of which proves a violation. They are the same objects where the analysis is exact.
     """
 
     mechanism: Phases
@@ -122,7 +124,7 @@ class Guarantee:
         return self._bracket(bounds, _accuracy(rtol), lambda curve: curve.estimate(_TYPICAL_DELTA))
 
     def _bracket(self, bounds: _Bounds, rtol: float, rank: Callable[[Curve], float]) -> Bracket:
-        """Both sides of the worst direction, then only so much of the others as it takes to know that they are no worse."""
+        """Both sides of the worst direction, then enough of the others to know that they are no worse."""
         exact = self.uppers is self.lowers
         main, *others = sorted(self.uppers, key=rank, reverse=True)
         lower, upper = bounds(main, rtol, BOTH if exact else (UPPER,), 0.0)
@@ -160,7 +162,9 @@ class Guarantee:
 
 
 _Bounds = Callable[[Curve, float, Sides, float], tuple[float, float]]
-_TYPICAL_DELTA = 1e-6  # where directions are ranked when epsilon is given; the ranking only decides what is computed first
+_TYPICAL_DELTA = (
+    1e-6  # where directions are ranked when epsilon is given; the ranking only decides what is computed first
+)
 
 
 def _accuracy(rtol: float) -> float:

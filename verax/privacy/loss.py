@@ -1,10 +1,11 @@
 """Discretised privacy-loss distributions of one round: a certified upper and a certified lower one.
 
-Both live on points of a grid ``anchor + i * step`` and carry the masses of P (those of Q follow: q = p e^{-loss}). In terms of the
-hockey-stick curve a -> D_a(P||Q), which is convex, the upper one replaces the curve by its chords between grid points
-("connect the dots", Doroshenko et al. 2022), the lower one by tangents between them; both err by the square of the spacing. Points
-are adjacent where most of the mass is and further apart in the tails. Statements and proofs: docs/proofs.md, section 2. Masses are
-kept as logarithms, so that tilting by e^{t loss} costs no accuracy however small the probabilities are.
+Both live on points of a grid ``anchor + i * step`` and carry the masses of P (those of Q follow: q = p e^{-loss}). In
+terms of the hockey-stick curve a -> D_a(P||Q), which is convex, the upper one replaces the curve by its chords
+between grid points ("connect the dots", Doroshenko et al. 2022), the lower one by tangents between them; both err by
+the square of the spacing. Points are adjacent where most of the mass is and further apart in the tails. Statements
+and proofs: docs/proofs.md, section 2. Masses are kept as logarithms, so that tilting by e^{t loss} costs no accuracy
+however small the probabilities are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from verax.privacy.pairs import UNIT, Array, Pair
 from verax.privacy.roots import root
 
-_REACH = 0.65  # how far a first cell reaches beyond its grid point, in steps: more than half, as the density falls from there
+_REACH = 0.65  # how far a first cell reaches beyond its grid point, in steps: over half, as the density falls there
 _ROUNDED = 1e-9  # a miss this small, in grid steps, is charged as a shift of the losses
 _STEEP_LIMIT = 2000  # negative masses repaired one by one at most; more means that the grid is too coarse
 
@@ -40,8 +41,8 @@ class Spacing:
 class Discrete:
     """Masses exp(log_mass[i]) of P at loss ``start + index[i] * step``, plus ``infinite`` at loss +infinity.
 
-    ``shift`` bounds how far the grid itself may be off through rounding: an upper bound must be read that much to the left, a
-    lower bound that much to the right, per round.
+    ``shift`` bounds how far the grid itself may be off through rounding: an upper bound must be read that much to the
+    left, a lower bound that much to the right, per round.
     """
 
     start: float
@@ -61,8 +62,8 @@ class Discrete:
 def origin(pair: Pair, step: float) -> float:
     """A grid point at the exact mean of the first cell of the law's range, or of its last cell.
 
-    With a tiny sampling rate nearly all the mass sits in that cell, within far less than one step; a grid point at its mean
-    makes both discretisations leave it (almost) where it is. Any other origin would be as valid.
+    With a tiny sampling rate nearly all the mass sits in that cell, within far less than one step; a grid point at
+    its mean makes both discretisations leave it (almost) where it is. Any other origin would be as valid.
     """
     if np.isfinite(pair.supremum):
         return -origin(pair.reverse(), step)
@@ -76,11 +77,13 @@ def origin(pair: Pair, step: float) -> float:
     ends = pair.inverse(pair.infimum + step * np.array([_REACH + 1e-9, _REACH + 1.0]))
     if not np.isfinite(ends).all() or not excess(float(ends[1])) < 0.0 < excess(float(ends[0])):
         return float(pair.loss(np.zeros(1))[0])
-    return pair.mean_loss_below(root(excess, *ends.tolist(), xtol=1e-3))
+    return pair.mean_loss_below(root(excess, float(ends[0]), float(ends[1]), xtol=1e-3))
 
 
-def _points(base: float, spacing: Spacing, least: float = -np.inf, most: float = np.inf) -> tuple[float, NDArray[np.int64]]:
-    """The first grid point within [low, high] and [least, most], and the indices from there of those that carry mass."""
+def _points(
+    base: float, spacing: Spacing, least: float = -np.inf, most: float = np.inf
+) -> tuple[float, NDArray[np.int64]]:
+    """The first grid point within [low, high] and [least, most], and the indices of those that carry mass."""
     step = spacing.step
     first = int(max(np.floor((spacing.low - base) / step), np.ceil((least - base) / step)))
     last = int(max(min(np.ceil((spacing.high - base) / step), np.floor((most - base) / step)), first))
@@ -99,13 +102,13 @@ def _points(base: float, spacing: Spacing, least: float = -np.inf, most: float =
 def upper(pair: Pair, spacing: Spacing, base: float | None = None) -> Discrete:
     """Connect the dots: dominates the pair.
 
-    Masses and losses are first raised by their error bounds. Mass left of the grid moves up to the first point, the part of the mass
-    right of it that no finite point can carry moves to +infinity. Inside, each cell's mass is split between the cell's two ends
-    so that both its P- and its Q-mass are kept.
+    Masses and losses are first raised by their error bounds. Mass left of the grid moves up to the first point, the
+    part of the mass right of it that no finite point can carry moves to +infinity. Inside, each cell's mass is split
+    between the cell's two ends so that both its P- and its Q-mass are kept.
     """
     step = spacing.step
     start, index = _points(origin(pair, step) if base is None else base, spacing)
-    grid = start + step * index
+    grid: Array = start + step * index.astype(np.float64)
     boundaries = pair.inverse(grid)
     cells = pair.cells(np.concatenate([[-np.inf], boundaries, [np.inf]]))
     log_p = cells.log_p + 2.0 * cells.error
@@ -130,8 +133,8 @@ def upper(pair: Pair, spacing: Spacing, base: float | None = None) -> Discrete:
 def upper_symmetric(pair: Pair, spacing: Spacing) -> Discrete:
     """Dominates a subsampled Gaussian pair and its reverse at once: the larger of both curves at every a.
 
-    The pair itself has the larger curve for a >= 1 (docs/proofs.md, theorem 3); the curve for a < 1 follows by symmetry, as
-    mass p e^{-x} at -x for every mass p at x > 0.
+    The pair itself has the larger curve for a >= 1 (docs/proofs.md, theorem 3); the curve for a < 1 follows by
+    symmetry, as mass p e^{-x} at -x for every mass p at x > 0.
     """
     high = max(spacing.high, -spacing.low)
     forward = upper(pair, Spacing(spacing.step, 0.0, high, spacing.scale), base=0.0)
@@ -147,17 +150,19 @@ def upper_symmetric(pair: Pair, spacing: Spacing) -> Discrete:
 def lower(pair: Pair, spacing: Spacing) -> Discrete:
     """Tangents between grid points, bent so that they meet on the grid: dominated by the pair.
 
-    Masses and losses are first lowered by their error bounds. The cell around each point is merged into one atom (a test that does
-    not look inside the cell). Its loss misses the point by ``rise``; the curve is lowered at that point to the smaller of its two
-    tangents, which moves the miss to the neighbours with the opposite sign and keeps the total mass. What lies left of the
-    grid is dropped.
+    Masses and losses are first lowered by their error bounds. The cell around each point is merged into one atom (a
+    test that does not look inside the cell). Its loss misses the point by ``rise``; the curve is lowered at that
+    point to the smaller of its two tangents, which moves the miss to the neighbours with the opposite sign and keeps
+    the total mass. What lies left of the grid is dropped.
     """
     step = spacing.step
-    edge = 0.25 * step  # no grid point but the origin so close to an end of the range that its cell could not be balanced
+    edge = (
+        0.25 * step
+    )  # no grid point but the origin so close to an end of the range that its cell could not be balanced
     base = origin(pair, step)
     least, most = min(pair.infimum + edge, base), max(pair.supremum - edge, base)
     start, index = _points(base, spacing, least, most)
-    grid = start + step * index
+    grid: Array = start + step * index.astype(np.float64)
     boundaries = _cell_boundaries(pair, grid, step)
     boundaries[-1] = np.inf  # the last cell takes the whole tail, of which it keeps what its grid point can carry
     if grid[0] - pair.infimum < 1.5 * step:
@@ -166,7 +171,9 @@ def lower(pair: Pair, spacing: Spacing) -> Discrete:
     cells = pair.cells(boundaries)
     filled = np.isfinite(cells.log_p) & np.isfinite(cells.loss)
     rise = np.where(filled, cells.loss - 2.0 * cells.error - grid, 0.0)
-    log_q = np.where(filled, cells.log_p - cells.error - rise, -np.inf)  # P-mass that the cell's Q-mass would have at the point
+    log_q = np.where(
+        filled, cells.log_p - cells.error - rise, -np.inf
+    )  # P-mass that the cell's Q-mass would have at the point
     scale = float(log_q.max())
     mass, slack = _meet_on_grid(np.exp(log_q - scale), rise, grid, step)
     with np.errstate(divide="ignore"):
@@ -177,9 +184,9 @@ def lower(pair: Pair, spacing: Spacing) -> Discrete:
 def _cell_boundaries(pair: Pair, grid: Array, step: float) -> Array:
     """Cell ends between grid points such that each cell's mean loss is near its grid point.
 
-    Halfway where the density is flat, nearer to the next grid point where it falls steeply: the mean of an exponential law
-    of slope rho on a unit interval lies at 1/rho - 1/(e^rho - 1). The slope is taken a little too steep, so that what a cell
-    misses is paid for by the larger of its neighbours.
+    Halfway where the density is flat, nearer to the next grid point where it falls steeply: the mean of an
+    exponential law of slope rho on a unit interval lies at 1/rho - 1/(e^rho - 1). The slope is taken a little too
+    steep, so that what a cell misses is paid for by the larger of its neighbours.
     """
     at = pair.inverse(grid)
     gaps = np.diff(grid)
@@ -222,7 +229,7 @@ def _balanced(pair: Pair, point: float, usual: float, limit: float) -> float:
 
 
 def _meet_on_grid(weight: Array, rise: Array, grid: Array, step: float) -> tuple[Array, float]:
-    """Masses at the knots of the lower curve (docs/proofs.md, lemma 4), or a smaller valid choice where it is not convex.
+    """Masses at the knots of the lower curve (docs/proofs.md, lemma 4), or less where that is not convex.
 
     Also returns by how much the losses are too large because the last cell's was rounded up to its grid point.
     """

@@ -25,7 +25,7 @@ def binomial(trials: int, rate: float) -> Array:
 
 
 def distinct_groups(trials: int, rate: float, groups: int) -> Array:
-    """Law of the number of distinct clip-groups hit, when each record is sampled and picks one of ``groups`` uniformly."""
+    """Law of the number of distinct clip-groups hit when each sampled record picks one uniformly."""
     most = min(trials, groups)
     law = np.zeros(most + 1)
     law[0] = 1.0
@@ -41,8 +41,9 @@ def distinct_groups(trials: int, rate: float, groups: int) -> Array:
 def mixture_round(weights: Array, shifts: Array, two_sided: bool = False) -> Round:
     """The mixture against N(0), or against its own mirror image; negligible components are rounded to the safe sides.
 
-    D_a rises in every shift (lemma 14 and proposition 17 of "optimal group privacy"), so for the upper bound rare small shifts
-    are raised and rare large ones sent to infinity, for the lower bound rare large shifts are lowered and small ones set to 0.
+    D_a rises in every shift (lemma 14 and proposition 17 of "optimal group privacy"), so for the upper bound rare
+    small shifts are raised and rare large ones sent to infinity, for the lower bound rare large shifts are lowered
+    and small ones set to 0.
     """
     error = 8.0 * UNIT * (4.0 + len(weights))
     below, above = np.cumsum(weights), np.cumsum(weights[::-1])[::-1]

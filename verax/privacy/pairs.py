@@ -31,8 +31,8 @@ _BLOCK = 2_000_000  # components times cells worked on at once
 class Mixture:
     """Weights (as logarithms) and non-negative shifts of one side; weights may be as small as 1e-300.
 
-    ``lost`` is weight left out of the components; on the side of P it stands for mass at infinite loss. ``error`` bounds the
-    relative error of the weights.
+    ``lost`` is weight left out of the components; on the side of P it stands for mass at infinite loss. ``error``
+    bounds the relative error of the weights.
     """
 
     log_weights: tuple[float, ...]
@@ -43,7 +43,7 @@ class Mixture:
     @cached_property
     def weights(self) -> Array:
         """The weights themselves."""
-        return np.exp(np.array(self.log_weights))
+        return np.asarray(np.exp(np.array(self.log_weights)))
 
     @cached_property
     def columns(self) -> tuple[Array, Array]:
@@ -61,9 +61,9 @@ class Mixture:
         return len(self.shifts) == 2 and self.shifts[0] == 0.0 and self.lost == 0.0
 
     def log_average(self, log_ratios: Array) -> Array:
-        """log(sum_i w_i exp(e_i)) over rows: exact to the last digits where it is near 0 (tiny rates) and where it is huge."""
+        """log(sum_i w_i exp(e_i)) over rows, to the last digits where it is near 0 (tiny rates) and where it is huge."""
         if len(self.shifts) == 1:
-            return log_ratios[0]
+            return np.asarray(log_ratios[0])
         with np.errstate(over="ignore", invalid="ignore"):
             excess = self.weights @ np.expm1(log_ratios) - self.lost
             result = np.log1p(excess)
@@ -96,7 +96,7 @@ TRIVIAL = Mixture((0.0,), (0.0,))
 
 
 def log_interval(y: Array) -> tuple[Array, Array]:
-    """Log of the N(0,1)-mass of each cell between consecutive boundaries (along the last axis), and a bound on its error.
+    """Log of the N(0,1)-mass of each cell between consecutive boundaries, and a bound on its error.
 
     Tail masses are differences of scaled complementary error functions, so they keep their relative accuracy in either
     tail, however far out; what is lost is the ratio of the tail to the cell, which the returned bound carries.
@@ -124,7 +124,7 @@ def log_interval(y: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Cells:
-    """Masses of P and Q on consecutive cells of the line: log P, the cell's loss log P/Q, and a bound on the errors of both."""
+    """Masses on consecutive cells of the line: log P, the cell's loss log P/Q, and a bound on the errors of both."""
 
     log_p: Array
     loss: Array
@@ -249,7 +249,9 @@ class Pair:
         """The loss of the event {X < x}: log P(X < x) - log Q(X < x)."""
         base = special.log_ndtr(x)
         if self.down.trivial and self.up.two_point and self.up.log_weights[1] < -1.0:  # the common case, without arrays
-            return math.log1p(math.exp(self.up.log_weights[1]) * math.expm1(special.log_ndtr(x - self.up.shifts[1]) - base))
+            return math.log1p(
+                math.exp(self.up.log_weights[1]) * math.expm1(special.log_ndtr(x - self.up.shifts[1]) - base)
+            )
         up = self.up.log_average(special.log_ndtr(x - self.up.columns[1]) - base)
         down = self.down.log_average(special.log_ndtr(x + self.down.columns[1]) - base)
         return float(up[0] - down[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 
 
@@ -20,14 +22,14 @@ def root(function: Callable[[float], float], low: float, high: float, xtol: floa
         at_middle = function(middle)
         if at_middle == 0.0 or abs(high - low) <= xtol:
             return middle
-        scale = (at_middle * at_middle - at_low * at_high) ** 0.5
+        scale = math.sqrt(at_middle * at_middle - at_low * at_high)
         step = (middle - low) * at_middle / scale
         fresh = middle + (step if at_low > at_high else -step)
         at_fresh = function(fresh)
         if at_fresh == 0.0:
             return fresh
         points = sorted([(low, at_low), (middle, at_middle), (fresh, at_fresh), (high, at_high)])
-        for (a, fa), (b, fb) in zip(points, points[1:], strict=False):
+        for (a, fa), (b, fb) in itertools.pairwise(points):
             if (fa > 0.0) != (fb > 0.0):
                 low, at_low, high, at_high = a, fa, b, fb
                 break

@@ -1,6 +1,7 @@
 """A cheap look at a composition before computing it: where to tilt, how fine a grid, how far the tails matter.
 
-Everything here is an estimate by quadrature and saddle point. It steers the certified computation and never enters a bound.
+Everything here is an estimate by quadrature and saddle point. It steers the certified computation and never enters a
+bound.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _BLUR = 4.0  # sketches are shared between values of log delta this close
 class Sketch:
     """Nodes, losses and P-masses of each kind of round, and cumulants of their composition under any tilt.
 
-    A sketch is made for deltas of a certain size: losses so rare that they cannot matter at that delta are left out, for a
-    tilt would blow them up out of proportion.
+    A sketch is made for deltas of a certain size: losses so rare that they cannot matter at that delta are left out,
+    for a tilt would blow them up out of proportion.
     """
 
     def __init__(self, rounds: Sequence[tuple[Pair, int]], log_delta: float) -> None:
@@ -66,7 +67,7 @@ class Sketch:
         )
 
     def is_regular(self, tilt: float) -> bool:
-        """Whether the tilted law is so near a Gaussian, and epsilon so far from 0, that the saddle point can be trusted."""
+        """Whether the tilted law is near enough to a Gaussian, and epsilon far enough from 0, to trust the saddle point."""
         _, mean, variance = self.cumulants(tilt)
         mass, _ = self._tilted(tilt)
         first = (mass * self.loss).sum(axis=1, keepdims=True)
