@@ -43,7 +43,7 @@ class RelationName(StrEnum):
 
     add_remove = "add-remove"
     zero_out = "zero-out"
-    replace = "replace"
+    replaced = "replace"
 
 
 Noise = Annotated[float, typer.Option("--noise-multiplier", "-z", help="Noise standard deviation / clip norm.")]

@@ -61,7 +61,7 @@ class Mixture:
         return len(self.shifts) == 2 and self.shifts[0] == 0.0 and self.lost == 0.0
 
     def log_average(self, log_ratios: Array) -> Array:
-        """log(sum_i w_i exp(e_i)) over rows, to the last digits where it is near 0 (tiny rates) and where it is huge."""
+        """log(sum_i w_i exp(e_i)) over rows, to the last digits both near 0 (tiny rates) and where it is huge."""
         if len(self.shifts) == 1:
             return np.asarray(log_ratios[0])
         with np.errstate(over="ignore", invalid="ignore"):

@@ -67,7 +67,7 @@ class Sketch:
         )
 
     def is_regular(self, tilt: float) -> bool:
-        """Whether the tilted law is near enough to a Gaussian, and epsilon far enough from 0, to trust the saddle point."""
+        """Whether the tilted law is near enough to a Gaussian, and epsilon far enough from 0, to trust its saddle."""
         _, mean, variance = self.cumulants(tilt)
         mass, _ = self._tilted(tilt)
         first = (mass * self.loss).sum(axis=1, keepdims=True)
