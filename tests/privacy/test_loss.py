@@ -73,7 +73,7 @@ def assert_sandwiched(pair: Pair, spacing: Spacing) -> None:
     assert above.step == spacing.step
     for law in (above, below):
         assert (np.diff(law.index) >= 1).all()
-        assert 0.0 <= law.shift < 1e-9
+        assert 0.0 <= law.shift < 1e-3 * law.step
     for epsilon in places(pair, above) + places(pair, below):
         exact_low, exact_high = pair.delta(epsilon)
         # 1e-11: the sums of this test; the shift is charged as the class says, to epsilon and as a factor
@@ -148,7 +148,7 @@ def test_error_falls_like_the_square_of_the_step(name, side, forward):
         law = (loss.upper if side == "upper" else lower_law)(pair, spaced(pair, step))
         return float(np.abs(np.array([curve(law, e) for e in at]) - exact).max())
 
-    coarse, middle, fine = (error(spread / n) for n in (10, 20, 40))
+    coarse, middle, fine = (error(spread / n) for n in (20, 40, 80))
     assert 2.5 < coarse / middle < 6.5
     assert 2.5 < middle / fine < 6.5
 
@@ -188,9 +188,15 @@ def test_the_origin_is_the_mean_of_the_bulk():
     point = loss.origin(pair, 0.01)
     assert pair.infimum <= point < 0.0
     assert loss.origin(pair.reverse(), 0.01) == -point
-    law = lower_law(pair, spaced(pair, 0.01))
-    assert np.exp(law.log_mass).sum() > 1.0 - 1e-9
-    assert np.exp(law.log_mass).max() > 0.99
+
+
+@pytest.mark.parametrize("rate", [1e-6, 1e-5, 1e-4])
+@pytest.mark.parametrize("step", [1e-2, 1e-3, 1e-4])
+def test_tiny_rates_have_a_lower_law_on_grids_coarser_than_the_bulk(rate, step):
+    """One atom at the mean of the bulk would do; a refusal costs the engine a four times finer grid each time."""
+    pair = Pair.subsampled(rate, 1.0)
+    law = loss.lower(pair, spaced(pair, step))
+    assert np.exp(law.log_mass).sum() > 1.0 - 1e-6
 
 
 def test_coarse_tails_save_points():

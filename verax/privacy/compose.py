@@ -210,6 +210,8 @@ def compose(rounds: Sequence[tuple[Discrete, int]], tilt: float, sign: int, alia
     step = rounds[0][0].step
     parts = [(_tilt(discrete, tilt), count) for discrete, count in rounds]
     window = _window(parts, step, math.log(alias))
+    if not math.isfinite(window.high - window.low):
+        raise FloatingPointError("the tilted law has no moments to bound its tails by")
     points = fft.next_fast_len(int((window.high - window.low) / step) + 3, real=True)
     if points > MAX_POINTS:
         raise MemoryError(f"a window of {points} points is more than {MAX_POINTS}; ask for a larger rtol")

@@ -107,15 +107,17 @@ class Sketch:
 
     def spacings(self, tilt: float, width: float) -> list[Spacing]:
         """For each kind of round, points at which upper and lower log delta differ by about ``width``."""
-        mass, _ = self._tilted(tilt)
+        mass, log_norm = self._tilted(tilt)
         distance = np.abs(self.loss - self._bulk)
         scales = np.sqrt((mass * distance**2).sum(axis=1))
         step = self._step(tilt, width, mass, distance, scales[:, None])
-        head = np.cumsum(mass, axis=1)
+        # what lies left of the first point is moved up to it, so it must be negligible there
+        with np.errstate(divide="ignore"):
+            head = np.log(np.cumsum(np.exp(self._log_mass), axis=1)) + tilt * self.loss - log_norm
         result = []
         for row, scale in enumerate(scales.tolist()):
             last = int(np.flatnonzero(self._log_mass[row] > -np.inf)[-1]) + 1
-            first = max(int(np.searchsorted(head[row], 0.1 * math.exp(_LOG_TAIL - self._log_rounds))) - 1, 0)
+            first = max(int(np.count_nonzero(head[row] < _LOG_TAIL - 3.0 - self._log_rounds)) - 1, 0)
             low, high = float(self.loss[row, first]), float(self.loss[row, min(last, self.loss.shape[1] - 1)])
             result.append(Spacing(step, low, high, scale))
         return result
