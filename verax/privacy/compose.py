@@ -25,7 +25,7 @@ from verax.privacy.loss import Discrete
 from verax.privacy.pairs import UNIT, Array
 
 _LOG_DEAD = -80.0  # log of the modulus below which a frequency is dropped (and charged)
-MAX_POINTS = 2**25
+MAX_POINTS = 2**23
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,53 @@
+"""A run without noise: epsilon is infinite unless delta allows for being sampled."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from verax import Batch, Deterministic, Mechanism, Poisson, Shuffle
+from verax.privacy.noiseless import Noiseless
+
+
+def test_curve():
+    curve = Noiseless(0.1)
+    assert curve.epsilon(0.05, 1e-3) == (math.inf, math.inf)
+    assert curve.epsilon(0.1, 1e-3) == (0.0, 0.0)
+    assert curve.delta(0.0, 1e-3) == curve.delta(100.0, 1e-3) == (0.1, 0.1)
+    assert curve.estimate(0.05) == math.inf
+
+
+@pytest.mark.parametrize("relation", ["add-remove", "zero-out", "replace"])
+@pytest.mark.parametrize("group", [1, 3])
+def test_poisson_exposes_whoever_is_sampled(relation, group):
+    guarantee = Mechanism(Poisson(rate=0.01, steps=7), 0.0, relation=relation).guarantee(group)
+    sampled = 1.0 - 0.99 ** (7 * group)
+    for epsilon in (0.0, 1.0, 50.0):
+        bracket = guarantee.delta(epsilon)
+        assert bracket.lower == bracket.upper == pytest.approx(sampled, rel=1e-12)
+    assert guarantee.epsilon(1e-5).upper == math.inf
+    assert guarantee.epsilon(1e-5).lower == math.inf
+    assert guarantee.epsilon(sampled * 1.001).upper == 0.0
+
+
+@pytest.mark.parametrize("sampler", [Poisson(1.0, 3), Deterministic(10), Shuffle(10)])
+def test_everyone_in_the_data_is_exposed_when_everyone_takes_part(sampler):
+    guarantee = Mechanism(sampler, 0.0, Batch()).guarantee()
+    assert guarantee.delta(5.0).upper == 1.0
+    assert guarantee.epsilon(0.5).upper == math.inf
+
+
+def test_a_noiseless_phase_does_not_make_the_noisy_ones_free():
+    """Being seen in the noiseless phase is unlikely; the other phase still costs what it costs."""
+    noisy = Mechanism(Poisson(1.0, 10), 1.0)
+    seen = Mechanism(Poisson(1e-9, 1), 0.0)
+    alone = noisy.guarantee()
+    both = (seen + noisy).guarantee()
+    assert both.epsilon(1e-5).upper >= alone.epsilon(1e-5).lower
+    assert both.delta(1.0).upper >= alone.delta(1.0).lower
+
+
+def test_two_noiseless_phases_are_seen_if_either_is():
+    run = Mechanism(Poisson(0.1, 1), 0.0) + Mechanism(Poisson(0.2, 1), 0.0)
+    assert run.guarantee().delta(1.0).upper == pytest.approx(1.0 - 0.9 * 0.8, rel=1e-12)
