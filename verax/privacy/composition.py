@@ -19,6 +19,7 @@ _ATTEMPTS = 10
 _SMALL = 0.03  # of the loss's standard deviation: an epsilon below that is small
 _SHARE = 0.6  # of the width allowed, what the grid is planned to use
 _ALIAS, _ALIAS_IRREGULAR = 1e-12, 1e-16  # mass outside the window; less where what counts is far from the bulk
+_SHARE_OF_MANY = 0.5  # the same for unequal rounds, whose widths differ from the plan's by more
 _COARSE = 0.1  # width in log delta of a first look
 
 
@@ -149,7 +150,7 @@ class Composition:
         enough: float,
     ) -> tuple[float, float]:
         """Try the laws at hand, then compose ever more finely until the bounds are as close as allowed."""
-        finer, done = _SHARE, False
+        finer, done = (_SHARE if len(self.rounds) == 1 else _SHARE_OF_MANY), False
         lower, upper = self._read(read)
         plan = make_plan(lower, upper)
         for _ in range(_ATTEMPTS):
