@@ -12,11 +12,13 @@ from dataclasses import replace
 
 from verax import checks
 from verax.mechanism import Clipping, Individual, Mechanism
+from verax.privacy.guarantee import Guarantee
+from verax.privacy.roots import root
 from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
 
 _CLOSE = 1.0006  # ratio of a failing to a passing value at which a search over the reals ends
-_LARGEST_NOISE = 1e7
+_LARGEST_NOISE, _MOST_STEPS, _SMALLEST_RATE = 1e7, 1e12, 1e-12
 
 
 def noise_multiplier(
@@ -36,22 +38,17 @@ def noise_multiplier(
     """
     target = checks.positive("epsilon", epsilon)
 
-    def spent(noise: float) -> float:
-        mechanism = Mechanism(sampler, noise, clipping or Individual(), relation)
-        return mechanism.guarantee(group).epsilon(delta).upper
+    def run(noise: float) -> Guarantee:
+        return Mechanism(sampler, noise, clipping or Individual(), relation).guarantee(group)
 
-    if spent(0.0) <= target:
+    if run(0.0).epsilon(delta).upper <= target:
         return 0.0
-    good, bad = 1.0, 1.0
-    while spent(good) > target:
-        bad, good = good, 4.0 * good
-        if good > _LARGEST_NOISE:
-            raise ValueError(
-                f"epsilon = {epsilon!r} at delta = {delta!r} needs noise_multiplier above {_LARGEST_NOISE:g}"
-            )
-    while bad == good or spent(bad) <= target:
-        good, bad = bad, bad / 4.0
-    return _search(spent, target, good, bad)
+    found = _boundary(run, target, delta, start=1.0, lowest=1e-3, highest=_LARGEST_NOISE, rising=False)
+    if math.isinf(found):
+        raise ValueError(
+            f"epsilon = {epsilon!r} at delta = {delta!r} needs noise_multiplier above {_LARGEST_NOISE:g}: raise epsilon"
+        )
+    return found
 
 
 def steps(
@@ -73,22 +70,20 @@ def steps(
     target = checks.positive("epsilon", epsilon)
     mechanism = Mechanism(Poisson(rate, 1), noise_multiplier, clipping or Individual(), relation)
 
-    def spent(count: float) -> float:
-        return replace(mechanism, sampler=Poisson(rate, int(count))).guarantee(group).epsilon(delta).upper
+    def run(count: float) -> Guarantee:
+        return replace(mechanism, sampler=Poisson(rate, int(count))).guarantee(group)
 
-    if spent(1.0) > target:
+    if run(1.0).epsilon(delta).upper > target:
         raise ValueError(
             f"epsilon = {epsilon!r} at delta = {delta!r} does not allow one step: raise noise_multiplier "
             f"(now {noise_multiplier!r}) or epsilon"
         )
-    good, bad = 1.0, 2.0
-    while spent(bad) <= target:
-        good, bad = bad, 4.0 * bad
-        if bad > 1e12:
-            raise ValueError(
-                f"epsilon = {epsilon!r} at delta = {delta!r} allows more than 1e12 steps: lower noise_multiplier"
-            )
-    return int(_search(spent, target, good, bad, whole=True))
+    found = _boundary(run, target, delta, start=1e3, lowest=1.0, highest=_MOST_STEPS, rising=True, whole=True)
+    if math.isinf(found):
+        raise ValueError(
+            f"epsilon = {epsilon!r} at delta = {delta!r} allows more than {_MOST_STEPS:g} steps: lower noise_multiplier"
+        )
+    return int(found)
 
 
 def rate(
@@ -110,43 +105,105 @@ def rate(
     target = checks.positive("epsilon", epsilon)
     mechanism = Mechanism(Poisson(1.0, steps), noise_multiplier, clipping or Individual(), relation)
 
-    def spent(q: float) -> float:
-        return replace(mechanism, sampler=Poisson(q, steps)).guarantee(group).epsilon(delta).upper
+    def run(q: float) -> Guarantee:
+        return replace(mechanism, sampler=Poisson(q, steps)).guarantee(group)
 
-    if spent(1.0) <= target:
+    if run(1.0).epsilon(delta).upper <= target:
         return 1.0
-    bad, good = 1.0, 0.1
-    while spent(good) > target:
-        bad, good = good, good / 8.0
-        if good < 1e-12:
-            raise ValueError(
-                f"epsilon = {epsilon!r} at delta = {delta!r} allows no rate above 1e-12: raise noise_multiplier"
-            )
-    return _search(spent, target, good, bad)
+    found = _boundary(run, target, delta, start=0.01, lowest=_SMALLEST_RATE, highest=1.0, rising=True)
+    if math.isnan(found):
+        raise ValueError(
+            f"epsilon = {epsilon!r} at delta = {delta!r} allows no rate above {_SMALLEST_RATE:g}: "
+            "raise noise_multiplier"
+        )
+    return found
 
 
-def _search(spent: Callable[[float], float], target: float, good: float, bad: float, whole: bool = False) -> float:
+def _boundary(
+    run: Callable[[float], Guarantee],
+    target: float,
+    delta: float,
+    start: float,
+    lowest: float,
+    highest: float,
+    rising: bool,
+    whole: bool = False,
+) -> float:
+    """The last value that meets the target: found roughly by the saddle point, then by the proved upper bound.
+
+    ``rising`` says whether epsilon grows with the value. Infinite if the boundary lies beyond ``highest``, nan if it
+    lies below ``lowest``.
+    """
+    known: dict[float, float] = {}
+
+    def excess(value: float) -> float:
+        if value not in known:
+            bound = run(value).epsilon(delta).upper
+            known[value] = math.log(max(bound, 1e-12) / target) if math.isfinite(bound) else 50.0
+        return known[value]
+
+    value = _rough(run, target, delta, start, lowest, highest, rising)
+    value = float(round(value)) if whole else value
+    meets, factor = excess(value) <= 0.0, 1.02
+    other = value
+    while (excess(other) <= 0.0) == meets:
+        if other in (lowest, highest):
+            if meets == rising:  # everything up to an end meets the target, or nothing does
+                return math.inf if other == highest else math.nan
+            return math.inf if other == highest else other
+        value, up = other, meets == rising
+        other = min(max(other * factor if up else other / factor, lowest), highest)
+        other = (math.ceil(other) if up else math.floor(other)) if whole else other
+        factor = factor * factor
+    good, bad = (value, other) if meets else (other, value)
+    return _search(excess, good, bad, whole)
+
+
+def _rough(
+    run: Callable[[float], Guarantee],
+    target: float,
+    delta: float,
+    start: float,
+    lowest: float,
+    highest: float,
+    rising: bool,
+) -> float:
+    """Where the estimated epsilon meets the target, to a percent or so, searched from an everyday value outwards."""
+    sign = 1.0 if rising else -1.0
+    low = high = math.log(min(max(start, lowest), highest))
+
+    def excess(log_value: float) -> float:
+        value = math.exp(log_value)
+        guess = max(curve.estimate(delta) for curve in run(value).uppers)
+        return sign * math.log(max(guess, 1e-12) / target) if math.isfinite(guess) else 50.0 * sign
+
+    while excess(low) > 0.0:
+        if low <= math.log(lowest):
+            return lowest
+        low, high = max(low - math.log(4.0), math.log(lowest)), low
+    while excess(high) < 0.0:
+        if high >= math.log(highest):
+            return highest
+        low, high = high, min(high + math.log(4.0), math.log(highest))
+    return math.exp(root(excess, low, high, xtol=0.01)) if low < high else math.exp(low)
+
+
+def _search(excess: Callable[[float], float], good: float, bad: float, whole: bool) -> float:
     """Close in on the boundary between a value that meets the target and one that does not.
 
     Regula falsi on log epsilon against log of the parameter (nearly a straight line), with the stale end's weight
-    halved (the Illinois rule) and a bisection whenever the interval fails to shrink.
+    halved (the Illinois rule).
     """
-
-    def excess(value: float) -> float:
-        bound = spent(value)
-        return math.log(max(bound, 1e-12) / target) if math.isfinite(bound) else 50.0
-
     at_good, at_bad = excess(good), excess(bad)
     while (abs(bad - good) > 1.0) if whole else (max(good / bad, bad / good) > _CLOSE):
-        share = at_good / (at_good - at_bad) if at_bad > at_good else 0.5
-        share = min(max(share, 0.02), 0.98) if not whole else min(max(share, 0.01), 0.99)
+        share = min(max(at_good / (at_good - at_bad), 0.02), 0.98) if at_bad > at_good else 0.5
         middle = good * (bad / good) ** share
-        edge = math.sqrt(_CLOSE)
-        if not whole:  # land just beyond the root on either side, so that the interval closes from both ends
+        if whole:
+            low, high = sorted((good, bad))
+            middle = min(max(float(round(middle)), low + 1.0), high - 1.0)
+        else:  # land a little inside either end, so that the interval closes from both sides
+            edge = math.sqrt(_CLOSE)
             middle = min(max(middle, min(good, bad) * edge), max(good, bad) / edge)
-        else:
-            low, high = sorted((int(good), int(bad)))
-            middle = float(min(max(round(middle), low + 1), high - 1))
         value = excess(middle)
         if value <= 0.0:
             good, at_good, at_bad = middle, value, at_bad / 2.0

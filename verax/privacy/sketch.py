@@ -92,7 +92,7 @@ class Sketch:
 
     def _solve(self, excess: Callable[[float], float]) -> float:
         """Root of an increasing function of the tilt, to a percent."""
-        unit = 1.0 / math.sqrt(self.cumulants(0.0)[2])
+        unit = 1.0 / math.sqrt(max(self.cumulants(0.0)[2], 1e-200))
         low, high = 1e-4 * unit, unit
         if excess(low) >= 0.0:
             return 0.0
