@@ -24,7 +24,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("check", "value"), [(check, value) for check, bad, _ in TABLE for value in bad + NEVER])
 def test_bad_values_are_refused_by_name(check, value):
-    with pytest.raises(ValueError, match="^knob must ") as refusal:
+    with pytest.raises(ValueError, match=r"^knob must ") as refusal:
         check("knob", value)
     shown = "nan" if isinstance(value, float) and math.isnan(value) else repr(value)
     assert str(refusal.value).endswith(f"got {shown}")

@@ -64,7 +64,7 @@ class Mechanism:
     >>> from verax import Mechanism, Poisson
     >>> run = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0)
     >>> run.guarantee().epsilon(delta=1e-5)
-    Bracket(lower=1.8280, upper=1.8286)
+    Bracket(lower=1.8278, upper=1.8290)
     """
 
     sampler: Sampler

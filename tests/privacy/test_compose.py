@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -98,7 +99,9 @@ def gaussian_laws(mu: float, count: int, tilt: float, step: float) -> tuple[modu
     reach = 16.0 + tilt * mu  # what is cut off is far below the smallest delta asked for
     low, high = pair.loss(np.array([-reach, reach + mu])).tolist()
     spacing = Spacing(step, low, high)
-    return compose([(loss.upper(pair, spacing), count)], tilt, 1), compose([(loss.lower(pair, spacing), count)], tilt, -1)
+    return compose([(loss.upper(pair, spacing), count)], tilt, 1), compose(
+        [(loss.lower(pair, spacing), count)], tilt, -1
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,7 @@ def test_curves_fall_in_epsilon():
     places = np.linspace(0.0, 6.0, 61).tolist()
     for law in (above, below):
         values = [law.delta(e) for e in places]
-        assert all(b <= a * (1.0 + 1e-9) + 1e-14 for a, b in zip(values, values[1:], strict=False))
+        assert all(b <= a * (1.0 + 1e-9) + 1e-14 for a, b in itertools.pairwise(values))
 
 
 def test_a_law_longer_than_the_window_is_folded_soundly():

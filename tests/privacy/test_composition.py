@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import cache
 
@@ -88,7 +89,9 @@ def test_tiny_deltas(noise, epsilon, delta):
         assert DP_ACCOUNTING_TINY[noise, epsilon] < bracket.lower
 
 
-@pytest.mark.parametrize(("noise", "rate", "steps", "delta", "epsilon"), REFERENCE[:1] + REFERENCE[3:5] + REFERENCE[6:7])
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps", "delta", "epsilon"), REFERENCE[:1] + REFERENCE[3:5] + REFERENCE[6:7]
+)
 def test_a_finer_tolerance_narrows_around_the_same_value(noise, rate, steps, delta, epsilon):
     guarantee = poisson(noise, rate, steps)
     assert_holds(guarantee.epsilon(delta, rtol=1e-2), epsilon, 1e-2)
@@ -134,7 +137,9 @@ def nested(rate: float, shift: float, rounds: int, epsilon: Array, forward: bool
     """delta of several rounds as the mean over the first round's outcome of the delta that is left."""
     if rounds == 1:
         return one_round_delta(rate, shift, epsilon, forward)
-    x, w = nodes(-9.0, 9.0 + shift, 6, 24 if rounds == 2 else 6)  # the delta left is smooth but not analytic where the loss is largest
+    x, w = nodes(
+        -9.0, 9.0 + shift, 6, 24 if rounds == 2 else 6
+    )  # the delta left is smooth but not analytic where the loss is largest
     ratio = np.log1p(rate * np.expm1(shift * x - shift * shift / 2.0))
     base = np.exp(-x * x / 2.0) / math.sqrt(2.0 * math.pi) * w
     loss, mass = (ratio, base * np.exp(ratio)) if forward else (-ratio, base)
@@ -188,7 +193,13 @@ def contour_delta(noise: float, rate: float, steps: int, epsilon: float, forward
 
 @pytest.mark.parametrize(
     ("noise", "rate", "steps", "epsilon"),
-    [(1.0, 0.01, 1000, 1.8), (2.0, 0.1, 2000, 12.0), (5.0, 0.01, 100000, 3.0), (10.0, 0.5, 5000, 25.0), (4.0, 0.9, 30, 4.0)],
+    [
+        (1.0, 0.01, 1000, 1.8),
+        (2.0, 0.1, 2000, 12.0),
+        (5.0, 0.01, 100000, 3.0),
+        (10.0, 0.5, 5000, 25.0),
+        (4.0, 0.9, 30, 4.0),
+    ],
 )
 def test_contour_inversion_agrees(noise, rate, steps, epsilon):
     truth = max(contour_delta(noise, rate, steps, epsilon, way) for way in (True, False))
@@ -330,7 +341,15 @@ def test_more_steps_cost_more(noise, rate, count, delta, extra):
     assert poisson(noise, rate, count).epsilon(delta).lower <= poisson(noise, rate, count + extra).epsilon(delta).upper
 
 
-@given(noises, rates, steps, deltas, st.integers(1, 4), st.integers(1, 4), st.sampled_from([Individual(), Batch(), Mixed(groups=3)]))
+@given(
+    noises,
+    rates,
+    steps,
+    deltas,
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from([Individual(), Batch(), Mixed(groups=3)]),
+)
 @few
 def test_a_larger_group_costs_more(noise, rate, count, delta, group, extra, clipping):
     small = poisson(noise, rate, count, group, clipping=clipping).epsilon(delta)
@@ -389,7 +408,7 @@ def test_a_hundred_questions_compose_a_handful_of_laws(monkeypatch):
         assert new.width <= WIDTH * new.upper
         assert overlap(old, fresh)
         assert overlap(new, fresh)
-    for left, right in zip(answers, answers[1:], strict=False):
+    for left, right in itertools.pairwise(answers):
         assert right.lower <= left.upper  # epsilon falls in delta
 
 
@@ -437,7 +456,9 @@ def random_settings(count: int) -> list[tuple[float, float, int, float, int, Ind
     ]
 
 
-def complaint(noise: float, rate: float, count: int, delta: float, group: int, clipping: Individual | Batch | Mixed) -> str:
+def complaint(
+    noise: float, rate: float, count: int, delta: float, group: int, clipping: Individual | Batch | Mixed
+) -> str:
     """What is wrong with the bracket at these settings, if anything."""
     where = f"noise={noise!r} rate={rate!r} steps={count} delta={delta!r} group={group} clipping={clipping}"
     try:

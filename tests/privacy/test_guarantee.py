@@ -114,5 +114,11 @@ def test_statement():
     assert second.startswith("No analysis can show less than ")
     stated = float(first.split("at most ")[1].split(" ")[0])
     assert stated >= RUN.guarantee(group=2).epsilon(1e-5).upper * (1.0 - 1e-9)
-    for fact in ("Poisson(rate=0.01, steps=1000)", "noise_multiplier=1.0", "Evidence: proved", "theorem 18", "Not covered"):
+    for fact in (
+        "Poisson(rate=0.01, steps=1000)",
+        "noise_multiplier=1.0",
+        "Evidence: proved",
+        "theorem 18",
+        "Not covered",
+    ):
         assert fact in text

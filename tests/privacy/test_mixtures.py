@@ -32,10 +32,12 @@ def exact_distinct(trials: int, rate: float, groups: int) -> list[Fraction]:
     return law
 
 
-@pytest.mark.parametrize(("trials", "rate"), [(1, 0.01), (2, 0.5), (8, 1e-4), (50, 0.3), (1000, 0.01), (10000, 0.3), (100000, 0.02)])
+@pytest.mark.parametrize(
+    ("trials", "rate"), [(1, 0.01), (2, 0.5), (8, 1e-4), (50, 0.3), (1000, 0.01), (10000, 0.3), (100000, 0.02)]
+)
 def test_binomial_weights_are_within_the_error_that_the_mixture_declares(trials, rate):
     weights = binomial(trials, rate)
-    declared = mixture_round(weights, np.arange(trials + 1.0)).pair.up.error
+    declared = mixture_round(weights, np.arange(trials + 1.0), trials).pair.up.error
     assert len(weights) == trials + 1
     matter = np.flatnonzero(weights > 1e-60)
     with mpmath.workdps(50):
@@ -83,7 +85,9 @@ def test_distinct_groups_are_within_the_error_that_the_mixture_declares(trials, 
 def half_line_delta(weights: np.ndarray, shifts: np.ndarray, epsilon: float, two_sided: bool) -> mpmath.mpf:
     """The curve of the whole mixture, nothing truncated, at 30 digits."""
     with mpmath.workdps(30):
-        pairs = [(mpmath.mpf(float(w)), mpmath.mpf(float(s))) for w, s in zip(weights, shifts, strict=True) if w > 1e-75]
+        pairs = [
+            (mpmath.mpf(float(w)), mpmath.mpf(float(s))) for w, s in zip(weights, shifts, strict=True) if w > 1e-75
+        ]
         total = mpmath.fsum(w for w, _ in pairs)
         pairs = [(w / total, s) for w, s in pairs]
         other = [(w, -s) for w, s in pairs] if two_sided else [(mpmath.mpf(1), mpmath.mpf(0))]
@@ -107,7 +111,7 @@ def half_line_delta(weights: np.ndarray, shifts: np.ndarray, epsilon: float, two
 @pytest.mark.parametrize(("trials", "rate", "unit"), [(60, 0.01, 0.2), (60, 0.97, 0.1), (100, 0.3, 0.05)])
 def test_truncated_mixtures_bracket_the_whole_one(trials, rate, unit, two_sided):
     weights, shifts = binomial(trials, rate), unit * np.arange(trials + 1.0)
-    once = mixture_round(weights, shifts, two_sided)
+    once = mixture_round(weights, shifts, len(weights), two_sided)
     for epsilon in (0.0, 2.0):
         truth = half_line_delta(weights, shifts, epsilon, two_sided)
         upper = once.pair.delta(epsilon)[1]
@@ -119,7 +123,7 @@ def test_truncated_mixtures_bracket_the_whole_one(trials, rate, unit, two_sided)
 
 def test_truncation_drops_components_and_keeps_what_it_owes():
     weights, shifts = binomial(200, 0.01), 0.1 * np.arange(201.0)
-    once = mixture_round(weights, shifts)
+    once = mixture_round(weights, shifts, len(weights))
     assert len(once.pair.up.shifts) < 60
     assert 0.0 < once.pair.up.lost < 1e-59
     assert once.dominated is not None
@@ -129,7 +133,7 @@ def test_truncation_drops_components_and_keeps_what_it_owes():
 
 
 def test_two_points_are_never_truncated():
-    once = mixture_round(binomial(1, 1e-100), np.array([0.0, 1.0]))
+    once = mixture_round(binomial(1, 1e-100), np.array([0.0, 1.0]), 1)
     assert once.pair == Pair(Mixture(once.pair.up.log_weights, (0.0, 1.0), 0.0, once.pair.up.error))
     assert once.pair.up.log_weights[1] == pytest.approx(-100 * math.log(10), rel=1e-14)
     assert once.dominated is None

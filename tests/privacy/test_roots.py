@@ -53,7 +53,9 @@ def test_crossing_lands_on_the_safe_side_and_near(point, steepness, sign):
 
     found = crossing(excess, 0.0, 100.0, sign)
     assert sign * excess(found) <= 0.0
-    assert abs(found - point) <= 1e-10 * (1.0 + point) + 4e-16 * math.exp(point)  # the last term: excess itself is rounded
+    assert abs(found - point) <= 1e-10 * (1.0 + point) + 4e-16 * math.exp(
+        point
+    )  # the last term: excess itself is rounded
 
 
 @pytest.mark.parametrize("sign", [1, -1])

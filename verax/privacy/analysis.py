@@ -17,8 +17,9 @@ import numpy as np
 from verax.checks import NoGuarantee
 from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
 from verax.privacy.composition import Composition, Round
+from verax.privacy.curve import Curve
 from verax.privacy.events import LargestBatch
-from verax.privacy.guarantee import Curve, Guarantee
+from verax.privacy.guarantee import Guarantee
 from verax.privacy.mixtures import binomial, distinct_groups, mixture_round
 from verax.privacy.noiseless import Noiseless
 from verax.privacy.pairs import Pair
@@ -62,9 +63,20 @@ def analyse(phases: Phases, group: int) -> Guarantee:
     lower_by = "; ".join(dict.fromkeys(part.lower_by for part in parts))
     if any(m.noise_multiplier == 0.0 for m in phases.mechanisms):
         bare = [p.visible for p, m in zip(parts, phases.mechanisms, strict=True) if m.noise_multiplier == 0.0]
-        curves: list[Curve] = [Noiseless(1.0 - math.prod(1.0 - visible for visible in bare))]
+        seen = -math.expm1(math.fsum(math.log1p(-visible) if visible < 1.0 else -math.inf for visible in bare))
+        noisy = tuple(m for m in phases.mechanisms if m.noise_multiplier > 0.0)
+        rest = analyse(Phases(noisy), group) if noisy else None
+        above, below = "no noise: whoever is sampled is exposed", "no noise: read it off"
+        if rest is None:
+            alone: list[Curve] = [Noiseless(seen)]
+            return Guarantee(phases, group, alone, alone, above, below)
         return Guarantee(
-            phases, group, curves, curves, "no noise: a visible record is exposed", "no noise: read it off"
+            phases,
+            group,
+            [Noiseless(seen, curve) for curve in rest.uppers],
+            [Noiseless(seen, curve) for curve in rest.lowers],
+            f"{above}; {rest.upper_by}",
+            f"{below}; {rest.lower_by}",
         )
     uppers: list[Curve] = [Composition(rounds) for rounds in _join([part.uppers for part in parts])]
     tests = [test for part in parts for test in part.tests]
@@ -105,11 +117,11 @@ def _(sampler: Poisson, mechanism: Mechanism, group: int) -> Analysis:
     shifts = unit * np.arange(len(weights), dtype=float)
     if replaced and isinstance(clipping, Individual):
         return Analysis(
-            {"replace": [(mixture_round(weights, shifts, two_sided=True), count)]}, None,
+            {"replace": [(mixture_round(weights, shifts, group, two_sided=True), count)]}, None,
             "opposite-sided mixtures (docs/proofs.md, theorem 1)",
             "achieved by gradients that point in opposite directions", visible,
         )  # fmt: skip
-    once = mixture_round(weights, shifts)
+    once = mixture_round(weights, shifts, group)
     directions = {"remove": [(once, count)], "add": [(once.reverse(), count)]}
     attack = "achieved by fixed gradients of full norm in one direction"
     if not replaced:
@@ -120,7 +132,7 @@ def _(sampler: Poisson, mechanism: Mechanism, group: int) -> Analysis:
         dominating = Round(once.pair, symmetric=True)
         theorem += ", either direction in every round (theorem 3)"
     else:
-        dominating = mixture_round(weights, shifts, two_sided=True)
+        dominating = mixture_round(weights, shifts, group, two_sided=True)
         theorem += ", on opposite sides (theorem 1)"
     return Analysis(
         {"replace": [(dominating, count)]},

@@ -34,7 +34,7 @@ def noise_multiplier(
 
     >>> from verax import Poisson, calibrate
     >>> round(calibrate.noise_multiplier(Poisson(rate=0.01, steps=1000), epsilon=1.0, delta=1e-5), 2)
-    1.51
+    1.42
     """
     target = checks.positive("epsilon", epsilon)
 

@@ -35,6 +35,7 @@ def gaussian_delta(mu: float, epsilon: float, sign: int = 1) -> float:
         scale = float(special.ndtr(-near))
         value = scale - density * second
     error = UNIT * _ULPS * (1.0 + near * near) * scale
+    error += 4.0 * UNIT * (epsilon / mu + mu / 2.0) * (1.0 + abs(near)) * scale  # near itself is a rounded difference
     return min(max(value + sign * error, 0.0), 1.0)
 
 

@@ -139,8 +139,9 @@ def _window(parts: Sequence[tuple[_Tilted, int]], step: float, log_alias: float)
         total = np.zeros_like(rate)
         for part, count in parts:
             distance = (part.index - part.mean) * step
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):
                 moments = np.expm1(np.multiply.outer(sign * rate, distance)) @ part.law
+            moments[~np.isfinite(moments)] = np.inf
             # the centred law has mean 0, so moments are of second order; what rounding leaves of the mean is charged
             total += count * (np.log1p(np.maximum(moments, 0.0)) + rate * 1e-14 * float(np.abs(distance).max()) + 1e-14)
         bounds.append(float(np.min((total - log_alias) / rate)))

@@ -111,8 +111,9 @@ class Composition:
             return 0.0, min(math.fsum([count * rnd.pair.up.lost for rnd, count in self.rounds]), 1.0)
 
         def plan(lower: float, upper: float) -> _Plan:
-            _sketch, tilt, log_delta = self._sketches.near(epsilon)
-            return _Plan(self._sketches.at(math.log(lower) if lower > 0.0 else log_delta - 5.0), tilt, rtol, 0.0)
+            log_delta = math.log(lower) if lower > 0.0 else self._sketches.log_delta(epsilon) - 5.0
+            sketch = self._sketches.at(log_delta)
+            return _Plan(sketch, sketch.tilt_for_epsilon(epsilon), rtol, 0.0)
 
         def allowed(plan: _Plan, upper: float) -> float:
             return rtol * upper

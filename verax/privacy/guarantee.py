@@ -5,28 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from verax import checks
 from verax.privacy.composition import BOTH, LOWER, UPPER, Sides
+from verax.privacy.curve import Curve
 
 if TYPE_CHECKING:
     from verax.mechanism import Phases
 
 DEFAULT_RTOL = 1e-3
-
-
-class Curve(Protocol):
-    """Bounds on the privacy curve of one direction; see :class:`verax.privacy.composition.Composition`."""
-
-    def estimate(self, delta: float) -> float:
-        """A rough epsilon."""
-
-    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
-        """Lower and upper bound on epsilon(delta)."""
-
-    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
-        """Lower and upper bound on delta(epsilon)."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +124,7 @@ class Guarantee:
                 low, other = bounds(curve, rtol, BOTH if exact else (UPPER,), 0.0)
                 lower, upper = max(lower, low), max(upper, other)
         if not exact:
-            lower = max((bounds(curve, rtol, (LOWER,), 0.0)[0] for curve in self.lowers), default=0.0)
+            lower = max((bounds(curve, rtol, BOTH, 0.0)[0] for curve in self.lowers), default=0.0)
         return Bracket(min(lower, upper), upper, "proved", self.lower_by, self.upper_by)
 
     def statement(self, delta: float) -> str:
@@ -145,7 +133,7 @@ class Guarantee:
         >>> from verax import Mechanism, Poisson
         >>> g = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0).guarantee()
         >>> print(g.statement(delta=1e-5).splitlines()[0])
-        Any 1 record is protected with epsilon at most 1.8291 at delta 1e-05 (relation: add-remove).
+        Any 1 record is protected with epsilon at most 1.8290 at delta 1e-05 (relation: add-remove).
         """
         bracket = self.epsilon(delta)
         who = f"Any {self.group} record{'s' if self.group > 1 else ''} "

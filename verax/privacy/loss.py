@@ -21,6 +21,7 @@ from verax.privacy.roots import root
 
 _REACH = 0.65  # how far a first cell reaches beyond its grid point, in steps: over half, as the density falls there
 _ROUNDED = 1e-9  # a miss this small, in grid steps, is charged as a shift of the losses
+_NEGLIGIBLE = 1e-13  # P-mass, or loss, that a round may give up for a better shape
 _STEEP_LIMIT = 2000  # negative masses repaired one by one at most; more means that the grid is too coarse
 
 
@@ -219,6 +220,8 @@ def _balanced(pair: Pair, point: float, usual: float, limit: float) -> float:
         return pair.mean_loss_below(x) - point
 
     far, width = limit, 1.0
+    if 0.0 <= excess(usual) <= _NEGLIGIBLE:
+        return usual
     if not np.isfinite(limit) or not excess(limit) > 0.0:
         return usual
     while excess(far) > 0.0:
@@ -236,28 +239,42 @@ def _meet_on_grid(weight: Array, rise: Array, grid: Array, step: float) -> tuple
     first = int(np.argmax(weight > 0.0))
     weight, miss = weight.copy(), np.expm1(rise)
     miss[first] = min(miss[first], 0.0)  # the first and last cells give up what would need a knot beyond them
+    tiny = (miss < 0.0) & (miss >= -_ROUNDED * step)
+    slack = float(-miss[tiny].min(initial=0.0)) * (1.0 + step)
+    miss[tiny] = 0.0
     ahead = np.diff(grid)
     below = np.maximum(-miss, 0.0) * weight
     taken = np.concatenate([[0.0], below[:-1] / -np.expm1(-ahead)])
-    usable = (weight > taken) & (miss >= -_ROUNDED * step)
-    usable[first] = True
-    last = int(np.flatnonzero(usable)[-1])
-    slack = max(-float(miss[last]), 0.0) * (1.0 + step)
+    usable = np.flatnonzero((weight > taken) & (miss >= 0.0) & (np.arange(len(weight)) >= first)).tolist()
+    while usable:  # where the tail is too steep to be bent, give up some of it
+        mass = _knot_masses(weight, miss, grid, first, usable[-1])
+        if mass is not None:
+            return mass, slack
+        usable = usable[: len(usable) // 2]
+    raise FloatingPointError("grid too coarse for a lower bound")
+
+
+def _knot_masses(weight: Array, miss: Array, grid: Array, first: int, last: int) -> Array | None:
+    weight, miss = weight.copy(), miss.copy()
     weight[last + 1 :] = 0.0
     miss[last:] = 0.0
     below, above = np.maximum(-miss, 0.0) * weight, np.maximum(miss, 0.0) * weight
-    up, down = np.expm1(ahead), -np.expm1(-ahead)
+    ahead = np.diff(grid)
     mass = weight.copy()
-    mass[:-1] += (below[:-1] - above[1:]) / up
-    mass[1:] += (above[1:] - below[:-1]) / down
+    with np.errstate(over="ignore"):
+        mass[:-1] += (below[:-1] - above[1:]) / np.expm1(ahead)
+    mass[1:] += (above[1:] - below[:-1]) / -np.expm1(-ahead)
     negative = np.flatnonzero(mass < 0.0)
-    return (_convexify(mass, grid, first, last, negative) if negative.size else mass), slack
+    return _convexify(mass, grid, first, last, negative) if negative.size else mass
 
 
-def _convexify(mass: Array, grid: Array, first: int, last: int, negative: NDArray[np.int64]) -> Array:
-    """Remove knots of negative mass by spreading it over their neighbours, which only lowers the curve."""
+def _convexify(mass: Array, grid: Array, first: int, last: int, negative: NDArray[np.int64]) -> Array | None:
+    """Remove knots of negative mass by spreading it over their neighbours, which only lowers the curve.
+
+    None if the last knot would have to go.
+    """
     if len(negative) > _STEEP_LIMIT:
-        raise FloatingPointError("grid too coarse for a lower bound")
+        return None
     dead = mass == 0.0
     queue = [int(i) for i in negative]
     while queue:
@@ -270,13 +287,13 @@ def _convexify(mass: Array, grid: Array, first: int, last: int, negative: NDArra
         while right <= last and dead[right]:
             right += 1
         if right > last:
-            raise FloatingPointError("grid too coarse for a lower bound")
+            return None
         debt, mass[i], dead[i] = mass[i], 0.0, True
-        up = np.exp(grid[right] - grid[i])
+        up = np.exp(grid[i] - grid[right])  # inverse ratios, which cannot overflow
         down = np.exp(grid[left] - grid[i]) if left >= first else 0.0
-        mass[right] += debt * up * (1.0 - down) / (up - down)
+        mass[right] += debt * (1.0 - down) / (1.0 - down * up)
         queue.append(right)
         if left >= first:
-            mass[left] += debt * down * (up - 1.0) / (up - down)
+            mass[left] += debt * down * (1.0 - up) / (1.0 - down * up)
             queue.append(left)
     return mass

@@ -38,14 +38,14 @@ def distinct_groups(trials: int, rate: float, groups: int) -> Array:
     return law
 
 
-def mixture_round(weights: Array, shifts: Array, two_sided: bool = False) -> Round:
+def mixture_round(weights: Array, shifts: Array, trials: int, two_sided: bool = False) -> Round:
     """The mixture against N(0), or against its own mirror image; negligible components are rounded to the safe sides.
 
     D_a rises in every shift (lemma 14 and proposition 17 of "optimal group privacy"), so for the upper bound rare
     small shifts are raised and rare large ones sent to infinity, for the lower bound rare large shifts are lowered
     and small ones set to 0.
     """
-    error = 8.0 * UNIT * (4.0 + len(weights))
+    error = 8.0 * UNIT * (4.0 + len(weights) + trials - math.log(_NEGLIGIBLE))  # of the recurrences above
     below, above = np.cumsum(weights), np.cumsum(weights[::-1])[::-1]
     first = int(np.searchsorted(below, _NEGLIGIBLE))
     last = len(weights) - 1 - int(np.searchsorted(above[::-1], _NEGLIGIBLE))

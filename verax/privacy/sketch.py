@@ -157,12 +157,12 @@ class Sketches:
             self._made[key] = Sketch(self._rounds, key * _BLUR)
         return self._made[key]
 
-    def near(self, epsilon: float) -> tuple[Sketch, float, float]:
-        """The sketch for the delta at this epsilon, the tilt there, and a guess at log delta from above."""
+    def log_delta(self, epsilon: float) -> float:
+        """A guess from above at the log delta at this epsilon."""
         log_delta = 0.0
         for _ in range(3):
             sketch = self.at(log_delta)
             tilt = sketch.tilt_for_epsilon(epsilon)
             value, first, _ = sketch.cumulants(tilt)
             log_delta = min(value - tilt * max(first, epsilon), 0.0)
-        return sketch, tilt, log_delta
+        return log_delta

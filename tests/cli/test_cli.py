@@ -1,0 +1,130 @@
+"""The command line as a user meets it: through its entry point, in a fresh process where exit codes matter."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from verax import Mechanism, Poisson, Shuffle, calibrate
+from verax.cli import app, common
+
+RUN = "account -z 1 --rate 0.01 --steps 100"
+ACCOUNT = RUN.split()
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from verax.cli import main; main()", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def report(*words: str) -> dict:
+    result = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0
+    return json.loads(result.stdout)
+
+
+def test_account_prints_the_same_bracket_as_python():
+    answer = report(*ACCOUNT, "--delta", "1e-5", "--delta", "1e-8", "--epsilon", "1", "--group", "2")
+    guarantee = Mechanism(Poisson(0.01, 100), 1.0).guarantee(group=2)
+    assert [row["delta"] for row in answer["epsilon"]] == [1e-5, 1e-8]
+    assert answer["epsilon"][0]["upper"] == pytest.approx(guarantee.epsilon(1e-5).upper, rel=2e-3)
+    assert answer["delta"][0]["lower"] == pytest.approx(guarantee.delta(1.0).lower, rel=2e-3)
+    assert answer["relation"] == "add-remove"
+    assert answer["group"] == 2
+    assert answer["epsilon"][0]["evidence"] == "proved"
+
+
+def test_records_batch_and_epochs_describe_the_same_run():
+    same = report("account", "-z", "1", "--records", "5000", "--batch", "50", "--epochs", "1", "--delta", "1e-5")
+    assert same["epsilon"] == report(*ACCOUNT, "--delta", "1e-5")["epsilon"]
+
+
+def test_shuffled_batches():
+    answer = report("account", "-z", "0.7", "--sampler", "shuffle", "--batches", "1000", "--delta", "1e-5")
+    truth = Mechanism(Shuffle(1000), 0.7).guarantee().epsilon(1e-5)
+    assert (answer["epsilon"][0]["lower"], answer["epsilon"][0]["upper"]) == (truth.lower, truth.upper)
+
+
+def test_without_noise_epsilon_is_infinite_not_an_error():
+    answer = report("account", "-z", "0", "--rate", "0.01", "--steps", "100", "--delta", "1e-5")
+    assert answer["epsilon"][0]["upper"] == "inf"
+
+
+def test_people_get_a_table():
+    result = CliRunner().invoke(app, [*ACCOUNT, "--delta", "1e-5"])
+    assert "epsilon at delta = 1e-05" in result.stdout
+    assert "at most" in result.stdout
+
+
+def test_calibrate_solves_for_what_is_left_out():
+    noise = report("calibrate", "--epsilon", "1", "--delta", "1e-5", "--rate", "0.01", "--steps", "100")
+    assert noise["noise_multiplier"] == calibrate.noise_multiplier(Poisson(0.01, 100), 1.0, 1e-5)
+    steps = report("calibrate", "--epsilon", "1", "--delta", "1e-5", "--rate", "0.01", "-z", "2")
+    assert steps["steps"] == calibrate.steps(0.01, 2.0, 1.0, 1e-5)
+    rate = report("calibrate", "--epsilon", "1", "--delta", "1e-5", "--steps", "100", "-z", "2")
+    assert rate["rate"] == calibrate.rate(100, 2.0, 1.0, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (RUN, "give --delta or --epsilon"),
+        (f"{RUN} --delta 0", "delta must lie strictly between 0 and 1, got 0.0"),
+        ("account -z -1 --rate 0.01 --steps 10 --delta 1e-5", "noise_multiplier must be at least 0"),
+        ("account -z 1 --rate 1.2 --steps 10 --delta 1e-5", "rate must lie in (0, 1], got 1.2"),
+        ("account -z 1 --rate 0.1 --delta 1e-5", "needs --steps or --epochs"),
+        ("account -z 1 --steps 10 --delta 1e-5", "needs --rate, or --records and --batch"),
+        ("account -z 1 --sampler shuffle --delta 1e-5", "--sampler shuffle needs --batches"),
+        (f"{RUN} --group 0 --delta 1e-5", "group must be a whole number of at least 1, got 0"),
+        ("account -z 1 --sampler shuffle --batches 9 --relation add-remove --delta 1e-5", "use relation='zero-out'"),
+        ("calibrate --epsilon 1 --delta 1e-5 -z 1", "give either the rate"),
+        ("calibrate --epsilon -1 --delta 1e-5 --rate .1 --steps 9", "epsilon must be positive"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(words, message):
+    result = run(*words.split())
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_an_unknown_command_or_no_command_is_helped():
+    wrong = run("acount")
+    assert wrong.returncode == 2
+    assert "account" in wrong.stderr
+    assert "calibrate" in run("--help").stdout
+
+
+def test_demo_writes_its_figure(tmp_path):
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "shuffled" in result.stdout
+    assert (tmp_path / "samplers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_progress_bar_appears_only_after_a_second(monkeypatch):
+    started = []
+    monkeypatch.setattr(common.Progress, "start", lambda self: started.append(self))
+
+    class Soon(common.threading.Timer):
+        def __init__(self, seconds, function):
+            assert seconds == 1.0
+            super().__init__(0.0, function)
+
+    with common.patience("quick"):
+        pass
+    assert not started
+    monkeypatch.setattr(common.threading, "Timer", Soon)
+    with common.patience("slow"):
+        for _ in range(200):
+            if started:
+                break
+            common.threading.Event().wait(0.01)
+    assert started
