@@ -1,4 +1,4 @@
-"""Whole runs under Poisson sampling: reference values, independent computations, laws they must obey, and random settings."""
+"""Whole runs under Poisson sampling: reference values, independent computations, laws, and random settings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REFERENCE = [
 ]
 DP_ACCOUNTING_SIXTH = 12.0583  # what dp-accounting 0.6.0 prints by default for the sixth row: an overshoot of .02 %
 
-# noise, epsilon, delta at rate .001 and 1000 steps (MATH section 3); dp-accounting's "pessimistic" deltas are too small here
+# noise, epsilon, delta at rate .001 and 1000 steps (MATH section 3); dp-accounting's "pessimistic" deltas are too small
 TINY = [
     (0.8, 2.0, "1.47907e-11"),
     (0.8, 3.0, "3.0175e-14"),

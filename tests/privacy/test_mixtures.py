@@ -69,7 +69,7 @@ def test_one_clip_group_is_batch_clipping_and_many_are_individual():
 @pytest.mark.parametrize(("trials", "rate", "groups"), [(5, 0.1, 3), (100, 0.01, 4), (5000, 1e-3, 4)])
 def test_distinct_groups_are_within_the_error_that_the_mixture_declares(trials, rate, groups):
     law = distinct_groups(trials, rate, groups)
-    declared = mixture_round(law, np.arange(len(law), dtype=float)).pair.up.error
+    declared = mixture_round(law, np.arange(len(law), dtype=float), trials).pair.up.error
     with mpmath.workdps(60):
         for hit in range(len(law)):
             truth = mpmath.fsum(

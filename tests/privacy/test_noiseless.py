@@ -7,6 +7,7 @@ import math
 import pytest
 
 from verax import Batch, Deterministic, Mechanism, Poisson, Shuffle
+from verax.privacy.closed_form import gaussian_delta
 from verax.privacy.noiseless import Noiseless
 
 
@@ -46,6 +47,17 @@ def test_a_noiseless_phase_does_not_make_the_noisy_ones_free():
     both = (seen + noisy).guarantee()
     assert both.epsilon(1e-5).upper >= alone.epsilon(1e-5).lower
     assert both.delta(1.0).upper >= alone.delta(1.0).lower
+
+
+def test_a_noiseless_phase_beside_a_noisy_one_is_bracketed():
+    """Seen with probability v, else the other phase at a shifted epsilon; worked out for both directions."""
+    v, mu, epsilon = 0.01, 1.0, 1.0
+    both = (Mechanism(Poisson(v, 1), 0.0) + Mechanism(Poisson(1.0, 1), 1.0 / mu)).guarantee().delta(epsilon)
+    shift = math.log1p(-v)
+    remove = v + (1.0 - v) * gaussian_delta(mu, epsilon - shift)
+    add = gaussian_delta(mu, epsilon + shift)
+    assert both.upper >= max(remove, add) * (1.0 - 1e-12)
+    assert both.lower <= max(remove, add) * (1.0 + 1e-12)
 
 
 def test_two_noiseless_phases_are_seen_if_either_is():

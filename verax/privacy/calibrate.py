@@ -144,16 +144,17 @@ def _boundary(
 
     value = _rough(run, target, delta, start, lowest, highest, rising)
     value = float(round(value)) if whole else value
-    meets, factor = excess(value) <= 0.0, 1.02
-    other = value
+    meets, factor, other = excess(value) <= 0.0, 1.02, value
+    up = meets == rising  # which way the boundary lies
+    end = highest if up else lowest
     while (excess(other) <= 0.0) == meets:
-        if other in (lowest, highest):
-            if meets == rising:  # everything up to an end meets the target, or nothing does
-                return math.inf if other == highest else math.nan
-            return math.inf if other == highest else other
-        value, up = other, meets == rising
+        if other == end:
+            if meets:
+                return math.inf if rising else end
+            return math.nan if rising else math.inf
+        value = other
         other = min(max(other * factor if up else other / factor, lowest), highest)
-        other = (math.ceil(other) if up else math.floor(other)) if whole else other
+        other = float(math.ceil(other) if up else math.floor(other)) if whole else other
         factor = factor * factor
     good, bad = (value, other) if meets else (other, value)
     return _search(excess, good, bad, whole)

@@ -92,7 +92,7 @@ class Sketch:
 
     def _solve(self, excess: Callable[[float], float]) -> float:
         """Root of an increasing function of the tilt, to a percent."""
-        unit = 1.0 / math.sqrt(max(self.cumulants(0.0)[2], 1e-200))
+        unit = 1.0 / math.sqrt(max(self.cumulants(0.0)[2], 1e-24))
         low, high = 1e-4 * unit, unit
         if excess(low) >= 0.0:
             return 0.0
@@ -109,7 +109,7 @@ class Sketch:
         """For each kind of round, points at which upper and lower log delta differ by about ``width``."""
         mass, log_norm = self._tilted(tilt)
         distance = np.abs(self.loss - self._bulk)
-        scales = np.sqrt((mass * distance**2).sum(axis=1))
+        scales = np.sqrt(np.maximum((mass * distance**2).sum(axis=1), 1e-200))
         step = self._step(tilt, width, mass, distance, scales[:, None])
         # what lies left of the first point is moved up to it, so it must be negligible there
         with np.errstate(divide="ignore"):
@@ -125,7 +125,7 @@ class Sketch:
     def _step(self, tilt: float, width: float, mass: Array, distance: Array, scales: Array) -> float:
         mean = (mass * self.loss).sum(axis=1, keepdims=True)
         weight = mass * self.counts
-        variance = float((weight * (self.loss - mean) ** 2).sum())
+        variance = max(float((weight * (self.loss - mean) ** 2).sum()), 1e-200)
         factor = max(tilt * (tilt + 1.0), 1.0 / variance) / 2.0
 
         def cost(step: float) -> float:
