@@ -58,8 +58,9 @@ class Composition:
 
     @property
     def _supremum(self) -> float:
-        """The largest loss there can be, but for mass lost to infinity."""
-        return math.fsum([count * (math.inf if rnd.symmetric else rnd.pair.supremum) for rnd, count in self.rounds])
+        """The largest loss there can be; infinite if mass was sent there."""
+        unbounded = any(rnd.symmetric or rnd.pair.up.lost > 0.0 for rnd, _ in self.rounds)
+        return math.inf if unbounded else math.fsum([count * rnd.pair.supremum for rnd, count in self.rounds])
 
     def estimate(self, delta: float) -> float:
         """A rough epsilon, to choose among directions by; never a bound."""
@@ -91,14 +92,18 @@ class Composition:
                 upper = sketch.cumulants(tilt)[1]
             else:
                 tilt = sketch.tilt_for_epsilon(upper)
-            spread = math.sqrt(sketch.cumulants(tilt)[2])
+            spread = max(math.sqrt(sketch.cumulants(tilt)[2]), 1e-12)
             floor = rtol * _SMALL * spread
             return _Plan(sketch, tilt, max(tilt, 0.5 / spread) * max(rtol * upper, floor), floor)
 
         def allowed(plan: _Plan, upper: float) -> float:
             return max(rtol * upper, plan.floor)
 
-        return self._narrow(plan, allowed, lambda law: _solve_epsilon(law, delta), sides, enough)
+        most = self._supremum * (1.0 + 1e-12)  # no epsilon can exceed the largest loss there is
+        if sides == (UPPER,) and most <= enough:
+            return 0.0, most
+        lower, upper = self._narrow(plan, allowed, lambda law: _solve_epsilon(law, delta), sides, enough)
+        return lower, min(upper, most)
 
     def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """Lower and upper bound on delta(epsilon); a side not asked for may be trivial."""
@@ -108,7 +113,7 @@ class Composition:
             rnd = self.rounds[0][0]
             return (rnd.dominated or rnd.pair).delta(epsilon)[0], rnd.pair.delta(epsilon)[1]
         if epsilon > self._supremum * (1.0 + 1e-9):
-            return 0.0, min(math.fsum([count * rnd.pair.up.lost for rnd, count in self.rounds]), 1.0)
+            return 0.0, 0.0
 
         def plan(lower: float, upper: float) -> _Plan:
             log_delta = math.log(lower) if lower > 0.0 else self._sketches.log_delta(epsilon) - 5.0
