@@ -499,3 +499,8 @@ def test_a_lossy_mixture_keeps_its_loss_in_the_upper_bound_only():
     lower, upper = run.delta(30.0, 1e-3)
     assert upper >= 1e-7 * (1.0 - 1e-6)
     assert lower < 1e-20
+
+
+def test_the_lowest_rate_at_noise_one_is_as_narrow_as_promised():
+    """A corner of the random ranges that seeded draws seldom meet: delta is far out in a nearly atomic law."""
+    assert not complaint(1.0, 1e-4, 1000, 1e-9, 1, Individual())

@@ -43,7 +43,7 @@ def test_printed_numbers_are_rounded_to_the_safe_side(value):
     [
         (1.82801, 1.82855, "Bracket(lower=1.8280, upper=1.8286)"),
         (0.0, math.inf, "Bracket(lower=0, upper=inf)"),
-        (1.2, 1.2, "Bracket(lower=1.2000, upper=1.2000)"),
+        (1.2, 1.2, "Bracket(lower=1.1999, upper=1.2000)"),
         (1.96901e-23, 1.96979e-23, "Bracket(lower=1.9690e-23, upper=1.9698e-23)"),
         (0.99999, 0.999999, "Bracket(lower=0.99999, upper=1.00000)"),
     ],

@@ -256,7 +256,7 @@ def quadrature(pair: Pair, epsilon: float) -> mpmath.mpf:
 
 
 @pytest.mark.parametrize("pair", ALL.values(), ids=ALL)
-@pytest.mark.parametrize("epsilon", [0.0, 0.4, 2.0])
+@pytest.mark.parametrize("epsilon", [0.0, 0.7])
 def test_delta_brackets_the_integral(pair, epsilon):
     lower, upper = pair.delta(epsilon)
     truth = float(quadrature(pair, epsilon))

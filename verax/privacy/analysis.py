@@ -78,13 +78,14 @@ def analyse(phases: Phases, group: int) -> Guarantee:
             f"{above}; {rest.upper_by}",
             f"{below}; {rest.lower_by}",
         )
+    visible = min(math.fsum(part.visible for part in parts) * (1.0 + 1e-9), 1.0)
     uppers: list[Curve] = [Composition(rounds) for rounds in _join([part.uppers for part in parts])]
     tests = [test for part in parts for test in part.tests]
     if all(part.lowers is None for part in parts) and not tests:
-        return Guarantee(phases, group, uppers, uppers, upper_by, lower_by)
+        return Guarantee(phases, group, uppers, uppers, upper_by, lower_by, visible)
     attacks = _join([p.uppers if p.lowers is None else p.lowers for p in parts])
     lowers: list[Curve] = [*tests, *(Composition(rounds) for rounds in attacks if rounds)]
-    return Guarantee(phases, group, uppers, lowers, upper_by, lower_by)
+    return Guarantee(phases, group, uppers, lowers, upper_by, lower_by, visible)
 
 
 def _join(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:

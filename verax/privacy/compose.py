@@ -66,6 +66,8 @@ class Composed:
         total = float(window @ self.decay[:terms])
         value = math.exp(-self.tilt * gap) * (total - math.exp(-gap) * float(window @ self.decay_next[:terms]))
         value += self.sign * self._error(epsilon, gap, total, terms)
+        if math.isnan(value):
+            return 1.0 if self.sign > 0 else 0.0
         if value <= 0.0:
             return 0.0
         log_delta = self.log_scale - self.tilt * epsilon + math.log(value)
@@ -166,6 +168,8 @@ class _Spectrum:
     def times(self, part: _Tilted, count: int) -> None:
         """Multiply by the count-th power of the law's transform."""
         factor, error = self._transform(part)
+        if count * error > 1.0:
+            raise FloatingPointError("rounding errors of this many rounds leave nothing to see")
         modulus = np.abs(factor) + error
         keep = modulus > np.exp((_LOG_DEAD - self.log_size) / count)
         dropped = len(keep) - int(np.count_nonzero(keep))

@@ -34,6 +34,11 @@ class Round:
     dominated: Pair | None = None
     symmetric: bool = False
 
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether closed forms apply."""
+        return self.pair.is_gaussian and self.dominated is None
+
     def reverse(self) -> Round:
         """The other direction."""
         return Round(self.pair.reverse(), self.dominated and self.dominated.reverse(), self.symmetric)
@@ -54,7 +59,7 @@ class Composition:
     def gaussian_mu(self) -> float | None:
         """mu if the whole run is one Gaussian mechanism, for which everything is in closed form; else None."""
         (rnd, count), *more = self.rounds
-        return rnd.pair.gaussian_shift * math.sqrt(count) if not more and rnd.pair.is_gaussian else None
+        return rnd.pair.gaussian_shift * math.sqrt(count) if not more and rnd.is_gaussian else None
 
     @property
     def _supremum(self) -> float:
@@ -169,9 +174,7 @@ class Composition:
             except FloatingPointError:  # a grid too coarse for a lower bound
                 finer *= 0.25
                 continue
-            except MemoryError:
-                if math.isinf(upper):
-                    raise
+            except MemoryError:  # what is known so far, if only the trivial bound, is still true
                 break
             for side, law in fresh.items():
                 self._laws[side].append(law)
@@ -180,7 +183,7 @@ class Composition:
             plan = make_plan(lower, upper)
             done = not planned.coarse
             if done and sides == BOTH and (gap := upper - lower) > allowed(planned, upper):
-                if gap > 0.8 * before:  # what is left is round-off, which finer grids do not cure
+                if gap > 0.9 * before:  # what is left is round-off, which finer grids do not cure
                     break
                 finer *= min(0.5, max(0.7 * allowed(planned, upper) / gap, 0.02))
         return lower, upper
@@ -234,8 +237,8 @@ def _merge(rounds: Sequence[tuple[Round, int]]) -> list[tuple[Round, int]]:
     counts: dict[Round, int] = {}
     for rnd, count in rounds:
         counts[rnd] = counts.get(rnd, 0) + count
-    gaussian = math.fsum([r.pair.gaussian_shift**2 * n for r, n in counts.items() if r.pair.is_gaussian])
-    merged = [(r, n) for r, n in counts.items() if not r.pair.is_gaussian]
+    gaussian = math.fsum([r.pair.gaussian_shift**2 * n for r, n in counts.items() if r.is_gaussian])
+    merged = [(r, n) for r, n in counts.items() if not r.is_gaussian]
     return merged + ([(Round(Pair.gaussian(math.sqrt(gaussian))), 1)] if gaussian > 0.0 or not merged else [])
 
 

@@ -11,7 +11,7 @@ from scipy import special
 from verax.privacy.composition import BOTH, Sides
 from verax.privacy.pairs import Array
 
-_ROUNDING = 1e-12  # relative allowance for the probabilities below
+_ROUNDING = 1e-9  # relative allowance for the probabilities below
 
 
 @dataclass(frozen=True)

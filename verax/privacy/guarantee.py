@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import TYPE_CHECKING
 
 from verax import checks
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from verax.mechanism import Phases
 
 DEFAULT_RTOL = 1e-3
+_SMALLEST_DELTA = 1e-300  # below this doubles lose their digits
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,11 @@ def shown(value: float, side: int, digits: int = 5) -> str:
     """A number to a few significant digits, rounded to its safe side: down for a lower bound, up for an upper one."""
     if value == 0.0 or math.isinf(value):
         return f"{value:g}"
-    exponent = math.floor(math.log10(abs(value)))
-    scale = digits - 1 - exponent
-    quantum = 10.0 ** min(scale, 300)
-    number = (math.ceil if side == UPPER else math.floor)(value * quantum * (1.0 - side * 1e-14)) / quantum
-    return f"{number:.{max(scale, 0)}f}" if -4 <= exponent < 6 else f"{number:.{digits - 1}e}"
+    exact = Decimal(value)
+    exponent = exact.adjusted()
+    unit = Decimal(1).scaleb(exponent - digits + 1)
+    number = exact.quantize(unit, rounding=ROUND_CEILING if side == UPPER else ROUND_FLOOR)
+    return f"{number:.{max(digits - 1 - exponent, 0)}f}" if -4 <= exponent < 6 else f"{number:.{digits - 1}e}"
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class Guarantee:
     lowers: Sequence[Curve]
     upper_by: str
     lower_by: str
+    visible: float = 1.0
+    """Probability that the group is sampled at all: no delta can exceed it (couple the runs until it is)."""
 
     def epsilon(self, delta: float, rtol: float = DEFAULT_RTOL) -> Bracket:
         """The epsilon at this delta, its two sides within ``rtol`` of each other where the analysis is exact.
@@ -90,6 +94,11 @@ class Guarantee:
         True
         """
         delta = checks.probability("delta", delta)
+        if delta < _SMALLEST_DELTA:
+            raise ValueError(f"delta must be at least {_SMALLEST_DELTA:g}, got {delta!r}")
+
+        if delta >= self.visible:
+            return Bracket(0.0, 0.0, "proved", self.lower_by, "the group is sampled with at most this probability")
 
         def bounds(curve: Curve, tolerance: float, sides: Sides, enough: float) -> tuple[float, float]:
             return curve.epsilon(delta, tolerance, sides, enough)
@@ -109,7 +118,12 @@ class Guarantee:
         def bounds(curve: Curve, tolerance: float, sides: Sides, enough: float) -> tuple[float, float]:
             return curve.delta(epsilon, tolerance, sides, enough)
 
-        return self._bracket(bounds, _accuracy(rtol), lambda curve: curve.estimate(_TYPICAL_DELTA))
+        found = self._bracket(bounds, _accuracy(rtol), lambda curve: curve.estimate(_TYPICAL_DELTA))
+        if found.upper > self.visible:
+            found = replace(found, upper=self.visible, upper_by="the group is sampled with at most this probability")
+        if found.lower < _SMALLEST_DELTA:
+            found = replace(found, lower=0.0, upper=max(found.upper, _SMALLEST_DELTA))
+        return found
 
     def _bracket(self, bounds: _Bounds, rtol: float, rank: Callable[[Curve], float]) -> Bracket:
         """Both sides of the worst direction, then enough of the others to know that they are no worse."""
@@ -125,6 +139,8 @@ class Guarantee:
                 lower, upper = max(lower, low), max(upper, other)
         if not exact:
             lower = max((bounds(curve, rtol, BOTH, 0.0)[0] for curve in self.lowers), default=0.0)
+        if lower > upper * (1.0 + 1e-9):
+            raise ArithmeticError(f"lower bound {lower!r} exceeds upper bound {upper!r}: please report this")
         return Bracket(min(lower, upper), upper, "proved", self.lower_by, self.upper_by)
 
     def statement(self, delta: float) -> str:

@@ -22,6 +22,7 @@ from verax.privacy.roots import root
 _REACH = 0.65  # how far a first cell reaches beyond its grid point, in steps: over half, as the density falls there
 _ROUNDED = 1e-9  # a miss this small, in grid steps, is charged as a shift of the losses
 _NEGLIGIBLE = 1e-13  # P-mass, or loss, that a round may give up for a better shape
+_MOST_POINTS = 2**40
 _STEEP_LIMIT = 2000  # negative masses repaired one by one at most; more means that the grid is too coarse
 
 
@@ -88,12 +89,14 @@ def _points(
     step = spacing.step
     first = int(max(np.floor((spacing.low - base) / step), np.ceil((least - base) / step)))
     last = int(max(min(np.ceil((spacing.high - base) / step), np.floor((most - base) / step)), first))
-    ratio = 0.5 * step / spacing.scale
+    if last - first > _MOST_POINTS:
+        raise MemoryError(f"a grid of {last - first} points is more than {_MOST_POINTS}; ask for a larger rtol")
+    ratio = 0.5 * step / max(spacing.scale, 1e-3 * step)
     sides = []
     for end in (last, -first):
         ticks, tick = [0], 0
         while tick < end:
-            tick += max(1, int(ratio * tick))
+            tick += max(1, int(min(ratio * tick, end)))
             ticks.append(tick)
         sides.append(np.array(ticks, dtype=np.int64))
     index = np.unique(np.clip(np.concatenate([-sides[1], sides[0]]), first, last))
@@ -169,7 +172,7 @@ def lower(pair: Pair, spacing: Spacing) -> Discrete:
     if grid[0] - pair.infimum < 1.5 * step:
         boundaries[0] = -np.inf
     _balance_ends(pair, grid, boundaries, step)
-    cells = pair.cells(boundaries)
+    cells = pair.cells(np.maximum.accumulate(boundaries))
     filled = np.isfinite(cells.log_p) & np.isfinite(cells.loss)
     rise = np.where(filled, cells.loss - 2.0 * cells.error - grid, 0.0)
     log_q = np.where(

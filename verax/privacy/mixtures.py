@@ -9,18 +9,19 @@ import numpy as np
 from verax.privacy.composition import Round
 from verax.privacy.pairs import UNIT, Array, Mixture, Pair
 
+_FEW = 64  # components that are never worth rounding
 _NEGLIGIBLE = 1e-60  # total weight that may be rounded away, to the safe side on either bound
 
 
 def binomial(trials: int, rate: float) -> Array:
-    """Weights of Bin(trials, rate), as a running product outwards from the mode: relative error 4 units per step."""
+    """Weights of Bin(trials, rate), summed in logarithms outwards from the mode."""
     if rate >= 1.0:
         return np.concatenate([np.zeros(trials), [1.0]])
     hits = np.arange(1.0, trials + 1.0)
     steps = np.log(trials + 1.0 - hits) - np.log(hits) + math.log(rate) - math.log1p(-rate)
-    logs = np.concatenate([[0.0], np.cumsum(steps)])
-    logs -= logs[min(int((trials + 1) * rate), trials)]
-    weights = np.exp(logs)
+    mode = min(int((trials + 1) * rate), trials)
+    left, right = -np.cumsum(steps[:mode][::-1])[::-1], np.cumsum(steps[mode:])
+    weights = np.exp(np.concatenate([left, [0.0], right]))
     return np.asarray(weights / weights.sum())
 
 
@@ -29,8 +30,8 @@ def distinct_groups(trials: int, rate: float, groups: int) -> Array:
     most = min(trials, groups)
     law = np.zeros(most + 1)
     law[0] = 1.0
-    grow = rate * (groups - np.arange(most + 1.0)) / groups
-    stay = 1.0 - grow
+    hit = np.arange(most + 1.0)
+    grow, stay = rate * (groups - hit) / groups, (1.0 - rate) + rate * hit / groups
     for _ in range(trials):
         moved = law * grow
         law *= stay
@@ -45,11 +46,14 @@ def mixture_round(weights: Array, shifts: Array, trials: int, two_sided: bool = 
     small shifts are raised and rare large ones sent to infinity, for the lower bound rare large shifts are lowered
     and small ones set to 0.
     """
-    error = 8.0 * UNIT * (4.0 + len(weights) + trials - math.log(_NEGLIGIBLE))  # of the recurrences above
+    kept = int(np.count_nonzero(weights > _NEGLIGIBLE))
+    # logarithms up to 140 in size are added once per kept weight, or products taken once per trial
+    error = UNIT * (2000.0 + 200.0 * kept + 8.0 * trials)
     below, above = np.cumsum(weights), np.cumsum(weights[::-1])[::-1]
     first = int(np.searchsorted(below, _NEGLIGIBLE))
     last = len(weights) - 1 - int(np.searchsorted(above[::-1], _NEGLIGIBLE))
-    if len(weights) == 2 or (first == 0 and last == len(weights) - 1):
+    last = max(last, first + 1)
+    if len(weights) <= _FEW or (first == 0 and last >= len(weights) - 1):
         side = _mixture(weights, shifts, 0.0, error)
         return Round(Pair(side, side) if two_sided else Pair(side))
     raised, lowered = weights[first : last + 1].copy(), weights[first : last + 1].copy()

@@ -32,7 +32,7 @@ class Noiseless:
             return math.inf, math.inf
         if self.rest is None:
             return 0.0, 0.0
-        left = delta - self.visible
+        left = (delta - self.visible) * (1.0 - 1e-9)
         upper = self.rest.epsilon(left, rtol, sides, enough)[1] if left > 0.0 else math.inf
         return self.rest.epsilon(delta, rtol, sides, enough)[0], upper
 

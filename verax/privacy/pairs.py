@@ -111,6 +111,7 @@ def log_interval(y: Array) -> tuple[Array, Array]:
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         share = np.exp((near - far) * (far + near) / 2.0) * scaled_far / scaled_near  # of the tail, what lies beyond
         share[np.isinf(far)] = 0.0
+        share = np.minimum(share, 1.0 - UNIT)  # a cell too thin to see: all that is known is that it is tiny
         log_mass = np.log(scaled_near * (0.5 - 0.5 * share)) - near * near / 2.0
         error = UNIT * (_SPECIAL_ULPS + 2.0 * (near + 1.0) ** 2) / (1.0 - share)
     empty = ~(y[..., 1:] > y[..., :-1])
@@ -162,7 +163,7 @@ class Pair:
     @property
     def is_gaussian(self) -> bool:
         """Whether both sides are single Gaussians, so that closed forms apply."""
-        return len(self.up.shifts) == 1 and len(self.down.shifts) == 1
+        return all(len(side.shifts) == 1 and side.lost == 0.0 for side in (self.up, self.down))
 
     @property
     def gaussian_shift(self) -> float:
@@ -262,10 +263,11 @@ class Pair:
         if np.isposinf(x[0]):
             return 0.0, self.up.lost
         tail = self._cells(np.array([x[0], np.inf]))
+        around = math.exp(float(self._cells(np.array([x[0] - 0.1, np.inf])).log_p[0]))  # holds what a rounded x misses
         log_p, rise, error = float(tail.log_p[0]), float(tail.loss[0]) - epsilon, 2.0 * float(tail.error[0])
         miss = abs(float(self.loss(x)[0]) - epsilon) if np.isfinite(x[0]) else 0.0
         lower = math.exp(log_p - error) * -math.expm1(-max(rise - error, 0.0))
-        upper = math.exp(log_p + error) * (-math.expm1(-max(rise + error, 0.0)) + math.expm1(miss + 8.0 * UNIT))
+        upper = math.exp(log_p + error) * -math.expm1(-max(rise + error, 0.0)) + around * math.expm1(miss + 8.0 * UNIT)
         return lower, min(upper + self.up.lost, 1.0)
 
     def cells(self, boundaries: Array) -> Cells:
