@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -175,3 +176,11 @@ def test_too_large_a_window_is_refused(monkeypatch):
     monkeypatch.setattr(module, "MAX_POINTS", 10)
     with pytest.raises(MemoryError, match="larger rtol"):
         gaussian_laws(0.1, 100, 0.0, step=0.005)
+
+
+def test_a_law_that_has_gone_wrong_proves_nothing():
+    pair = Pair.subsampled(0.1, 1.0)
+    for discretise, sign, trivial in ((loss.upper, 1, 1.0), (loss.lower, -1, 0.0)):
+        law = compose([(discretise(pair, Spacing(0.01, -0.1, 3.0)), 5)], 0.5, sign)
+        assert 0.0 < law.delta(0.5) < 1.0
+        assert dataclasses.replace(law, bin_error=math.nan).delta(0.5) == trivial

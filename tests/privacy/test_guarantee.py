@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verax import Bracket, Mechanism, Poisson
+from verax import Bracket, Deterministic, Mechanism, Poisson
 from verax.privacy.guarantee import shown
 
 RUN = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0)
@@ -122,3 +122,24 @@ def test_statement():
         "Not covered",
     ):
         assert fact in text
+
+
+def test_an_upper_delta_is_never_zero_and_a_lower_one_below_the_smallest_is_nothing():
+    for run in (Mechanism(Poisson(0.01, 1000), 1.0), Mechanism(Deterministic(10), 1.0)):
+        bracket = run.guarantee().delta(100.0)
+        assert bracket.lower == 0.0
+        assert bracket.upper == 1e-300
+    with pytest.raises(ValueError, match="delta must be at least 1e-300, got 1e-305"):
+        Mechanism(Poisson(0.01, 10), 1.0).guarantee().epsilon(1e-305)
+
+
+def test_no_delta_exceeds_the_probability_of_being_sampled():
+    rare = Mechanism(Poisson(1e-61, 10**6), 0.01).guarantee(group=2)
+    assert 2e-55 <= rare.delta(1.0).upper <= 2.001e-55
+    assert rare.epsilon(1e-50).upper == 0.0
+
+
+def test_a_bound_is_shown_on_its_own_side_of_its_value():
+    assert shown(1.8285000000000099, 1) == "1.8286"
+    assert shown(1.8285000000000099, -1) == "1.8285"
+    assert shown(1.97001e-23, -1, 3) == "1.97e-23"
