@@ -6,10 +6,11 @@
 True
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from verax.checks import NoGuarantee
 from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
-from verax.privacy import calibrate
-from verax.privacy.guarantee import Bracket, Guarantee
 from verax.samplers import (
     BallsInBins,
     BufferedShuffle,
@@ -20,6 +21,10 @@ from verax.samplers import (
     TruncatedPoisson,
     WithoutReplacement,
 )
+
+if TYPE_CHECKING:
+    from verax.privacy import calibrate
+    from verax.privacy.guarantee import Bracket, Guarantee
 
 __version__ = "0.1.0"
 
@@ -43,3 +48,12 @@ __all__ = [
     "__version__",
     "calibrate",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import the accountant, and scipy with it, when it is first asked for: describing and drawing need neither."""
+    if name == "calibrate":
+        return import_module("verax.privacy.calibrate")
+    if name in ("Bracket", "Guarantee"):
+        return getattr(import_module("verax.privacy.guarantee"), name)
+    raise AttributeError(f"module 'verax' has no attribute {name!r}")

@@ -504,3 +504,24 @@ def test_a_lossy_mixture_keeps_its_loss_in_the_upper_bound_only():
 def test_the_lowest_rate_at_noise_one_is_as_narrow_as_promised():
     """A corner of the random ranges that seeded draws seldom meet: delta is far out in a nearly atomic law."""
     assert not complaint(1.0, 1e-4, 1000, 1e-9, 1, Individual())
+
+
+# dp-accounting 0.6.0: pessimistic and optimistic epsilon with its default grid (benchmarks/accounting.py, section A)
+PEERS = [
+    (1.0, 0.01, 1000, 1e-5, 1.778, 1.828244),
+    (0.8, 0.001, 100_000, 1e-6, 0.0, 2.915137),
+    (0.4, 1e-5, 100_000, 1e-6, 0.0, 2.998171),
+    (0.5, 1e-4, 10_000, 1e-6, 1.725, 1.953246),
+    (2.0, 0.1, 10_000, 1e-6, 38.181, 38.68122),
+    (5.0, 0.01, 1_000_000, 1e-7, 0.0, 12.05834),
+    (0.7, 0.001, 1000, 1e-5, 0.56, 0.6089572),
+    (1.0, 1.0, 100, 1e-6, 96.712, 96.71727),
+    (10.0, 0.5, 5000, 1e-8, 25.326, 25.57617),
+]
+
+
+@pytest.mark.parametrize(("noise", "rate", "steps", "delta", "low", "high"), PEERS)
+def test_agrees_with_another_accountant_within_its_own_error_bars(noise, rate, steps, delta, low, high):
+    bracket = Mechanism(Poisson(rate, steps), noise).guarantee().epsilon(delta)
+    assert bracket.lower <= high * (1.0 + 1e-6)
+    assert bracket.upper >= low

@@ -19,7 +19,7 @@ _ATTEMPTS = 10
 _SMALL = 0.03  # of the loss's standard deviation: an epsilon below that is small
 _SHARE = 0.6  # of the width allowed, what the grid is planned to use
 _ALIAS, _ALIAS_IRREGULAR = 1e-12, 1e-16  # mass outside the window; less where what counts is far from the bulk
-_SHARE_OF_MANY = 0.5  # the same for unequal rounds, whose widths differ from the plan's by more
+_SHARE_OF_MANY = 0.65  # the same for unequal rounds, whose widths differ from the plan's by more
 _COARSE = 0.1  # width in log delta of a first look
 
 

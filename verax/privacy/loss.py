@@ -92,15 +92,19 @@ def _points(
     if last - first > _MOST_POINTS:
         raise MemoryError(f"a grid of {last - first} points is more than {_MOST_POINTS}; ask for a larger rtol")
     ratio = 0.5 * step / max(spacing.scale, 1e-3 * step)
-    sides = []
-    for end in (last, -first):
-        ticks, tick = [0], 0
-        while tick < end:
-            tick += max(1, int(min(ratio * tick, end)))
-            ticks.append(tick)
-        sides.append(np.array(ticks, dtype=np.int64))
+    sides = [_ticks(end, ratio) for end in (last, -first)]
     index = np.unique(np.clip(np.concatenate([-sides[1], sides[0]]), first, last))
     return float(base + first * step), index - first
+
+
+def _ticks(end: int, ratio: float) -> NDArray[np.int64]:
+    """Whole numbers from 0 to ``end``: all of them at first, then each larger than the last by this ratio."""
+    even = min(int(min(2.0 / ratio, 2.0**40)) + 1, end) if ratio > 0.0 else end
+    if even >= end:
+        return np.arange(max(end, 0) + 1)
+    more = int(np.log(end / even) / np.log1p(ratio)) + 1
+    wide = np.minimum(even * np.exp(np.log1p(ratio) * np.arange(1, more + 1)), float(end))
+    return np.concatenate([np.arange(even + 1), wide.astype(np.int64), [end]])
 
 
 def upper(pair: Pair, spacing: Spacing, base: float | None = None) -> Discrete:

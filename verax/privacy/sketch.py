@@ -72,7 +72,7 @@ class Sketch:
         mass, _ = self._tilted(tilt)
         first = (mass * self.loss).sum(axis=1, keepdims=True)
         fourth = float((self.counts * mass * (self.loss - first) ** 4).sum())
-        return tilt > 0.0 and mean > 0.1 * math.sqrt(variance) and fourth < 2.0 * variance**2
+        return tilt > 0.0 and mean > 0.1 * math.sqrt(variance) and fourth < 6.0 * variance**2
 
     def log_delta(self, tilt: float) -> float:
         """Saddle-point estimate of log delta at eps = K'(tilt)."""
