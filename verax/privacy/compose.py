@@ -167,6 +167,8 @@ class _Spectrum:
 
     def times(self, part: _Tilted, count: int) -> None:
         """Multiply by the count-th power of the law's transform."""
+        if not self.alive.size:
+            return
         factor, error = self._transform(part)
         if count * error > 1.0:
             raise FloatingPointError("rounding errors of this many rounds leave nothing to see")
@@ -193,11 +195,18 @@ class _Spectrum:
         With the heaviest point at 0 the phases stay small and powers exact.
         """
         place = (part.index - part.centre) % self.points
-        if len(self.alive) * len(place) < 2 * self.points:
-            turns = np.multiply.outer(self.alive, place) % self.points * (-2.0 * math.pi / self.points)
-            return np.exp(1j * turns) @ part.law, part.error + 16.0 * UNIT + len(place) * UNIT
+        last = int(self.alive[-1]) + 1
+        if last * len(place) < 8 * self.points:  # few frequencies: a sum, with exponentials split as 16 i + j
+            few = np.exp(self._turns(np.arange(16), place))
+            many = np.exp(self._turns(16 * np.arange(-(-last // 16)), place))
+            values = np.asarray((many * part.law) @ few.T, dtype=np.complex128).reshape(-1)
+            return values[self.alive], part.error + (32.0 + len(place)) * UNIT
         circle = np.bincount(place, weights=part.law, minlength=self.points)
         return fft.rfft(circle)[self.alive], part.error + 8.0 * UNIT * math.log2(self.points)
+
+    def _turns(self, frequencies: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.complex128]:
+        whole = np.multiply.outer(frequencies, place) % self.points  # exact, so that the angle is too
+        return np.asarray(whole * (-2.0j * math.pi / self.points))
 
     def law(self) -> tuple[Array, float]:
         """The inverse transform, and a bound on the error of each of its points."""

@@ -17,9 +17,8 @@ Sides = tuple[int, ...]
 BOTH: Sides = (LOWER, UPPER)
 _ATTEMPTS = 10
 _SMALL = 0.03  # of the loss's standard deviation: an epsilon below that is small
-_SHARE = 0.6  # of the width allowed, what the grid is planned to use
+_SHARE = 0.65  # of the width allowed, what the grid is planned to use
 _ALIAS, _ALIAS_IRREGULAR = 1e-12, 1e-16  # mass outside the window; less where what counts is far from the bulk
-_SHARE_OF_MANY = 0.65  # the same for unequal rounds, whose widths differ from the plan's by more
 _COARSE = 0.1  # width in log delta of a first look
 
 
@@ -161,7 +160,7 @@ class Composition:
         enough: float,
     ) -> tuple[float, float]:
         """Try the laws at hand, then compose ever more finely until the bounds are as close as allowed."""
-        finer, done = (_SHARE if len(self.rounds) == 1 else _SHARE_OF_MANY), False
+        finer, done = _SHARE, False
         lower, upper = self._read(read)
         plan = make_plan(lower, upper)
         for _ in range(_ATTEMPTS):
@@ -171,7 +170,7 @@ class Composition:
                 break
             try:
                 fresh = {side: self._compose(side, plan, finer * plan.width) for side in sides}
-            except FloatingPointError:  # a grid too coarse for a lower bound
+            except FloatingPointError:  # a grid too coarse for a lower bound, or a tilt too strong for its law
                 finer *= 0.25
                 continue
             except MemoryError:  # what is known so far, if only the trivial bound, is still true
@@ -202,10 +201,8 @@ class Composition:
 
     def _compose(self, side: int, plan: _Plan, width: float) -> Composed:
         spacings = plan.sketch.spacings(plan.tilt, width)
-        laws = [
-            (_discretise(rnd, side, spacing), count)
-            for (rnd, count), spacing in zip(self.rounds, spacings, strict=True)
-        ]  # fmt: skip
+        pairs = zip(self.rounds, spacings, strict=True)
+        laws = [(_discretise(rnd, side, spacing), count) for (rnd, count), spacing in pairs]
         return compose(laws, plan.tilt, side, _ALIAS if plan.sketch.is_regular(plan.tilt) else _ALIAS_IRREGULAR)
 
 
