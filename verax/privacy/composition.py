@@ -73,7 +73,7 @@ class Composition:
         near = (
             10.0 ** round(math.log10(delta)) if delta < 0.3 else 0.5
         )  # few distinct values, which the sketch remembers
-        sketch = self._sketches.at(math.log(near))
+        sketch = self._sketches.at(math.log(near), 1.0)
         return sketch.cumulants(sketch.tilt_for_delta(near))[1]
 
     def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
@@ -88,7 +88,7 @@ class Composition:
             return self._single_epsilon(delta, LOWER), self._single_epsilon(delta, UPPER)
 
         def plan(lower: float, upper: float) -> _Plan:
-            sketch = self._sketches.at(math.log(delta))
+            sketch = self._sketches.at(math.log(delta), rtol)
             if math.isinf(upper):
                 tilt = sketch.tilt_for_delta(delta)
                 if not sketch.is_regular(tilt):
@@ -120,8 +120,8 @@ class Composition:
             return 0.0, 0.0
 
         def plan(lower: float, upper: float) -> _Plan:
-            log_delta = math.log(lower) if lower > 0.0 else self._sketches.log_delta(epsilon) - 5.0
-            sketch = self._sketches.at(log_delta)
+            log_delta = math.log(lower) if lower > 0.0 else self._sketches.log_delta(epsilon, rtol) - 5.0
+            sketch = self._sketches.at(log_delta, rtol)
             return _Plan(sketch, sketch.tilt_for_epsilon(epsilon), rtol, 0.0)
 
         def allowed(plan: _Plan, upper: float) -> float:

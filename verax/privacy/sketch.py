@@ -15,7 +15,7 @@ from verax.privacy.loss import Spacing
 from verax.privacy.pairs import Array, Pair
 
 _NODES = 20_000
-_LOG_TAIL = math.log(1e-6)  # log of the share of delta that cut-off tails may cost
+_TAIL = 1e-4  # share of delta that cut-off tails may cost, at most
 _LARGEST_TILT = 1e4  # in units of 1/spread; beyond this nothing is gained: epsilon is at the end of the loss's range
 _BLUR = 4.0  # sketches are shared between values of log delta this close
 
@@ -27,11 +27,12 @@ class Sketch:
     for a tilt would blow them up out of proportion.
     """
 
-    def __init__(self, rounds: Sequence[tuple[Pair, int]], log_delta: float) -> None:
+    def __init__(self, rounds: Sequence[tuple[Pair, int]], log_delta: float, tail: float) -> None:
         pairs = [pair for pair, _ in rounds]
         self.counts = np.array([float(count) for _, count in rounds])[:, None]
         self._log_rounds = math.log(float(self.counts.sum()))
-        log_cut = log_delta + _LOG_TAIL - self._log_rounds
+        self._log_tail = math.log(tail)
+        log_cut = log_delta + self._log_tail - self._log_rounds
         far = math.sqrt(-2.0 * log_cut) + 1.0
         left = -math.sqrt(2.0 * (self._log_rounds + 25.0))
         ends = [max(pair.up.shifts) + far for pair in pairs]
@@ -43,8 +44,8 @@ class Sketch:
         self.loss = up - down
         self._bulk = np.stack([pair.loss(np.zeros(1)) for pair in pairs])
         self._log_mass = up - nodes * nodes / 2.0 + np.log((nodes[:, 1:2] - nodes[:, 0:1]) / math.sqrt(2.0 * math.pi))
-        tail = np.cumsum(np.exp(self._log_mass)[:, ::-1], axis=1)[:, ::-1]
-        self._log_mass[tail < math.exp(max(log_cut, -740.0))] = -np.inf
+        beyond = np.cumsum(np.exp(self._log_mass)[:, ::-1], axis=1)[:, ::-1]
+        self._log_mass[beyond < math.exp(max(log_cut, -740.0))] = -np.inf
         self._tilts: dict[float, float] = {}
 
     def _tilted(self, tilt: float) -> tuple[Array, Array]:
@@ -117,7 +118,7 @@ class Sketch:
         result = []
         for row, scale in enumerate(scales.tolist()):
             last = int(np.flatnonzero(self._log_mass[row] > -np.inf)[-1]) + 1
-            first = max(int(np.count_nonzero(head[row] < _LOG_TAIL - 3.0 - self._log_rounds)) - 1, 0)
+            first = max(int(np.count_nonzero(head[row] < self._log_tail - 3.0 - self._log_rounds)) - 1, 0)
             low, high = float(self.loss[row, first]), float(self.loss[row, min(last, self.loss.shape[1] - 1)])
             result.append(Spacing(step, low, high, scale))
         return result
@@ -148,20 +149,20 @@ class Sketches:
 
     def __init__(self, rounds: Sequence[tuple[Pair, int]]) -> None:
         self._rounds = rounds
-        self._made: dict[int, Sketch] = {}
+        self._made: dict[tuple[int, float], Sketch] = {}
 
-    def at(self, log_delta: float) -> Sketch:
-        """The sketch for deltas of about this size."""
-        key = math.floor(max(log_delta, -3e4) / _BLUR)
-        if key not in self._made:
-            self._made[key] = Sketch(self._rounds, key * _BLUR)
-        return self._made[key]
+    def at(self, log_delta: float, rtol: float) -> Sketch:
+        """The sketch for deltas of about this size, tails cut so as not to matter at this accuracy."""
+        size, tail = math.floor(max(log_delta, -3e4) / _BLUR), min(_TAIL, 0.1 * rtol)
+        if (size, tail) not in self._made:
+            self._made[size, tail] = Sketch(self._rounds, size * _BLUR, tail)
+        return self._made[size, tail]
 
-    def log_delta(self, epsilon: float) -> float:
+    def log_delta(self, epsilon: float, rtol: float) -> float:
         """A guess from above at the log delta at this epsilon."""
         log_delta = 0.0
         for _ in range(3):
-            sketch = self.at(log_delta)
+            sketch = self.at(log_delta, rtol)
             tilt = sketch.tilt_for_epsilon(epsilon)
             value, first, _ = sketch.cumulants(tilt)
             log_delta = min(value - tilt * max(first, epsilon), 0.0)
