@@ -525,3 +525,10 @@ def test_agrees_with_another_accountant_within_its_own_error_bars(noise, rate, s
     bracket = Mechanism(Poisson(rate, steps), noise).guarantee().epsilon(delta)
     assert bracket.lower <= high * (1.0 + 1e-6)
     assert bracket.upper >= low
+
+
+def test_more_accuracy_than_memory_allows_gives_the_best_that_can_be_had():
+    bracket = Mechanism(Poisson(0.01, 1_000_000), 5.0).guarantee().epsilon(1e-7, rtol=1e-7)
+    assert bracket.lower <= 12.05538
+    assert bracket.upper >= 12.05536
+    assert bracket.width < 1e-3 * bracket.upper

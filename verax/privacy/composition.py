@@ -173,8 +173,11 @@ class Composition:
             except FloatingPointError:  # a grid too coarse for a lower bound, or a tilt too strong for its law
                 finer *= 0.25
                 continue
-            except MemoryError:  # what is known so far, if only the trivial bound, is still true
-                break
+            except MemoryError:  # finer than can be had: take what can
+                if math.isfinite(upper) and (sides != BOTH or lower > 0.0):
+                    break
+                finer *= 8.0
+                continue
             for side, law in fresh.items():
                 self._laws[side].append(law)
             planned, before = plan, upper - lower
