@@ -71,6 +71,14 @@ def test_calibrate_solves_for_what_is_left_out():
     assert rate["rate"] == calibrate.rate(100, 2.0, 1.0, 1e-5)
 
 
+def test_what_calibrate_prints_for_people_meets_the_target_too():
+    target = ["calibrate", "--epsilon", "1", "--delta", "1e-5"]
+    words = CliRunner().invoke(app, [*target, "--rate", "0.01", "--steps", "100"]).stdout.split()
+    assert float(words[2]) >= calibrate.noise_multiplier(Poisson(0.01, 100), 1.0, 1e-5)
+    words = CliRunner().invoke(app, [*target, "--steps", "100", "-z", "2"]).stdout.split()
+    assert float(words[1]) <= calibrate.rate(100, 2.0, 1.0, 1e-5)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

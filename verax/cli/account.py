@@ -43,8 +43,8 @@ def account(
     mechanism = Mechanism(run.sampler, noise_multiplier, run.clipping, run.relation)
     guarantee = mechanism.guarantee(group)
     with common.patience("accounting"):
-        rows = [(f"epsilon at delta = {d:g}", guarantee.epsilon(d, rtol)) for d in delta or []]
-        rows += [(f"delta at epsilon = {e:g}", guarantee.delta(e, rtol)) for e in epsilon or []]
+        rows = [(f"epsilon at delta = {d!r}", guarantee.epsilon(d, rtol)) for d in delta or []]
+        rows += [(f"delta at epsilon = {e!r}", guarantee.delta(e, rtol)) for e in epsilon or []]
     if json:
         common.print_json(
             {
@@ -64,7 +64,7 @@ def account(
 
 def _show(mechanism: Mechanism, group: int, rows: list[tuple[str, Bracket]]) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier:g}, {mechanism.clipping!r}")
+    console.print(f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier!r}, {mechanism.clipping!r}")
     console.print(f"relation {mechanism.relation}, protecting any {group} record{'s' * (group > 1)} together")
     table = Table("quantity", "at least", "at most", "evidence")
     for name, bracket in rows:

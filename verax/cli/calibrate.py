@@ -10,6 +10,8 @@ from rich.console import Console
 from verax import Poisson
 from verax.cli import common
 from verax.privacy import calibrate as solve
+from verax.privacy.composition import LOWER, UPPER
+from verax.privacy.guarantee import shown
 
 
 def calibrate(
@@ -72,5 +74,6 @@ def calibrate(
         common.print_json({**unit, "epsilon": epsilon, "delta": delta, "group": group})
         return
     name = next(iter(unit)).replace("_", " ")
-    shown = str(int(answer)) if "steps" in unit else f"{answer:.6g}"
-    Console().print(f"{name} {shown} meets epsilon {epsilon:g} at delta {delta:g} (proved upper bound)")
+    # rounded so that what is printed meets the target too: more noise, a smaller rate
+    text = str(int(answer)) if "steps" in unit else shown(answer, UPPER if "noise_multiplier" in unit else LOWER, 7)
+    Console().print(f"{name} {text} meets epsilon {epsilon!r} at delta {delta!r} (proved upper bound)")

@@ -95,13 +95,13 @@ def _join(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:
 
 
 def shift_unit(mechanism: Mechanism) -> float:
-    """How far one sampled record can move the noisy sum, in standard deviations of the noise (MATH section 0)."""
+    """How far one sampled record can move the noisy sum, in standard deviations of the noise."""
     return (1.0 if isinstance(mechanism.clipping, Individual) else 2.0) / (mechanism.noise_multiplier or math.inf)
 
 
 @price.register
 def _(sampler: Poisson, mechanism: Mechanism, group: int) -> Analysis:
-    """MATH section 2. Every round is an independent draw, so pairs of single rounds compose."""
+    """Every round is an independent draw, so the pairs of docs/proofs.md, section 1, compose round by round."""
     unit, count = shift_unit(mechanism), len(sampler)
     visible = -math.expm1(count * group * math.log1p(-sampler.rate)) if sampler.rate < 1 else 1.0
     clipping, replaced = mechanism.clipping, mechanism.relation == "replace"
@@ -154,7 +154,7 @@ def fixed_batches_only(mechanism: Mechanism) -> None:
 
 @price.register
 def _(sampler: Deterministic, mechanism: Mechanism, group: int) -> Analysis:
-    """MATH section 4: one Gaussian mechanism, with the group wherever it hurts most."""
+    """One Gaussian mechanism, with the group wherever it hurts most (docs/proofs.md, theorem 4)."""
     fixed_batches_only(mechanism)
     unit, epochs, batches = shift_unit(mechanism), sampler.epochs, int(sampler.batches)
     match mechanism.clipping:
@@ -166,7 +166,9 @@ def _(sampler: Deterministic, mechanism: Mechanism, group: int) -> Analysis:
             full, rest = divmod(min(group, clip_groups * batches), clip_groups)
             squared = float(full * clip_groups**2 + rest**2)
     worst = Round(Pair.gaussian(unit * math.sqrt(squared)))
-    theorem = "a Gaussian mechanism, with the group's records where they shift the sums most (MATH section 4)"
+    theorem = (
+        "a Gaussian mechanism, with the group's records where they shift the sums most (docs/proofs.md, theorem 4)"
+    )
     if isinstance(mechanism.clipping, Mixed) and group > 1:
         return Analysis({"any": [(worst, epochs)]}, {"any": [(Round(Pair.gaussian(unit)), epochs)]}, theorem,
                         "one record of the group alone", 1.0)  # fmt: skip
@@ -175,7 +177,7 @@ def _(sampler: Deterministic, mechanism: Mechanism, group: int) -> Analysis:
 
 @price.register
 def _(sampler: Shuffle, mechanism: Mechanism, group: int) -> Analysis:
-    """MATH section 4: proved from above by fixed batches, from below by the largest batch sum."""
+    """Proved from above by fixed batches (docs/proofs.md, theorem 4), from below by the largest batch sum."""
     fixed_batches_only(mechanism)
     batches, epochs = int(sampler.batches), sampler.epochs
     fixed = price(Deterministic(batches, epochs), mechanism, group)

@@ -5,10 +5,10 @@ FFT and
 
     delta(eps) = prod_j Z_j^{T_j} e^{-t eps} sum_{x > eps} r(x) e^{-t (x - eps)} (1 - e^{-(x - eps)}),
 
-with r the convolution (MATH section 3). With t at the saddle point the sum is of order one, so errors that are tiny
-beside 1 are tiny beside delta, be it 1e-30. Bounds charged (docs/proofs.md, section 3): aliasing by Chernoff's
-inequality for the discrete law itself, round-off of the transforms and of the powers frequency by frequency, rounding
-of the losses as a shift of epsilon, mass at infinity as itself.
+with r the convolution (docs/proofs.md, section 3). With t at the saddle point the sum is of order one, so errors that
+are tiny beside 1 are tiny beside delta, be it 1e-30. Bounds charged (docs/proofs.md, section 3): aliasing by
+Chernoff's inequality for the discrete law itself, round-off of the transforms and of the powers frequency by
+frequency, rounding of the losses as a shift of epsilon, mass at infinity as itself.
 """
 
 from __future__ import annotations

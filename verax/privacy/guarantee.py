@@ -156,7 +156,7 @@ class Guarantee:
         verb = "are" if self.group > 1 else "is"
         runs = "; then ".join(repr(m) for m in self.mechanism.mechanisms)
         return "\n".join([
-            f"{who}{verb} protected with epsilon at most {shown(bracket.upper, UPPER)} at delta {delta:g} "
+            f"{who}{verb} protected with epsilon at most {shown(bracket.upper, UPPER)} at delta {delta!r} "
             f"(relation: {self.mechanism.relation}).",
             f"No analysis can show less than {shown(bracket.lower, LOWER)}: {bracket.lower_by}.",
             f"Upper bound: {bracket.upper_by}.",

@@ -4,9 +4,9 @@ A pair is P = sum_i p_i N(m_i, 1) against Q = sum_j q_j N(-n_j, 1) with all m_i,
 standard deviation. Relative to the base N(0, 1) the likelihood of P rises in x and that of Q falls, so the privacy
 loss log P(x)/Q(x) increases in x: every event that matters is a half line, and every probability a Gaussian cdf.
 
-Every pair of MATH section 2 has this shape. "Present against absent" is a mixture against N(0); "absent against
-present" is its reverse (mirror the line); replacing a record puts one mixture on each side. That opposite-sided
-mixtures dominate is proved in docs/proofs.md, theorem 1.
+Every pair of docs/proofs.md, section 1, has this shape. "Present against absent" is a mixture against N(0); "absent
+against present" is its reverse (mirror the line); replacing a record puts one mixture on each side. That
+opposite-sided mixtures dominate is proved in docs/proofs.md, theorem 1.
 """
 
 from __future__ import annotations

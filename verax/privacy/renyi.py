@@ -1,7 +1,7 @@
 """Rényi accounting of mixtures of unit Gaussians on a line, with certified brackets.
 
 One round is the pair N(0, 1) against sum_j w_j N(m_j, 1), shifts m_j >= 0 already divided by the noise multiplier
-(MATH.md section 2). With A the likelihood ratio of the mixture to N(0, 1), s = alpha - 1 and E under N(0, 1):
+(docs/proofs.md, section 1). With A the likelihood ratio of the mixture to N(0, 1), s = alpha - 1 and E under N(0, 1):
 
     remove:  s D_alpha(mixture || N(0)) = log E[A^alpha],      add:  s D_alpha(N(0) || mixture) = log E[A^-s].
 
