@@ -9,27 +9,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 
 import numpy as np
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
+from verax.privacy.averages import FINE, LARGEST_SHIFT, one_of
+from verax.privacy.chain import Chain
 from verax.privacy.composition import Composition, Round
 from verax.privacy.curve import Curve
-from verax.privacy.events import LargestBatch
 from verax.privacy.guarantee import Guarantee
-from verax.privacy.mixtures import binomial, distinct_groups, mixture_round
+from verax.privacy.largest import largest_sum
+from verax.privacy.mixtures import binomial, crowded, distinct_groups, mixture_round, truncated_rate
 from verax.privacy.noiseless import Noiseless
 from verax.privacy.pairs import Pair
+from verax.privacy.revealed import Revealed
+from verax.privacy.several import some_of
+from verax.privacy.tables import Table
+from verax.samplers.allocation import RandomAllocation
 from verax.samplers.base import Sampler
+from verax.samplers.bins import BallsInBins
+from verax.samplers.buffered import BufferedShuffle
 from verax.samplers.deterministic import Deterministic
 from verax.samplers.poisson import Poisson
+from verax.samplers.replacement import WithoutReplacement
 from verax.samplers.shuffle import Shuffle
+from verax.samplers.truncated import TruncatedPoisson
 
 Rounds = Sequence[tuple[Round, int]]
 MAX_GROUP = 10**6
+_LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
+_ROUGH = 0.1  # grid of an attack on shuffling, whose bracket is wide anyway
 
 
 @dataclass(frozen=True)
@@ -42,8 +54,23 @@ class Analysis:
     lower_by: str
     visible: float
     """Probability that without noise an attacker would see the group at all."""
-    tests: tuple[Curve, ...] = ()
-    """Further lower bounds on this phase alone, by explicit tests; releasing more phases cannot undo them."""
+
+
+class OneRecordOnly(NoGuarantee):
+    """Raised by analyses of one record: larger groups are then priced by the triangle inequality.
+
+    ``absent`` says that only a record's absence can be priced, so that replacing it takes two steps.
+    """
+
+    def __init__(self, absent: bool) -> None:
+        super().__init__("one record only")
+        self.absent = absent
+
+
+def one_record_only(mechanism: Mechanism, group: int, absent: bool = False) -> None:
+    """Leave groups, and with ``absent`` replacement, to the triangle inequality."""
+    if group > 1 or (absent and mechanism.relation == "replace"):
+        raise OneRecordOnly(absent and mechanism.relation == "replace")
 
 
 @singledispatch
@@ -56,42 +83,89 @@ def price(sampler: Sampler, mechanism: Mechanism, group: int) -> Analysis:
 
 def analyse(phases: Phases, group: int) -> Guarantee:
     """Price every phase and compose them, direction by direction."""
-    if group > MAX_GROUP:
-        raise ValueError(f"group must be at most {MAX_GROUP}, got {group}")
-    parts = [price(m.sampler, m, group) for m in phases.mechanisms]
+    most = min([MAX_GROUP, *(m.sampler.population for m in phases.mechanisms if hasattr(m.sampler, "population"))])
+    if group > most:
+        raise ValueError(f"group must be at most {most}, got {group}")
+    if any(m.noise_multiplier == 0.0 for m in phases.mechanisms):
+        return _noiseless(phases, group)
+    try:
+        parts = [price(m.sampler, m, group) for m in phases.mechanisms]
+    except OneRecordOnly as limit:
+        return _chained(phases, group, limit.absent)
     upper_by = "; ".join(dict.fromkeys(part.upper_by for part in parts))
     lower_by = "; ".join(dict.fromkeys(part.lower_by for part in parts))
-    if any(m.noise_multiplier == 0.0 for m in phases.mechanisms):
-        bare = [p.visible for p, m in zip(parts, phases.mechanisms, strict=True) if m.noise_multiplier == 0.0]
-        seen = -math.expm1(math.fsum(math.log1p(-visible) if visible < 1.0 else -math.inf for visible in bare))
-        noisy = tuple(m for m in phases.mechanisms if m.noise_multiplier > 0.0)
-        rest = analyse(Phases(noisy), group) if noisy else None
-        above, below = "no noise: whoever is sampled is exposed", "no noise: read it off"
-        if rest is None:
-            alone: list[Curve] = [Noiseless(seen)]
-            return Guarantee(phases, group, alone, alone, above, below)
-        return Guarantee(
-            phases,
-            group,
-            [Noiseless(seen, curve) for curve in rest.uppers],
-            [Noiseless(seen, curve) for curve in rest.lowers],
-            f"{above}; {rest.upper_by}",
-            f"{below}; {rest.lower_by}",
-        )
     visible = min(math.fsum(part.visible for part in parts) * (1.0 + 1e-9), 1.0)
     uppers: list[Curve] = [Composition(rounds) for rounds in _join([part.uppers for part in parts])]
-    tests = [test for part in parts for test in part.tests]
-    if all(part.lowers is None for part in parts) and not tests:
+    if all(part.lowers is None for part in parts):
         return Guarantee(phases, group, uppers, uppers, upper_by, lower_by, visible)
     attacks = _join([p.uppers if p.lowers is None else p.lowers for p in parts])
-    lowers: list[Curve] = [*tests, *(Composition(rounds) for rounds in attacks if rounds)]
+    lowers: list[Curve] = [Composition(rounds) for rounds in attacks]
     return Guarantee(phases, group, uppers, lowers, upper_by, lower_by, visible)
 
 
+def _noiseless(phases: Phases, group: int) -> Guarantee:
+    """Phases without noise show whomever they sample; the others are priced as usual."""
+    bare = [replace(m, noise_multiplier=1.0) for m in phases.mechanisms if m.noise_multiplier == 0.0]
+    most, least = 0.0, 0.0  # logarithms of the probability of staying unseen
+    for m in bare:
+        try:
+            most, least = (total + _log_unseen(price(m.sampler, m, group).visible) for total in (most, least))
+        except OneRecordOnly:
+            alone = replace(m, relation="zero-out") if m.relation == "replace" else m
+            visible = price(alone.sampler, alone, 1).visible
+            most, least = most + _log_unseen(min(group * visible, 1.0)), least + _log_unseen(visible)
+    noisy = tuple(m for m in phases.mechanisms if m.noise_multiplier > 0.0)
+    rest = analyse(Phases(noisy), group) if noisy else None
+    uppers, lowers = ([*rest.uppers], [*rest.lowers]) if rest else ([None], [None])
+    return Guarantee(
+        phases,
+        group,
+        [Noiseless(-math.expm1(most), curve) for curve in uppers],
+        [Noiseless(-math.expm1(least), curve) for curve in lowers],
+        "; ".join(["no noise: whoever is sampled is exposed"] + ([rest.upper_by] if rest else [])),
+        "; ".join(["no noise: read it off"] + ([rest.lower_by] if rest else [])),
+    )
+
+
+def _log_unseen(visible: float) -> float:
+    return math.log1p(-visible) if visible < 1.0 else -math.inf
+
+
+def _chained(phases: Phases, group: int, absent: bool) -> Guarantee:
+    """The triangle inequality, from one record to a group, and over its absence to its replacement."""
+    if absent:
+        present = Phases(tuple(replace(m, relation="zero-out") for m in phases.mechanisms))
+        one = analyse(present, 1)
+        uppers: list[Curve] = [Chain(((one.uppers[0], group), (one.uppers[-1], group)))]
+        how = f"black box: {group} removed and {group} added, by the triangle inequality (docs/proofs.md, lemma 5)"
+    else:
+        one = analyse(phases, 1)
+        uppers = [Chain(((curve, group),)) for curve in one.uppers]
+        how = f"black box: {group} steps by the triangle inequality (docs/proofs.md, lemma 5)"
+    visible = min(group * one.visible * (1.0 + 1e-9), 1.0)
+    alone = f"one record alone: {one.lower_by}"
+    return Guarantee(phases, group, uppers, one.lowers, f"{how}, each: {one.upper_by}", alone, visible)
+
+
 def _join(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:
-    """Concatenate the phases' rounds direction by direction; a phase that has only one goes with every direction."""
-    names = [n for n in max(phases, key=len) if all(n in phase or len(phase) == 1 for phase in phases)]
-    return [[item for phase in phases for item in phase.get(n, next(iter(phase.values())))] for n in names]
+    """Concatenate the phases' rounds direction by direction; a phase that has only one goes with every direction.
+
+    Names are a direction, or a direction, a comma and an attack; where a phase lacks the attack, its first one in that
+    direction will do.
+    """
+    joined = []
+    for name in max(phases, key=len):
+        found = [_in_direction(phase, name) for phase in phases]
+        if all(rounds is not None for rounds in found):
+            joined.append([item for rounds in found if rounds is not None for item in rounds])
+    return joined
+
+
+def _in_direction(phase: Mapping[str, Rounds], name: str) -> Rounds | None:
+    if len(phase) == 1:
+        return next(iter(phase.values()))
+    alike = (rounds for other, rounds in phase.items() if other.split(",")[0] == name.split(",")[0])
+    return phase.get(name) or next(alike, None)
 
 
 def shift_unit(mechanism: Mechanism) -> float:
@@ -129,7 +203,7 @@ def _(sampler: Poisson, mechanism: Mechanism, group: int) -> Analysis:
         return Analysis(directions, None, theorem, attack, visible)
     if once.pair.is_gaussian:
         return Analysis({"replace": [(once, count)]}, None, theorem, attack, visible)
-    if once.pair.up.two_point:
+    if isinstance(once.pair, Pair) and once.pair.up.two_point:
         dominating = Round(once.pair, symmetric=True)
         theorem += ", either direction in every round (theorem 3)"
     else:
@@ -178,15 +252,134 @@ def _(sampler: Deterministic, mechanism: Mechanism, group: int) -> Analysis:
 @price.register
 def _(sampler: Shuffle, mechanism: Mechanism, group: int) -> Analysis:
     """Proved from above by fixed batches (docs/proofs.md, theorem 4), from below by the largest batch sum."""
-    fixed_batches_only(mechanism)
     batches, epochs = int(sampler.batches), sampler.epochs
+    if sampler.reshuffle:
+        return _shuffled(mechanism, group, batches, batches, epochs, "one record's largest batch sum of every epoch")
+    scale = math.sqrt(epochs)  # the same order every time: one epoch, with all its noise averaged
+    why = "one record's largest batch sum over all epochs"
+    return _shuffled(mechanism, group, batches, batches, epochs, why, scale)
+
+
+@price.register
+def _(sampler: BufferedShuffle, mechanism: Mechanism, group: int) -> Analysis:
+    """As fixed batches from above; from below the last record of the stream, uniform among the last ``buffer`` batches.
+
+    The bracket is as wide as the difference between knowing and not knowing in which of those batches it is.
+    """
+    why = "the stream's last record and the largest of the last batch sums, as many as the buffer holds"
+    return _shuffled(mechanism, group, int(sampler.batches), sampler.buffer, sampler.epochs, why)
+
+
+def _shuffled(
+    mechanism: Mechanism, group: int, batches: int, hidden: int, epochs: int, why: str, persistent: float = 0.0
+) -> Analysis:
+    """One record hidden among ``hidden`` batches, anew in every epoch or (``persistent``: sqrt(epochs)) once."""
     fixed = price(Deterministic(batches, epochs), mechanism, group)
-    scale = (1.0 if sampler.reshuffle else math.sqrt(epochs)) / (mechanism.noise_multiplier or math.inf)
-    known = isinstance(mechanism.clipping, Individual) and mechanism.relation == "zero-out"
-    test = LargestBatch(batches, 2.0 * scale, scale if known else 0.0)
-    span = "over all epochs" if not sampler.reshuffle else "in one epoch"
+    scale = (persistent or 1.0) / mechanism.noise_multiplier
+    count = 1 if persistent else epochs
+    if isinstance(mechanism.clipping, Individual) and mechanism.relation == "zero-out":
+        seen = {"opposed": Round(largest_sum(hidden, 2.0 * scale, scale)), "silent": _one_of(hidden, scale, _ROUGH)}
+    else:  # the others make up for the record's absence: all sums alike without it
+        seen = {"opposed": _one_of(hidden, 2.0 * scale, _ROUGH)}
     return Analysis(
-        fixed.uppers, {name: [] for name in fixed.uppers},
+        fixed.uppers, _both_ways({name: rnd.attack() for name, rnd in seen.items()}, count),
         f"shuffling cannot hurt: {fixed.upper_by}",
-        f"one record's largest batch sum {span} ('how private is DP-SGD', section 4)", 1.0, (test,),
+        f"{why} ('how private is DP-SGD', section 4)", 1.0,
+    )  # fmt: skip
+
+
+@price.register
+def _(sampler: BallsInBins, mechanism: Mechanism, group: int) -> Analysis:
+    """One of ``bins`` rounds at random, each epoch anew (docs/proofs.md, theorem 5)."""
+    return _allocated(mechanism, group, 1, sampler.bins, sampler.epochs)
+
+
+@price.register
+def _(sampler: RandomAllocation, mechanism: Mechanism, group: int) -> Analysis:
+    """``times`` of ``steps`` rounds at random, each epoch anew (docs/proofs.md, theorems 5 and 6)."""
+    return _allocated(mechanism, group, sampler.times, sampler.steps, sampler.epochs)
+
+
+def _allocated(mechanism: Mechanism, group: int, times: int, steps: int, epochs: int) -> Analysis:
+    one_record_only(mechanism, group, absent=True)
+    unit = shift_unit(mechanism)
+    size, longer = divmod(steps, times)
+    blocks = [(_one_of(size, unit), epochs * (times - longer))]
+    blocks += [(_one_of(size + 1, unit), epochs * longer)] if longer else []
+    uppers = {"remove": blocks, "add": [(rnd.reverse(), count) for rnd, count in blocks]}
+    theorem = "one round of many at random: an average of likelihood ratios (docs/proofs.md, theorem 5)"
+    attack = "achieved by fixed gradients of full norm in one direction"
+    if times == 1 or times == steps:
+        return Analysis(uppers, None, theorem, attack, 1.0)
+    seen = {f"{lean}": Round(some_of(times, steps, unit, lean)) for lean in _LEANS}
+    return Analysis(
+        uppers, _both_ways(seen, epochs),
+        f"{times} blocks of rounds, one round of each (docs/proofs.md, theorem 6): {theorem}",
+        "fixed gradients of full norm, the rounds' scores added up (docs/proofs.md, section 4)", 1.0,
+    )  # fmt: skip
+
+
+def _both_ways(attacks: Mapping[str, Round], count: int) -> dict[str, Rounds]:
+    """Attacks in both directions, under their names."""
+    forth: dict[str, Rounds] = {f"remove, {name}": [(rnd, count)] for name, rnd in attacks.items()}
+    back: dict[str, Rounds] = {f"add, {name}": [(rnd.reverse(), count)] for name, rnd in attacks.items()}
+    return forth | back
+
+
+def _one_of(count: int, unit: float, fine: float = FINE) -> Round:
+    """One round of ``count`` shifted; where factors leave the range of doubles, the attacker is told which."""
+    if count == 1:
+        return Round(Pair.gaussian(unit))
+    if unit > LARGEST_SHIFT:
+        return Round(Pair.gaussian(unit), largest_sum(count, unit, 0.0))
+    return Round(*one_of(count, unit, fine))
+
+
+@price.register
+def _(sampler: WithoutReplacement, mechanism: Mechanism, group: int) -> Analysis:
+    """A uniform subset each round, independently (docs/proofs.md, theorem 7)."""
+    fixed_batches_only(mechanism)
+    one_record_only(mechanism, group)
+    rate, count = sampler.batch / sampler.population, len(sampler)
+    visible = -math.expm1(count * math.log1p(-rate)) if rate < 1.0 else 1.0
+    apart = Round(Pair.subsampled(rate, 2.0 / mechanism.noise_multiplier))
+    theorem = "a record takes another one's place: a shift of 2, either direction in every round (theorem 7)"
+    attack = "fixed gradients of full norm, all the others' pointing the other way"
+    if mechanism.relation == "zero-out" and isinstance(mechanism.clipping, Individual):
+        unit = shift_unit(mechanism)
+        if rate == 1.0:  # every record in every batch: fixed batches
+            return Analysis({"any": [(Round(Pair.gaussian(unit)), count)]}, None, "a Gaussian mechanism", attack, 1.0)
+        weights = np.array([1.0 - rate, rate])
+        opposed = Table.binned((weights, np.array([0.0, 2.0 * unit])), (weights, np.array([0.0, unit])))
+        attacks = _both_ways({"opposed": Round(opposed), "silent": Round(Pair.subsampled(rate, unit))}, count)
+    elif rate == 1.0:
+        return Analysis({"any": [(apart, count)]}, None, "a Gaussian mechanism", attack, 1.0)
+    else:
+        attacks = _both_ways({"opposed": apart}, count)
+        attacks["alternate"] = [(apart, count - count // 2), (apart.reverse(), count // 2)]
+    return Analysis({"replace": [(Round(apart.pair, symmetric=True), count)]}, attacks, theorem, attack, visible)
+
+
+@price.register
+def _(sampler: TruncatedPoisson, mechanism: Mechanism, group: int) -> Analysis:
+    """A Poisson round, unless the others alone fill the batch: then a sampled record may take another's place."""
+    if mechanism.relation != "add-remove":
+        raise NoGuarantee(
+            f"no analysis of TruncatedPoisson under relation={mechanism.relation!r} is known; use relation='add-remove'"
+        )
+    one_record_only(mechanism, group)
+    unit, count, others = shift_unit(mechanism), len(sampler), sampler.population - 1
+    inside = truncated_rate(sampler.rate, sampler.max_batch, sampler.population)
+    visible = -math.expm1(count * math.log1p(-sampler.rate)) if sampler.rate < 1.0 else 1.0
+    if isinstance(mechanism.clipping, Individual):
+        kinds = crowded(sampler.rate, sampler.max_batch, others)
+    else:  # a clipped aggregate moves by 2 in any case
+        kinds = [(1.0, sampler.rate, 1)]
+    pairs = tuple(Pair.subsampled(rate, unit * places) for _, rate, places in kinds)
+    dominating = Revealed(tuple(chance for chance, _, _ in kinds), pairs) if len(pairs) > 1 else pairs[0]
+    once = Round(dominating, Pair.subsampled(inside, unit))
+    return Analysis(
+        {"remove": [(once, count)], "add": [(once.reverse(), count)]}, None,
+        "a Poisson round, or a shift of 2 where the batch is full without the record (docs/proofs.md, theorem 8)",
+        "achieved by fixed gradients of full norm in one direction, all the others' being 0", visible,
     )  # fmt: skip

@@ -116,7 +116,7 @@ def _tilt(discrete: Discrete, tilt: float) -> _Tilted:
     total = float(law.sum())
     law /= total
     log_norm = top + math.log(total)
-    spread = 32.0 + 4.0 * (np.abs(losses) * tilt + abs(log_norm) + np.abs(log_mass))
+    spread = 32.0 + 4.0 * (np.abs(losses * tilt) + abs(log_norm) + np.abs(log_mass))
     mean = float(law @ index)
     variance = float(law @ (index - mean) ** 2)
     return _Tilted(index, law, log_norm, UNIT * float(law @ spread), mean, variance, int(index[np.argmax(law)]))
@@ -216,11 +216,26 @@ class _Spectrum:
         return fft.irfft(full, self.points), 2.0 / self.points * (float(np.sum(errors)) + self.dead)
 
 
-def compose(rounds: Sequence[tuple[Discrete, int]], tilt: float, sign: int, alias: float = 1e-15) -> Composed:
-    """Compose ``count`` rounds of each law. ``sign`` says whether they are upper (+1) or lower (-1) discretisations.
+@dataclass(frozen=True)
+class Convolved:
+    """Tilted probabilities ``law[i]`` of the sum ``base + (first + i) * step``, each within ``bin_error``.
 
-    ``alias`` is the tilted mass that may lie outside the window, on either side.
+    Besides, up to ``alias`` of mass may lie beyond either end of the window; it appears in the law, wrapped around.
+    The probabilities themselves are law * exp(log_scale - tilt * sum).
     """
+
+    law: Array
+    base: float
+    first: int
+    step: float
+    log_scale: float
+    bin_error: float
+    mean: float
+    spread: float
+
+
+def convolve(rounds: Sequence[tuple[Discrete, int]], tilt: float, alias: float) -> Convolved:
+    """The tilted law of the sum of ``count`` independent losses of each kind."""
     step = rounds[0][0].step
     parts = [(_tilt(discrete, tilt), count) for discrete, count in rounds]
     window = _window(parts, step, math.log(alias))
@@ -239,22 +254,33 @@ def compose(rounds: Sequence[tuple[Discrete, int]], tilt: float, sign: int, alia
     origin = sum(count * part.centre for part, count in parts)
     law = np.roll(law, (origin - first) % points)
     base = math.fsum([count * discrete.start for discrete, count in rounds])
+    log_scale = math.fsum([count * part.log_norm for part, count in parts])
+    return Convolved(law, base, first, step, log_scale, bin_error, base + window.mean, window.spread)
+
+
+def compose(rounds: Sequence[tuple[Discrete, int]], tilt: float, sign: int, alias: float = 1e-15) -> Composed:
+    """Compose ``count`` rounds of each law. ``sign`` says whether they are upper (+1) or lower (-1) discretisations.
+
+    ``alias`` is the tilted mass that may lie outside the window, on either side.
+    """
+    sums = convolve(rounds, tilt, alias)
+    step, points = sums.step, len(sums.law)
     infinite = -math.expm1(math.fsum([count * math.log1p(-discrete.infinite) for discrete, count in rounds]))
     reach = points if tilt <= 0 else min(points, int(45.0 / (tilt * step)) + 2)
     decay = np.exp(-tilt * step * np.arange(reach))
     return Composed(
         sign=sign,
         tilt=tilt,
-        start=base + step * first,
+        start=sums.base + step * sums.first,
         step=step,
-        law=law,
-        log_scale=math.fsum([count * part.log_norm for part, count in parts]),
-        bin_error=bin_error,
+        law=sums.law,
+        log_scale=sums.log_scale,
+        bin_error=sums.bin_error,
         alias=alias,
         infinite=infinite if sign > 0 else 0.0,
         shift=math.fsum([count * discrete.shift for discrete, count in rounds]),
-        mean=base + window.mean,
-        spread=window.spread,
+        mean=sums.mean,
+        spread=sums.spread,
         decay=decay,
         decay_next=decay * np.exp(-step * np.arange(reach)),
     )

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from verax.privacy import closed_form, loss
 from verax.privacy.compose import Composed, compose
 from verax.privacy.pairs import Pair
+from verax.privacy.revealed import Revealed
 from verax.privacy.roots import crossing
 from verax.privacy.sketch import Sketch, Sketches
+from verax.privacy.tables import Table
 
 UPPER, LOWER = 1, -1
 Sides = tuple[int, ...]
@@ -29,14 +31,22 @@ class Round:
     ``symmetric`` rounds are dominated by the pair in either direction, as the attacker may choose round by round.
     """
 
-    pair: Pair
-    dominated: Pair | None = None
+    pair: Pair | Table | Revealed
+    dominated: Pair | Table | Revealed | None = None
     symmetric: bool = False
+
+    def __post_init__(self) -> None:
+        if self.symmetric and not isinstance(self.pair, Pair):
+            raise ValueError("symmetric rounds are known for pairs of mixtures only")
 
     @property
     def is_gaussian(self) -> bool:
         """Whether closed forms apply."""
         return self.pair.is_gaussian and self.dominated is None
+
+    def attack(self) -> Round:
+        """What an attack achieves, alone."""
+        return Round(self.dominated or self.pair)
 
     def reverse(self) -> Round:
         """The other direction."""
@@ -63,7 +73,7 @@ class Composition:
     @property
     def _supremum(self) -> float:
         """The largest loss there can be; infinite if mass was sent there."""
-        unbounded = any(rnd.symmetric or rnd.pair.up.lost > 0.0 for rnd, _ in self.rounds)
+        unbounded = any(rnd.symmetric or rnd.pair.infinite > 0.0 for rnd, _ in self.rounds)
         return math.inf if unbounded else math.fsum([count * rnd.pair.supremum for rnd, count in self.rounds])
 
     def estimate(self, delta: float) -> float:
@@ -229,7 +239,9 @@ def _discretise(rnd: Round, side: int, spacing: loss.Spacing) -> loss.Discrete:
         if rnd.symmetric:
             raise ValueError("a symmetric round has no lower law of its own; compose its attacks instead")
         return loss.lower(rnd.dominated or rnd.pair, spacing)
-    return loss.upper_symmetric(rnd.pair, spacing) if rnd.symmetric else loss.upper(rnd.pair, spacing)
+    if rnd.symmetric and isinstance(rnd.pair, Pair):
+        return loss.upper_symmetric(rnd.pair, spacing)
+    return loss.upper(rnd.pair, spacing)
 
 
 def _merge(rounds: Sequence[tuple[Round, int]]) -> list[tuple[Round, int]]:

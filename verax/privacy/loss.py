@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from verax.privacy.pairs import UNIT, Array, Pair
+from verax.privacy.pairs import UNIT, Array, Losses, Pair
 from verax.privacy.roots import root
 
 _REACH = 0.65  # how far a first cell reaches beyond its grid point, in steps: over half, as the density falls there
@@ -61,16 +61,18 @@ class Discrete:
 
 
 @lru_cache(maxsize=1024)
-def origin(pair: Pair, step: float) -> float:
+def origin(pair: Losses, step: float) -> float:
     """A grid point at the exact mean of the first cell of the law's range, or of its last cell.
 
     With a tiny sampling rate nearly all the mass sits in that cell, within far less than one step; a grid point at
     its mean makes both discretisations leave it (almost) where it is. Any other origin would be as valid.
     """
+    if not isinstance(pair, Pair):
+        return pair.bulk
     if np.isfinite(pair.supremum):
         return -origin(pair.reverse(), step)
     if not np.isfinite(pair.infimum):
-        return float(pair.loss(np.zeros(1))[0])
+        return pair.bulk
 
     def excess(x: float) -> float:
         """Mean loss of everything left of x, minus what lies most of a step below the loss at x."""
@@ -78,7 +80,7 @@ def origin(pair: Pair, step: float) -> float:
 
     ends = pair.inverse(pair.infimum + step * np.array([_REACH + 1e-9, _REACH + 1.0]))
     if not np.isfinite(ends).all() or not excess(float(ends[1])) < 0.0 < excess(float(ends[0])):
-        return float(pair.loss(np.zeros(1))[0])
+        return pair.bulk
     return pair.mean_loss_below(root(excess, float(ends[0]), float(ends[1]), xtol=1e-3))
 
 
@@ -107,7 +109,7 @@ def _ticks(end: int, ratio: float) -> NDArray[np.int64]:
     return np.concatenate([np.arange(even + 1), wide.astype(np.int64), [end]])
 
 
-def upper(pair: Pair, spacing: Spacing, base: float | None = None) -> Discrete:
+def upper(pair: Losses, spacing: Spacing, base: float | None = None) -> Discrete:
     """Connect the dots: dominates the pair.
 
     Masses and losses are first raised by their error bounds. Mass left of the grid moves up to the first point, the
@@ -117,7 +119,7 @@ def upper(pair: Pair, spacing: Spacing, base: float | None = None) -> Discrete:
     step = spacing.step
     start, index = _points(origin(pair, step) if base is None else base, spacing)
     grid: Array = start + step * index.astype(np.float64)
-    boundaries = pair.inverse(grid)
+    boundaries, residual = pair.cut(grid)
     cells = pair.cells(np.concatenate([[-np.inf], boundaries, [np.inf]]))
     log_p = cells.log_p + 2.0 * cells.error
     width = np.diff(grid)
@@ -132,9 +134,7 @@ def upper(pair: Pair, spacing: Spacing, base: float | None = None) -> Discrete:
         log_mass[0] = np.logaddexp(log_mass[0], log_p[0])
         rest = max(float(cells.loss[-1] + 2.0 * cells.error[-1] - grid[-1]), 0.0)
         log_mass[-1] = np.logaddexp(log_mass[-1], log_p[-1] - rest)
-    infinite = pair.up.lost + (float(np.exp(log_p[-1]) * -np.expm1(-rest)) if np.isfinite(log_p[-1]) else 0.0)
-    finite = np.isfinite(boundaries)
-    residual = float(np.abs(pair.loss(boundaries[finite]) - grid[finite]).max(initial=0.0))
+    infinite = pair.infinite + (float(np.exp(log_p[-1]) * -np.expm1(-rest)) if np.isfinite(log_p[-1]) else 0.0)
     return Discrete(start, step, index, log_mass, infinite, residual + 4.0 * UNIT * float(np.abs(grid).max()))
 
 
@@ -155,7 +155,7 @@ def upper_symmetric(pair: Pair, spacing: Spacing) -> Discrete:
     return Discrete(start, spacing.step, index - index[0], log_mass, forward.infinite, forward.shift)
 
 
-def lower(pair: Pair, spacing: Spacing) -> Discrete:
+def lower(pair: Losses, spacing: Spacing) -> Discrete:
     """Tangents between grid points, bent so that they meet on the grid: dominated by the pair.
 
     Masses and losses are first lowered by their error bounds. The cell around each point is merged into one atom (a
@@ -189,7 +189,7 @@ def lower(pair: Pair, spacing: Spacing) -> Discrete:
     return Discrete(start, step, index, log_mass, 0.0, slack + 4.0 * UNIT * float(np.abs(grid).max()))
 
 
-def _cell_boundaries(pair: Pair, grid: Array, step: float) -> Array:
+def _cell_boundaries(pair: Losses, grid: Array, step: float) -> Array:
     """Cell ends between grid points such that each cell's mean loss is near its grid point.
 
     Halfway where the density is flat, nearer to the next grid point where it falls steeply: the mean of an
@@ -199,7 +199,7 @@ def _cell_boundaries(pair: Pair, grid: Array, step: float) -> Array:
     at = pair.inverse(grid)
     gaps = np.diff(grid)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        log_density = pair.log_density(at) - np.log(pair.slope(at))
+        log_density = pair.log_loss_density(at)
         drop = np.clip(1.5 * (log_density[:-1] - log_density[1:]), -500.0, 500.0)
         offset = np.where(np.abs(drop) > 1e-3, 1.0 / drop - 1.0 / np.expm1(drop), 0.5 - drop / 12.0)
     offset[~np.isfinite(offset)] = 0.5
@@ -207,7 +207,7 @@ def _cell_boundaries(pair: Pair, grid: Array, step: float) -> Array:
     return pair.inverse(np.concatenate([[grid[0] - step / 2.0], between, [grid[-1] + step / 2.0]]))
 
 
-def _balance_ends(pair: Pair, grid: Array, boundaries: Array, step: float) -> None:
+def _balance_ends(pair: Losses, grid: Array, boundaries: Array, step: float) -> None:
     """Where the law's range ends, set the first or last cell so that its loss is its grid point's and no mass is lost.
 
     Any boundary is a valid choice; this one only makes the bound good.
@@ -220,7 +220,7 @@ def _balance_ends(pair: Pair, grid: Array, boundaries: Array, step: float) -> No
         boundaries[-2] = -_balanced(pair.reverse(), -float(grid[-1]), -float(boundaries[-2]), -float(boundaries[-3]))
 
 
-def _balanced(pair: Pair, point: float, usual: float, limit: float) -> float:
+def _balanced(pair: Losses, point: float, usual: float, limit: float) -> float:
     """The end of a first cell whose loss is ``point``, if there is one up to ``limit``; else the usual end."""
 
     def excess(x: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy import special
 
 from verax.privacy.composition import Round
 from verax.privacy.pairs import UNIT, Array, Mixture, Pair
@@ -37,6 +38,35 @@ def distinct_groups(trials: int, rate: float, groups: int) -> Array:
         law *= stay
         law[1:] += moved[:-1]
     return law
+
+
+def truncated_rate(rate: float, max_batch: int, population: int) -> float:
+    """The probability that a record is in a Poisson batch cut to ``max_batch``, rounded down.
+
+    The mean size E min(X, B) of a batch, X ~ Bin(n, q), over n: n q P[Bin(n-1, q) < B] + B P[X > B].
+    """
+    if rate >= 1.0:
+        return min(max_batch / population, 1.0)
+    room = rate * float(special.bdtr(max_batch - 1, population - 1, rate)) if population > 1 else rate
+    full = max_batch / population * float(special.bdtrc(max_batch, population, rate)) if max_batch < population else 0.0
+    return min((room + full) * (1.0 - 1e-9), rate)
+
+
+def crowded(rate: float, max_batch: int, others: int, kinds: int = 8) -> list[tuple[float, float, int]]:
+    """How many others are in a Poisson batch: each kind of crowd's chance, the record's rate in it, and its shift.
+
+    With room for the record its rate is ``rate`` and its shift 1. If N >= B others are there, the record is in with
+    probability rate * B / (N + 1) and takes the place of another, a shift of 2; kinds collect ranges of N, at the
+    largest rate of the range. Chances of fuller batches are rounded up, those of emptier ones down.
+    """
+    if max_batch > others:
+        return [(1.0, rate, 1)]
+    starts = sorted({max_batch + round((others + 1 - max_batch) * (i / kinds) ** 3) for i in range(kinds)})
+    tails = [float(special.bdtrc(start - 1, others, rate)) if rate < 1.0 else 1.0 for start in starts]
+    tails = [1.0, *(min(tail * (1.0 + 1e-6), 1.0) for tail in tails), 0.0]
+    rates = [rate, *(rate * max_batch / (start + 1) for start in starts)]
+    found = [(tails[i] - tails[i + 1], each, 2 if i else 1) for i, each in enumerate(rates)]
+    return [kind for kind in found if kind[0] > 0.0]
 
 
 def mixture_round(weights: Array, shifts: Array, trials: int, two_sided: bool = False) -> Round:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ Array = NDArray[np.float64]
 UNIT = 2.0**-53  # unit round-off of a double
 _SPECIAL_ULPS = 16.0  # allowance for erfcx, exp and log, in units of round-off; measured within 8 against 40 digits
 _FAR = 1e8  # where the search for an inverse stops: nothing has mass there
+_MOST_NODES = 20_000  # of a quadrature rule
 _BLOCK = 2_000_000  # components times cells worked on at once
 
 
@@ -132,6 +134,55 @@ class Cells:
     error: Array
 
 
+class Losses(Protocol):
+    """Two laws on a line along which the privacy loss increases: a :class:`Pair`, or a table of one.
+
+    Everything the discretisations of ``verax.privacy.loss`` need to know.
+    """
+
+    @property
+    def infimum(self) -> float:
+        """The smallest finite loss, or its limit."""
+
+    @property
+    def supremum(self) -> float:
+        """The largest loss, or its limit."""
+
+    @property
+    def infinite(self) -> float:
+        """P-mass at infinite loss."""
+
+    @property
+    def bulk(self) -> float:
+        """A loss where much of the mass lies."""
+
+    def nodes(self, left: float, far: float) -> tuple[Array, Array]:
+        """Ascending losses and log masses of P: a quadrature rule, from ``left`` to ``far`` beyond the last shift."""
+
+    def cut(self, grid: Array) -> tuple[Array, float]:
+        """The boundaries at these losses, and by how much their losses miss them at most."""
+
+    def inverse(self, loss: Array) -> Array:
+        """Boundaries near these losses."""
+
+    def log_loss_density(self, x: Array) -> Array:
+        """About the log of P's mass per unit of loss at x."""
+
+    def mean_loss_below(self, x: float) -> float:
+        """The loss of everything left of x."""
+
+    def cells(self, boundaries: Array) -> Cells:
+        """Masses and losses between boundaries."""
+
+    def delta(self, epsilon: float) -> tuple[float, float]:
+        """Bounds on D_{e^eps}."""
+
+    def reverse(self) -> Losses:
+        """The other direction, mirrored."""
+
+    def __hash__(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Pair:
     """P = ``up`` (shifts to the right) against Q = ``down`` (shifts to the left), unit variance.
@@ -174,6 +225,33 @@ class Pair:
     def max_shift(self) -> float:
         """The largest shift on either side."""
         return max(*self.up.shifts, *self.down.shifts)
+
+    @property
+    def infinite(self) -> float:
+        """P-mass at infinite loss."""
+        return self.up.lost
+
+    @cached_property
+    def bulk(self) -> float:
+        """The loss at 0."""
+        return float(self.loss(np.zeros(1))[0])
+
+    def nodes(self, left: float, far: float) -> tuple[Array, Array]:
+        """Losses and log masses of P at even steps along the line."""
+        end = max(self.up.shifts) + far
+        size = min(math.ceil((end - left) / min(0.125, 0.5 / max(self.max_shift, 1e-9))), _MOST_NODES)
+        x = np.linspace(left, end, size)
+        return self.loss(x), self.log_density(x) + math.log(x[1] - x[0])
+
+    def cut(self, grid: Array) -> tuple[Array, float]:
+        """The x of each loss, and by how much their losses miss those at most."""
+        boundaries = self.inverse(grid)
+        finite = np.isfinite(boundaries)
+        return boundaries, float(np.abs(self.loss(boundaries[finite]) - grid[finite]).max(initial=0.0))
+
+    def log_loss_density(self, x: Array) -> Array:
+        """Log of P's mass per unit of loss."""
+        return np.asarray(self.log_density(x) - np.log(self.slope(x)))
 
     def loss(self, x: Array) -> Array:
         """log P(x)/Q(x), increasing in x."""

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from verax.privacy.loss import Spacing
-from verax.privacy.pairs import Array, Pair
+from verax.privacy.pairs import Array, Losses
 
-_NODES = 20_000
 _TAIL = 1e-4  # share of delta that cut-off tails may cost, at most
 _LARGEST_TILT = 1e4  # in units of 1/spread; beyond this nothing is gained: epsilon is at the end of the loss's range
 _BLUR = 4.0  # sketches are shared between values of log delta this close
@@ -27,7 +26,7 @@ class Sketch:
     for a tilt would blow them up out of proportion.
     """
 
-    def __init__(self, rounds: Sequence[tuple[Pair, int]], log_delta: float, tail: float) -> None:
+    def __init__(self, rounds: Sequence[tuple[Losses, int]], log_delta: float, tail: float) -> None:
         pairs = [pair for pair, _ in rounds]
         self.counts = np.array([float(count) for _, count in rounds])[:, None]
         self._log_rounds = math.log(float(self.counts.sum()))
@@ -35,15 +34,11 @@ class Sketch:
         log_cut = log_delta + self._log_tail - self._log_rounds
         far = math.sqrt(-2.0 * log_cut) + 1.0
         left = -math.sqrt(2.0 * (self._log_rounds + 25.0))
-        ends = [max(pair.up.shifts) + far for pair in pairs]
-        spacing = [min(0.125, 0.5 / max(pair.max_shift, 1e-9)) for pair in pairs]
-        size = min(max(math.ceil((end - left) / dx) for end, dx in zip(ends, spacing, strict=True)), _NODES)
-        nodes = np.stack([np.linspace(left, end, size) for end in ends])
-        up = np.stack([pair.up.log_likelihood(row) for pair, row in zip(pairs, nodes, strict=True)])
-        down = np.stack([pair.down.log_likelihood(-row) for pair, row in zip(pairs, nodes, strict=True)])
-        self.loss = up - down
-        self._bulk = np.stack([pair.loss(np.zeros(1)) for pair in pairs])
-        self._log_mass = up - nodes * nodes / 2.0 + np.log((nodes[:, 1:2] - nodes[:, 0:1]) / math.sqrt(2.0 * math.pi))
+        nodes = [pair.nodes(left, far) for pair in pairs]
+        size = max(len(loss) for loss, _ in nodes)
+        self.loss = np.stack([np.pad(loss, (0, size - len(loss)), mode="edge") for loss, _ in nodes])
+        self._log_mass = np.stack([np.pad(m, (0, size - len(m)), constant_values=-np.inf) for _, m in nodes])
+        self._bulk = np.array([[pair.bulk] for pair in pairs])
         beyond = np.cumsum(np.exp(self._log_mass)[:, ::-1], axis=1)[:, ::-1]
         self._log_mass[beyond < math.exp(max(log_cut, -740.0))] = -np.inf
         self._tilts: dict[float, float] = {}
@@ -147,7 +142,7 @@ class Sketch:
 class Sketches:
     """Sketches of one composition for deltas of any size, made when first needed."""
 
-    def __init__(self, rounds: Sequence[tuple[Pair, int]]) -> None:
+    def __init__(self, rounds: Sequence[tuple[Losses, int]]) -> None:
         self._rounds = rounds
         self._made: dict[tuple[int, float], Sketch] = {}
 

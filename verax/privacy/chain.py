@@ -1,0 +1,59 @@
+"""Neighbours of neighbours: the triangle inequality for privacy curves, where nothing better is proved."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from verax.privacy.composition import BOTH, UPPER, Sides
+from verax.privacy.curve import Curve
+
+_TYPICAL_DELTA = 1e-6  # where epsilon is divided among unequal links; any division is valid
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Steps from one data set to another, each with its own privacy curve; ``links`` are (curve, how many steps).
+
+    For any eps_1 + ... + eps_k = eps,
+
+        D_eps(P_0||P_k) <= sum_i e^(eps_1 + ... + eps_(i-1)) D_(eps_i)(P_(i-1)||P_i),
+
+    (docs/proofs.md, lemma 5). Equal steps get equal shares of epsilon, unequal ones in proportion to what they cost.
+    Nothing is known from below.
+    """
+
+    links: tuple[tuple[Curve, int], ...]
+
+    def estimate(self, delta: float) -> float:
+        """The sum of what the links would cost; rough."""
+        return math.fsum(steps * curve.estimate(delta) for curve, steps in self.links)
+
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """Upper bound on delta(epsilon)."""
+        costs = [max(steps * curve.estimate(_TYPICAL_DELTA), 1e-12) for curve, steps in self.links]
+        total, used = 0.0, 0.0
+        for (curve, steps), cost in zip(self.links, costs, strict=True):
+            each = epsilon * cost / math.fsum(costs) / steps
+            one = curve.delta(each, rtol, (UPPER,))[1]
+            if one > 0.0 and used + steps * each > 700.0:
+                return 0.0, 1.0
+            if one > 0.0:
+                repeats = math.expm1(steps * each) / math.expm1(each) if each > 0.0 else float(steps)
+                total += one * math.exp(used) * repeats
+            used += steps * each
+        return 0.0, min(total * (1.0 + 1e-12), 1.0)
+
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """Upper bound on epsilon(delta), by bisection; every end it returns has been seen to hold."""
+        if self.delta(0.0, rtol)[1] <= delta:
+            return 0.0, 0.0
+        low, high = 0.0, max(self.estimate(delta), 1e-3)
+        while self.delta(high, rtol)[1] > delta:
+            low, high = high, 1.5 * high
+            if high > 1e6:
+                return 0.0, math.inf
+        while high - low > 0.1 * rtol * high:
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if self.delta(middle, rtol)[1] <= delta else (middle, high)
+        return 0.0, high
