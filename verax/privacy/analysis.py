@@ -153,7 +153,7 @@ def _join(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:
     Names are a direction, or a direction, a comma and an attack; where a phase lacks the attack, its first one in that
     direction will do.
     """
-    joined = []
+    joined: list[Rounds] = []
     for name in max(phases, key=len):
         found = [_in_direction(phase, name) for phase in phases]
         if all(rounds is not None for rounds in found):

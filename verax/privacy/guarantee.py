@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING
 from verax import checks
 from verax.privacy.composition import BOTH, LOWER, UPPER, Sides
 from verax.privacy.curve import Curve
+from verax.privacy.tradeoff import TradeOff, between
 
 if TYPE_CHECKING:
     from verax.mechanism import Phases
 
 DEFAULT_RTOL = 1e-3
+_POINTS = 200  # epsilons at which a trade-off curve is touched
+_SMALLEST_SHOWN = 1e-8  # delta up to which it is
+_FLAT = 1e-5  # absolute accuracy of its deltas
+_NO_REACH = 20.0  # how far to look where no epsilon is finite
 _SMALLEST_DELTA = 1e-300  # below this doubles lose their digits
 
 
@@ -125,6 +130,25 @@ class Guarantee:
             found = replace(found, lower=0.0, upper=max(found.upper, _SMALLEST_DELTA))
         return found
 
+    def tradeoff(self) -> TradeOff:
+        """What an attacker can tell: the least miss rate at every false-alarm rate, in both directions.
+
+        The curve is certified from below; its ``above`` is a companion that is never below the true curve.
+
+        >>> from verax import Mechanism, Poisson
+        >>> curve = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0).guarantee().tradeoff()
+        >>> curve([0.01, 0.05, 0.1]).round(3)
+        array([0.971, 0.889, 0.806])
+        """
+        reach = self.epsilon(_SMALLEST_SHOWN, rtol=0.1).upper
+        top = reach if math.isfinite(reach) else _NO_REACH
+        epsilons = [top * i / _POINTS for i in range(_POINTS + 1)]
+        brackets: list[Bracket] = []
+        for epsilon in epsilons:
+            likely = brackets[-1].upper if brackets else 1.0
+            brackets.append(self.delta(epsilon, rtol=min(max(_FLAT / max(likely, 1e-300), 1e-4), 0.05)))
+        return between(epsilons, [b.lower for b in brackets], [b.upper for b in brackets])
+
     def _bracket(self, bounds: _Bounds, rtol: float, rank: Callable[[Curve], float]) -> Bracket:
         """Both sides of the worst direction, then enough of the others to know that they are no worse."""
         exact = self.uppers is self.lowers
@@ -138,7 +162,7 @@ class Guarantee:
                 low, other = bounds(curve, rtol, BOTH if exact else (UPPER,), 0.0)
                 lower, upper = max(lower, low), max(upper, other)
         if not exact:
-            lower = max((bounds(curve, rtol, BOTH, 0.0)[0] for curve in self.lowers), default=0.0)
+            lower = max((bounds(curve, rtol, (LOWER,), 0.0)[0] for curve in self.lowers), default=0.0)
         if lower > upper * (1.0 + 1e-9):
             raise ArithmeticError(f"lower bound {lower!r} exceeds upper bound {upper!r}: please report this")
         return Bracket(min(lower, upper), upper, "proved", self.lower_by, self.upper_by)
