@@ -11,6 +11,7 @@ from verax.samplers.base import Sampler
 if TYPE_CHECKING:
     from verax.privacy.guarantee import Guarantee
 
+GEOMETRIES = ("any", "orthogonal")
 RELATIONS = ("add-remove", "zero-out", "replace")
 
 
@@ -81,9 +82,9 @@ class Mechanism:
         object.__setattr__(self, "relation", self.relation or self.sampler.relation)
         checks.choice("relation", self.relation, RELATIONS)
 
-    def guarantee(self, group: int = 1) -> Guarantee:
-        """The proved privacy of this run for any ``group`` records together."""
-        return Phases((self,)).guarantee(group)
+    def guarantee(self, group: int = 1, geometry: str = "any") -> Guarantee:
+        """The proved privacy of this run for any ``group`` records together; see :meth:`Phases.guarantee`."""
+        return Phases((self,)).guarantee(group, geometry)
 
     def __add__(self, other: Mechanism | Phases) -> Phases:
         return Phases((self,)) + other
@@ -117,11 +118,18 @@ class Phases:
         """The neighbouring relation that all phases share."""
         return self.mechanisms[0].relation
 
-    def guarantee(self, group: int = 1) -> Guarantee:
-        """The proved privacy of all phases together for any ``group`` records."""
-        from verax.privacy.analysis import analyse  # privacy depends on this module, not the reverse
+    def guarantee(self, group: int = 1, geometry: str = "any") -> Guarantee:
+        """The proved privacy of all phases together for any ``group`` records.
 
-        return analyse(self, checks.count("group", group))
+        Args:
+            group: how many records are protected together.
+            geometry: "any", or "orthogonal" if the group's gradients are orthogonal to each other in every round (a
+                fact about the model and the data that the caller must know). It matters for individual clipping.
+        """
+        from verax.privacy.analysis import Group, analyse  # privacy depends on this module, not the reverse
+
+        orthogonal = checks.choice("geometry", geometry, GEOMETRIES) == "orthogonal"
+        return analyse(self, Group(checks.count("group", group), orthogonal))
 
     def __add__(self, other: Mechanism | Phases) -> Phases:
         return Phases(self.mechanisms + (other.mechanisms if isinstance(other, Phases) else (other,)))

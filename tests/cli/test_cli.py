@@ -126,6 +126,10 @@ def test_a_progress_bar_appears_only_after_a_second(monkeypatch):
             assert seconds == 1.0
             super().__init__(0.0, function)
 
+    with common.patience("not a terminal"):
+        pass
+    assert not started
+    monkeypatch.setattr(common.Console, "is_terminal", True)
     with common.patience("quick"):
         pass
     assert not started
@@ -136,3 +140,37 @@ def test_a_progress_bar_appears_only_after_a_second(monkeypatch):
                 break
             common.threading.Event().wait(0.01)
     assert started
+
+
+@pytest.mark.parametrize(
+    ("options", "sampler"),
+    [
+        ("balls-in-bins --batches 10", "BallsInBins(bins=10, epochs=1)"),
+        ("random-allocation --times 2 --batches 10 --epochs 2", "RandomAllocation(times=2, steps=10, epochs=2)"),
+        ("without-replacement --records 100 --batch 10 --epochs 1", "WithoutReplacement(batch=10, population=100, steps=10)"),
+        ("truncated-poisson --rate 0.1 --records 100 --steps 5 --max-batch 30", "max_batch=30, population=100)"),
+        ("buffered-shuffle --batches 10 --buffer 3", "BufferedShuffle(batches=10, buffer=3, epochs=1)"),
+        ("persistent-shuffle --batches 10 --epochs 3", "Shuffle(batches=10, epochs=3, reshuffle=False)"),
+    ],
+)  # fmt: skip
+def test_every_sampler_has_a_name_on_the_command_line(options, sampler):
+    assert sampler in report("account", "-z", "1", "--delta", "1e-5", "--sampler", *options.split())["mechanism"]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ("random-allocation --batches 10", "needs --times"),
+        ("buffered-shuffle --batches 10", "needs --buffer"),
+        ("truncated-poisson --rate 0.1 --steps 5 --records 9", "needs --max-batch"),
+        ("truncated-poisson --rate 0.1 --steps 5 --max-batch 9", "needs --records"),
+        ("without-replacement --batch 5", "needs --records and --batch"),
+        ("shuffle --batches 10 --buffer 3", "--buffer is for --sampler buffered-shuffle"),
+        ("balls-in-bins", "needs --batches"),
+        ("balls-in-bins --batches 5 --epochs 0", "epochs must be"),
+    ],
+)
+def test_a_missing_or_misplaced_option_is_named(options, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        CliRunner().invoke(app, ["account", "-z", "1", "--delta", "1e-5", "--sampler", *options.split()],
+                           catch_exceptions=False)  # fmt: skip

@@ -24,6 +24,9 @@ def account(
     batch: common.BatchSize = None,
     batches: common.Batches = None,
     epochs: common.Epochs = None,
+    times: common.Times = None,
+    buffer: common.Buffer = None,
+    max_batch: common.MaxBatch = None,
     clipping: common.ClippingOption = common.ClippingName.individual,
     clip_groups: common.ClipGroups = 1,
     relation: common.Relation = None,
@@ -38,11 +41,12 @@ def account(
     if not delta and not epsilon:
         raise ValueError("nothing to report: give --delta or --epsilon")
     run = common.describe_run(
-        sampler, rate, steps, records, batch, batches, epochs, clipping, clip_groups, relation
+        sampler, rate, steps, records, batch, batches, epochs, clipping, clip_groups, relation,
+        times, buffer, max_batch,
     )  # fmt: skip
     mechanism = Mechanism(run.sampler, noise_multiplier, run.clipping, run.relation)
-    guarantee = mechanism.guarantee(group)
     with common.patience("accounting"):
+        guarantee = mechanism.guarantee(group)
         rows = [(f"epsilon at delta = {d!r}", guarantee.epsilon(d, rtol)) for d in delta or []]
         rows += [(f"delta at epsilon = {e!r}", guarantee.delta(e, rtol)) for e in epsilon or []]
     if json:

@@ -27,6 +27,9 @@ def calibrate(
     batch: common.BatchSize = None,
     batches: common.Batches = None,
     epochs: common.Epochs = None,
+    times: common.Times = None,
+    buffer: common.Buffer = None,
+    max_batch: common.MaxBatch = None,
     clipping: common.ClippingOption = common.ClippingName.individual,
     clip_groups: common.ClipGroups = 1,
     relation: common.Relation = None,
@@ -43,7 +46,8 @@ def calibrate(
     with common.patience("calibrating"):
         if noise_multiplier is None:
             run = common.describe_run(
-                sampler, rate, steps, records, batch, batches, epochs, clipping, clip_groups, relation
+                sampler, rate, steps, records, batch, batches, epochs, clipping, clip_groups, relation,
+        times, buffer, max_batch,
             )  # fmt: skip
             noise = solve.noise_multiplier(
                 run.sampler, epsilon, delta, clipping=run.clipping, relation=run.relation, group=group
@@ -59,6 +63,7 @@ def calibrate(
             run = common.describe_run(
                 sampler, rate if known_rate else 1.0, steps if known_steps else 1, records if known_rate else None,
                 batch, batches, epochs, clipping, clip_groups, relation,
+                times, buffer, max_batch,
             )  # fmt: skip
             fixed = run.sampler
             if not isinstance(fixed, Poisson):

@@ -16,7 +16,20 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from verax import Batch, Deterministic, Individual, Mixed, Poisson, Shuffle, checks
+from verax import (
+    BallsInBins,
+    Batch,
+    BufferedShuffle,
+    Deterministic,
+    Individual,
+    Mixed,
+    Poisson,
+    RandomAllocation,
+    Shuffle,
+    TruncatedPoisson,
+    WithoutReplacement,
+    checks,
+)  # fmt: skip
 from verax.mechanism import Clipping
 from verax.privacy.guarantee import Bracket
 from verax.samplers.base import Sampler
@@ -28,6 +41,12 @@ class SamplerName(StrEnum):
     poisson = "poisson"
     shuffle = "shuffle"
     deterministic = "deterministic"
+    balls_in_bins = "balls-in-bins"
+    random_allocation = "random-allocation"
+    without_replacement = "without-replacement"
+    truncated_poisson = "truncated-poisson"
+    buffered_shuffle = "buffered-shuffle"
+    persistent_shuffle = "persistent-shuffle"
 
 
 class ClippingName(StrEnum):
@@ -49,10 +68,13 @@ class RelationName(StrEnum):
 Noise = Annotated[float, typer.Option("--noise-multiplier", "-z", help="Noise standard deviation / clip norm.")]
 SamplerOption = Annotated[SamplerName, typer.Option("--sampler", help="Who is in each batch.")]
 Rate = Annotated[float | None, typer.Option(help="Poisson sampling rate; or give --records and --batch.")]
-Steps = Annotated[int | None, typer.Option(help="Number of Poisson rounds; or give --epochs.")]
+Steps = Annotated[int | None, typer.Option(help="Number of rounds where each is drawn anew; or give --epochs.")]
 Records = Annotated[int | None, typer.Option(help="Number of records, with --batch in place of --rate.")]
 BatchSize = Annotated[int | None, typer.Option("--batch", help="Expected batch size, with --records.")]
-Batches = Annotated[int | None, typer.Option(help="Batches per epoch, for shuffle and deterministic.")]
+Batches = Annotated[int | None, typer.Option(help="Batches per epoch; or give --records and --batch.")]
+Times = Annotated[int | None, typer.Option(help="Rounds each record joins in an epoch, for random-allocation.")]
+Buffer = Annotated[int | None, typer.Option(help="Size of the buffer in batches, for buffered-shuffle.")]
+MaxBatch = Annotated[int | None, typer.Option(help="The largest batch, for truncated-poisson.")]
 Epochs = Annotated[int | None, typer.Option(help="Passes over the data.")]
 ClippingOption = Annotated[ClippingName, typer.Option("--clipping", help="What is clipped before noise is added.")]
 ClipGroups = Annotated[int, typer.Option(help="Number of clip-groups, for mixed clipping.")]
@@ -81,6 +103,9 @@ def describe_run(
     clipping: ClippingName,
     clip_groups: int,
     relation: RelationName | None,
+    times: int | None = None,
+    buffer: int | None = None,
+    max_batch: int | None = None,
 ) -> Run:
     """Turn options into a sampler and a clipping, or say which option is missing."""
     kinds: dict[ClippingName, Clipping] = {
@@ -89,26 +114,89 @@ def describe_run(
         ClippingName.mixed: Mixed(groups=clip_groups),
     }
     word = relation.value if relation else ""
-    if sampler is SamplerName.poisson:
-        return Run(_poisson(rate, steps, records, batch, epochs), kinds[clipping], word)
+    for option, value, owner in (
+        ("--times", times, SamplerName.random_allocation),
+        ("--buffer", buffer, SamplerName.buffered_shuffle),
+        ("--max-batch", max_batch, SamplerName.truncated_poisson),
+    ):
+        if sampler is owner and value is None:
+            raise ValueError(f"--sampler {sampler.value} needs {option}")
+        if sampler is not owner and value is not None:
+            raise ValueError(f"{option} is for --sampler {owner.value}, got --sampler {sampler.value}")
+    return Run(
+        _sampler(sampler, rate, steps, records, batch, batches, epochs, times, buffer, max_batch),
+        kinds[clipping], word,
+    )  # fmt: skip
+
+
+def _sampler(
+    sampler: SamplerName,
+    rate: float | None,
+    steps: int | None,
+    records: int | None,
+    batch: int | None,
+    batches: int | None,
+    epochs: int | None,
+    times: int | None,
+    buffer: int | None,
+    max_batch: int | None,
+) -> Sampler:
+    if sampler is SamplerName.without_replacement:
+        return _without_replacement(steps, records, batch, epochs)
+    if sampler in (SamplerName.poisson, SamplerName.truncated_poisson):
+        poisson = _poisson(sampler, rate, steps, records, batch, epochs)
+        return poisson if max_batch is None else _truncated(poisson, max_batch, records)
     if batches is None and records is not None and batch is not None:
         batches = math.ceil(checks.count("--records", records) / checks.count("--batch", batch))
     if batches is None:
         raise ValueError(f"--sampler {sampler.value} needs --batches, or --records and --batch")
-    chosen = Shuffle if sampler is SamplerName.shuffle else Deterministic
-    return Run(chosen(batches, epochs or 1), kinds[clipping], word)
+    passes = 1 if epochs is None else epochs
+    match sampler:
+        case SamplerName.deterministic:
+            return Deterministic(batches, passes)
+        case SamplerName.balls_in_bins:
+            return BallsInBins(batches, passes)
+        case SamplerName.random_allocation:
+            return RandomAllocation(times or 0, batches, passes)
+        case SamplerName.buffered_shuffle:
+            return BufferedShuffle(batches, buffer or 0, passes)
+        case _:
+            return Shuffle(batches, passes, reshuffle=sampler is SamplerName.shuffle)
+
+
+def _without_replacement(
+    steps: int | None, records: int | None, batch: int | None, epochs: int | None
+) -> WithoutReplacement:
+    if records is None or batch is None:
+        raise ValueError("--sampler without-replacement needs --records and --batch")
+    if steps is None:
+        if epochs is None:
+            raise ValueError("--sampler without-replacement needs --steps or --epochs")
+        steps = math.ceil(checks.count("--epochs", epochs) * records / checks.count("--batch", batch))
+    return WithoutReplacement(batch, records, steps)
+
+
+def _truncated(poisson: Poisson, max_batch: int, records: int | None) -> TruncatedPoisson:
+    if records is None:
+        raise ValueError("--sampler truncated-poisson needs --records")
+    return TruncatedPoisson(poisson.rate, poisson.steps, max_batch, records)
 
 
 def _poisson(
-    rate: float | None, steps: int | None, records: int | None, batch: int | None, epochs: int | None
+    sampler: SamplerName,
+    rate: float | None,
+    steps: int | None,
+    records: int | None,
+    batch: int | None,
+    epochs: int | None,
 ) -> Poisson:
     if rate is None:
         if records is None or batch is None:
-            raise ValueError("--sampler poisson needs --rate, or --records and --batch")
+            raise ValueError(f"--sampler {sampler.value} needs --rate, or --records and --batch")
         rate = checks.count("--batch", batch) / checks.count("--records", records)
     if steps is None:
         if epochs is None:
-            raise ValueError("--sampler poisson needs --steps or --epochs")
+            raise ValueError(f"--sampler {sampler.value} needs --steps or --epochs")
         steps = math.ceil(checks.count("--epochs", epochs) / checks.rate("--rate", rate))
     return Poisson(rate, steps)
 
@@ -137,8 +225,12 @@ def print_json(value: dict[str, Any]) -> None:
 @contextmanager
 def patience(what: str) -> Iterator[None]:
     """Show a progress bar on standard error once the work has taken over a second; nothing for quick calls."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
     progress = Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True
     )  # fmt: skip
     timer = threading.Timer(1.0, progress.start)
     progress.add_task(what, total=None)

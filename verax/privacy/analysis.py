@@ -45,6 +45,19 @@ _ROUGH = 0.1  # grid of an attack on shuffling, whose bracket is wide anyway
 
 
 @dataclass(frozen=True)
+class Group:
+    """Which records are protected together: how many, and whether their gradients are orthogonal to each other."""
+
+    size: int = 1
+    orthogonal: bool = False
+
+    def split(self, mechanism: Mechanism) -> tuple[int, int]:
+        """Copies and size: orthogonal records, clipped one by one, are seen apart, like runs with one record each."""
+        apart = self.orthogonal and isinstance(mechanism.clipping, Individual)
+        return (self.size, 1) if apart else (1, self.size)
+
+
+@dataclass(frozen=True)
 class Analysis:
     """Dominating rounds per direction, attacks per name (None: the dominating rounds themselves), and the theorems."""
 
@@ -67,25 +80,25 @@ class OneRecordOnly(NoGuarantee):
         self.absent = absent
 
 
-def one_record_only(mechanism: Mechanism, group: int, absent: bool = False) -> None:
+def one_record_only(mechanism: Mechanism, group: Group, absent: bool = False) -> None:
     """Leave groups, and with ``absent`` replacement, to the triangle inequality."""
-    if group > 1 or (absent and mechanism.relation == "replace"):
+    if group.size > 1 or (absent and mechanism.relation == "replace"):
         raise OneRecordOnly(absent and mechanism.relation == "replace")
 
 
 @singledispatch
-def price(sampler: Sampler, mechanism: Mechanism, group: int) -> Analysis:
+def price(sampler: Sampler, mechanism: Mechanism, group: Group) -> Analysis:
     """The analysis of one mechanism, chosen by the class of its sampler."""
     raise NoGuarantee(
         f"no privacy analysis is known for {type(sampler).__name__}; register one in verax.privacy.analysis"
     )
 
 
-def analyse(phases: Phases, group: int) -> Guarantee:
+def analyse(phases: Phases, group: Group) -> Guarantee:
     """Price every phase and compose them, direction by direction."""
     most = min([MAX_GROUP, *(m.sampler.population for m in phases.mechanisms if hasattr(m.sampler, "population"))])
-    if group > most:
-        raise ValueError(f"group must be at most {most}, got {group}")
+    if group.size > most:
+        raise ValueError(f"group must be at most {most}, got {group.size}")
     if any(m.noise_multiplier == 0.0 for m in phases.mechanisms):
         return _noiseless(phases, group)
     try:
@@ -97,13 +110,13 @@ def analyse(phases: Phases, group: int) -> Guarantee:
     visible = min(math.fsum(part.visible for part in parts) * (1.0 + 1e-9), 1.0)
     uppers: list[Curve] = [Composition(rounds) for rounds in _join([part.uppers for part in parts])]
     if all(part.lowers is None for part in parts):
-        return Guarantee(phases, group, uppers, uppers, upper_by, lower_by, visible)
+        return Guarantee(phases, group.size, uppers, uppers, upper_by, lower_by, visible)
     attacks = _join([p.uppers if p.lowers is None else p.lowers for p in parts])
     lowers: list[Curve] = [Composition(rounds) for rounds in attacks]
-    return Guarantee(phases, group, uppers, lowers, upper_by, lower_by, visible)
+    return Guarantee(phases, group.size, uppers, lowers, upper_by, lower_by, visible)
 
 
-def _noiseless(phases: Phases, group: int) -> Guarantee:
+def _noiseless(phases: Phases, group: Group) -> Guarantee:
     """Phases without noise show whomever they sample; the others are priced as usual."""
     bare = [replace(m, noise_multiplier=1.0) for m in phases.mechanisms if m.noise_multiplier == 0.0]
     most, least = 0.0, 0.0  # logarithms of the probability of staying unseen
@@ -112,14 +125,14 @@ def _noiseless(phases: Phases, group: int) -> Guarantee:
             most, least = (total + _log_unseen(price(m.sampler, m, group).visible) for total in (most, least))
         except OneRecordOnly:
             alone = replace(m, relation="zero-out") if m.relation == "replace" else m
-            visible = price(alone.sampler, alone, 1).visible
-            most, least = most + _log_unseen(min(group * visible, 1.0)), least + _log_unseen(visible)
+            visible = price(alone.sampler, alone, Group()).visible
+            most, least = most + _log_unseen(min(group.size * visible, 1.0)), least + _log_unseen(visible)
     noisy = tuple(m for m in phases.mechanisms if m.noise_multiplier > 0.0)
     rest = analyse(Phases(noisy), group) if noisy else None
     uppers, lowers = ([*rest.uppers], [*rest.lowers]) if rest else ([None], [None])
     return Guarantee(
         phases,
-        group,
+        group.size,
         [Noiseless(-math.expm1(most), curve) for curve in uppers],
         [Noiseless(-math.expm1(least), curve) for curve in lowers],
         "; ".join(["no noise: whoever is sampled is exposed"] + ([rest.upper_by] if rest else [])),
@@ -131,20 +144,21 @@ def _log_unseen(visible: float) -> float:
     return math.log1p(-visible) if visible < 1.0 else -math.inf
 
 
-def _chained(phases: Phases, group: int, absent: bool) -> Guarantee:
+def _chained(phases: Phases, group: Group, absent: bool) -> Guarantee:
     """The triangle inequality, from one record to a group, and over its absence to its replacement."""
+    size = group.size
     if absent:
         present = Phases(tuple(replace(m, relation="zero-out") for m in phases.mechanisms))
-        one = analyse(present, 1)
-        uppers: list[Curve] = [Chain(((one.uppers[0], group), (one.uppers[-1], group)))]
-        how = f"black box: {group} removed and {group} added, by the triangle inequality (docs/proofs.md, lemma 5)"
+        one = analyse(present, Group())
+        uppers: list[Curve] = [Chain(((one.uppers[0], size), (one.uppers[-1], size)))]
+        how = f"black box: {size} removed and {size} added, by the triangle inequality (docs/proofs.md, lemma 5)"
     else:
-        one = analyse(phases, 1)
-        uppers = [Chain(((curve, group),)) for curve in one.uppers]
-        how = f"black box: {group} steps by the triangle inequality (docs/proofs.md, lemma 5)"
-    visible = min(group * one.visible * (1.0 + 1e-9), 1.0)
+        one = analyse(phases, Group())
+        uppers = [Chain(((curve, size),)) for curve in one.uppers]
+        how = f"black box: {size} steps by the triangle inequality (docs/proofs.md, lemma 5)"
+    visible = min(size * one.visible * (1.0 + 1e-9), 1.0)
     alone = f"one record alone: {one.lower_by}"
-    return Guarantee(phases, group, uppers, one.lowers, f"{how}, each: {one.upper_by}", alone, visible)
+    return Guarantee(phases, size, uppers, one.lowers, f"{how}, each: {one.upper_by}", alone, visible)
 
 
 def _join(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:
@@ -174,29 +188,30 @@ def shift_unit(mechanism: Mechanism) -> float:
 
 
 @price.register
-def _(sampler: Poisson, mechanism: Mechanism, group: int) -> Analysis:
+def _(sampler: Poisson, mechanism: Mechanism, group: Group) -> Analysis:
     """Every round is an independent draw, so the pairs of docs/proofs.md, section 1, compose round by round."""
-    unit, count = shift_unit(mechanism), len(sampler)
-    visible = -math.expm1(count * group * math.log1p(-sampler.rate)) if sampler.rate < 1 else 1.0
+    copies, size = group.split(mechanism)
+    unit, count = shift_unit(mechanism), len(sampler) * copies
+    visible = -math.expm1(count * size * math.log1p(-sampler.rate)) if sampler.rate < 1 else 1.0
     clipping, replaced = mechanism.clipping, mechanism.relation == "replace"
     match clipping:
         case Individual():
-            weights = binomial(group, sampler.rate)
+            weights = binomial(size, sampler.rate)
             theorem = "theorem 18 of 'optimal group privacy': a Binomial mixture of shifts against none"
         case Batch():
-            weights = binomial(1, -math.expm1(group * math.log1p(-sampler.rate)) if sampler.rate < 1 else 1.0)
+            weights = binomial(1, -math.expm1(size * math.log1p(-sampler.rate)) if sampler.rate < 1 else 1.0)
             theorem = "batch clipping: a shift of 2 if any of the group is sampled (docs/proofs.md, theorem 2)"
         case Mixed():
-            weights = distinct_groups(group, sampler.rate, clipping.groups)
+            weights = distinct_groups(size, sampler.rate, clipping.groups)
             theorem = "mixed clipping: a shift of 2 per clip-group touched (docs/proofs.md, theorem 2)"
     shifts = unit * np.arange(len(weights), dtype=float)
     if replaced and isinstance(clipping, Individual):
         return Analysis(
-            {"replace": [(mixture_round(weights, shifts, group, two_sided=True), count)]}, None,
+            {"replace": [(mixture_round(weights, shifts, size, two_sided=True), count)]}, None,
             "opposite-sided mixtures (docs/proofs.md, theorem 1)",
             "achieved by gradients that point in opposite directions", visible,
         )  # fmt: skip
-    once = mixture_round(weights, shifts, group)
+    once = mixture_round(weights, shifts, size)
     directions = {"remove": [(once, count)], "add": [(once.reverse(), count)]}
     attack = "achieved by fixed gradients of full norm in one direction"
     if not replaced:
@@ -207,7 +222,7 @@ def _(sampler: Poisson, mechanism: Mechanism, group: int) -> Analysis:
         dominating = Round(once.pair, symmetric=True)
         theorem += ", either direction in every round (theorem 3)"
     else:
-        dominating = mixture_round(weights, shifts, group, two_sided=True)
+        dominating = mixture_round(weights, shifts, size, two_sided=True)
         theorem += ", on opposite sides (theorem 1)"
     return Analysis(
         {"replace": [(dominating, count)]},
@@ -227,30 +242,31 @@ def fixed_batches_only(mechanism: Mechanism) -> None:
 
 
 @price.register
-def _(sampler: Deterministic, mechanism: Mechanism, group: int) -> Analysis:
+def _(sampler: Deterministic, mechanism: Mechanism, group: Group) -> Analysis:
     """One Gaussian mechanism, with the group wherever it hurts most (docs/proofs.md, theorem 4)."""
     fixed_batches_only(mechanism)
     unit, epochs, batches = shift_unit(mechanism), sampler.epochs, int(sampler.batches)
+    copies, size = group.split(mechanism)
     match mechanism.clipping:
         case Individual():
-            squared = float(group) ** 2 * (4.0 if mechanism.relation == "replace" else 1.0)
+            squared = copies * float(size) ** 2 * (4.0 if mechanism.relation == "replace" else 1.0)
         case Batch():
-            squared = float(min(group, batches))
+            squared = float(min(size, batches))
         case Mixed(groups=clip_groups):
-            full, rest = divmod(min(group, clip_groups * batches), clip_groups)
+            full, rest = divmod(min(size, clip_groups * batches), clip_groups)
             squared = float(full * clip_groups**2 + rest**2)
     worst = Round(Pair.gaussian(unit * math.sqrt(squared)))
     theorem = (
         "a Gaussian mechanism, with the group's records where they shift the sums most (docs/proofs.md, theorem 4)"
     )
-    if isinstance(mechanism.clipping, Mixed) and group > 1:
+    if isinstance(mechanism.clipping, Mixed) and size > 1:
         return Analysis({"any": [(worst, epochs)]}, {"any": [(Round(Pair.gaussian(unit)), epochs)]}, theorem,
                         "one record of the group alone", 1.0)  # fmt: skip
     return Analysis({"any": [(worst, epochs)]}, None, theorem, "achieved by fixed gradients of full norm", 1.0)
 
 
 @price.register
-def _(sampler: Shuffle, mechanism: Mechanism, group: int) -> Analysis:
+def _(sampler: Shuffle, mechanism: Mechanism, group: Group) -> Analysis:
     """Proved from above by fixed batches (docs/proofs.md, theorem 4), from below by the largest batch sum."""
     batches, epochs = int(sampler.batches), sampler.epochs
     if sampler.reshuffle:
@@ -261,7 +277,7 @@ def _(sampler: Shuffle, mechanism: Mechanism, group: int) -> Analysis:
 
 
 @price.register
-def _(sampler: BufferedShuffle, mechanism: Mechanism, group: int) -> Analysis:
+def _(sampler: BufferedShuffle, mechanism: Mechanism, group: Group) -> Analysis:
     """As fixed batches from above; from below the last record of the stream, uniform among the last ``buffer`` batches.
 
     The bracket is as wide as the difference between knowing and not knowing in which of those batches it is.
@@ -271,7 +287,7 @@ def _(sampler: BufferedShuffle, mechanism: Mechanism, group: int) -> Analysis:
 
 
 def _shuffled(
-    mechanism: Mechanism, group: int, batches: int, hidden: int, epochs: int, why: str, persistent: float = 0.0
+    mechanism: Mechanism, group: Group, batches: int, hidden: int, epochs: int, why: str, persistent: float = 0.0
 ) -> Analysis:
     """One record hidden among ``hidden`` batches, anew in every epoch or (``persistent``: sqrt(epochs)) once."""
     fixed = price(Deterministic(batches, epochs), mechanism, group)
@@ -289,19 +305,21 @@ def _shuffled(
 
 
 @price.register
-def _(sampler: BallsInBins, mechanism: Mechanism, group: int) -> Analysis:
+def _(sampler: BallsInBins, mechanism: Mechanism, group: Group) -> Analysis:
     """One of ``bins`` rounds at random, each epoch anew (docs/proofs.md, theorem 5)."""
     return _allocated(mechanism, group, 1, sampler.bins, sampler.epochs)
 
 
 @price.register
-def _(sampler: RandomAllocation, mechanism: Mechanism, group: int) -> Analysis:
+def _(sampler: RandomAllocation, mechanism: Mechanism, group: Group) -> Analysis:
     """``times`` of ``steps`` rounds at random, each epoch anew (docs/proofs.md, theorems 5 and 6)."""
     return _allocated(mechanism, group, sampler.times, sampler.steps, sampler.epochs)
 
 
-def _allocated(mechanism: Mechanism, group: int, times: int, steps: int, epochs: int) -> Analysis:
-    one_record_only(mechanism, group, absent=True)
+def _allocated(mechanism: Mechanism, group: Group, times: int, steps: int, epochs: int) -> Analysis:
+    copies, size = group.split(mechanism)
+    one_record_only(mechanism, Group(size), absent=True)
+    epochs *= copies
     unit = shift_unit(mechanism)
     size, longer = divmod(steps, times)
     blocks = [(_one_of(size, unit), epochs * (times - longer))]
@@ -336,7 +354,7 @@ def _one_of(count: int, unit: float, fine: float = FINE) -> Round:
 
 
 @price.register
-def _(sampler: WithoutReplacement, mechanism: Mechanism, group: int) -> Analysis:
+def _(sampler: WithoutReplacement, mechanism: Mechanism, group: Group) -> Analysis:
     """A uniform subset each round, independently (docs/proofs.md, theorem 7)."""
     fixed_batches_only(mechanism)
     one_record_only(mechanism, group)
@@ -361,7 +379,7 @@ def _(sampler: WithoutReplacement, mechanism: Mechanism, group: int) -> Analysis
 
 
 @price.register
-def _(sampler: TruncatedPoisson, mechanism: Mechanism, group: int) -> Analysis:
+def _(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Analysis:
     """A Poisson round, unless the others alone fill the batch: then a sampled record may take another's place."""
     if mechanism.relation != "add-remove":
         raise NoGuarantee(

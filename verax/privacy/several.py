@@ -21,11 +21,12 @@ from verax.privacy.loss import Discrete
 from verax.privacy.pairs import UNIT, Array, Pair
 from verax.privacy.tables import Table
 
-_FINE = 0.15  # grid step, in standard deviations of one round's score
+_FINE = 0.25  # grid step, in standard deviations of one round's score
+_MERGE = 0.02  # width of the bins the attacker looks at, in standard deviations of the sum
 _KNOWN = 1e-5  # relative error of a mass that is used
 _ALIAS = 1e-15
 _FAR = 8.0  # standard deviations of one round's noise beyond which scores are not told apart
-_RARE = (0.0, 3.0, 8.0, 16.0, 26.0, 38.0, 52.0)  # how rare are the sums, as -log probability, that tilts make common
+_RARE = (0.0, 4.0, 12.0, 24.0, 40.0)  # how rare are the sums, as -log probability, that tilts make common
 _MOST_BINS = 2**18
 _LARGEST_TILT = 1e4
 
@@ -53,7 +54,16 @@ def some_of(times: int, count: int, shift: float, lean: float) -> Table:
         for start, log, error in (with_record, without)
     )
     known = (p_error < _KNOWN) & (q_error < _KNOWN) & (log_p > -600.0) & (log_q > -600.0)
-    return Table.of(np.exp(log_p[known]), np.exp(log_q[known]), error=2.0 * _KNOWN + 1e-12 * count)
+    bins = (np.arange(first, last)[known] * (plain.step / (_MERGE * _spread(plain, count)))).astype(np.int64)
+    p, q = (np.bincount(bins - bins[0], weights=np.exp(log[known])).astype(np.float64) for log in (log_p, log_q))
+    return Table.of(p, q, error=2.0 * _KNOWN + 1e-12 * count)
+
+
+def _spread(law: Discrete, count: int) -> float:
+    """The standard deviation of a sum."""
+    mass = np.exp(law.log_mass)
+    mean = float(mass @ law.losses)
+    return math.sqrt(count * float(mass @ (law.losses - mean) ** 2))
 
 
 def _scores(rate: float, shift: float) -> tuple[Discrete, Discrete]:

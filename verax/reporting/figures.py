@@ -2,22 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 _COLOURS = ("#1b6ca8", "#c8553d", "#3a7d44", "#8e6c8a", "#b08900")
+OKABE_ITO = {
+    "black": "#000000", "orange": "#E69F00", "sky": "#56B4E9", "green": "#009E73", "blue": "#0072B2",
+    "red": "#D55E00", "pink": "#CC79A7", "grey": "#767676",
+}  # fmt: skip
+"""Colours that people with any kind of colour vision can tell apart (Okabe and Ito 2008), and a grey."""
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def matplotlib() -> Any:
+    """The plotting library, or one line that says how to get it."""
+    try:
+        import matplotlib as mpl
+        import matplotlib.figure
+        import matplotlib.ticker
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("figures need matplotlib: pip install 'verax[figures]'") from error
+    return mpl
+
+
+def drawable(path: Path) -> Path:
+    """The path, if a figure can be saved under its suffix and matplotlib is there.
+
+    >>> from pathlib import Path
+    >>> drawable(Path("samplers.txt"))
+    Traceback (most recent call last):
+    ValueError: a figure's name must end in .png, .svg, .pdf, got 'samplers.txt'
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(f"a figure's name must end in {', '.join(FORMATS)}, got {str(path)!r}")
+    matplotlib()
+    return path
+
+
+@contextmanager
+def drawing(width: float, height: float, *paths: Path) -> Iterator[Any]:
+    """Axes to draw on, saved to every path afterwards; the same drawing gives the same bytes."""
+    mpl = matplotlib()
+    style = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "verax"}
+    with mpl.rc_context(style):
+        figure = mpl.figure.Figure(figsize=(width, height), layout="constrained")
+        yield figure.subplots()
+        for path in paths:
+            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 
 
 def samplers_figure(curves: Mapping[str, Sequence[tuple[float, float, float]]], delta: float, path: Path) -> Path:
     """Epsilon against noise, one band (lower to upper) per sampler, saved to ``path``."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("figures need matplotlib: pip install 'verax[figures]'") from error
-    with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(7.0, 4.2), layout="constrained")
-        axes = figure.subplots()
+    with drawing(7.0, 4.2, path) as axes:
         for (name, points), colour in zip(curves.items(), _COLOURS, strict=False):
             noise, lower, upper = zip(*points, strict=True)
             axes.fill_between(noise, lower, upper, color=colour, alpha=0.3, linewidth=0)
@@ -27,5 +65,4 @@ def samplers_figure(curves: Mapping[str, Sequence[tuple[float, float, float]]], 
         axes.set_title("The same noise, priced by how the batches are drawn", loc="left")
         axes.legend(frameon=False)
         axes.grid(alpha=0.25)
-        figure.savefig(path, dpi=150)
     return path

@@ -1,0 +1,56 @@
+"""verax reproduce: a paper's figures and numbers, recomputed."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from verax import checks
+from verax.cli import common
+from verax.reporting.figures import matplotlib
+from verax.reproduce import PAPERS, Row, quiet
+from verax.reproduce import reproduce as run
+
+
+def reproduce(
+    paper: Annotated[str, typer.Argument(help=f"Which paper: {', '.join(PAPERS)}.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the files; default: verax-PAPER.")] = None,
+    json: common.AsJson = False,
+) -> None:
+    """Recompute a paper's figures (CSV, PNG, SVG) and print each number it names next to ours.
+
+    Example: verax reproduce 002
+    """
+    checks.choice("paper", paper, tuple(PAPERS))
+    matplotlib()
+    folder = out or Path(f"verax-{paper}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = run(paper, folder, common.patience if sys.stderr.isatty() else quiet)
+    except OSError as error:
+        raise ValueError(f"--out must be a folder that can be written, got {folder}: {error.strerror}") from error
+    files = sorted(path.name for path in folder.iterdir())
+    if json:
+        common.print_json(
+            {"paper": paper, "folder": str(folder), "files": files, "rows": [dataclasses.asdict(row) for row in rows]}
+        )
+        return
+    _show(rows)
+    Console(highlight=False, markup=False, soft_wrap=True).print(f"{len(files)} files in {folder}")
+
+
+def _show(rows: list[Row]) -> None:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    table = Table("where", "quantity", "in the paper", "here", "verdict")
+    for row in rows:
+        table.add_row(row.where, row.what, row.paper, row.here, row.verdict)
+    console.print(table)
+    for row in rows:
+        if row.remark:
+            console.print(f"{row.where}, {row.what}: {row.remark}", style="dim")

@@ -1,0 +1,33 @@
+"""Papers reproduced: data and figures in a folder, and every number a paper names next to ours.
+
+To add a paper, write a module with a function of the type :data:`Reproduction` and add it to :data:`PAPERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from verax import checks
+from verax.reproduce import paper_002
+from verax.reproduce.rows import Progress, Row, quiet
+
+Reproduction = Callable[[Path, Progress], list[Row]]
+"""Writes its files into the folder and returns what the paper says and what verax says."""
+
+PAPERS: dict[str, Reproduction] = {"002": paper_002.reproduce}
+"""What can be reproduced, by name."""
+
+
+def reproduce(name: str, folder: Path, progress: Progress = quiet) -> list[Row]:
+    """Reproduce one paper into ``folder``, which must exist.
+
+    >>> from pathlib import Path
+    >>> reproduce("1984", Path("."))
+    Traceback (most recent call last):
+    ValueError: paper must be one of '002', got '1984'
+    """
+    return PAPERS[checks.choice("paper", name, tuple(PAPERS))](folder, progress)
+
+
+__all__ = ["PAPERS", "Progress", "Reproduction", "Row", "quiet", "reproduce"]
