@@ -147,7 +147,7 @@ def test_a_progress_bar_appears_only_after_a_second(monkeypatch):
     [
         ("balls-in-bins --batches 10", "BallsInBins(bins=10, epochs=1)"),
         ("random-allocation --times 2 --batches 10 --epochs 2", "RandomAllocation(times=2, steps=10, epochs=2)"),
-        ("without-replacement --records 100 --batch 10 --epochs 1", "WithoutReplacement(batch=10, population=100, steps=10)"),
+        ("without-replacement --records 100 --batch 10 --epochs 1", "population=100, steps=10)"),
         ("truncated-poisson --rate 0.1 --records 100 --steps 5 --max-batch 30", "max_batch=30, population=100)"),
         ("buffered-shuffle --batches 10 --buffer 3", "BufferedShuffle(batches=10, buffer=3, epochs=1)"),
         ("persistent-shuffle --batches 10 --epochs 3", "Shuffle(batches=10, epochs=3, reshuffle=False)"),

@@ -8,8 +8,11 @@ import typer
 from click.exceptions import ClickException
 
 from verax.cli.account import account
+from verax.cli.audit import audit
 from verax.cli.calibrate import calibrate
+from verax.cli.compare import compare
 from verax.cli.demo import demo
+from verax.cli.reproduce import reproduce
 
 app = typer.Typer(
     name="verax",
@@ -20,8 +23,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(account)
+app.add_typer(audit, name="audit")
 app.command()(calibrate)
+app.command()(compare)
 app.command()(demo)
+app.command()(reproduce)
 
 
 def main() -> None:

@@ -96,6 +96,13 @@ def price(sampler: Sampler, mechanism: Mechanism, group: Group) -> Analysis:
 
 def analyse(phases: Phases, group: Group) -> Guarantee:
     """Price every phase and compose them, direction by direction."""
+    guarantee = _analyse(phases, group)
+    if group.orthogonal and group.size > 1:
+        return replace(guarantee, assuming="that the group's gradients are orthogonal to each other in every round")
+    return guarantee
+
+
+def _analyse(phases: Phases, group: Group) -> Guarantee:
     most = min([MAX_GROUP, *(m.sampler.population for m in phases.mechanisms if hasattr(m.sampler, "population"))])
     if group.size > most:
         raise ValueError(f"group must be at most {most}, got {group.size}")

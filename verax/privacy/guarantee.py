@@ -89,6 +89,8 @@ class Guarantee:
     lower_by: str
     visible: float = 1.0
     """Probability that the group is sampled at all: no delta can exceed it (couple the runs until it is)."""
+    assuming: str = ""
+    """What the caller has vouched for, in words; or which attacker is meant, if not the standard one."""
 
     def epsilon(self, delta: float, rtol: float = DEFAULT_RTOL) -> Bracket:
         """The epsilon at this delta, its two sides within ``rtol`` of each other where the analysis is exact.
@@ -179,9 +181,10 @@ class Guarantee:
         who = f"Any {self.group} record{'s' if self.group > 1 else ''} "
         verb = "are" if self.group > 1 else "is"
         runs = "; then ".join(repr(m) for m in self.mechanism.mechanisms)
+        assuming = f" Assuming {self.assuming}." if self.assuming else ""
         return "\n".join([
             f"{who}{verb} protected with epsilon at most {shown(bracket.upper, UPPER)} at delta {delta!r} "
-            f"(relation: {self.mechanism.relation}).",
+            f"(relation: {self.mechanism.relation}).{assuming}",
             f"No analysis can show less than {shown(bracket.lower, LOWER)}: {bracket.lower_by}.",
             f"Upper bound: {bracket.upper_by}.",
             f"Evidence: {bracket.evidence}. What runs: {runs}.",
