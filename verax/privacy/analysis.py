@@ -205,6 +205,7 @@ def _(sampler: Poisson, mechanism: Mechanism, group: Group) -> Analysis:
         case Individual():
             weights = binomial(size, sampler.rate)
             theorem = "theorem 18 of 'optimal group privacy': a Binomial mixture of shifts against none"
+            theorem = "orthogonal records are seen apart (docs/proofs.md, theorem 9)" if copies > 1 else theorem
         case Batch():
             weights = binomial(1, -math.expm1(size * math.log1p(-sampler.rate)) if sampler.rate < 1 else 1.0)
             theorem = "batch clipping: a shift of 2 if any of the group is sampled (docs/proofs.md, theorem 2)"

@@ -122,7 +122,11 @@ class TradeOff:
         return min(max(forth, back, 0.0) + 2.0 * _SLACK, 1.0)
 
     def epsilon(self, delta: float) -> float:
-        """The smallest epsilon the curve grants at this delta; infinite if it grants none."""
+        """The smallest epsilon the curve grants at this delta; infinite if it grants none.
+
+        Error rates below 1e-14 are not told from 0, so epsilons above about 30 come out as infinite; those of a
+        mechanism are better asked of its guarantee.
+        """
         checks.probability("delta", delta)
         with np.errstate(divide="ignore", invalid="ignore"):
             forth = np.log(1.0 - self.beta - delta + 2.0 * _SLACK) - np.log(np.maximum(self.alpha - _SLACK, 0.0))
@@ -209,9 +213,10 @@ class TradeOff:
         # with the likeliest first: alpha spent, and beta that is left, after each
         alpha = np.append(0.0, np.cumsum(alphas[order]))
         beta = np.append(np.cumsum(betas[order][::-1])[::-1], 0.0)
-        slopes = np.exp(
-            np.linspace(-1.0, 1.0, 2 * _LINES) * math.log(max(float(ratio[np.isfinite(ratio)].max()), 1.0) + 2.0)
-        )
+        slopes = np.unique(ratio[np.isfinite(ratio) & (ratio > 0.0)])
+        if len(slopes) > 2 * _LINES:
+            even = np.exp(np.linspace(math.log(slopes[0]), math.log(slopes[-1]), _LINES))
+            slopes = np.concatenate([even, slopes[:: len(slopes) // _LINES]])
         heights = np.array([float(np.min(beta + slope * alpha)) for slope in slopes.tolist()])
         return TradeOff._from_lines(slopes, heights - len(alphas) * 2.0**-53)
 
