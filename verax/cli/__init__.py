@@ -12,6 +12,7 @@ from verax.cli.audit import audit
 from verax.cli.calibrate import calibrate
 from verax.cli.compare import compare
 from verax.cli.demo import demo
+from verax.cli.report import report
 from verax.cli.reproduce import reproduce
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app.add_typer(audit, name="audit")
 app.command()(calibrate)
 app.command()(compare)
 app.command()(demo)
+app.command()(report)
 app.command()(reproduce)
 
 

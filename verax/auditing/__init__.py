@@ -1,0 +1,5 @@
+"""Attack what runs: lower bounds on epsilon that come from playing the code, not from reading its description."""
+
+from verax.auditing.transcript import SamplerAudit, audit_sampler
+
+__all__ = ["SamplerAudit", "audit_sampler"]
