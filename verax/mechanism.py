@@ -11,6 +11,7 @@ from verax.samplers.base import Sampler
 if TYPE_CHECKING:
     from verax.privacy.guarantee import Guarantee
 
+ADVERSARIES = ("A0", "A1")
 GEOMETRIES = ("any", "orthogonal")
 RELATIONS = ("add-remove", "zero-out", "replace")
 
@@ -82,9 +83,11 @@ class Mechanism:
         object.__setattr__(self, "relation", self.relation or self.sampler.relation)
         checks.choice("relation", self.relation, RELATIONS)
 
-    def guarantee(self, group: int = 1, geometry: str = "any") -> Guarantee:
+    def guarantee(
+        self, group: int = 1, geometry: str = "any", adversary: str = "A0", population: int | None = None
+    ) -> Guarantee:
         """The proved privacy of this run for any ``group`` records together; see :meth:`Phases.guarantee`."""
-        return Phases((self,)).guarantee(group, geometry)
+        return Phases((self,)).guarantee(group, geometry, adversary, population)
 
     def __add__(self, other: Mechanism | Phases) -> Phases:
         return Phases((self,)) + other
@@ -118,18 +121,28 @@ class Phases:
         """The neighbouring relation that all phases share."""
         return self.mechanisms[0].relation
 
-    def guarantee(self, group: int = 1, geometry: str = "any") -> Guarantee:
+    def guarantee(
+        self, group: int = 1, geometry: str = "any", adversary: str = "A0", population: int | None = None
+    ) -> Guarantee:
         """The proved privacy of all phases together for any ``group`` records.
 
         Args:
             group: how many records are protected together.
             geometry: "any", or "orthogonal" if the group's gradients are orthogonal to each other in every round (a
                 fact about the model and the data that the caller must know). It matters for individual clipping.
+            adversary: "A0" sees all noisy sums, as differential privacy has it; "A1" is also told where the group's
+                records fell, the strong adversary of "shuffling and batch clipping".
+            population: number of records, where A1's answer for a group in shuffled batches may depend on it.
         """
-        from verax.privacy.analysis import Group, analyse  # privacy depends on this module, not the reverse
+        from verax.privacy import analysis  # privacy depends on this module, not the reverse
 
         orthogonal = checks.choice("geometry", geometry, GEOMETRIES) == "orthogonal"
-        return analyse(self, Group(checks.count("group", group), orthogonal))
+        who = analysis.Group(checks.count("group", group), orthogonal)
+        if population is not None:
+            checks.count("population", population)
+        if checks.choice("adversary", adversary, ADVERSARIES) == "A1":
+            return analysis.analyse_strong(self, who, population)
+        return analysis.analyse(self, who)
 
     def __add__(self, other: Mechanism | Phases) -> Phases:
         return Phases(self.mechanisms + (other.mechanisms if isinstance(other, Phases) else (other,)))

@@ -17,7 +17,7 @@ import numpy as np
 from verax.checks import NoGuarantee
 from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
 from verax.privacy.averages import FINE, LARGEST_SHIFT, one_of
-from verax.privacy.chain import Chain
+from verax.privacy.chain import Best, Chain
 from verax.privacy.composition import Composition, Round
 from verax.privacy.curve import Curve
 from verax.privacy.guarantee import Guarantee
@@ -27,6 +27,7 @@ from verax.privacy.noiseless import Noiseless
 from verax.privacy.pairs import Pair
 from verax.privacy.revealed import Revealed
 from verax.privacy.several import some_of
+from verax.privacy.strong import strong
 from verax.privacy.tables import Table
 from verax.samplers.allocation import RandomAllocation
 from verax.samplers.base import Sampler
@@ -97,9 +98,31 @@ def price(sampler: Sampler, mechanism: Mechanism, group: Group) -> Analysis:
 def analyse(phases: Phases, group: Group) -> Guarantee:
     """Price every phase and compose them, direction by direction."""
     guarantee = _analyse(phases, group)
+    if group.size > 1 and guarantee.uppers is not guarantee.lowers:
+        guarantee = _told_where(guarantee, group)
     if group.orthogonal and group.size > 1:
         return replace(guarantee, assuming="that the group's gradients are orthogonal to each other in every round")
     return guarantee
+
+
+def analyse_strong(phases: Phases, group: Group, population: int | None) -> Guarantee:
+    """The same for the adversary A1 of paper 000, who is told where the group's records fell."""
+    found = strong(phases, group.size, population, group.orthogonal)
+    curves = [found.curve]
+    assuming = "the adversary A1, who is told in which rounds and clip-groups the protected records are"
+    if group.orthogonal and group.size > 1:
+        assuming += ", and that the group's gradients are orthogonal to each other in every round"
+    return Guarantee(phases, group.size, curves, curves, found.upper_by, found.lower_by, assuming=assuming)
+
+
+def _told_where(guarantee: Guarantee, group: Group) -> Guarantee:
+    """Telling the attacker where the group's records fell cannot help the defender: one more upper bound."""
+    try:
+        found = strong(guarantee.mechanism, group.size, None, group.orthogonal)
+    except NoGuarantee:
+        return guarantee
+    uppers = [Best((curve, found.curve)) for curve in guarantee.uppers]
+    return replace(guarantee, uppers=uppers, upper_by=f"the smaller of: {guarantee.upper_by}; and {found.upper_by}")
 
 
 def _analyse(phases: Phases, group: Group) -> Guarantee:

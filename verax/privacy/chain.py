@@ -57,3 +57,22 @@ class Chain:
             middle = 0.5 * (low + high)
             low, high = (low, middle) if self.delta(middle, rtol)[1] <= delta else (middle, high)
         return 0.0, high
+
+
+@dataclass(frozen=True)
+class Best:
+    """Several upper bounds on the same curve: the smallest one counts. Nothing is known from below."""
+
+    curves: tuple[Curve, ...]
+
+    def estimate(self, delta: float) -> float:
+        """The smallest estimate."""
+        return min(curve.estimate(delta) for curve in self.curves)
+
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """The smallest upper bound on delta(epsilon)."""
+        return 0.0, min(curve.delta(epsilon, rtol, (UPPER,), enough)[1] for curve in self.curves)
+
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """The smallest upper bound on epsilon(delta)."""
+        return 0.0, min(curve.epsilon(delta, rtol, (UPPER,), enough)[1] for curve in self.curves)

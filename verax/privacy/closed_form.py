@@ -26,6 +26,8 @@ def gaussian_delta(mu: float, epsilon: float, sign: int = 1) -> float:
     if math.isinf(mu):
         return 1.0
     near, far = epsilon / mu - mu / 2.0, epsilon / mu + mu / 2.0
+    if near > 1e3:
+        return 0.0  # below the smallest double
     density = math.exp(-near * near / 2.0)
     second = float(special.erfcx(far / math.sqrt(2.0))) / 2.0
     if near > 0.0:

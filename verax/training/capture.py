@@ -1,0 +1,120 @@
+"""Watching a forward pass: which layers ran on what, and the edges where the gradients of their outputs arrive.
+
+Nothing of the model is changed for longer than the forward pass: hooks are put on layers that have a rule, and layers
+that compute with their parameters inside one opaque call (attention, recurrent layers) run an equal computation made of
+watched products instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from verax.training.layers import Factors, Rule, rule_for
+
+
+@dataclass
+class Use:
+    """One call of a layer: where its output's gradients arrive, and how they become factors.
+
+    ``inputs`` must not be changed in place before that; ``versions`` tell.
+    """
+
+    module: nn.Module
+    edges: list[GradientEdge]
+    inputs: list[Tensor]
+    finish: Callable[[Sequence[Tensor], int], Factors]
+    versions: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.versions = [x._version for x in self.inputs]
+
+    @property
+    def intact(self) -> bool:
+        """Whether the inputs are still what the layer saw."""
+        return all(x._version == version for x, version in zip(self.inputs, self.versions, strict=True))
+
+
+Watched = Callable[["Tape", nn.Module], Callable[..., Any] | None]
+OPAQUE: dict[type[nn.Module], Watched] = {}
+
+
+@dataclass
+class Tape:
+    """The uses seen during one forward pass."""
+
+    uses: list[Use] = field(default_factory=list)
+
+    def watch(self, module: nn.Module, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
+              finish: Callable[[Sequence[Tensor], int], Factors]) -> None:  # fmt: skip
+        """Remember a use, if gradients will come by."""
+        if all(output.requires_grad for output in outputs):
+            edges = [get_gradient_edge(output) for output in outputs]
+            self.uses.append(Use(module, edges, [x.detach() for x in inputs], finish))
+
+
+def own_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Trainable parameters of the module itself, without its children."""
+    return [p for p in module._parameters.values() if p is not None and p.requires_grad]
+
+
+def unknown_layers(model: nn.Module) -> list[str]:
+    """Names of layers with trainable parameters that no rule covers."""
+    inside: set[nn.Module] = {
+        child for m in model.modules() if type(m) in OPAQUE for child in m.modules() if child is not m
+    }
+    return [
+        f"{name} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if own_parameters(module) and module not in inside and type(module) not in OPAQUE and rule_for(module) is None
+    ]
+
+
+@contextmanager
+def watching(model: nn.Module) -> Iterator[Tape]:
+    """Watch every layer of the model that has trainable parameters, until the block ends."""
+    tape = Tape()
+    handles, patched = [], []
+    inside: set[nn.Module] = set()
+    try:
+        for module in model.modules():
+            watched = OPAQUE.get(type(module))
+            if watched is not None and any(p.requires_grad for p in module.parameters()):
+                forward = watched(tape, module)
+                if forward is not None:
+                    module.forward = forward
+                    patched.append(module)
+                    inside.update(module.children())
+            elif module not in inside and own_parameters(module) and (rule := rule_for(module)) is not None:
+                handles.append(module.register_forward_hook(_hook(tape, rule), with_kwargs=True))
+        yield tape
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module in patched:
+            del module.forward
+
+
+def by_record(x: Tensor, dim: int) -> Tensor:
+    """Records first: from dimension ``dim``, or (negative) from blocks of a first dimension that holds -dim of them."""
+    return x.movedim(dim, 0) if dim >= 0 else x.unflatten(0, (-dim, -1))
+
+
+def _hook(tape: Tape, rule: Rule) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        if torch.is_grad_enabled() and output.requires_grad:
+            x = args[0] if args else next(iter(kwargs.values()))
+
+            def finish(gradients: Sequence[Tensor], dim: int) -> Factors:
+                return rule(module, by_record(seen, dim))(by_record(gradients[0], dim))
+
+            seen = x.detach()
+            tape.watch(module, [x], [output], finish)
+
+    return hook

@@ -1,0 +1,256 @@
+"""Per-record gradients of any model: by layer rules where they apply, by ``torch.func`` or record by record elsewhere.
+
+Which way a model goes is found out, not assumed: the first batch of every new shape is checked against plain autograd
+for one record. A layer used behind the rules' back, a parameter shared in a way they miss, or records along another
+dimension show up there; a model that mixes records (batch norm in any disguise) is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import verax.training.opaque  # noqa: F401  registers attention and recurrent layers
+from verax.training.capture import Use, unknown_layers, watching
+from verax.training.factors import Explicit, Kind, merged
+from verax.training.layers import trainable
+
+Losses = Callable[[nn.Module, Any], Tensor]
+"""From the model and a batch to one loss per record."""
+
+_FOLDED = -1
+_AGREE = 1e-3  # relative difference from plain autograd that is still rounding
+_AGREE_HALF = 5e-2  # the same in half precision
+
+
+class MixedRecords(ValueError):  # noqa: N818  it says what is wrong
+    """The model lets one record's loss depend on other records, so per-record clipping would not protect anybody."""
+
+
+class Records:
+    """Per-record gradients of one model under one loss.
+
+    ``factors(batch)`` returns the trainable parameters' factors, from which norms and clipped sums are taken.
+    """
+
+    def __init__(self, model: nn.Module, losses: Losses) -> None:
+        self.model = model
+        self.losses = losses
+        self._dims: dict[nn.Module, int] = {}
+        self._checked: set[Any] = set()
+        self._apart: set[bool] = set()
+        self._general = False
+        self._loop = False
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters being trained, each once."""
+        return [p for p in self.model.parameters() if trainable(p)]
+
+    def factors(self, batch: Any, records: int) -> tuple[dict[nn.Parameter, Kind], Tensor]:
+        """Per-record gradients of this batch, and its losses."""
+        refuse_mixing(self.model)
+        if records > 1 and self.model.training not in self._apart:
+            self._refuse_other_mixing(batch, records)
+            self._apart.add(self.model.training)
+        if records == 1:
+            return self._one_by_one(batch, 1)
+        if not self._general and not unknown_layers(self.model):
+            found = self._by_rules(batch, records)
+            if found is not None:
+                return found
+            self._general = True
+        return self._by_func(batch, records)
+
+    def _refuse_other_mixing(self, batch: Any, records: int) -> None:
+        """With the same randomness, the last record's loss must not change when all others become copies of it."""
+
+        def copies(x: Any) -> Any:
+            return x[-1:].expand_as(x).contiguous() if isinstance(x, Tensor) and len(x) == records else x
+
+        found = []
+        for other in (batch, pytree.tree_map(copies, batch)):
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                found.append(float(one_each(self.losses(self.model, other), records)[-1]))
+        first, second = found
+        if abs(first - second) > 1e-2 * (abs(first) + abs(second)) + 1e-4:
+            raise MixedRecords(
+                f"a record's loss depends on the other records of its batch ({first:.6g} among them, {second:.6g} "
+                "among copies of itself): use layers that treat records one by one, or batch clipping (Batch or Mixed)"
+            )
+
+    # --- by rules ---------------------------------------------------------------------------------------------------
+
+    def _by_rules(self, batch: Any, records: int) -> tuple[dict[nn.Parameter, Kind], Tensor] | None:
+        with torch.enable_grad(), watching(self.model) as tape:
+            losses = one_each(self.losses(self.model, batch), records)
+        shape = (
+            tuple(id(use.module) for use in tape.uses), tuple(p.requires_grad for p in self.model.parameters()),
+            self.model.training,
+        )  # fmt: skip
+        new = shape not in self._checked
+        if not losses.requires_grad:
+            return {}, losses.detach()
+        if new and not self._find_dims(tape.uses, losses):
+            return None
+        edges = [edge for use in tape.uses for edge in use.edges]
+        gradients = torch.autograd.grad(losses.sum(), edges, allow_unused=True, retain_graph=new)
+        if not all(use.intact for use in tape.uses):
+            return None
+        factors = self._finish(tape.uses, gradients, records)
+        if new:
+            if not self._agrees(factors, losses, records):
+                return None
+            self._checked.add(shape)
+        return factors, losses.detach()
+
+    def _finish(
+        self, uses: Sequence[Use], gradients: Sequence[Tensor | None], records: int
+    ) -> dict[nn.Parameter, Kind]:
+        found: dict[nn.Parameter, list[Kind]] = {}
+        at = 0
+        with torch.no_grad():
+            for use in uses:
+                mine = gradients[at : at + len(use.edges)]
+                at += len(use.edges)
+                if all(g is None for g in mine):
+                    continue
+                like = next(g for g in mine if g is not None)
+                whole = [torch.zeros_like(like) if g is None else g for g in mine]
+                dim = self._dims.get(use.module, 0)
+                for parameter, factor in use.finish(whole, dim if dim >= 0 else -records):
+                    found.setdefault(parameter, []).append(factor)
+            return {parameter: merged(kinds) for parameter, kinds in found.items()}
+
+    def _find_dims(self, uses: Sequence[Use], losses: Tensor) -> bool:
+        """Where each layer has its records: where the loss of one record has its gradient. False if nowhere."""
+        record = len(losses) - 1
+        edges = [use.edges[0] for use in uses]
+        gradients = torch.autograd.grad(losses[record], edges, allow_unused=True, retain_graph=True)
+        for use, g in zip(uses, gradients, strict=True):
+            if g is None or use.module in self._dims:
+                continue
+            dim = _dim_of(g, record, len(losses))
+            if dim is None:
+                return False
+            self._dims[use.module] = dim
+        return True
+
+    def _agrees(self, factors: dict[nn.Parameter, Kind], losses: Tensor, records: int) -> bool:
+        """Whether the last record's gradient is what plain autograd says."""
+        record = records - 1
+        pick = torch.zeros(records, device=losses.device)
+        pick[record] = 1.0
+        parameters = self.parameters()
+        truth = torch.autograd.grad(losses[record], parameters, allow_unused=True)
+        size = sum(float(g.norm()) ** 2 for g in truth if g is not None) ** 0.5
+        for parameter, exact in zip(parameters, truth, strict=True):
+            factor = factors.get(parameter)
+            mine = torch.zeros_like(parameter)
+            if factor is not None:
+                factor.add(pick, mine)
+            exact = torch.zeros_like(parameter) if exact is None else exact
+            allowed = _AGREE_HALF if parameter.dtype in (torch.bfloat16, torch.float16) else _AGREE
+            if not (mine - exact).norm() <= allowed * (exact.norm() + 1e-3 * size + 1e-12):
+                return False
+        return True
+
+    # --- without rules ----------------------------------------------------------------------------------------------
+
+    def _by_func(self, batch: Any, records: int) -> tuple[dict[nn.Parameter, Kind], Tensor]:
+        """One record at a time, vectorised by torch.func if it can be."""
+        if not self._loop:
+            try:
+                return self._vectorised(batch, records)
+            except (RuntimeError, NotImplementedError, ValueError):
+                self._loop = True  # data-dependent control flow, or an operation that cannot be vectorised
+        return self._one_by_one(batch, records)
+
+    def _vectorised(self, batch: Any, records: int) -> tuple[dict[nn.Parameter, Kind], Tensor]:
+        whole = _Whole(self.model, self.losses)
+        named = {name: p for name, p in whole.named_parameters() if p.requires_grad}
+
+        def one(values: dict[str, Tensor], record: Any) -> tuple[Tensor, Tensor]:
+            single = pytree.tree_map(lambda t: t.unsqueeze(0) if isinstance(t, Tensor) else t, record)
+            loss = one_each(torch.func.functional_call(whole, values, (single,)), 1)[0]
+            return loss, loss
+
+        values = {name: p.detach() for name, p in named.items()}
+        dims = pytree.tree_map(lambda t: 0 if isinstance(t, Tensor) else None, batch)
+        derivative = torch.func.grad(one, has_aux=True)
+        gradients, losses = torch.func.vmap(derivative, in_dims=(None, dims), randomness="different")(values, batch)
+        return {named[name]: Explicit(g.detach()) for name, g in gradients.items()}, losses.detach()
+
+    def _one_by_one(self, batch: Any, records: int) -> tuple[dict[nn.Parameter, Kind], Tensor]:
+        parameters = self.parameters()
+        rows: list[list[Tensor]] = [[] for _ in parameters]
+        losses = []
+        for i in range(records):
+            single = pytree.tree_map(lambda t, i=i: t[i : i + 1] if isinstance(t, Tensor) else t, batch)
+            with torch.enable_grad():
+                loss = one_each(self.losses(self.model, single), 1)[0]
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            for row, g, parameter in zip(rows, gradients, parameters, strict=True):
+                row.append(torch.zeros_like(parameter) if g is None else g)
+            losses.append(loss.detach())
+        return {p: Explicit(torch.stack(row)) for p, row in zip(parameters, rows, strict=True)}, torch.stack(losses)
+
+
+class _Whole(nn.Module):
+    """The model and its loss as one module, for functional calls."""
+
+    def __init__(self, model: nn.Module, losses: Losses) -> None:
+        super().__init__()
+        self.model = model
+        self._losses = losses
+
+    def forward(self, batch: Any) -> Tensor:
+        return self._losses(self.model, batch)
+
+
+def _dim_of(g: Tensor, record: int, records: int) -> int | None:
+    """Where the records are: dimension 0 or 1, or _FOLDED if they are blocks of dimension 0."""
+    for dim in range(min(g.dim(), 2)):
+        if g.shape[dim] == records and _only(g, dim, record):
+            return dim
+    if g.shape[0] % records == 0 and _only(g.unflatten(0, (records, -1)), 0, record):
+        return _FOLDED
+    return None
+
+
+def _only(g: Tensor, dim: int, record: int) -> bool:
+    """Whether the gradient vanishes for all records but one."""
+    rest = g.detach().clone()
+    rest.select(dim, record).zero_()
+    return not bool(rest.any())
+
+
+def one_each(losses: Tensor, records: int) -> Tensor:
+    """One loss per record, or an error that says what to do."""
+    if losses.dim() == 2 and losses.shape[1] == 1:
+        losses = losses[:, 0]
+    if losses.dim() != 1 or len(losses) != records:
+        raise ValueError(
+            f"loss must return one value per record, shape ({records},), got shape {tuple(losses.shape)}; "
+            "use reduction='none' and average over everything but the first dimension"
+        )
+    return losses
+
+
+def refuse_mixing(model: nn.Module) -> None:
+    """Refuse layers whose outputs for one record depend on the others in the batch, or that store batch statistics."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+            raise MixedRecords(
+                f"{name or 'the model'} ({type(module).__name__}) normalises over the batch, which mixes records: use "
+                "nn.GroupNorm or nn.LayerNorm, put it in eval mode, or use batch clipping (Batch or Mixed)"
+            )
+        if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.training and module.track_running_stats:
+            raise MixedRecords(
+                f"{name or 'the model'} ({type(module).__name__}) keeps running statistics of the batch, which no "
+                "noise protects: set track_running_stats=False"
+            )
