@@ -247,7 +247,7 @@ def _discretise(rnd: Round, side: int, spacing: loss.Spacing) -> loss.Discrete:
 def _merge(rounds: Sequence[tuple[Round, int]]) -> list[tuple[Round, int]]:
     """Add up equal rounds; all Gaussian ones together are one Gaussian with the root of the summed squares."""
     counts: dict[Round, int] = {}
-    for rnd, count in rounds:
+    for rnd, count in ((rnd, count) for rnd, count in rounds if count > 0):
         counts[rnd] = counts.get(rnd, 0) + count
     gaussian = math.fsum([r.pair.gaussian_shift**2 * n for r, n in counts.items() if r.is_gaussian])
     merged = [(r, n) for r, n in counts.items() if not r.is_gaussian]

@@ -143,7 +143,7 @@ class Guarantee:
         array([0.971, 0.889, 0.806])
         """
         reach = self.epsilon(_SMALLEST_SHOWN, rtol=0.1).upper
-        top = reach if math.isfinite(reach) else _NO_REACH
+        top = max(reach, 1e-3) if math.isfinite(reach) else _NO_REACH
         epsilons = [top * i / _POINTS for i in range(_POINTS + 1)]
         brackets: list[Bracket] = []
         for epsilon in epsilons:

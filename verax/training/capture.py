@@ -77,8 +77,11 @@ def unknown_layers(model: nn.Module) -> list[str]:
 
 
 @contextmanager
-def watching(model: nn.Module) -> Iterator[Tape]:
-    """Watch every layer of the model that has trainable parameters, until the block ends."""
+def watching(model: nn.Module, copies: bool = False) -> Iterator[Tape]:
+    """Watch every layer of the model that has trainable parameters, until the block ends.
+
+    With ``copies`` outputs that are views are copied first: changing a view in place would cut its edge.
+    """
     tape = Tape()
     handles, patched = [], []
     inside: set[nn.Module] = set()
@@ -92,7 +95,7 @@ def watching(model: nn.Module) -> Iterator[Tape]:
                     patched.append(module)
                     inside.update(module.children())
             elif module not in inside and own_parameters(module) and (rule := rule_for(module)) is not None:
-                handles.append(module.register_forward_hook(_hook(tape, rule), with_kwargs=True))
+                handles.append(module.register_forward_hook(_hook(tape, rule, copies), with_kwargs=True))
         yield tape
     finally:
         for handle in handles:
@@ -106,8 +109,8 @@ def by_record(x: Tensor, dim: int) -> Tensor:
     return x.movedim(dim, 0) if dim >= 0 else x.unflatten(0, (-dim, -1))
 
 
-def _hook(tape: Tape, rule: Rule) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+def _hook(tape: Tape, rule: Rule, copies: bool) -> Callable[..., Tensor | None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         if torch.is_grad_enabled() and output.requires_grad:
             x = args[0] if args else next(iter(kwargs.values()))
 
@@ -115,6 +118,9 @@ def _hook(tape: Tape, rule: Rule) -> Callable[..., None]:
                 return rule(module, by_record(seen, dim))(by_record(gradients[0], dim))
 
             seen = x.detach()
-            tape.watch(module, [x], [output], finish)
+            result = output.clone() if copies and output._is_view() else output
+            tape.watch(module, [x], [result], finish)
+            return result
+        return None
 
     return hook

@@ -33,6 +33,9 @@ class Explicit:
 
     gradients: Tensor
 
+    def __post_init__(self) -> None:
+        self.gradients = _single_precision(self.gradients)
+
     def squares(self) -> Tensor:
         """Squared norms."""
         return _squares(self.gradients.flatten(1))
@@ -57,6 +60,7 @@ class Outer:
     """Whether x lists the channels of a kernel last: the weight's dimensions are then (out, *kernel, in)."""
 
     def __post_init__(self) -> None:
+        self.x, self.g = _single_precision(self.x), _single_precision(self.g)
         self._formed: Tensor | None = None
 
     @property
@@ -86,7 +90,7 @@ class Outer:
             return _squares(self.x[:, 0]) * _squares(self.g[:, 0])
         if self._ghost:
             inputs, outputs = torch.bmm(self.x, self.x.transpose(1, 2)), torch.bmm(self.g, self.g.transpose(1, 2))
-            return (inputs * outputs).sum(dim=(1, 2)).float()
+            return (inputs * outputs).sum(dim=(1, 2))
         return _squares(self._form())
 
     def add(self, weights: Tensor, total: Tensor) -> None:
@@ -111,6 +115,9 @@ class Rows:
     g: Tensor
     shape: torch.Size
 
+    def __post_init__(self) -> None:
+        self.g = _single_precision(self.g)
+
     def explicit(self) -> Tensor:
         """Scattered into full tables; for the rare case that the table is used in other ways too."""
         tables = self.g.new_zeros(len(self.g), *self.shape)
@@ -120,7 +127,7 @@ class Rows:
     def squares(self) -> Tensor:
         """Positions with the same row add up: the Gram matrix of g where indices agree."""
         same = (self.index.unsqueeze(1) == self.index.unsqueeze(2)).to(self.g.dtype)
-        return (torch.bmm(self.g, self.g.transpose(1, 2)) * same).sum(dim=(1, 2)).float()
+        return (torch.bmm(self.g, self.g.transpose(1, 2)) * same).sum(dim=(1, 2))
 
     def add(self, weights: Tensor, total: Tensor) -> None:
         """Scatter the weighted gradients."""
@@ -146,5 +153,10 @@ def merged(uses: Sequence[Kind]) -> Kind:
 
 
 def _squares(rows: Tensor) -> Tensor:
-    """Squared norm of each row, in single precision at least."""
-    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32)).square()
+    """Squared norm of each row."""
+    return torch.linalg.vector_norm(rows, dim=1).square()
+
+
+def _single_precision(x: Tensor) -> Tensor:
+    """Half precision raised to single: sums of many records need the digits."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -7,6 +7,7 @@ dimension show up there; a model that mixes records (batch norm in any disguise)
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ class Records:
         self._dims: dict[nn.Module, int] = {}
         self._checked: set[Any] = set()
         self._apart: set[bool] = set()
+        self._copies = False
         self._general = False
         self._loop = False
 
@@ -60,6 +62,9 @@ class Records:
             return self._one_by_one(batch, 1)
         if not self._general and not unknown_layers(self.model):
             found = self._by_rules(batch, records)
+            if found is None and not self._copies:
+                self._copies = True
+                found = self._by_rules(batch, records)
             if found is not None:
                 return found
             self._general = True
@@ -86,7 +91,7 @@ class Records:
     # --- by rules ---------------------------------------------------------------------------------------------------
 
     def _by_rules(self, batch: Any, records: int) -> tuple[dict[nn.Parameter, Kind], Tensor] | None:
-        with torch.enable_grad(), watching(self.model) as tape:
+        with torch.enable_grad(), watching(self.model, self._copies) as tape:
             losses = one_each(self.losses(self.model, batch), records)
         shape = (
             tuple(id(use.module) for use in tape.uses), tuple(p.requires_grad for p in self.model.parameters()),
@@ -150,7 +155,7 @@ class Records:
         size = sum(float(g.norm()) ** 2 for g in truth if g is not None) ** 0.5
         for parameter, exact in zip(parameters, truth, strict=True):
             factor = factors.get(parameter)
-            mine = torch.zeros_like(parameter)
+            mine = torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
             if factor is not None:
                 factor.add(pick, mine)
             exact = torch.zeros_like(parameter) if exact is None else exact
@@ -182,7 +187,9 @@ class Records:
         values = {name: p.detach() for name, p in named.items()}
         dims = pytree.tree_map(lambda t: 0 if isinstance(t, Tensor) else None, batch)
         derivative = torch.func.grad(one, has_aux=True)
-        gradients, losses = torch.func.vmap(derivative, in_dims=(None, dims), randomness="different")(values, batch)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that some operation is vectorised by a loop is no concern of the caller's
+            gradients, losses = torch.func.vmap(derivative, in_dims=(None, dims), randomness="different")(values, batch)
         return {named[name]: Explicit(g.detach()) for name, g in gradients.items()}, losses.detach()
 
     def _one_by_one(self, batch: Any, records: int) -> tuple[dict[nn.Parameter, Kind], Tensor]:

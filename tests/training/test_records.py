@@ -1,0 +1,322 @@
+"""Per-record gradients against a loop over records, for the layers people use and the ways they use them."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from verax.training.records import MixedRecords, Records, one_each  # noqa: E402
+
+RECORDS = 5
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def losses(model, batch):
+    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def check(model, x, classes, general=False, tolerance=1e-5):
+    """Norms and a weighted sum equal those of a loop; and the rules were used unless said otherwise."""
+    batch = x, torch.randint(0, classes, (len(x),))
+    keys, records = list(model.state_dict()), Records(model, losses)
+    factors, found = records.factors(batch, len(x))
+    assert records._general is general
+    truth, exact = Records(model, losses)._one_by_one(batch, len(x))
+    torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
+    weights = torch.rand(len(x))
+    squares = sum(factor.squares() for factor in truth.values())
+    torch.testing.assert_close(sum(f.squares() for f in factors.values()), squares, rtol=10 * tolerance, atol=1e-9)
+    scale = float(squares.sum().sqrt())
+    for parameter, factor in truth.items():
+        mine, want = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        factor.add(weights, want)
+        if parameter in factors:
+            factors[parameter].add(weights, mine)
+        assert float((mine - want).norm()) <= tolerance * (float(want.norm()) + 0.1 * scale)
+    assert list(model.state_dict()) == keys
+    assert not any(module._forward_hooks for module in model.modules())
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+class Pool(nn.Module):
+    def forward(self, x):
+        return x.mean(dim=1)
+
+
+class Transformer(nn.Module):
+    def __init__(self, batch_first=True):
+        super().__init__()
+        self.embed, self.place = nn.Embedding(20, 8), nn.Embedding(6, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=batch_first)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head, self.batch_first = nn.Linear(8, 3), batch_first
+
+    def forward(self, x):
+        x = self.embed(x) + self.place(torch.arange(x.shape[1]).expand_as(x))  # an expanded, non-contiguous index
+        x = self.layers(x) if self.batch_first else self.layers(x.transpose(0, 1)).transpose(0, 1)
+        return self.head(x.mean(dim=1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind, batch_first, **more):
+        super().__init__()
+        self.body = kind(4, 6, 2, batch_first=batch_first, **more)
+        self.head, self.batch_first = nn.Linear(12 if more.get("bidirectional") else 6, 3), batch_first
+
+    def forward(self, x):
+        out, state = self.body(x if self.batch_first else x.transpose(0, 1))
+        last = state[0] if isinstance(state, tuple) else state
+        return self.head(out[:, -1] if self.batch_first else out[-1]) + last.sum(dim=(0, 2)).unsqueeze(1)
+
+
+class Cross(nn.Module):
+    """Attention between two sequences, masked, with weights asked for."""
+
+    def __init__(self, **more):
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True, **more), nn.Linear(8, 3)
+
+    def forward(self, x):
+        other = x.flip(1)[:, :3] * 0.5
+        hidden = torch.zeros(len(x), 3, dtype=torch.bool)
+        hidden[:, 2] = True
+        width = self.attention.kdim
+        out, weights = self.attention(x, other[..., :width], other[..., :width], key_padding_mask=hidden)
+        return self.head(out.mean(dim=1)) + weights.sum(dim=(1, 2)).unsqueeze(1)
+
+
+CONV = nn.Sequential(
+    nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2, dilation=2), nn.GroupNorm(2, 8), nn.ReLU(),
+    nn.Conv2d(8, 4, (3, 1), padding="same", padding_mode="circular"), nn.Flatten(), nn.Linear(64, 3),
+)  # fmt: skip
+MODELS = {
+    "logistic": (nn.Linear(7, 3), (7,)),
+    "mlp, relu in place": (nn.Sequential(nn.Linear(7, 6), nn.ReLU(inplace=True), nn.Linear(6, 3)), (7,)),
+    "lenet": (
+        nn.Sequential(nn.Conv2d(1, 4, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(4, 6, 3), nn.ReLU(),
+                      nn.Flatten(), nn.Linear(96, 3)), (1, 12, 12)),
+    "convolutions": (CONV, (4, 9, 9)),
+    "instance norm": (nn.Sequential(nn.InstanceNorm2d(2, affine=True), nn.Flatten(), nn.Linear(18, 3)), (2, 3, 3)),
+    "conv1d": (nn.Sequential(nn.Conv1d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(56, 3)), (4, 9)),
+    "conv3d": (nn.Sequential(nn.Conv3d(2, 3, 2, bias=False), nn.Flatten(), nn.Linear(81, 3)), (2, 4, 4, 4)),
+    "linear on 3-D": (nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), Pool(), nn.Linear(8, 3)), (6, 4)),
+    "linear on 4-D": (nn.Sequential(nn.Linear(4, 8), nn.RMSNorm(8), nn.Flatten(), nn.Linear(48, 3)), (2, 3, 4)),
+    "wide linear, few positions": (nn.Sequential(nn.Linear(64, 64), Pool(), nn.Linear(64, 3)), (2, 64)),
+    "layer norm over two dimensions": (nn.Sequential(nn.LayerNorm([3, 4]), nn.Flatten(), nn.Linear(12, 3)), (3, 4)),
+    "lstm": (Recurrent(nn.LSTM, True, bidirectional=True), (4, 4)),
+    "lstm, time first": (Recurrent(nn.LSTM, False), (4, 4)),
+    "gru": (Recurrent(nn.GRU, True), (4, 4)),
+    "rnn": (Recurrent(nn.RNN, False, nonlinearity="relu", bias=False), (4, 4)),
+    "attention": (Cross(), (4, 8)),
+    "attention, other key width": (Cross(kdim=5, vdim=5), (4, 8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rules_equal_a_loop(name):
+    model, shape = MODELS[name]
+    check(model, torch.randn(RECORDS, *shape), 3)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("length", [6, RECORDS])
+def test_a_transformer_wherever_its_records_are(batch_first, length):
+    check(Transformer(batch_first), torch.randint(0, 20, (RECORDS, length)), 3)
+
+
+class Folded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x.reshape(-1, 4)).relu().view(len(x), -1, 8).mean(dim=1))
+
+
+def test_positions_folded_into_the_first_dimension():
+    model = Folded()
+    check(model, torch.randn(RECORDS, 6, 4), 3)
+    records = Records(model, losses)
+    for size in (RECORDS, 3, 8):  # batches of all sizes, as Poisson sampling draws them
+        batch = torch.randn(size, 6, 4), torch.randint(0, 3, (size,))
+        factors, _ = records.factors(batch, size)
+        truth, _ = records._one_by_one(batch, size)
+        torch.testing.assert_close(
+            sum(f.squares() for f in factors.values()), sum(f.squares() for f in truth.values()), rtol=1e-4, atol=1e-8
+        )
+
+
+class Tied(nn.Module):
+    def __init__(self, functional_use):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8, padding_idx=0)
+        self.decode = None if functional_use else nn.Linear(8, 11, bias=False)
+        if self.decode is not None:
+            self.decode.weight = self.embed.weight
+
+    def forward(self, x):
+        hidden = self.embed(x).mean(dim=1)
+        return functional.linear(hidden, self.embed.weight) if self.decode is None else self.decode(hidden)
+
+
+@pytest.mark.parametrize("functional_use", [False, True])
+def test_tied_weights(functional_use):
+    check(Tied(functional_use), torch.randint(0, 11, (RECORDS, 4)), 11, general=functional_use)
+
+
+def test_a_module_used_twice():
+    shared = nn.Linear(6, 6)
+    check(nn.Sequential(shared, nn.ReLU(inplace=True), shared, nn.Tanh(), nn.Linear(6, 3)), torch.randn(RECORDS, 6), 3)
+
+
+def test_keyword_inputs():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.body(input=x)
+
+    check(Named(), torch.randn(RECORDS, 6), 3)
+
+
+def test_frozen_unfrozen_and_unused_parameters():
+    model = nn.ModuleDict({"a": nn.Linear(6, 6), "b": nn.Linear(6, 3), "unused": nn.Linear(2, 2)})
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x):
+            return self.parts["b"](self.parts["a"](x).relu())
+
+    whole, x = Model(), torch.randn(RECORDS, 6)
+    records = Records(whole, losses)
+    batch = x, torch.randint(0, 3, (RECORDS,))
+    assert len(records.factors(batch, RECORDS)[0]) == 4
+    model["a"].requires_grad_(False)
+    assert len(records.factors(batch, RECORDS)[0]) == 2
+    check(whole, x, 3)
+    model["a"].weight.requires_grad_(True)
+    assert len(records.factors(batch, RECORDS)[0]) == 3
+    check(whole, x, 3)
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.body = nn.Parameter(torch.randn(6, 3)), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.body(x).sin() @ self.weight
+
+
+class Branching(Own):
+    def forward(self, x):
+        return super().forward(x) * (2.0 if float(x.sum()) > 0.0 else 1.0) if len(x) == 1 else super().forward(x)
+
+
+@pytest.mark.parametrize("model", [Own(), nn.utils.parametrizations.weight_norm(nn.Linear(6, 3)), nn.Bilinear(6, 6, 3)])
+def test_layers_without_rules_go_through_torch_func(model):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x):
+            return self.inner(x, x) if isinstance(self.inner, nn.Bilinear) else self.inner(x)
+
+    check(Both(), torch.randn(RECORDS, 6), 3)
+
+
+def test_control_flow_that_cannot_be_vectorised_goes_record_by_record():
+    records = Records(Branching(), losses)
+    records.factors((torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,))), RECORDS)
+    assert records._loop
+
+
+@given(st.lists(st.sampled_from(["linear", "norm", "relu", "conv", "tanh"]), min_size=1, max_size=5), st.integers(2, 6))
+@settings(max_examples=40)
+def test_random_small_modules(kinds, size):
+    width = 4
+    make = {
+        "linear": lambda: nn.Linear(5, 5),
+        "norm": lambda: nn.LayerNorm(5),
+        "relu": lambda: nn.Sequential(nn.Linear(5, 5), nn.ReLU(inplace=True)),
+        "conv": lambda: nn.Conv1d(width, width, 3, padding=1),
+        "tanh": nn.Tanh,
+    }
+    layers = [make[kind]() for kind in kinds]
+    check(nn.Sequential(*layers, nn.Flatten(), nn.Linear(20, 3)), torch.randn(size, width, 5), 3, tolerance=3e-5)
+
+
+# --- what must be refused -------------------------------------------------------------------------------------------
+
+
+class Centred(nn.Module):
+    """Batch norm in disguise, out of autograd's sight."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.body(x - x.mean(dim=0).detach())
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)),
+        nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, affine=False)),
+        nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, track_running_stats=False)).eval(),
+        nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3).requires_grad_(False)),
+        Centred(),
+    ],
+)
+def test_mixing_records_is_refused_in_words(model):
+    batch = torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,))
+    with pytest.raises(MixedRecords, match="batch clipping"):
+        Records(model, losses).factors(batch, RECORDS)
+
+
+def test_frozen_batch_norm_in_eval_mode_is_fine():
+    model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    model[1].eval().requires_grad_(False)
+    check(model, torch.randn(RECORDS, 6), 3)
+
+
+def test_running_statistics_are_refused():
+    with pytest.raises(MixedRecords, match="track_running_stats=False"):
+        Records(nn.InstanceNorm2d(2, track_running_stats=True), losses).factors(
+            (torch.randn(RECORDS, 2, 3, 3), torch.zeros(RECORDS)), RECORDS
+        )
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (RECORDS, 2)])
+def test_losses_must_be_one_per_record(shape):
+    with pytest.raises(ValueError, match="one value per record"):
+        one_each(torch.zeros(shape), RECORDS)
+
+
+def test_half_precision():
+    model = nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 3)).to(torch.bfloat16)
+    batch = torch.randn(RECORDS, 7, dtype=torch.bfloat16), torch.randint(0, 3, (RECORDS,))
+    records = Records(model, losses)
+    factors, _ = records.factors(batch, RECORDS)
+    truth, _ = records._one_by_one(batch, RECORDS)
+    assert not records._general
+    torch.testing.assert_close(
+        sum(f.squares() for f in factors.values()), sum(f.squares() for f in truth.values()), rtol=0.05, atol=1e-3
+    )

@@ -1,0 +1,392 @@
+"""The training loop: exact sums, noise once a round, and no way to leave the mechanism unnoticed."""
+
+import math
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cryptography")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.utils.data import Dataset, IterableDataset, TensorDataset  # noqa: E402
+
+from verax import Batch, Deterministic, Individual, Mechanism, Mixed, Poisson, Shuffle, WithoutReplacement  # noqa: E402
+from verax.training import LeftMechanism, LocalSteps, PrivateTrainer, ledger  # noqa: E402
+from verax.training.clipped import Clipper, Flat  # noqa: E402
+from verax.training.trainer import NOT_PRIVATE, per_record  # noqa: E402
+
+torch.set_num_threads(1)
+X = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
+Y = torch.randint(0, 3, (40,), generator=torch.Generator().manual_seed(2))
+LOSS = nn.CrossEntropyLoss()
+
+
+def make(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def trained(mechanism, data=(X, Y), model=None, loss=LOSS, **options):
+    model = model or make()
+    options.setdefault("insecure_seed", 7)
+    trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, **options)
+    for batch in trainer.batches(data):
+        trainer.step(batch, loss)
+    return trainer, model
+
+
+def weights(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def clipped_mean(model, x, y, norm):
+    total = torch.zeros_like(weights(model))
+    for i in range(len(x)):
+        loss = functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
+        g = torch.cat([v.reshape(-1) for v in torch.autograd.grad(loss, list(model.parameters()))])
+        total += g * min(1.0, norm / float(g.norm()))
+    return total
+
+
+# --- exactness ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 7, 256])
+def test_without_noise_one_round_is_the_clipped_sum_over_the_expected_batch(micro_batch):
+    model = make()
+    before, want = weights(model), clipped_mean(model, X, Y, 0.5) / 40.0
+    trained(Mechanism(Deterministic(1), 0.0, Individual(0.5)), model=model, micro_batch=micro_batch)
+    torch.testing.assert_close(weights(model), before - 0.1 * want, rtol=1e-4, atol=1e-6)
+
+
+def test_batch_clipping_clips_the_mean_gradient():
+    model = make()
+    before = weights(model)
+    g = torch.cat([v.reshape(-1) for v in torch.autograd.grad(LOSS(model(X), Y), list(model.parameters()))])
+    trained(Mechanism(Deterministic(1), 0.0, Batch(0.05)), model=model)
+    torch.testing.assert_close(weights(model), before - 0.1 * g * 0.05 / g.norm(), rtol=1e-4, atol=1e-7)
+
+
+def test_mixed_clipping_averages_the_clip_groups():
+    model = make()
+    before = weights(model)
+    trained(Mechanism(Deterministic(1), 0.0, Mixed(0.05, groups=4)), model=model)
+    moved = (before - weights(model)) / 0.1
+    assert 0.0 < float(moved.norm()) <= 0.05
+
+
+def test_mixed_clipping_with_one_group_is_batch_clipping():
+    results = []
+    for clipping in (Batch(0.05), Mixed(0.05, groups=1)):
+        model = make()
+        trained(Mechanism(Deterministic(2), 0.0, clipping), model=model)
+        results.append(weights(model))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), lambda p: torch.optim.Adam(p, 0.1),
+        lambda p: torch.optim.Adagrad(p, 0.1), lambda p: torch.optim.RMSprop(p, 0.1),
+    ],
+)  # fmt: skip
+def test_local_steps_are_clipped_as_a_displacement(factory):
+    model, reference = make(), make()
+    local = factory(list(reference.parameters()))
+    start = weights(reference)
+    for _ in range(3):
+        local.zero_grad()
+        LOSS(reference(X), Y).backward()
+        local.step()
+    moved = start - weights(reference)
+    trained(Mechanism(Deterministic(1), 0.0, Batch(0.2)), model=model, inner=LocalSteps(factory, steps=3))
+    torch.testing.assert_close(
+        weights(model), start - 0.1 * moved * min(1.0, 0.2 / float(moved.norm())), rtol=1e-3, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_the_reduction_of_the_loss_makes_no_difference(reduction):
+    results = []
+    for loss in (nn.CrossEntropyLoss(reduction=reduction), lambda out, y: functional.cross_entropy(out, y)):
+        model = make()
+        trained(Mechanism(Deterministic(2), 0.0), model=model, loss=loss)
+        results.append(weights(model))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
+
+
+def test_token_losses_are_averaged_or_added_up_within_a_record():
+    out, goal = torch.randn(4, 3, 5), torch.randint(0, 3, (4, 5))
+    model = nn.Identity()
+    mean = per_record(nn.CrossEntropyLoss())(model, (out, goal))
+    total = per_record(nn.CrossEntropyLoss(reduction="sum"))(model, (out, goal))
+    torch.testing.assert_close(mean, functional.cross_entropy(out, goal, reduction="none").mean(dim=1))
+    torch.testing.assert_close(total, 5 * mean)
+
+
+class Items(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        return X[i], int(Y[i])
+
+
+def test_all_kinds_of_data_give_the_same_run():
+    mechanism, results = Mechanism(Poisson(0.2, 4), 1.0), []
+    named = {"x": X, "y": Y}
+    for data, loss in (
+        ((X, Y), LOSS), (TensorDataset(X, Y), LOSS), (Items(), LOSS),
+        (named, lambda model, batch: functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")),
+    ):  # fmt: skip
+        results.append(weights(trained(mechanism, data=data, loss=loss)[1]))
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("data", [(X, Y), Items(), {"x": X, "y": Y}])
+def test_empty_batches_are_rounds_with_noise(data):
+    def loss(*args):
+        raise AssertionError("nothing to evaluate")
+
+    model = make()
+    before = weights(model)
+    trainer, _ = trained(Mechanism(Poisson(1e-9, 3), 1.0), data=data, model=model, loss=loss)
+    assert trainer.rounds == 3
+    assert (weights(model) != before).all()
+
+
+def test_the_noise_has_the_stated_size_and_is_fresh_every_round():
+    model = nn.Linear(200, 100, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    mechanism = Mechanism(Poisson(1e-9, 2), 3.0, Individual(0.5))
+    trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 1.0), mechanism, insecure_seed=3)
+    steps = []
+    for batch in trainer.batches((torch.randn(10**6, 1).expand(-1, 200), torch.zeros(10**6, dtype=torch.long))):
+        before = weights(model)
+        trainer.step(batch, LOSS)
+        steps.append((before - weights(model)) * mechanism.sampler.expected_batch(10**6))
+    for step in steps:
+        assert float(step.std()) == pytest.approx(1.5, rel=0.03)
+        assert abs(float(step.mean())) < 0.05
+    assert abs(float(torch.corrcoef(torch.stack(steps))[0, 1])) < 0.03
+
+
+def test_two_runs_never_share_noise_unless_seeded():
+    mechanism = Mechanism(Poisson(0.2, 2), 1.0)
+    first, second = (weights(trained(mechanism, insecure_seed=None)[1]) for _ in range(2))
+    assert not torch.equal(first, second)
+    again = [weights(trained(mechanism, insecure_seed=5)[1]) for _ in range(2)]
+    assert torch.equal(*again)
+
+
+def test_an_empty_buffer_is_not_mistaken_for_parameters():
+    with pytest.raises(ValueError, match="trainable parameter"):
+        Flat([])
+
+
+# --- leaving the mechanism ------------------------------------------------------------------------------------------
+
+
+def started(tmp_path, mechanism=None, **options):
+    model = make()
+    path = tmp_path / "run.ledger"
+    trainer = PrivateTrainer(
+        model, torch.optim.SGD(model.parameters(), 0.1), mechanism or Mechanism(Poisson(0.5, 4), 1.0), ledger=path,
+        insecure_seed=1, **options,
+    )  # fmt: skip
+    return trainer, model, path
+
+
+def test_a_whole_run_is_in_the_ledger(tmp_path):
+    trainer, _, path = started(tmp_path)
+    for batch in trainer.batches((X, Y)):
+        trainer.step(batch, LOSS)
+    run = ledger.read(path)
+    assert run.complete
+    assert run.released == 4
+    assert run.insecure_seed
+    assert "seed" not in path.read_text().replace("insecure_seed", "")
+
+
+def test_a_foreign_batch_stops_the_run(tmp_path):
+    trainer, _, path = started(tmp_path)
+    batches = trainer.batches((X, Y))
+    first = next(batches)
+    trainer.step(first, LOSS)
+    with pytest.raises(LeftMechanism, match="did not draw"):
+        trainer.step(first, LOSS)
+    with pytest.raises(LeftMechanism):
+        next(trainer.batches((X, Y)))
+    assert ledger.read(path).released == 1
+    assert "did not draw" in ledger.read(path).ended.reason
+
+
+def test_a_batch_left_half_done_stops_the_run(tmp_path):
+    trainer, _, path = started(tmp_path)
+    batches = trainer.batches((X, Y))
+    next(batches)
+    with pytest.raises(LeftMechanism, match="not stepped on"):
+        next(batches)
+    assert ledger.read(path).released == 0
+
+
+def test_a_backward_of_ones_own_is_noticed(tmp_path):
+    trainer, model, _ = started(tmp_path)
+    batch = next(trainer.batches((X, Y)))
+    LOSS(model(X), Y).backward()
+    with pytest.raises(LeftMechanism, match="not clipped"):
+        trainer.step(batch, LOSS)
+
+
+def test_gradients_that_are_not_finite_stop_the_run_and_are_marked_private(tmp_path):
+    trainer, _, path = started(tmp_path, Mechanism(Deterministic(2), 1.0))
+    x = X.clone()
+    x[0, 0] = math.nan
+    batch = next(trainer.batches((x, Y)))
+    with pytest.raises(LeftMechanism, match="not finite"):
+        trainer.step(batch, LOSS)
+    assert ledger.read(path).ended.private
+
+
+@pytest.mark.parametrize("clipping", [Batch(1.0), Mixed(1.0, groups=2)])
+def test_batch_norm_is_allowed_over_a_clip_group_without_running_statistics(clipping):
+    def model(track):
+        return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5, track_running_stats=track), nn.Linear(5, 3))
+
+    trained(Mechanism(Deterministic(2), 1.0, clipping), model=model(False))
+    with pytest.raises(ValueError, match="track_running_stats=False"):
+        trained(Mechanism(Deterministic(2), 1.0, clipping), model=model(True))
+
+
+def test_bad_input_is_refused_in_words(tmp_path):
+    model, mechanism = make(), Mechanism(Poisson(0.5, 4), 1.0)
+    with pytest.raises(ValueError, match="LBFGS"):
+        PrivateTrainer(model, torch.optim.LBFGS(model.parameters()), mechanism)
+    with pytest.raises(ValueError, match="not the model's"):
+        PrivateTrainer(model, torch.optim.SGD(make().parameters(), 0.1), mechanism)
+    with pytest.raises(ValueError, match="mechanism must be"):
+        PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), "poisson")
+    with pytest.raises(ValueError, match="inner is for"):
+        PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, inner=LocalSteps(torch.optim.Adam))
+    with pytest.raises(ValueError, match="inner is for"):
+        Clipper(model, per_record(LOSS), Individual(), LocalSteps(torch.optim.Adam))
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism)
+    for data, words in (
+        (Stream(), "a stream"),
+        ((X, Y[:3]), "equal length"),
+        ((X[:0], Y[:0]), "at least one"),
+        (5, "map-style"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            next(trainer.batches(data))
+
+
+# --- what it cost, and going on -------------------------------------------------------------------------------------
+
+
+def test_the_guarantee_is_that_of_the_declared_run_and_progress_that_of_its_rounds():
+    model, mechanism = make(), Mechanism(Poisson(0.5, 4), 2.0)
+    trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, insecure_seed=1)
+    assert trainer.so_far is None
+    trainer.step(next(trainer.batches((X, Y))), LOSS)
+    whole, part = trainer.guarantee.epsilon(1e-5), trainer.so_far.epsilon(1e-5)
+    assert part.upper < whole.lower
+    assert whole.upper == mechanism.guarantee().epsilon(1e-5).upper
+    assert trainer.statement(1e-5).startswith(NOT_PRIVATE)
+
+
+def test_the_statement_as_a_page(tmp_path):
+    trainer, _ = trained(Mechanism(Shuffle(4), 2.0), insecure_seed=None)
+    text = trainer.statement(1e-5, tmp_path / "report.html")
+    assert "NOT private" not in text
+    assert "Shuffle(batches=4" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        Mechanism(Poisson(0.3, 6), 1.0),
+        Mechanism(Shuffle(3, 2), 1.0),
+        Mechanism(WithoutReplacement(8, 40, 6), 1.0, Mixed(1.0, groups=2)),
+    ],
+)
+def test_resuming_goes_on_with_the_very_same_run(tmp_path, mechanism):
+    _, whole = trained(mechanism, insecure_seed=9)
+    first = make()
+    trainer = PrivateTrainer(first, torch.optim.SGD(first.parameters(), 0.1), mechanism, insecure_seed=9)
+    batches = trainer.batches((X, Y))
+    for _ in range(2):
+        trainer.step(next(batches), LOSS)
+    trainer.save(tmp_path / "state")
+    assert os.stat(tmp_path / "state").st_mode & 0o077 == 0
+    second = make(5)
+    later = PrivateTrainer(second, torch.optim.SGD(second.parameters(), 0.1), mechanism)
+    later.load(tmp_path / "state", (X, Y))
+    for batch in later.batches((X, Y)):
+        later.step(batch, LOSS)
+    assert later.rounds == 6
+    torch.testing.assert_close(weights(second), weights(whole))
+
+
+def test_rounds_that_the_state_forgot_are_spent_not_repeated(tmp_path):
+    trainer, _, path = started(tmp_path)
+    batches = trainer.batches((X, Y))
+    trainer.step(next(batches), LOSS)
+    trainer.save(tmp_path / "state")
+    trainer.step(next(batches), LOSS)  # released, but never saved: a crash follows
+    trainer._ledger.close()
+    model = make()
+    book = ledger.Ledger.open(path, trainer.mechanism)
+    later = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), trainer.mechanism, ledger=book)
+    later.load(tmp_path / "state", (X, Y))
+    assert later.rounds == 2
+    numbers = []
+    for batch in later.batches((X, Y)):
+        numbers.append(batch.number)
+        later.step(batch, LOSS)
+    assert numbers == [2, 3]
+    assert ledger.read(path).complete
+
+
+def test_resuming_never_draws_the_noise_of_a_forgotten_round_again(tmp_path):
+    """Weights and data are such that every step is pure noise: equal steps would be equal noise."""
+    mechanism, steps = Mechanism(Poisson(1e-9, 3), 1.0), []
+    model = make()
+    trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism)
+    batches = trainer.batches((X, Y))
+    trainer.step(next(batches), LOSS)
+    trainer.save(tmp_path / "state")
+    start = weights(model)
+    trainer.step(next(batches), LOSS)
+    steps.append(weights(model) - start)
+    later = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism)
+    later.load(tmp_path / "state", (X, Y))
+    assert torch.equal(weights(model), start)
+    later.step(next(later.batches((X, Y))), LOSS)
+    steps.append(weights(model) - start)
+    assert not bool((steps[0] == steps[1]).any())
+
+
+def test_a_state_of_another_mechanism_is_refused(tmp_path):
+    trainer, model, _ = started(tmp_path)
+    trainer.save(tmp_path / "state")
+    other = PrivateTrainer(model, trainer.optimizer, Mechanism(Poisson(0.5, 4), 2.0))
+    with pytest.raises(ValueError, match="must hold a run of"):
+        other.load(tmp_path / "state", (X, Y))
+
+
+def test_saving_in_the_middle_of_a_round_is_refused(tmp_path):
+    trainer, _, _ = started(tmp_path)
+    next(trainer.batches((X, Y)))
+    with pytest.raises(ValueError, match="not stepped on"):
+        trainer.save(tmp_path / "state")

@@ -1,0 +1,196 @@
+"""Normal draws with the exact law, 64 bits at a time.
+
+A draw is a real number: ``edge + width * u`` in one of the rectangles of ``verax.randomness.tables``, or in a strip of
+what they leave over. The first word gives the rectangle and 52 bits of u; the other bits of u are read only where
+rounding to the grid hangs on them. So what is dealt is the rounding of a real number whose law is normal, but for a
+probability below 1e-224 of a draw beyond 32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verax.randomness.exact import Spot, Uniform, below_curve, nearest
+from verax.randomness.keystream import Keystream, Secret, Words, derive
+from verax.randomness.tables import INDEX_BITS, PLACE_BITS, Floats, tables
+
+Buffer = NDArray[np.float32] | NDArray[np.float64]
+Numbers = NDArray[np.int64]
+
+BLOCK = 2**16  # values at a time: enough to make the cost of a call small, little enough for the second-level caches
+FINENESS = 20  # the grid's step is more than 2^-21 and at most 2^-20 standard deviations
+SLACK = 2.0**-24
+"""Bounds the error, in steps, of a computed draw. The draw is off by less than 2^-46 standard deviations: at most 66
+units of 2^-53 for the rounded tables, product, sum and scaling of a number below 32, and for the bits of u not read. A
+standard deviation is less than 2^21 steps; that makes 2^-25."""
+DOUBT = 2.0**-40
+"""Bounds the relative error of the leftover's comparison: a number below 32 that is off by 2^-47, its square and the
+exponential of that make less than 2^-41; the few other roundings are of the order of 2^-53."""
+FAR = 2.0**32  # steps; where the buffer reaches farther, whole steps are set aside before the noise is added
+READ_AHEAD = 2**16  # words reserved for the further bits of one number
+PLACE = np.uint64(2**PLACE_BITS - 1)
+ONE = np.float64(1).view(np.uint64)
+
+
+def grid(sigma: float) -> float:
+    """The step, a power of two, of the grid that a release with noise ``sigma`` is rounded to."""
+    return math.ldexp(0.5, math.frexp(sigma)[1] - FINENESS)
+
+
+def reader(stream: Keystream, serial: int) -> Callable[[int], int]:
+    """Reads the further words of the number ``serial``: the same ones whenever it is asked."""
+    return lambda k: stream.at(serial * READ_AHEAD + k)
+
+
+class Leftover(Secret):
+    """Draws from what the rectangles leave of the curve, by rejection, in the order of the candidates.
+
+    A candidate takes three words: its strip; its place in it; its height, and its sign in the last bit.
+    """
+
+    def __init__(self, key: bytes, candidate: int = 0) -> None:
+        self._words = Keystream(derive(key, "candidates"), 3 * candidate)
+        self._places, self._heights = Keystream(derive(key, "places")), Keystream(derive(key, "heights"))
+        self._tables = tables()
+        self._values: Floats = np.empty(0)
+        self._serials: Numbers = np.empty(0, dtype=np.int64)
+        self._used, self._seen, self._ahead = 0, candidate, 2**6
+
+    @property
+    def candidate(self) -> int:
+        """The first candidate that the draws to come depend on."""
+        return int(self._serials[self._used]) if self._used < len(self._serials) else self._seen
+
+    def take(self, size: int) -> Floats:
+        """The next ``size`` draws."""
+        while len(self._values) - self._used < size:
+            words = self._words.words(3 * self._ahead).reshape(-1, 3)
+            serials, values = self.judge(words, self._seen)
+            self._values = np.concatenate((self._values[self._used :], values))
+            self._serials = np.concatenate((self._serials[self._used :], serials))
+            self._used, self._seen = 0, self._seen + self._ahead
+            self._ahead = min(2 * self._ahead, 2**13)
+        self._used += size
+        return self._values[self._used - size : self._used]
+
+    def judge(self, words: Words, first: int) -> tuple[Numbers, Floats]:
+        """The accepted of the candidates ``first, first + 1, ...``: their numbers and values."""
+        t = self._tables
+        strips = np.searchsorted(t.ends, words[:, 0], side="right")
+        width, base, weight = t.width[strips], t.base[strips], t.weight[strips]
+        x = t.edge[strips] + width * (words[:, 1] * 2.0**-64)
+        curve = width * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+        height = base + weight * (words[:, 2] * 2.0**-64)
+        accepted = height < curve
+        for i in np.flatnonzero(np.abs(height - curve) <= DOUBT * (base + weight + curve)).tolist():
+            v = Uniform(int(words[i, 2]) >> 1, 63, reader(self._heights, first + i))
+            strip = int(strips[i])
+            mass = Fraction(t.unit) * t.shares[strip]
+            accepted[i] = below_curve(self._spot(first + i, words[i]), v, Fraction(float(t.base[strip])), mass)
+        chosen = np.flatnonzero(accepted)
+        sign = 1.0 - 2.0 * (words[chosen, 2] & np.uint64(1))
+        return (chosen + first).astype(np.int64), sign * x[chosen]
+
+    def spot(self, back: int) -> Spot:
+        """The exact place of the draw dealt ``back`` draws ago."""
+        serial = int(self._serials[self._used - back])
+        return self._spot(serial, [self._words.at(3 * serial + k) for k in range(3)])
+
+    def _spot(self, serial: int, words: Any) -> Spot:
+        t = self._tables
+        strip = int(np.searchsorted(t.ends, np.uint64(words[0]), side="right"))
+        u = Uniform(int(words[1]), 64, reader(self._places, serial))
+        return Spot(-1 if int(words[2]) & 1 else 1, float(t.edge[strip]), float(t.width[strip]), u)
+
+
+class Normals(Secret):
+    """A stream of normal draws.
+
+    Args:
+        key: 32 secret bytes.
+        drawn: how many draws to pass over.
+        candidate: where among the leftover's candidates the stream then stands.
+    """
+
+    def __init__(self, key: bytes, drawn: int = 0, candidate: int = 0) -> None:
+        self._words, self._more = Keystream(derive(key, "words"), drawn), Keystream(derive(key, "more"))
+        self._leftover = Leftover(derive(key, "leftover"), candidate)
+        self._tables = tables()
+        self._scale, self._slope, self._start = 1.0, self._tables.slope, self._tables.start
+        self._bits, self._index = np.empty((2, BLOCK), dtype=np.uint64)
+        self._x, self._y = np.empty((2, BLOCK))
+        self._late: NDArray[np.intp] = np.empty(0, dtype=np.intp)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """``drawn`` and ``candidate`` with which another stream of the same key goes on from here."""
+        return self._words.position, self._leftover.candidate
+
+    def fill(self, out: Buffer, sigma: float) -> None:
+        """Overwrite the flat ``out`` with draws of standard deviation sigma, in the precision of doubles."""
+        for start in range(0, len(out), BLOCK):
+            self._draw(out[start : start + BLOCK], sigma)
+
+    def add(self, buffer: Buffer, sigma: float) -> None:
+        """Add draws of standard deviation sigma to the flat ``buffer`` and round to the grid, as if in real numbers.
+
+        ``(total + magic) - magic`` is the multiple of the step nearest to total: the sum's last bit counts steps.
+        """
+        highest = max(float(buffer.max()), -float(buffer.min())) if len(buffer) else 0.0
+        if not math.isfinite(highest):
+            raise ValueError("buffer must be finite, got one with infinities or nan; no noise was added")
+        step = grid(sigma)
+        magic = 1.5 * 2.0**52 * step
+        reach = highest / step
+        limit = (0.5 - SLACK - min(reach, FAR) * 2.0**-52) * step
+        for start in range(0, len(buffer), BLOCK):
+            part = buffer[start : start + BLOCK]
+            size = len(part)
+            rest = np.fmod(part, step, dtype=np.float64) if reach > FAR else part
+            error, near = self._draw(self._x[:size], sigma), self._y[:size]
+            np.add(error, rest, out=error)
+            np.add(error, magic, out=near)
+            np.subtract(near, magic, out=near)
+            np.subtract(error, near, out=error)
+            if np.maximum.reduce(error) > limit or np.minimum.reduce(error) < -limit:
+                for i in np.flatnonzero(np.abs(error) > limit).tolist():
+                    near[i] = nearest(self._spot(i, size), sigma, float(rest[i]), step) * step
+            # Every rounding from here on, in this sum or to single precision, looks at a sum on the grid only.
+            if reach > FAR:
+                near += part - rest
+            part[...] = near
+
+    def _draw(self, out: Any, sigma: float) -> Any:
+        """Fill at most a block with draws, to within 2^-47 sigma and the rounding to ``out``'s precision."""
+        if sigma != self._scale:
+            self._scale, self._slope, self._start = sigma, self._tables.slope * sigma, self._tables.start * sigma
+        size = len(out)
+        bits, index, x, y = self._bits[:size], self._index[:size], self._x[:size], self._y[:size]
+        self._words.fill(bits)
+        np.right_shift(bits, 64 - INDEX_BITS, out=index)
+        self._slope.take(index.view(np.int64), out=x, mode="clip")
+        self._start.take(index.view(np.int64), out=y, mode="clip")
+        self._late = (bits >= self._tables.leftover).nonzero()[0]
+        np.bitwise_and(bits, PLACE, out=bits)
+        np.bitwise_or(bits, ONE, out=bits)  # the bits of the double 1 + u
+        np.multiply(x, bits.view(np.float64), out=x)
+        np.add(x, y, out=out, casting="same_kind")
+        out[self._late] = self._leftover.take(len(self._late)) * sigma
+        return out
+
+    def _spot(self, i: int, size: int) -> Spot:
+        """The exact place of draw ``i`` of the last ``size``."""
+        serial = self._words.position - size + i
+        word = self._words.at(serial)
+        if word >= self._tables.leftover:
+            return self._leftover.spot(len(self._late) - int(np.searchsorted(self._late, i)))
+        slope = float(self._tables.slope[word >> PLACE_BITS])
+        edge = abs(float(self._tables.start[word >> PLACE_BITS]) + slope)
+        u = Uniform(word & int(PLACE), PLACE_BITS, reader(self._more, serial))
+        return Spot(1 if slope > 0 else -1, edge, abs(slope), u)

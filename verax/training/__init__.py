@@ -1,0 +1,49 @@
+"""Run a mechanism: the ledger of what was released, and the training loop that writes it.
+
+Importing this package loads nothing; each name is imported when it is first asked for, so that reading a ledger
+does not need torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from verax.training.clipped import LocalSteps
+    from verax.training.entries import DamagedLedger, LedgerError
+    from verax.training.ledger import Ledger, LedgerBusy, LeftMechanism, RunOver
+    from verax.training.ran import Run
+    from verax.training.records import MixedRecords
+    from verax.training.trainer import PrivateTrainer
+
+_HOME = {
+    "LocalSteps": "clipped",
+    "MixedRecords": "records",
+    "PrivateTrainer": "trainer",
+    "DamagedLedger": "entries",
+    "LedgerError": "entries",
+    "LeftMechanism": "ledger",
+    "Ledger": "ledger",
+    "LedgerBusy": "ledger",
+    "RunOver": "ledger",
+    "Run": "ran",
+}
+
+__all__ = [
+    "DamagedLedger",
+    "Ledger",
+    "LedgerBusy",
+    "LedgerError",
+    "LeftMechanism",
+    "LocalSteps",
+    "MixedRecords",
+    "PrivateTrainer",
+    "Run",
+    "RunOver",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from the module it lives in."""
+    if name in _HOME:
+        return getattr(import_module(f"verax.training.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'verax.training' has no attribute {name!r}")

@@ -1,0 +1,189 @@
+"""Clipped sums of a batch under each clipping, added to a flat buffer that takes the noise afterwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from verax.mechanism import Batch, Clipping, Individual, Mixed
+from verax.training.data import part, slices
+from verax.training.records import Losses, Records, one_each
+
+MICRO_BATCH = 256
+_INSIDE = 1.0 - 2.0**-16  # of the clip norm: what single precision may add to a norm stays within it
+
+
+class NotFinite(ValueError):  # noqa: N818  it says what is wrong
+    """A gradient is infinite or not a number, so it cannot be clipped."""
+
+
+class Flat:
+    """One buffer for all trained parameters, with a view of each."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        if not self.parameters:
+            raise ValueError("model must have at least one trainable parameter in the optimizer, got none")
+        sizes = [p.numel() for p in self.parameters]
+        first = self.parameters[0]
+        self.buffer = torch.zeros(sum(sizes), dtype=torch.float32, device=first.device)
+        self.views = {
+            p: piece.view_as(p) for p, piece in zip(self.parameters, self.buffer.split(sizes), strict=True)
+        }  # fmt: skip
+
+    def put_gradients(self, denominator: float) -> None:
+        """Set every parameter's gradient to its share of the buffer, divided."""
+        self.buffer.div_(denominator)
+        for parameter, view in self.views.items():
+            parameter.grad = view.to(parameter.dtype, copy=True)
+
+
+class Inner(Protocol):
+    """What a clip-group computes before it is clipped: one tensor per parameter, a gradient or a displacement."""
+
+    def __call__(
+        self, model: nn.Module, losses: Losses, batch: Any, records: int, parameters: list[nn.Parameter]
+    ) -> list[Tensor]:
+        """From a clip-group to its aggregate."""
+
+
+@dataclass(frozen=True)
+class MeanGradient:
+    """The gradient of the clip-group's mean loss, in pieces that fit; with ``micro_batch`` None all at once."""
+
+    micro_batch: int | None = None
+
+    def __call__(
+        self, model: nn.Module, losses: Losses, batch: Any, records: int, parameters: list[nn.Parameter]
+    ) -> list[Tensor]:
+        """One backward pass."""
+        total = [torch.zeros_like(p) for p in parameters]
+        for piece, size in slices(batch, self.micro_batch or records, records):
+            with torch.enable_grad():
+                loss = one_each(losses(model, piece), size).sum() / records
+            for into, g in zip(total, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
+                if g is not None:
+                    into += g
+        return total
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """Steps of a local optimiser on the clip-group from the current weights; their displacement is what is clipped.
+
+    Args:
+        optimizer: from parameters to a fresh ``torch.optim`` optimiser, such as ``lambda p: Adam(p, 0.01)``.
+        steps: how many steps, each on the whole clip-group.
+    """
+
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    steps: int = 1
+
+    def __call__(
+        self, model: nn.Module, losses: Losses, batch: Any, records: int, parameters: list[nn.Parameter]
+    ) -> list[Tensor]:
+        """Weights before minus weights after; the weights are put back."""
+        before = [p.detach().clone() for p in parameters]
+        try:
+            local = self.optimizer(parameters)
+            for _ in range(self.steps):
+                local.zero_grad()
+                with torch.enable_grad():
+                    one_each(losses(model, batch), records).mean().backward()
+                local.step()
+            return [old - p.detach() for old, p in zip(before, parameters, strict=True)]
+        finally:
+            with torch.no_grad():
+                for parameter, old in zip(parameters, before, strict=True):
+                    parameter.copy_(old)
+                    parameter.grad = None
+
+
+class Clipper:
+    """Adds a batch's clipped sum to a buffer.
+
+    Args:
+        model: any module; it is not changed.
+        losses: from the model and a batch to one loss per record.
+        clipping: individual, batch or mixed.
+        inner: what a clip-group computes, for batch and mixed clipping.
+        micro_batch: how many records to work on at once, under individual clipping.
+    """
+
+    def __init__(
+        self, model: nn.Module, losses: Losses, clipping: Clipping, inner: Inner | None = None,
+        micro_batch: int = MICRO_BATCH,
+    ) -> None:  # fmt: skip
+        if inner is not None and isinstance(clipping, Individual):
+            raise ValueError("inner is for batch and mixed clipping: individual clipping clips every record's gradient")
+        self.model, self.losses, self.clipping = model, losses, clipping
+        self.micro_batch = micro_batch
+        self._records = Records(model, losses)
+        self._inner: Inner = inner or MeanGradient()
+
+    def denominator(self, expected_batch: float) -> float:
+        """What the noisy sum is divided by: the expected batch, or the number of clip-groups."""
+        match self.clipping:
+            case Individual():
+                return expected_batch
+            case Batch():
+                return 1.0
+            case Mixed(groups=groups):
+                return float(groups)
+
+    def add(self, batch: Any, records: int, into: Flat, rng: np.random.Generator) -> None:
+        """Add the clipped sum; ``rng`` assigns records to clip-groups."""
+        if records == 0:
+            return
+        match self.clipping:
+            case Individual(norm=norm):
+                for piece, size in slices(batch, self.micro_batch, records):
+                    self._add_records(piece, size, norm, into)
+            case Batch(norm=norm):
+                self._add_group(batch, records, norm, into)
+            case Mixed(norm=norm, groups=groups):
+                labels = torch.from_numpy(rng.integers(0, groups, records))
+                for group in range(groups):
+                    chosen = torch.nonzero(labels == group)[:, 0]
+                    if len(chosen):
+                        self._add_group(part(batch, chosen), len(chosen), norm, into)
+
+    def _add_records(self, batch: Any, records: int, norm: float, into: Flat) -> None:
+        factors, _ = self._records.factors(batch, records)
+        with torch.no_grad():
+            used = [(factor, into.views[p]) for p, factor in factors.items() if p in into.views]
+            if not used:
+                return
+            squares = torch.stack([factor.squares() for factor, _ in used]).sum(dim=0)
+            weights = (norm * _INSIDE / (squares.sqrt() + 1e-12)).clamp_(max=1.0)
+            if not bool(torch.isfinite(squares).all()):
+                raise NotFinite("the gradient of a record is not finite")
+            for factor, view in used:
+                factor.add(weights, view)
+
+    def _add_group(self, batch: Any, records: int, norm: float, into: Flat) -> None:
+        refuse_statistics(self.model)
+        found = self._inner(self.model, self.losses, batch, records, into.parameters)
+        with torch.no_grad():
+            size = math.sqrt(math.fsum(float(g.double().square().sum()) for g in found))
+            if not math.isfinite(size):
+                raise NotFinite("the aggregate of a clip-group is not finite")
+            weight = min(1.0, norm * _INSIDE / size) if size > 0.0 else 0.0
+            for parameter, g in zip(into.parameters, found, strict=True):
+                into.views[parameter].add_(g.to(into.buffer.dtype), alpha=weight)
+
+
+def refuse_statistics(model: nn.Module) -> None:
+    """Batch norm over a clip-group is protected by its clipping; running statistics kept beside it are not."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.training and module.track_running_stats:
+            raise ValueError(
+                f"{name or 'the model'} ({type(module).__name__}) keeps running statistics of private data that no "
+                "noise protects: set track_running_stats=False"
+            )

@@ -1,0 +1,281 @@
+"""The lines of a ledger: how they are written, chained, checked, and completed after a crash. See docs/ledger.md.
+
+Every line is a JSON object whose last member is its hash: the SHA-256 of the hash of the line before and of the
+line's own bytes up to it. Everything a line may say is fixed by the lines before it, but for the words of a
+``stopped`` entry; so a line that a crash cut short can be completed by appending to it, and the file only ever grows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from verax import checks
+from verax.mechanism import Phases
+from verax.training.description import describe, restore
+
+FORMAT = 1
+OPENING = b'{"verax_ledger":'
+_START = "0" * 64  # what the first line is chained to
+_FIELDS = {"verax_ledger", "verax", "run", "time", "insecure_seed", "population", "mechanism"}
+_LONGEST = 500  # characters of a reason
+_CUT = "cut short by a crash"
+
+
+class LedgerError(ValueError):
+    """What is wrong with a ledger, or with what it was asked to record."""
+
+
+class DamagedLedger(LedgerError):  # noqa: N818 - public name, says what is wrong
+    """The file is not what a ledger wrote: names the file, the line, and what is wrong with it."""
+
+
+def damaged(name: str, line: int, what: str) -> DamagedLedger:
+    """The error for one line of one file."""
+    return DamagedLedger(
+        f"{name}, line {line}: {what}. Restore the file from a copy; without one, charge the whole declared run"
+    )
+
+
+@dataclass(frozen=True)
+class Header:
+    """The first line: what will run. Public facts only."""
+
+    mechanism: Phases
+    run: str
+    """Random, and the same in every copy of this ledger."""
+    time: str
+    verax: str
+    population: int | None = None
+    insecure_seed: bool = False
+
+    def line(self) -> tuple[bytes, str]:
+        """The line and its hash."""
+        content = {
+            "verax_ledger": FORMAT,
+            "verax": self.verax,
+            "run": self.run,
+            "time": self.time,
+            "insecure_seed": self.insecure_seed,
+            "population": self.population,
+            "mechanism": describe(self.mechanism),
+        }
+        return _chain(_encode(content), _START)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to the run after ``released`` rounds: it was resumed, finished or stopped."""
+
+    kind: str
+    released: int
+    reason: str = ""
+    private: bool = False
+    """Whether the reason was seen in the private data, so that having stopped is itself a release without noise."""
+
+
+@dataclass
+class Log:
+    """What the lines so far say, and what the next ones may be."""
+
+    name: str
+    header: Header
+    head: str
+    """Hash of the last line: it fixes the whole ledger up to there."""
+    size: int
+    lines: int = 1
+    released: int = 0
+    events: list[Event] = field(default_factory=list)
+    missing: bytes = b""
+    """What a crash left unwritten of the last line, which counts as if it were there."""
+    declared: int = field(init=False)
+    """Number of rounds the mechanism has."""
+
+    def __post_init__(self) -> None:
+        self.declared = sum(len(phase.sampler) for phase in self.header.mechanism.mechanisms)
+
+    @property
+    def over(self) -> Event | None:
+        """The event that ended the run, if it has ended."""
+        return self.events[-1] if self.events and self.events[-1].kind != "resumed" else None
+
+    def round_line(self) -> tuple[bytes, str]:
+        """The line that records the next round, and its hash. It says nothing else: not even when."""
+        return _chain(b'{"round":%d' % self.released, self.head)
+
+    def event_line(self, event: Event) -> tuple[bytes, str]:
+        """The line that records an event, and its hash."""
+        content: dict[str, Any] = {"event": event.kind, "released": event.released}
+        if event.kind == "stopped":
+            content |= {"private": event.private, "reason": event.reason}
+        return _chain(_encode(content), self.head)
+
+    def add(self, line: bytes, digest: str, event: Event | None = None) -> None:
+        """Count a line: a round, or an event."""
+        self.head = digest
+        self.size += len(line)
+        self.lines += 1
+        if event is None:
+            self.released += 1
+        else:
+            self.events.append(event)
+
+    def read(self, line: bytes) -> None:
+        """Count a line of a file, or say what is wrong with it."""
+        expected, digest = self.round_line()
+        if line == expected and not self.over and self.released < self.declared:
+            self.add(line, digest)
+            return
+        event = self._event(line)
+        expected, digest = self.event_line(event)
+        if line != expected:
+            raise self._wrong("it does not say what a ledger would say here")
+        self.add(line, digest, event)
+
+    def _wrong(self, what: str) -> DamagedLedger:
+        return damaged(self.name, self.lines + 1, what)
+
+    def _event(self, line: bytes) -> Event:
+        """The event that a line states, or what is wrong with the line."""
+        entry = _decode(line)
+        if entry is None:
+            raise self._wrong("it is not a JSON object")
+        body, found, _ = line.rpartition(b',"hash":"')
+        if not found or _chain(body, self.head)[0] != line:
+            raise self._wrong("its hash does not fit: this or an earlier line was edited, added, removed or moved")
+        if self.over:
+            raise self._wrong(f"the run was {self.over.kind} on the line before, and nothing may follow")
+        if "round" in entry:
+            due = self.released if self.released < self.declared else "none"
+            raise self._wrong(f"it records round {entry['round']!r} where {due} is due")
+        kind, reason, private = entry.get("event"), entry.get("reason", ""), entry.get("private", False)
+        if kind not in ("resumed", "finished", "stopped") or not _clean(reason) or not isinstance(private, bool):
+            raise self._wrong("it records an unknown event")
+        return Event(kind, self.released, reason, private)
+
+    def complete(self, tail: bytes) -> None:
+        """Count a last line that a crash cut short: as a round wherever it may have been the beginning of one."""
+        if not self.over:
+            for line in self._possible(tail):
+                if line.startswith(tail):
+                    self.missing = line[len(tail) :]
+                    self.read(line)
+                    return
+        raise self._wrong("it is not the beginning of anything a ledger would say here")
+
+    def _possible(self, tail: bytes) -> Iterator[bytes]:
+        if self.released < self.declared:
+            yield self.round_line()[0]
+        for kind in ("resumed", "finished"):
+            yield self.event_line(Event(kind, self.released))[0]
+        for private in (True, False):
+            whole = self.event_line(Event("stopped", self.released, _CUT, private))[0]
+            opening = whole[: whole.index(_CUT.encode())]
+            said, closed, _ = tail[len(opening) :].decode("latin-1").partition('"')
+            if tail.startswith(opening) and (not said or _clean(said)):
+                reason = said if closed else f"{said} [{_CUT}]"
+                whole = self.event_line(Event("stopped", self.released, reason, private))[0]
+            yield whole
+
+
+def parse(lines: Iterable[bytes], name: str, head: str | None = None) -> Log:
+    """Check every line of a ledger and return what they say.
+
+    Args:
+        lines: the lines of the file, with their ends.
+        name: what to call the file in errors.
+        head: a hash noted earlier; it must be the hash of one of the lines.
+    """
+    rest = iter(lines)
+    log = _opened(next(rest, b""), name)
+    seen = head is None or head == log.head
+    for line in rest:
+        if line.endswith(b"\n"):
+            log.read(line)
+        else:
+            log.complete(line)
+        seen = seen or head == log.head
+    if not seen:
+        raise DamagedLedger(
+            f"{name}: no line has the hash {head}, so lines were cut off or rewritten after it was noted. "
+            "Restore the file from a copy; without one, charge the whole declared run"
+        )
+    return log
+
+
+def unfinished_header(content: bytes) -> bool:
+    """Whether this is all that a crash left of a ledger's first line, so that nothing was released."""
+    return b"\n" not in content and (content.startswith(OPENING) or OPENING.startswith(content))
+
+
+def reason_of(text: str) -> str:
+    """A reason as it is written: printable ASCII without quotes and backslashes, so that it can be cut anywhere."""
+    plain = str(text).replace('"', "'").replace("\\", "/").encode("ascii", "replace").decode()
+    words = " ".join("".join(c if c.isprintable() else " " for c in plain).split())
+    if not words:
+        raise ValueError(f"reason must say something, got {text!r}")
+    return words[:_LONGEST]
+
+
+def _clean(reason: Any) -> bool:
+    return isinstance(reason, str) and reason.isascii() and all(c.isprintable() and c not in '"\\' for c in reason)
+
+
+def _opened(line: bytes, name: str) -> Log:
+    """The log of a ledger that has this first line."""
+    if unfinished_header(line):
+        raise DamagedLedger(
+            f"{name}, line 1: a crash cut the ledger's creation short, before anything was released. "
+            "Create it again: Ledger.create takes its place"
+        )
+    entry = _decode(line)
+    if entry is None or not line.startswith(OPENING):
+        raise damaged(name, 1, "the file is not a verax ledger, or its first line is damaged")
+    if entry["verax_ledger"] != FORMAT:
+        raise LedgerError(
+            f"{name} is a ledger of format {entry['verax_ledger']!r}, and this verax knows format {FORMAT}; "
+            "read it with the version that wrote it"
+        )
+    if set(entry) != _FIELDS | {"hash"}:
+        raise damaged(name, 1, f"it must have exactly the fields {', '.join(sorted(_FIELDS))} and hash")
+    try:
+        mechanism = restore(entry["mechanism"])
+        phases = mechanism if isinstance(mechanism, Phases) else Phases((mechanism,))
+        population = entry["population"]
+        header = Header(
+            phases,
+            str(entry["run"]),
+            str(entry["time"]),
+            str(entry["verax"]),
+            None if population is None else checks.count("population", population),
+            bool(entry["insecure_seed"]),
+        )
+    except ValueError as error:
+        raise damaged(name, 1, str(error)) from error
+    expected, digest = header.line()
+    if line != expected:
+        raise damaged(name, 1, "its hash does not fit what it says: it was edited")
+    return Log(name, header, digest, len(line))
+
+
+def _encode(content: dict[str, Any]) -> bytes:
+    """JSON in one way only, without its last brace."""
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()[:-1]
+
+
+def _decode(line: bytes) -> dict[str, Any] | None:
+    """The object on a line, or None if there is none."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def _chain(body: bytes, previous: str) -> tuple[bytes, str]:
+    """A whole line, and its hash."""
+    digest = sha256(previous.encode() + body).hexdigest()
+    return b'%b,"hash":"%b"}\n' % (body, digest.encode()), digest

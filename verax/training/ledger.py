@@ -1,0 +1,369 @@
+"""The ledger: what a run released, written down before it is released.
+
+A round is recorded, and the record forced to disk, before its noise is drawn; so whatever the instruction after which
+the process dies, the ledger knows at least the rounds that anyone can have seen. See docs/ledger.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+import weakref
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from itertools import accumulate
+from types import TracebackType
+from typing import Any, NoReturn
+
+import verax
+from verax import checks
+from verax.mechanism import Mechanism, Phases
+from verax.training.entries import (
+    DamagedLedger,
+    Event,
+    Header,
+    LedgerError,
+    Log,
+    damaged,
+    parse,
+    reason_of,
+    unfinished_header,
+)
+from verax.training.ran import Run
+
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["DamagedLedger", "Ledger", "LedgerBusy", "LedgerError", "LeftMechanism", "Run", "RunOver", "read"]
+
+Path = str | os.PathLike[str]
+
+
+class LeftMechanism(LedgerError):  # noqa: N818 - public name, says what happened
+    """The run did, or was about to do, something its mechanism does not describe. The round was not released."""
+
+
+class LedgerBusy(LedgerError):  # noqa: N818 - public name, says what is wrong
+    """Another process, or another object of this one, is writing the ledger."""
+
+
+class RunOver(LedgerError):  # noqa: N818 - public name, says what is wrong
+    """The run was finished or stopped, and nothing can be added to it."""
+
+
+class Ledger:
+    """An append-only record of one run, held by one writer. Make one with :meth:`create` or :meth:`open`.
+
+    >>> import tempfile
+    >>> from verax import Mechanism, Poisson
+    >>> from verax.training import Ledger, ledger
+    >>> run = Mechanism(Poisson(rate=0.01, steps=3), noise_multiplier=1.0)
+    >>> path = tempfile.mkdtemp() + "/run.ledger"
+    >>> with Ledger.create(path, run) as book:
+    ...     for i in range(len(run.sampler)):
+    ...         book.release(i, clip_norm=1.0, noise_multiplier=1.0)  # and only then add the noise
+    ...     book.finish()
+    >>> ledger.read(path).released
+    3
+    """
+
+    def __init__(self, path: str, fd: int, log: Log) -> None:
+        self.path = path
+        self._fd, self._log = fd, log
+        self._closed = ""  # why nothing can be written, if so
+        self._let_go = weakref.finalize(self, os.close, fd)
+        phases = log.header.mechanism.mechanisms
+        self._ends = list(accumulate(len(phase.sampler) for phase in phases))
+        _OPEN.add(self)
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        mechanism: Mechanism | Phases,
+        *,
+        population: int | None = None,
+        insecure_seed: bool = False,
+    ) -> Ledger:
+        """Begin a run: write down what is going to run.
+
+        Args:
+            path: a file that does not exist yet, in a directory that does.
+            mechanism: the run, or phases of it.
+            population: the number of records, only if it is public; under add-remove it tells neighbours apart.
+            insecure_seed: whether noise or batches come from a seed somebody chose; the run is then not private.
+        """
+        if not isinstance(mechanism, Mechanism | Phases):
+            raise ValueError(f"mechanism must be a Mechanism or Phases, got {mechanism!r}")
+        header = Header(
+            mechanism if isinstance(mechanism, Phases) else Phases((mechanism,)),
+            secrets.token_hex(16),
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            verax.__version__,
+            None if population is None else checks.count("population", population),
+            bool(insecure_seed),
+        )
+        line, digest = header.line()
+        name = os.fspath(path)
+        fd = _locked(name, os.O_CREAT)
+        try:
+            with open(fd, "rb", closefd=False) as file:
+                if not unfinished_header(file.readline()):
+                    raise LedgerError(f"path must be new, got {name!r}, which exists; Ledger.open resumes a run")
+            os.ftruncate(fd, 0)
+            _write(fd, line)
+            _sync_directory(name)
+        except BaseException as error:
+            os.close(fd)
+            if isinstance(error, OSError):
+                raise OSError(error.errno, f"the ledger cannot be created ({error.strerror})", name) from error
+            raise
+        return cls(name, fd, Log(name, header, digest, len(line)))
+
+    @classmethod
+    def open(cls, path: Path, mechanism: Mechanism | Phases | None = None) -> Ledger:
+        """Go on with a run after a crash or a pause: check the whole ledger and note that the run was resumed.
+
+        The next round is ``released``. If the trainer's own state is older, the rounds in between are spent: draw their
+        batches and drop them.
+
+        Args:
+            path: the ledger of a run that is not over.
+            mechanism: what the caller is going to run; it must be what the ledger declares.
+        """
+        name = os.fspath(path)
+        fd = _locked(name)
+        try:
+            with open(fd, "rb", closefd=False) as file:
+                log = parse(file, name)
+            if mechanism is not None:
+                _same(name, log.header.mechanism, mechanism)
+            if log.over:
+                raise _over(log)
+            _write(fd, log.missing)
+        except BaseException:
+            os.close(fd)
+            raise
+        ledger = cls(name, fd, log)
+        ledger._record(Event("resumed", log.released))
+        return ledger
+
+    @property
+    def mechanism(self) -> Phases:
+        """What was declared."""
+        return self._log.header.mechanism
+
+    @property
+    def released(self) -> int:
+        """Rounds that were released or may have been: also the number of the next round."""
+        return self._log.released
+
+    @property
+    def head(self) -> str:
+        """Hash of the last line. Kept elsewhere, it lets :func:`read` notice that later lines were cut off."""
+        return self._log.head
+
+    def release(self, round: int, *, clip_norm: float, noise_multiplier: float) -> None:
+        """Record a round; when this returns, the record is on disk and the round's noise may be drawn and added.
+
+        Args:
+            round: the round's number, from 0. Every round is released, in order, also those with an empty batch.
+            clip_norm: the norm the gradients were clipped to.
+            noise_multiplier: standard deviation of the noise about to be added, divided by ``clip_norm``.
+
+        Raises:
+            LeftMechanism: this is not the next round of the mechanism. The ledger says so, and the run is over.
+            OSError: the record could not be written. The round must not be released.
+        """
+        number = checks.count("round", round, 0)
+        if self._log.over:
+            raise _over(self._log)
+        if number != self.released or number >= self._log.declared:
+            raise self.left(self._out_of_order(number))
+        phase = self.mechanism.mechanisms[bisect_right(self._ends, number)]
+        for what, used, declared in (
+            ("clip norm", clip_norm, phase.clipping.norm),
+            ("noise multiplier", noise_multiplier, phase.noise_multiplier),
+        ):
+            if not used == declared:  # also if it is nan
+                raise self.left(f"round {number} has a {what} of {used!r}, declared is {declared!r}")
+        self._append(*self._log.round_line(), otherwise=f"round {number} must not be released")
+
+    def _out_of_order(self, number: int) -> str:
+        declared, released = self._log.declared, self.released
+        if number >= declared:
+            return f"round {number} is beyond the {declared} declared rounds, which count from 0"
+        if number < released:
+            return f"round {number} was already released; the next is {released}, and to repeat one would cost again"
+        return f"rounds {released} to {number - 1} were skipped; a round with an empty batch is released too"
+
+    def left(self, reason: str, *, private: bool = False) -> LeftMechanism:
+        """Stop the run because it left its mechanism, and return the error to raise.
+
+        >>> import tempfile
+        >>> from verax import Mechanism, Poisson
+        >>> from verax.training import Ledger
+        >>> book = Ledger.create(tempfile.mkdtemp() + "/run.ledger", Mechanism(Poisson(0.01, 3), 1.0))
+        >>> raise book.left("round 0 has a batch that the sampler did not draw")
+        Traceback (most recent call last):
+        ...
+        verax.training.ledger.LeftMechanism: ... a batch that the sampler did not draw...
+        """
+        words = reason_of(reason)
+        noted = "the ledger says so and the run is over"
+        try:
+            self.stop(reason, private=private)
+        except (OSError, LedgerError) as error:
+            noted = f"and the ledger could not be told: {error}"
+        return LeftMechanism(f"{self.path}: the run left its mechanism: {words} ({noted})")
+
+    def stop(self, reason: str, *, private: bool = False) -> None:
+        """End the run early, for a reason that may be published.
+
+        Args:
+            reason: what happened, in words that say nothing about private data.
+            private: whether it was seen in the private data, such as gradients that are not finite. That the run
+                stopped is then itself a release without noise, and the statement says that it is not covered.
+        """
+        self._record(Event("stopped", self.released, reason_of(reason), bool(private)))
+
+    def finish(self) -> None:
+        """End the run as planned, whether or not all declared rounds were needed."""
+        self._record(Event("finished", self.released))
+
+    def close(self) -> None:
+        """Let others open the ledger. The run is not over by that."""
+        self._close("it was closed")
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a ledger belongs to the process that opened it and cannot be copied or sent to another")
+
+    def _close(self, why: str) -> None:
+        self._closed = self._closed or why
+        self._let_go()
+
+    def _record(self, event: Event) -> None:
+        if self._log.over:
+            raise _over(self._log)
+        self._append(*self._log.event_line(event), event)
+
+    def _append(
+        self, line: bytes, digest: str, event: Event | None = None, otherwise: str = "nothing was recorded"
+    ) -> None:
+        """Write a line and force it to disk, or close the ledger: only a fresh look at the file tells what it holds."""
+        if self._closed:
+            raise LedgerError(f"{self.path} cannot be written: {self._closed}; {otherwise}")
+        done = False
+        try:
+            now = os.fstat(self._fd)
+            if now.st_nlink == 0:
+                raise DamagedLedger(f"{self.path} was deleted or replaced while it was being written; {otherwise}")
+            if now.st_size != self._log.size:
+                raise damaged(self.path, self._log.lines + 1, f"someone else changed the file; {otherwise}")
+            _write(self._fd, line)
+            self._log.add(line, digest, event)
+            done = True
+        except OSError as error:
+            why = f"{otherwise}: the ledger cannot be written ({error.strerror}); Ledger.open goes on once it can"
+            raise OSError(error.errno, why, self.path) from error
+        finally:
+            if not done:
+                self._close("an earlier write failed or was interrupted, so open it again")
+
+
+def read(path: Path, head: str | None = None) -> Run:
+    """Check a ledger and return what ran. The run may be going on.
+
+    Args:
+        path: the ledger.
+        head: a hash noted earlier; the ledger must contain the line that had it.
+    """
+    name = os.fspath(path)
+    if head is not None and not re.fullmatch("[0-9a-f]{64}", str(head)):
+        raise ValueError(f"head must be a hash of 64 hexadecimal digits, got {head!r}")
+    try:
+        with open(name, "rb") as file:
+            log = parse(file, name, head)
+    except OSError as error:
+        raise LedgerError(f"path must be a ledger that can be read, got {name!r}: {error.strerror}") from error
+    return Run.of(log)
+
+
+def _same(name: str, declared: Phases, mechanism: Mechanism | Phases) -> None:
+    """Refuse to resume a run as another one."""
+    phases: Sequence[Any] = mechanism.mechanisms if isinstance(mechanism, Phases) else (mechanism,)
+    if tuple(phases) != declared.mechanisms:
+        raise LeftMechanism(
+            f"{name} declares {'; then '.join(map(repr, declared.mechanisms))}, "
+            f"got {'; then '.join(map(repr, phases))}; resume with what was declared, or begin another ledger"
+        )
+
+
+def _over(log: Log) -> RunOver:
+    over = log.over
+    how = f"{over.kind} after {over.released} rounds{': ' * bool(over.reason)}{over.reason}" if over else ""
+    return RunOver(f"{log.name}: the run is over ({how}); begin another ledger, and report both together")
+
+
+def _locked(name: str, create: int = 0) -> int:
+    """Open the file and hold its lock. The kernel lets go of it when the process dies, however it dies."""
+    if sys.platform == "win32":
+        raise LedgerError("ledgers are written on POSIX systems only, where a file can be locked; reading works")
+    try:
+        fd = os.open(name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | create, 0o644)
+    except OSError as error:
+        wanted = "a file in an existing directory" if create else "an existing ledger"
+        raise LedgerError(f"path must be {wanted} that can be written, got {name!r}: {error.strerror}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(fd), os.stat(name)):
+            raise BlockingIOError
+    except OSError as error:
+        os.close(fd)
+        if isinstance(error, BlockingIOError | FileNotFoundError):
+            raise LedgerBusy(f"{name} is being written by another process; one ledger has one writer") from None
+        raise LedgerError(f"{name} cannot be locked ({error.strerror}); keep it on a local disk") from error
+    return fd
+
+
+def _write(fd: int, line: bytes) -> None:
+    """Append, and force to disk; on macOS fsync alone leaves it in the drive's cache."""
+    while line:
+        line = line[os.write(fd, line) :]
+    if sys.platform == "darwin":
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(fd)
+
+
+def _sync_directory(name: str) -> None:
+    """Force the file's name to disk."""
+    fd = os.open(os.path.dirname(os.path.realpath(name)), os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+_OPEN: weakref.WeakSet[Ledger] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """Let go in a forked child: it must not write, and must not keep the lock if its parent dies."""
+    for ledger in list(_OPEN):
+        with suppress(OSError):
+            ledger._close("it belongs to the process that opened it, of which this one is a fork")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,240 @@
+"""What ran, and what it is worth: the guarantee of the rounds that a ledger knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import singledispatch
+from typing import Any
+
+from verax import checks
+from verax.mechanism import Phases
+from verax.privacy.composition import UPPER
+from verax.privacy.guarantee import Guarantee, shown
+from verax.privacy.noiseless import Noiseless
+from verax.samplers import (
+    BallsInBins,
+    BufferedShuffle,
+    Deterministic,
+    Poisson,
+    RandomAllocation,
+    Shuffle,
+    TruncatedPoisson,
+    WithoutReplacement,
+)
+from verax.samplers.base import Sampler
+from verax.training.entries import Event, LedgerError, Log
+
+STOPPING = ("any", "independent")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a ledger says: what was declared, which rounds of it were released, and what happened to the run.
+
+    >>> import tempfile
+    >>> from verax import Mechanism, Poisson
+    >>> from verax.training import Ledger, ledger
+    >>> path = tempfile.mkdtemp() + "/run.ledger"
+    >>> with Ledger.create(path, Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0)) as book:
+    ...     book.release(0, clip_norm=1.0, noise_multiplier=1.0)
+    >>> run = ledger.read(path)
+    >>> run.released, run.declared, run.complete
+    (1, 1000, False)
+    >>> run.guarantee().epsilon(delta=1e-5).upper
+    1.8289...
+    >>> run.guarantee(stopping="independent").epsilon(delta=1e-5).upper < 1.5
+    True
+    """
+
+    path: str
+    mechanism: Phases
+    released: int
+    """Rounds that were released or may have been: the first so many of the declared ones."""
+    events: tuple[Event, ...]
+    head: str
+    """Hash of the last line; it fixes all of the ledger up to there."""
+    id: str
+    """Random, and the same in every copy of the ledger."""
+    time: str
+    """When the run began."""
+    verax: str
+    population: int | None
+    insecure_seed: bool
+    torn: bool
+    """Whether a crash cut the last line short. If it may have been a round, it counts as one."""
+
+    @classmethod
+    def of(cls, log: Log) -> Run:
+        """What a checked ledger says."""
+        header = log.header
+        return cls(
+            log.name, header.mechanism, log.released, tuple(log.events), log.head, header.run, header.time,
+            header.verax, header.population, header.insecure_seed, bool(log.missing),
+        )  # fmt: skip
+
+    @property
+    def declared(self) -> int:
+        """Number of rounds of the whole run."""
+        return sum(len(phase.sampler) for phase in self.mechanism.mechanisms)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every declared round was released."""
+        return self.released == self.declared
+
+    @property
+    def ended(self) -> Event | None:
+        """How the run ended, if it has."""
+        return self.events[-1] if self.events and self.events[-1].kind != "resumed" else None
+
+    def guarantee(self, group: int = 1, geometry: str = "any", stopping: str = "any") -> Guarantee:
+        """The proved privacy of what ran; see :func:`compose`."""
+        return compose([self], group, geometry, stopping)
+
+    def account(self) -> str:
+        """What happened, in words."""
+        amount = "all" if self.complete else f"{self.released} of the"
+        resumed = sum(event.kind == "resumed" for event in self.events)
+        again = f", resumed {'once' if resumed == 1 else f'{resumed} times'}" if resumed else ""
+        lines = [f"{self.path}: {amount} {self.declared} declared rounds were released{again}."]
+        if self.insecure_seed:
+            lines.append("NOT PRIVATE: the run's randomness came from a seed that somebody chose (insecure_seed).")
+        if self.torn:
+            lines.append("A crash cut the last entry short; it is counted as a round wherever it may have been one.")
+        if self.ended and self.ended.reason:
+            lines.append(f"Stopped: {self.ended.reason.rstrip('.')}.")
+            if self.ended.private:
+                lines.append("That it stopped there shows something of the data, without noise: this is not covered.")
+        elif self.ended is None:
+            lines.append("The run is not over, or broke off.")
+        lines.append(f"Run {self.id}, begun {self.time} with verax {self.verax}, head {self.head}.")
+        return "\n".join(lines)
+
+
+def compose(runs: Sequence[Run], group: int = 1, geometry: str = "any", stopping: str = "any") -> Guarantee:
+    """The proved privacy of several runs on the same data, together.
+
+    Args:
+        runs: what ran, each ledger once.
+        group: how many records are protected together.
+        geometry: see :meth:`verax.mechanism.Phases.guarantee`.
+        stopping: how it came that a run has fewer rounds than declared. "any": perhaps by looking at what was released
+            so far, so that the whole declared run is charged. "independent": by a crash, a deadline or another cause
+            that data and results had no say in (a fact that the caller must know), so that only what was released is
+            charged, in whole epochs where the sampler has them. Stopping because of what the private data look like is
+            itself a release, which neither covers.
+    """
+    _different(runs)
+    independent = checks.choice("stopping", stopping, STOPPING) == "independent"
+    declared = Phases(tuple(phase for run in runs for phase in run.mechanism.mechanisms))
+    charged = [released(run.mechanism, run.released, up=True) if independent else run.mechanism for run in runs]
+    certain = [released(run.mechanism, run.released, up=False) for run in runs]
+    above = _together(charged, group, geometry) or _nothing(declared, group)
+    if charged != certain:  # an attacker of what was released sees the smaller run, whatever is charged
+        below = _together(certain, group, geometry)
+        above = replace(
+            above,
+            lowers=below.lowers if below else (),
+            lower_by=below.lower_by if below else "nothing that an attack could be sure to see",
+        )
+    return replace(above, assuming="; ".join([above.assuming] * bool(above.assuming) + _assumed(runs, independent)))
+
+
+def statement(runs: Sequence[Run], delta: float, group: int = 1) -> str:
+    """What a reviewer signs: what ran, and the guarantee of all of it together."""
+    lines = [run.account() for run in runs]
+    lines.append(compose(runs, group).statement(delta))
+    if tighter := if_independent(runs, group):
+        lines.append(
+            f"If data and results had no say in when a run ended (a crash, a deadline), "
+            f"epsilon is at most {shown(tighter.epsilon(delta).upper, UPPER)}."
+        )
+    return "\n".join(lines)
+
+
+def if_independent(runs: Sequence[Run], group: int = 1) -> Guarantee | None:
+    """The guarantee with "independent" stopping, if that is possible and makes a difference."""
+    if all(run.complete for run in runs) or any(run.ended and run.ended.private for run in runs):
+        return None
+    return compose(runs, group, stopping="independent")
+
+
+def released(mechanism: Phases, rounds: int, up: bool) -> Phases | None:
+    """The mechanism that has only the first ``rounds``, with a part of an epoch counted in full or not at all.
+
+    Releasing less than a whole epoch is post-processing of releasing all of it, so ``up`` is never too cheap.
+    """
+    phases = []
+    for phase in mechanism.mechanisms:
+        here = min(rounds, len(phase.sampler))
+        rounds -= here
+        sampler = phase.sampler if here == len(phase.sampler) else first(phase.sampler, here, up) if here else None
+        if sampler is not None:
+            phases.append(replace(phase, sampler=sampler))
+    return Phases(tuple(phases)) if phases else None
+
+
+@singledispatch
+def first(sampler: Any, rounds: int, up: bool) -> Sampler | None:
+    """The sampler of the first ``rounds``, which are fewer than it has, and more than none.
+
+    Where a part of it is not known to be another sampler, it is the whole one, or nothing.
+    """
+    return sampler if up else None
+
+
+@first.register(Poisson)
+@first.register(TruncatedPoisson)
+@first.register(WithoutReplacement)
+def _rounds(sampler: Any, rounds: int, up: bool) -> Sampler:
+    """Rounds are independent: the first ones are a shorter run."""
+    return replace(sampler, steps=rounds)  # type: ignore[no-any-return]
+
+
+@first.register(Deterministic)
+@first.register(Shuffle)
+@first.register(BufferedShuffle)
+@first.register(BallsInBins)
+@first.register(RandomAllocation)
+def _epochs(sampler: Any, rounds: int, up: bool) -> Sampler | None:
+    """Rounds of an epoch depend on each other: epochs are counted."""
+    each = len(sampler) // sampler.epochs
+    epochs = -(-rounds // each) if up else rounds // each
+    return replace(sampler, epochs=epochs) if epochs else None
+
+
+def _together(parts: Sequence[Phases | None], group: int, geometry: str) -> Guarantee | None:
+    phases = tuple(phase for part in parts if part for phase in part.mechanisms)
+    return Phases(phases).guarantee(group, geometry) if phases else None
+
+
+def _nothing(declared: Phases, group: int) -> Guarantee:
+    """Nothing was released, so nothing can be told."""
+    none = [Noiseless(0.0)]
+    return Guarantee(declared, checks.count("group", group), none, none, "nothing was released", "nothing was released")
+
+
+def _assumed(runs: Sequence[Run], independent: bool) -> list[str]:
+    """What the numbers rest on, in words."""
+    assumed = []
+    if len(runs) > 1:
+        assumed.append("that no run was described after looking at the results of another")
+    if independent and not all(run.complete for run in runs):
+        assumed.append("that neither data nor results had a say in when a run ended")
+    if any(run.insecure_seed for run in runs):
+        assumed.append("that nobody can guess the seed that somebody chose")
+    return assumed
+
+
+def _different(runs: Sequence[Run]) -> None:
+    if not runs:
+        raise ValueError("runs must hold at least one Run, got none")
+    seen: dict[str, Run] = {}
+    for run in runs:
+        if run.id in seen:
+            raise LedgerError(
+                f"{seen[run.id].path} and {run.path} are copies of one run, {run.id}; report it once. "
+                "If both copies went on, rounds were released twice and neither ledger knows"
+            )
+        seen[run.id] = run
