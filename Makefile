@@ -2,7 +2,7 @@ PYTHON       ?= python3
 VENV         ?= .venv
 BENCH_VENV   ?= .venv-bench
 DEMO_EXTRAS  ?= figures
-TEST_EXTRAS  ?= dev,figures
+TEST_EXTRAS  ?= dev,figures,train
 PYTEST_FLAGS ?=
 
 BIN   := $(VENV)/bin
@@ -14,8 +14,10 @@ TEST_STAMP  := $(call stamp,$(TEST_EXTRAS))
 BENCH_STAMP := $(BENCH_VENV)/.installed
 
 # The build backend is installed first, under the same constraints, so that nothing is left unpinned.
+# torch goes first and on its own: its plain build is enough.
 define install
 	$(1)/bin/pip install --quiet -c constraints.txt hatchling editables
+	$(if $(findstring train,$(2)),$(1)/bin/pip install --quiet -c constraints.txt torch==2.13.0)
 	$(1)/bin/pip install --quiet -c constraints.txt --no-build-isolation $(2)
 endef
 

@@ -11,12 +11,15 @@ if TYPE_CHECKING:
     from verax.training.clipped import LocalSteps
     from verax.training.entries import DamagedLedger, LedgerError
     from verax.training.ledger import Ledger, LedgerBusy, LeftMechanism, RunOver
+    from verax.training.loop import Fitted, fit
     from verax.training.ran import Run
     from verax.training.records import MixedRecords
     from verax.training.trainer import PrivateTrainer
 
 _HOME = {
+    "Fitted": "loop",
     "LocalSteps": "clipped",
+    "fit": "loop",
     "MixedRecords": "records",
     "PrivateTrainer": "trainer",
     "DamagedLedger": "entries",
@@ -30,6 +33,7 @@ _HOME = {
 
 __all__ = [
     "DamagedLedger",
+    "Fitted",
     "Ledger",
     "LedgerBusy",
     "LedgerError",
@@ -39,6 +43,7 @@ __all__ = [
     "PrivateTrainer",
     "Run",
     "RunOver",
+    "fit",
 ]
 
 

@@ -1,0 +1,119 @@
+"""Train a model by a mechanism from the first round to the last, with a progress bar that shows the epsilon so far."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
+
+from verax import checks
+from verax.mechanism import Mechanism
+from verax.privacy.composition import UPPER
+from verax.privacy.guarantee import Guarantee, shown
+from verax.training.clipped import MICRO_BATCH, Inner
+from verax.training.ledger import Ledger
+from verax.training.trainer import Criterion, PrivateTrainer
+
+Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+_UPDATES = 20  # how often the epsilon so far is computed
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A finished run: the model was trained in place; this says what it cost."""
+
+    trainer: PrivateTrainer
+    delta: float
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the run."""
+        return self.trainer.guarantee
+
+    def statement(self, path: str | os.PathLike[str] | None = None, delta: float | None = None) -> str:
+        """What a reviewer signs, in words; with a path also written there, as a page if it ends in ``.html``."""
+        return self.trainer.statement(self.delta if delta is None else delta, path)
+
+
+def fit(
+    model: nn.Module,
+    loss: Criterion,
+    dataset: Any,
+    mechanism: Mechanism,
+    optimizer: Optimizer,
+    *,
+    ledger: str | os.PathLike[str] | Ledger | None = None,
+    delta: float = 1e-5,
+    inner: Inner | None = None,
+    micro_batch: int = MICRO_BATCH,
+    progress: bool = True,
+    insecure_seed: int | None = None,
+) -> Fitted:
+    """Run the whole mechanism on a model and a data set.
+
+    Args:
+        model: any module, trained in place.
+        loss: a torch criterion of outputs and targets, or for dictionaries of data a function of model and batch.
+        dataset: tensors, a dictionary of tensors, or a map-style data set.
+        mechanism: what runs: the sampler that draws the batches, the clipping, the noise.
+        optimizer: from parameters to an optimizer, such as ``lambda p: torch.optim.Adam(p, 1e-3)``.
+        ledger: a new file in which every release is recorded before it happens.
+        delta: of the epsilon that is shown and stated.
+        inner: for batch and mixed clipping, what a clip-group computes.
+        micro_batch: how many records are worked on at once.
+        progress: whether to show a bar, if standard error is a terminal.
+        insecure_seed: for tests and research only: makes the run repeatable, and not private.
+
+    >>> import torch
+    >>> from verax import BallsInBins, Mechanism
+    >>> from verax.training import fit
+    >>> data = torch.randn(60, 3), torch.randint(0, 2, (60,))
+    >>> model = torch.nn.Linear(3, 2)
+    >>> run = fit(
+    ...     model,
+    ...     torch.nn.CrossEntropyLoss(),
+    ...     data,
+    ...     Mechanism(BallsInBins(bins=6, epochs=2), 2.0),
+    ...     optimizer=lambda p: torch.optim.SGD(p, 0.1),
+    ... )
+    >>> run.guarantee.epsilon(delta=1e-3).upper < 2
+    True
+    """
+    checks.probability("delta", delta)
+    trainer = PrivateTrainer(
+        model, optimizer([p for p in model.parameters() if p.requires_grad]), mechanism, ledger=ledger, inner=inner,
+        micro_batch=micro_batch, insecure_seed=insecure_seed,
+    )  # fmt: skip
+    rounds = len(mechanism.sampler)
+    with _bar(rounds, progress) as show:
+        for batch in trainer.batches(dataset):
+            trainer.step(batch, loss)
+            show(trainer, delta)
+    return Fitted(trainer, delta)
+
+
+@contextmanager
+def _bar(rounds: int, wanted: bool) -> Iterator[Callable[[PrivateTrainer, float], None]]:
+    console = Console(stderr=True)
+    if not wanted or not console.is_terminal:
+        yield lambda trainer, delta: None
+        return
+    every = max(rounds // _UPDATES, 1)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("training", total=rounds)
+
+        def show(trainer: PrivateTrainer, delta: float) -> None:
+            bar.advance(task)
+            if trainer.rounds % every == 0 and (so_far := trainer.so_far) is not None:
+                epsilon = shown(so_far.epsilon(delta, rtol=0.02).upper, UPPER, 3)
+                bar.update(task, description=f"training, epsilon {epsilon} so far")
+
+        yield show
