@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -127,6 +127,11 @@ def describe_run(
         _sampler(sampler, rate, steps, records, batch, batches, epochs, times, buffer, max_batch),
         kinds[clipping], word,
     )  # fmt: skip
+
+
+def with_norm(clipping: Clipping, norm: float) -> Clipping:
+    """The same clipping to another norm."""
+    return replace(clipping, norm=norm)
 
 
 def _sampler(

@@ -1,0 +1,98 @@
+"""verax train on small data."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cryptography")
+
+from typer.testing import CliRunner  # noqa: E402
+
+from verax import Poisson, calibrate  # noqa: E402
+from verax.cli import app  # noqa: E402
+from verax.training import ledger  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def table(tmp_path):
+    rng = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 2, (200,), generator=rng)
+    x = torch.randn(200, 3, generator=rng) + 2.0 * y.unsqueeze(1)
+    lines = ["a,b,c,class"] + [",".join(f"{v:.3f}" for v in row) + f",{int(c)}" for row, c in zip(x, y, strict=True)]
+    path = tmp_path / "clouds.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def train(*words):
+    return CliRunner().invoke(app, ["train", *map(str, words)], catch_exceptions=False)
+
+
+def test_plan_train_state(table, tmp_path):
+    done = train(
+        "--data", table, "--model", "logistic", "--epsilon", 3, "--batch", 32, "--epochs", 8, "--lr", 0.1, "--json",
+        "--ledger", tmp_path / "run.ledger", "--out", tmp_path / "model.pt", "--report", tmp_path / "report.html",
+        "--insecure-seed", 1,
+    )  # fmt: skip
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert found["accuracy"] > 0.8
+    assert found["epsilon"]["upper"] <= 3.0
+    assert not found["private"]
+    assert found["noise_multiplier"] == pytest.approx(calibrate.noise_multiplier(Poisson(0.2, 40), 3.0, 1e-5), rel=1e-3)
+    assert ledger.read(tmp_path / "run.ledger").complete
+    assert "0.weight" not in (tmp_path / "report.html").read_text()
+    assert "1.weight" in torch.load(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("sampler", ["balls-in-bins", "shuffle"])
+def test_other_samplers_and_batch_clipping(table, sampler):
+    done = train("--data", table, "--model", "mlp", "-z", 2, "--batch", 40, "--epochs", 2, "--sampler", sampler,
+                 "--clipping", "batch", "--clip-norm", 0.5)  # fmt: skip
+    assert done.exit_code == 0
+    assert "epsilon at most" in done.stdout
+    assert "NOT private" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--data", "digits"], "either --epsilon, or"),
+        (["--data", "faces", "-z", "1"], "data must be digits"),
+        (["--data", "none.csv", "-z", "1"], "readable CSV"),
+    ],
+)
+def test_bad_input_is_one_line(words, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        train(*words)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [("a,b\n1,2\n", "at least 5"), ("a,b\n" + "1,x\n" * 6, "line 2"), ("a,b\n" + "1,2,3\n" * 6, "line 2"),
+     ("a,b\n1,2\n1,nan\n" + "1,2\n" * 6, "line 3")],
+)  # fmt: skip
+def test_a_bad_table_names_the_line(tmp_path, text, complaint):
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=complaint):
+        train("--data", path, "-z", "1")
+
+
+def test_models_that_do_not_fit_the_data(table):
+    with pytest.raises(ValueError, match="use cnn"):
+        train("--data", table, "--model", "lenet", "-z", "1")
+    with pytest.raises(ValueError, match="use logistic or mlp"):
+        train("--data", table, "--model", "cnn", "-z", "1")
+
+
+def test_mnist_needs_its_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("VERAX_DATA", raising=False)
+    with pytest.raises(ValueError, match="VERAX_DATA"):
+        train("--data", "mnist", "-z", "1")
+    monkeypatch.setenv("VERAX_DATA", str(tmp_path))
+    with pytest.raises(ValueError, match="cannot be read"):
+        train("--data", "mnist", "-z", "1")

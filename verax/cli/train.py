@@ -1,0 +1,104 @@
+"""verax train: a private model from the command line."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from verax import Mechanism
+from verax.cli import common
+from verax.privacy import calibrate
+from verax.privacy.composition import UPPER
+from verax.privacy.guarantee import shown
+
+
+class ModelName(StrEnum):
+    """Models that can be named on the command line."""
+
+    logistic = "logistic"
+    mlp = "mlp"
+    lenet = "lenet"
+    cnn = "cnn"
+
+
+class OptimizerName(StrEnum):
+    """Optimizers that can be named on the command line."""
+
+    sgd = "sgd"
+    adam = "adam"
+
+
+def train(
+    data: Annotated[str, typer.Option(help="digits, mnist (see VERAX_DATA), or a .csv file, class last.")] = "digits",
+    model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.mlp,
+    epsilon: Annotated[float | None, typer.Option(help="The budget; the noise is then computed.")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option("--noise-multiplier", "-z", help="The noise, in place of --epsilon.")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="The delta of the budget and of the statement.")] = 1e-5,
+    sampler: common.SamplerOption = common.SamplerName.poisson,
+    batch: Annotated[int, typer.Option(help="Expected batch size.")] = 256,
+    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 10,
+    times: common.Times = None,
+    buffer: common.Buffer = None,
+    max_batch: common.MaxBatch = None,
+    clipping: common.ClippingOption = common.ClippingName.individual,
+    clip_groups: common.ClipGroups = 1,
+    clip_norm: Annotated[float, typer.Option(help="The norm gradients are clipped to.")] = 1.0,
+    optimizer: Annotated[OptimizerName, typer.Option(help="What uses the noisy gradients.")] = OptimizerName.adam,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Its step size.")] = 3e-3,
+    ledger: Annotated[Path | None, typer.Option(help="Record every release in this new file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Save the model's weights here.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Save the statement here, as a page if it ends in .html.")] = None,
+    insecure_seed: Annotated[int | None, typer.Option(help="For tests only: repeatable, and not private.")] = None,
+    json: common.AsJson = False,
+) -> None:
+    """Plan, train and state: noise for the budget, private training, accuracy on held-out records, what it cost.
+
+    Example: verax train --data digits --model mlp --epsilon 3 --delta 1e-5 --ledger run.ledger
+    """
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ValueError("give either --epsilon, or --noise-multiplier")
+    import torch
+
+    from verax.training import fit
+    from verax.training.examples import accuracy, build, load
+
+    examples = load(data)
+    if insecure_seed is not None:
+        torch.manual_seed(insecure_seed)
+    network = build(model.value, examples)
+    run = common.describe_run(
+        sampler, None, None, len(examples.train[1]), batch, None, epochs, clipping, clip_groups, None,
+        times, buffer, max_batch,
+    )  # fmt: skip
+    clipped = common.with_norm(run.clipping, clip_norm)
+    noise = noise_multiplier or 0.0
+    if epsilon is not None:
+        with common.patience("planning"):
+            noise = calibrate.noise_multiplier(run.sampler, epsilon, delta, clipping=clipped)
+    mechanism = Mechanism(run.sampler, noise, clipped)
+    kinds: dict[OptimizerName, Any] = {OptimizerName.sgd: torch.optim.SGD, OptimizerName.adam: torch.optim.Adam}
+    fitted = fit(
+        network, torch.nn.CrossEntropyLoss(), examples.train, mechanism, lambda p: kinds[optimizer](p, learning_rate),
+        ledger=ledger, delta=delta, insecure_seed=insecure_seed,
+    )  # fmt: skip
+    right = accuracy(network, examples.test)
+    bracket = fitted.guarantee.epsilon(delta)
+    if out is not None:
+        torch.save(network.state_dict(), out)
+    if report is not None:
+        fitted.statement(report)
+    if json:
+        common.print_json({
+            "mechanism": repr(mechanism), "noise_multiplier": noise, "accuracy": right, "delta": delta,
+            "epsilon": bracket, "private": insecure_seed is None, "ledger": ledger and str(ledger),
+        })  # fmt: skip
+        return
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"noise multiplier {shown(noise, UPPER, 5)}, accuracy on held-out records {right:.1%}")
+    console.print(fitted.statement())

@@ -1,0 +1,174 @@
+"""Data and models to try private training on: what ``verax train`` knows by name.
+
+Features are scaled by public constants only; scaling by the data's own mean and spread would leak them.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from verax import checks
+
+MNIST = {
+    "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Records to train on and records to test on: features, and classes from 0."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    classes: int
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of one record's features."""
+        return self.train[0].shape[1:]
+
+
+def load(name: str) -> Examples:
+    """``digits`` (from scikit-learn), ``mnist`` (a folder named by VERAX_DATA), or a CSV file."""
+    if name == "digits":
+        return _digits()
+    if name == "mnist":
+        return _mnist()
+    if name.endswith(".csv"):
+        return _csv(Path(name))
+    raise ValueError(f"data must be digits, mnist or the path of a .csv file, got {name!r}")
+
+
+def _digits() -> Examples:
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    x = torch.from_numpy(found.images).float().unsqueeze(1) / 16.0
+    y = torch.from_numpy(found.target).long()
+    held = torch.arange(len(y)) % 5 == 4
+    return Examples((x[~held], y[~held]), (x[held], y[held]), 10)
+
+
+def _mnist() -> Examples:
+    folder = os.environ.get("VERAX_DATA")
+    if not folder:
+        raise ValueError("data 'mnist' is read from the folder named by the variable VERAX_DATA, which is not set")
+    arrays = [_idx(Path(folder) / "mnist" / name, digest) for name, digest in MNIST.items()]
+    x, y, x_test, y_test = (torch.from_numpy(array) for array in arrays)
+    return Examples(
+        (x.float().unsqueeze(1) / 255.0, y.long()), (x_test.float().unsqueeze(1) / 255.0, y_test.long()), 10
+    )  # fmt: skip
+
+
+def _idx(path: Path, digest: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """One IDX file, checked against its checksum."""
+    try:
+        packed = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"data 'mnist' needs {path}, which cannot be read: {error.strerror}") from error
+    if hashlib.sha256(packed).hexdigest() != digest:
+        raise ValueError(f"data 'mnist': {path} is not the official file (its SHA-256 differs)")
+    content = gzip.decompress(packed)
+    rank = content[3]
+    shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(rank)]
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape).copy()
+
+
+def _csv(path: Path) -> Examples:
+    """Numbers with a header; the last column is the class. Every fifth record is for testing."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"data must be a readable CSV file, got {path}: {error}") from error
+    if len(rows) < 6:
+        raise ValueError(f"data must have a header and at least 5 records, got {len(rows)} lines in {path}")
+    width = len(rows[0])
+    values = []
+    for line, row in enumerate(rows[1:], start=2):
+        try:
+            numbers = [float(cell) for cell in row]
+        except ValueError as error:
+            raise ValueError(f"{path}, line {line}: every cell must be a number ({error})") from error
+        if len(numbers) != width or width < 2 or not all(map(math.isfinite, numbers)):
+            raise ValueError(f"{path}, line {line}: {width} finite numbers are needed, got {len(numbers)} cells")
+        values.append(numbers)
+    table = torch.tensor(values)
+    names, y = torch.unique(table[:, -1], return_inverse=True)
+    held = torch.arange(len(y)) % 5 == 4
+    x = table[:, :-1]
+    return Examples((x[~held], y[~held]), (x[held], y[held]), max(len(names), 2))
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+def _logistic(shape: torch.Size, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def _mlp(shape: torch.Size, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 256), nn.ReLU(), nn.Linear(256, classes))
+
+
+def _lenet(shape: torch.Size, classes: int) -> nn.Module:
+    if shape != (1, 28, 28):
+        raise ValueError(f"model lenet is for images of 28 x 28 in one channel, got shape {tuple(shape)}; use cnn")
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.AvgPool2d(2),
+        nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes),
+    )  # fmt: skip
+
+
+def _cnn(shape: torch.Size, classes: int) -> nn.Module:
+    if len(shape) != 3:
+        raise ValueError(f"model cnn is for images, got records of shape {tuple(shape)}; use logistic or mlp")
+    widths = (32, 64, 64, 128)
+    layers: list[nn.Module] = []
+    for before, width in zip((shape[0], *widths), widths, strict=False):
+        layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU()]
+        layers += [nn.AvgPool2d(2)] if len(layers) < 6 and shape[-1] >= 8 else []
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
+
+
+MODELS: dict[str, Callable[[torch.Size, int], nn.Module]] = {
+    "logistic": _logistic, "mlp": _mlp, "lenet": _lenet, "cnn": _cnn,
+}  # fmt: skip
+
+
+def build(name: str, examples: Examples) -> nn.Module:
+    """A model by name, for these records.
+
+    >>> import torch
+    >>> data = Examples((torch.zeros(4, 3), torch.zeros(4).long()), (torch.zeros(1, 3), torch.zeros(1).long()), 2)
+    >>> sum(p.numel() for p in build("logistic", data).parameters())
+    8
+    """
+    return MODELS[checks.choice("model", name, tuple(MODELS))](examples.shape, examples.classes)
+
+
+def accuracy(model: nn.Module, examples: tuple[Tensor, Tensor]) -> float:
+    """The share of records whose class the model finds."""
+    was = model.training
+    model.eval()
+    with torch.no_grad():
+        right = sum(
+            int((model(x).argmax(dim=1) == y).sum())
+            for x, y in zip(examples[0].split(1024), examples[1].split(1024), strict=True)
+        )
+    model.train(was)
+    return right / len(examples[1])
