@@ -417,7 +417,8 @@ def _(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Analysis
             f"no analysis of TruncatedPoisson under relation={mechanism.relation!r} is known; use relation='add-remove'"
         )
     one_record_only(mechanism, group)
-    unit, count, others = shift_unit(mechanism), len(sampler), sampler.population - 1
+    unit, count = shift_unit(mechanism), len(sampler)
+    others = sampler.population  # also for the neighbour that has one record more
     inside = truncated_rate(sampler.rate, sampler.max_batch, sampler.population)
     visible = -math.expm1(count * math.log1p(-sampler.rate)) if sampler.rate < 1.0 else 1.0
     if isinstance(mechanism.clipping, Individual):
