@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from hypothesis import settings
 
-NEEDS = {"training": "torch", "federated": "flwr", "web": "fastapi"}
+NEEDS = {"randomness": "cryptography", "training": "torch", "federated": "flwr", "web": "fastapi"}
 
 collect_ignore_glob = [f"verax/{room}/*" for room, library in NEEDS.items() if find_spec(library) is None]
 

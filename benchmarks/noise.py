@@ -3,10 +3,10 @@
     pip install torch==2.13.0 && pip install '.[train]'
     python benchmarks/noise.py [--repeats 31] [--sampling] [--json]
 
-One process pinned to one core, one thread. Entrants take turns in every round; a time is the median of the rounds in CPU
-seconds, a ratio the median of the ratios within a round, so that a busy neighbour slows both sides of it alike. Every
-entrant writes into memory it already has. ``numpy`` is its default generator and ziggurat; the two entrants marked
-``AES`` are other ways to make normal draws of the same keystream.
+One process pinned to one core, one thread. Entrants take turns in every round; a time is the median of the rounds in
+CPU seconds, a ratio the median of the ratios within a round, so that a busy neighbour slows both sides of it alike.
+Every entrant writes into memory it already has. ``numpy`` is its default generator and ziggurat; the two entrants
+marked ``AES`` are other ways to make normal draws of the same keystream.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -101,17 +102,17 @@ def noise(repeats: int) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for size in SIZES:
         seconds = race(entrants(size), max(5, repeats if size < SIZES[-1] else repeats // 4))
-        for name in seconds:
-            rows.append(
-                {
-                    "size": size,
-                    "entrant": name,
-                    "nanoseconds": statistics.median(seconds[name]) / size * 1e9,
-                    "ratio_float32": ratio(seconds, name, "torch.randn float32"),
-                    "ratio_float64": ratio(seconds, name, "torch.randn float64"),
-                    "ratio_add_float32": ratio(seconds, name, "torch randn and add float32"),
-                }
-            )
+        rows += [
+            {
+                "size": size,
+                "entrant": name,
+                "nanoseconds": statistics.median(seconds[name]) / size * 1e9,
+                "ratio_float32": ratio(seconds, name, "torch.randn float32"),
+                "ratio_float64": ratio(seconds, name, "torch.randn float64"),
+                "ratio_add_float32": ratio(seconds, name, "torch randn and add float32"),
+            }
+            for name in seconds
+        ]
     return rows
 
 
@@ -120,8 +121,8 @@ def sampling(repeats: int) -> list[dict[str, object]]:
     for records in (1_000_000, 10_000_000):
         for sampler in samplers(records):
             pair: Entrants = {
-                "verax": lambda s=sampler, n=records, rng=Source.system().generator(): draw(s, n, rng),
-                "numpy": lambda s=sampler, n=records, rng=np.random.default_rng(): draw(s, n, rng),
+                "verax": partial(draw, sampler, records, Source.system().generator()),
+                "numpy": partial(draw, sampler, records, np.random.default_rng()),
             }
             seconds = race(pair, max(3, repeats // 8))
             rows.append(

@@ -133,6 +133,14 @@ class TestTables:
         fits((before[strip] + inside) / before[-1], "uniform")
         assert abs((x > 0).sum() - x.size / 2) < 4.5 * math.sqrt(x.size) / 2
 
+    def test_leftover_has_the_right_tails(self):
+        """As many beyond 5 as in 1.2 thousand million draws."""
+        leftover, size = Leftover(KEY), 3_000_000
+        x = np.abs(np.concatenate([leftover.take(10_000) for _ in range(size // 10_000)]))
+        for cut in (3.3, 4.0, 4.5, 5.0, 5.5):
+            expected = 2 * special.ndtr(-cut) / (1 - tables().leftover / 2**64) * size
+            assert abs((x > cut).sum() - expected) < 4.5 * math.sqrt(expected)
+
 
 class Script:
     """A keystream that deals the same given words over and over."""
@@ -284,22 +292,25 @@ class TestRelease:
             outcomes.append(buffer)
         assert np.array_equal(*outcomes)
 
-    def test_doubtful_sums_are_settled_by_further_bits(self):
-        """A buffer that puts the sum within a double's error of a boundary, from either side."""
-        first = Normals(KEY)
-        draw = np.empty(1)
-        first.fill(draw, 1.0)
-        spot = first._spot(0, 1)
-        low, high = spot.bounds(3)
-        step = Fraction(grid(1.0))
-        for shift, expected in ((Fraction(1, 2**40), 1), (-Fraction(1, 2**40), 0)):
-            wanted = step / 2 - (low + high) / 2 + shift * step
-            buffer = np.array([float(wanted)])
-            exact = math.floor((Fraction(float(buffer[0])) + low) / step + Fraction(1, 2))
-            assert exact == math.floor((Fraction(float(buffer[0])) + high) / step + Fraction(1, 2))
-            Normals(KEY).add(buffer, 1.0)
-            assert buffer[0] / float(step) == exact
-            assert abs(exact - expected) <= 1
+    def test_doubtful_sums_are_settled_by_further_bits(self, monkeypatch):
+        """Buffers that put each sum within a double's error of the boundary between two multiples of the step."""
+        size, step = 200, Fraction(grid(1.0))
+        stream = Normals(KEY)
+        stream.fill(np.empty(size), 1.0)
+        ends = [stream._spot(i, size).bounds(3) for i in range(size)]
+        buffer = np.array([float(step / 2 - low) for low, _ in ends])
+        exact = [
+            [math.floor((Fraction(b) + x) / step + Fraction(1, 2)) for x in pair]
+            for b, pair in zip(buffer.tolist(), ends, strict=True)
+        ]
+        assert all(low == high for low, high in exact)
+        released = buffer.copy()
+        Normals(KEY).add(released, 1.0)
+        assert (released / float(step)).tolist() == [low for low, _ in exact]
+        monkeypatch.setattr(normal, "SLACK", -1.0)  # no doubts: the doubles decide, and err
+        careless = buffer.copy()
+        Normals(KEY).add(careless, 1.0)
+        assert (careless != released).sum() > size / 10
 
     def test_low_bits_of_the_sum_do_not_show(self):
         """Sums that differ far below the grid give the same release: what is hidden there stays hidden."""
@@ -463,6 +474,19 @@ assert Source.insecure(1).gaussian(np.empty(3), 1.0).shape == (3,)
         with pytest.raises(RuntimeError, match="cut short"):
             rng.random(100)
 
+    def test_an_interrupted_draw_ends_the_source(self):
+        class Interrupted:
+            def update_into(self, *_):
+                raise KeyboardInterrupt
+
+        source = Source.insecure(3)
+        source.gaussian(np.empty(3), 1.0)
+        source._normals._words._cipher = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            source.gaussian(np.empty(3), 1.0)
+        with pytest.raises(RuntimeError, match="cut short"):
+            source.gaussian(np.empty(3), 1.0)
+
     def test_needs_the_extra(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
         with pytest.raises(ImportError, match=r"verax\[train\]"):
@@ -486,6 +510,11 @@ class TestGenerator:
         shares = np.diff(edges) / bound
         if cells > 1:
             assert stats.chisquare(counts, shares * drawn.size).pvalue > 1e-3
+
+    def test_no_remainder_is_favoured(self):
+        """Multiplying without rejection would deal every third number twice as often."""
+        drawn = self.generator(1).integers(0, 3 * 2**30, 100_000)
+        assert stats.chisquare(np.bincount(drawn % 3)).pvalue > 1e-3
 
     @pytest.mark.parametrize("bound", [2**32 + 1, 3 * 2**40, 2**63 + 5, 2**64 - 1, 2**64])
     def test_large_integers_are_uniform(self, bound):
@@ -524,6 +553,13 @@ class TestGenerator:
         for population, size in ((7, 2), (4, 3)):
             drawn = [tuple(rng._subset(population, size)) for _ in range(12_000)]
             assert stats.chisquare([drawn.count(p) for p in permutations(range(population), size)]).pvalue > 1e-3
+
+    def test_equal_keys_are_drawn_again(self):
+        rng = self.generator(5)
+        for words, order in (((8, 8, 16, 32), [0, 1]), ((8, 8, 32, 16), [1, 0])):
+            rng._stream = Script(*words)
+            assert rng._order(2).tolist() == order
+            assert rng._stream.position == 4
 
     @pytest.mark.parametrize("size", [16, 1000, 2**16, 2**19])
     def test_permutations(self, size):

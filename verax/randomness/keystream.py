@@ -97,16 +97,20 @@ class Keystream(Secret):
         """Deal as many words as ``out``, which must be contiguous, holds."""
         self.check()
         size = len(out)
-        kept = min(size, len(self._ahead) - self._next)
-        if kept:
-            out[:kept] = self._ahead[self._next : self._next + kept]
-            self._next += kept
-        # An odd number of words leaves half a counter block; the cipher keeps its place inside the block itself.
         target = out.data.cast("B")
-        for start in range(8 * kept, 8 * size, len(ZEROS)):
-            stop = min(start + len(ZEROS), 8 * size)
-            self._cipher.update_into(ZEROS[: stop - start], target[start:stop])
-        self._position += size
+        try:
+            kept = min(size, len(self._ahead) - self._next)
+            if kept:
+                out[:kept] = self._ahead[self._next : self._next + kept]
+                self._next += kept
+            # After an odd number of words the cipher itself keeps its place inside the block.
+            for start in range(8 * kept, 8 * size, len(ZEROS)):
+                stop = min(start + len(ZEROS), 8 * size)
+                self._cipher.update_into(ZEROS[: stop - start], target[start:stop])
+            self._position += size
+        except BaseException as error:  # an interrupt may have left the cipher and the position apart
+            self.failure = error
+            raise
 
     def words(self, size: int) -> Words:
         """The next ``size`` words."""

@@ -24,7 +24,7 @@ INDEX_BITS = 12
 PLACE_BITS = 52
 MASS = 2.0**-INDEX_BITS
 GRAIN = 2.0**-44
-LAST = 32.0  # the law ends here: beyond lies a probability below 1e-224
+LAST = 32.0  # the law ends here: beyond lies a probability below 2e-224
 STRIP = 0.25  # width of the strips of the tail
 MARGIN = 2.0**-30  # the rectangles stay this much below the curve, the envelope above: far more than rounding errors
 
