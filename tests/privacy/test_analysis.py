@@ -203,7 +203,8 @@ def test_shuffling_costs_at_most_fixed_batches(batches, epochs, noise, group, re
     for clipping in (Individual(), Batch(), Mixed(groups=2)):
         mixed = run(Shuffle(batches, epochs), noise, clipping, relation, group).epsilon(1e-5)
         fixed = run(Deterministic(batches, epochs), noise, clipping, relation, group).epsilon(1e-5)
-        assert mixed.upper == fixed.upper
+        assert mixed.upper <= fixed.upper * (1.0 + 1e-9)
+        assert group > 1 or mixed.upper == fixed.upper
         assert 0.0 <= mixed.lower <= mixed.upper
 
 

@@ -16,7 +16,7 @@ class Revealed:
 
     >>> both = Revealed((0.5, 0.5), (Pair.gaussian(1.0), Pair.gaussian(2.0)))
     >>> [round(bound, 6) for bound in both.delta(1.0)]
-    [0.318332, 0.318332]
+    [0.318399, 0.318399]
     """
 
     chances: tuple[float, ...]
