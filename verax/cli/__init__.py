@@ -12,8 +12,11 @@ from verax.cli.audit import audit
 from verax.cli.calibrate import calibrate
 from verax.cli.compare import compare
 from verax.cli.demo import demo
+from verax.cli.group import group
 from verax.cli.report import report
 from verax.cli.reproduce import reproduce
+from verax.cli.train import train
+from verax.cli.users import users
 
 app = typer.Typer(
     name="verax",
@@ -28,8 +31,11 @@ app.add_typer(audit, name="audit")
 app.command()(calibrate)
 app.command()(compare)
 app.command()(demo)
+app.command()(group)
 app.command()(report)
 app.command()(reproduce)
+app.command()(users)
+app.command()(train)
 
 
 def main() -> None:

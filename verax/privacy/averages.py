@@ -27,7 +27,8 @@ FINE = 0.03  # grid points per scale of the law: widths below half a percent of 
 LARGEST_SHIFT = 12.0  # beyond this the factors leave the range of doubles
 _LOG_TAIL = -92.0  # log of the mass beyond the ends of the grid
 _FLAT = 3.0  # scales from the middle within which points are evenly spaced; further out they spread
-_ROWS = 64  # of sums worked on at once, to stay in the cache
+_LEAST = 1e-290  # of mass that keeps its digits; less is left out of what is rounded down
+_ROWS = 16  # of sums worked on at once, to stay in the cache and to add up few at a time
 _QUANTILES = (np.arange(200) + 0.5) / 200
 
 
@@ -35,7 +36,10 @@ _QUANTILES = (np.arange(200) + 0.5) / 200
 class _Law:
     """Mass ``q`` at each of the ascending ``places``, and a part of the mean so far out that its mass is none.
 
-    In the exact law an atom's mass may be off by e^mass_error, its place by e^place_error.
+    Masses may be off by e^mass_error and places by e^place_error, as follows. All masses times e^mass_error, each at
+    its place or nearly so, are what rounding up makes of a measure that nowhere falls short of the true law. All masses
+    times e^-mass_error are what merging makes of a part of the true law. Products of such measures are such measures,
+    so the errors of masses add up and never touch the places.
     """
 
     places: Array
@@ -44,10 +48,14 @@ class _Law:
     mass_error: float
     place_error: float
 
-    def table(self) -> Table:
-        """P against Q, where P has the density S."""
-        error = self.mass_error + self.place_error
-        return Table.of(self.q * self.places, self.q, infinite=self.infinite * (1.0 + 1e-6), error=error)
+    def table(self, spread: bool) -> Table:
+        """P against Q, where P has the density S, with all masses moved to the safe side.
+
+        Products of masses that fell below the range of doubles are covered by what is added at the ends.
+        """
+        q = self.q * math.exp(self.mass_error if spread else -self.mass_error)
+        ends = (2.0 * self.infinite, _LEAST) if spread else (0.0, 0.0)
+        return Table.of(q * self.places, q, *ends, error=self.place_error)
 
 
 @lru_cache(maxsize=64)
@@ -58,8 +66,8 @@ def one_of(count: int, shift: float, fine: float = FINE) -> tuple[Table, Table]:
     >>> lower.delta(0.5)[0] <= upper.delta(0.5)[1] <= 1.01 * lower.delta(0.5)[0]
     True
     """
-    upper, lower = (_average(count, shift, fine, spread) for spread in (True, False))
-    return upper.table(), lower.table()
+    upper, lower = (_average(count, shift, fine, spread).table(spread) for spread in (True, False))
+    return upper, lower
 
 
 def _average(count: int, shift: float, fine: float, spread: bool) -> _Law:
@@ -105,7 +113,7 @@ def _combine(a: _Law, b: _Law, share: float, grid: Array, spread: bool) -> _Law:
         most = max(most, int(np.bincount(cell).max()))
     added = UNIT * (most + len(a.q) / _ROWS + 8.0)  # additions in one cell: inside a block, and block by block
     mass_error = a.mass_error + b.mass_error + added
-    place_error = max(a.place_error, b.place_error) + 2.0 * (mass_error if not spread else added) + 8.0 * UNIT
+    place_error = max(a.place_error, b.place_error) + 2.0 * added + 8.0 * UNIT
     infinite = share * a.infinite + (1.0 - share) * b.infinite
     return _rounded(q, beyond, corners, infinite, mass_error, place_error, spread)
 
@@ -115,7 +123,7 @@ def _rounded(
 ) -> _Law:
     """From each cell's mass, and that mass times its mean's distance from the left corner: to corners, or merged."""
     if not spread:
-        filled = q > 0.0
+        filled = q > _LEAST
         places = corners[filled] + beyond[filled] / q[filled]
         return _Law(places, q[filled], 0.0, mass_error, place_error)
     right = beyond[:-1] / np.diff(corners)
@@ -128,7 +136,8 @@ def _grid(a: _Law, b: _Law, share: float, fine: float, cap: float) -> Array:
     """Logarithms of grid points for a sum: dense around its middle, as far as its tails. Any grid is valid."""
     sums = (share * _quantiles(a)[:, None] + (1.0 - share) * _quantiles(b)).reshape(-1)
     left, middle, right = np.log(np.quantile(sums, [0.16, 0.5, 0.84])).tolist()
-    top = math.log(max(share * a.places[-1] + (1.0 - share), (1.0 - share) * b.places[-1] + share))
+    one_large = max(share * a.places[-1] + (1.0 - share), (1.0 - share) * b.places[-1] + share)
+    top = math.log(max(one_large, share * _greatest(a) + (1.0 - share) * _greatest(b)))
     bottom = math.log(share * _least(a) + (1.0 - share) * _least(b))
     return _ticks(min(bottom, middle), max(top, middle), middle, 0.5 * (right - left), fine, cap)
 
@@ -141,6 +150,12 @@ def _least(law: _Law) -> float:
     """A place with so little mass below it that a sum of two below theirs hardly happens."""
     first = int(np.searchsorted(np.cumsum(law.q), math.exp(0.5 * _LOG_TAIL)))
     return max(float(law.places[min(first, len(law.q) - 1)]), 1e-300)
+
+
+def _greatest(law: _Law) -> float:
+    """The same above: a place with so little of the mean beyond it."""
+    beyond = np.cumsum((law.q * law.places)[::-1])[::-1]
+    return float(law.places[max(int(np.count_nonzero(beyond > math.exp(0.5 * _LOG_TAIL))) - 1, 0)])
 
 
 def _ticks(low: float, high: float, middle: float, scale: float, fine: float, cap: float) -> Array:

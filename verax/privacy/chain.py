@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from verax.privacy.black_box import BlackBox
 from verax.privacy.composition import BOTH, UPPER, Sides
 from verax.privacy.curve import Curve
 
+_LEAST = 1e-300  # a delta that came out smaller may have fallen below the range of doubles
 _TYPICAL_DELTA = 1e-6  # where epsilon is divided among unequal links; any division is valid
 
 
@@ -35,12 +37,11 @@ class Chain:
         total, used = 0.0, 0.0
         for (curve, steps), cost in zip(self.links, costs, strict=True):
             each = epsilon * cost / math.fsum(costs) / steps
-            one = curve.delta(each, rtol, (UPPER,))[1]
-            if one > 0.0 and used + steps * each > 700.0:
+            if used + steps * each > 700.0:
                 return 0.0, 1.0
-            if one > 0.0:
-                repeats = math.expm1(steps * each) / math.expm1(each) if each > 0.0 else float(steps)
-                total += one * math.exp(used) * repeats
+            one = max(curve.delta(each, rtol, (UPPER,))[1], _LEAST)
+            repeats = math.expm1(steps * each) / math.expm1(each) if each > 0.0 else float(steps)
+            total += one * math.exp(used) * repeats
             used += steps * each
         return 0.0, min(total * (1.0 + 1e-12), 1.0)
 
@@ -57,6 +58,26 @@ class Chain:
             middle = 0.5 * (low + high)
             low, high = (low, middle) if self.delta(middle, rtol)[1] <= delta else (middle, high)
         return 0.0, high
+
+
+@dataclass(frozen=True)
+class Steps:
+    """As many steps of one record each, in either direction, epsilon shared out among them in the best way."""
+
+    box: BlackBox
+    steps: int
+
+    def estimate(self, delta: float) -> float:
+        """What equal shares would cost; rough."""
+        return self.steps * self.box.one.epsilon(delta, 0.1).upper
+
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """Upper bound on delta(epsilon)."""
+        return 0.0, self.box.delta(self.steps, epsilon, "any")
+
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """Upper bound on epsilon(delta)."""
+        return 0.0, self.box.epsilon(self.steps, delta, "any")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from verax.privacy.tables import Table
 
 _STEP = 0.004  # width of the attacker's bins, in standard deviations of the noise
 _ERROR = 1e-9  # relative allowance for the masses below: doubles give them to about 1e-11
-_LEAST = 1e-290  # bins with less mass are left out
 
 
 @lru_cache(maxsize=256)
@@ -31,8 +30,7 @@ def largest_sum(batches: int, present: float, absent: float) -> Table:
     """
     c = np.arange(-9.0, max(present, absent) + 14.0 + math.sqrt(2.0 * math.log(batches)), _STEP)
     p, q = (_masses(c, shift, batches) for shift in (present, absent))
-    kept = (p > _LEAST) & (q > _LEAST)  # what is left out only hides from the attacker
-    return Table.of(p[kept], q[kept], error=_ERROR)
+    return Table.seen(p, q, error=_ERROR)
 
 
 def _masses(c: Array, shift: float, batches: int) -> Array:

@@ -11,6 +11,7 @@ from verax.privacy.composition import Round
 from verax.privacy.pairs import UNIT, Array, Mixture, Pair
 
 _FEW = 64  # components that are never worth rounding
+_TAIL_ERROR = 1e-6  # relative error of a binomial tail; 1e-7 is the worst seen, in populations of tens of millions
 _NEGLIGIBLE = 1e-60  # total weight that may be rounded away, to the safe side on either bound
 
 
@@ -43,30 +44,30 @@ def distinct_groups(trials: int, rate: float, groups: int) -> Array:
 def truncated_rate(rate: float, max_batch: int, population: int) -> float:
     """The probability that a record is in a Poisson batch cut to ``max_batch``, rounded down.
 
-    The mean size E min(X, B) of a batch, X ~ Bin(n, q), over n: n q P[Bin(n-1, q) < B] + B P[X > B].
+    The mean size E min(X, B) of a batch, X ~ Bin(n, q), over n: q (1 - P[Bin(n-1, q) >= B]) + B/n P[X > B].
     """
+    if max_batch >= population:
+        return rate
     if rate >= 1.0:
-        return min(max_batch / population, 1.0)
-    room = rate * float(special.bdtr(max_batch - 1, population - 1, rate)) if population > 1 else rate
-    full = max_batch / population * float(special.bdtrc(max_batch, population, rate)) if max_batch < population else 0.0
-    return min((room + full) * (1.0 - 1e-9), rate)
+        return max_batch / population
+    crowd = float(special.bdtrc(max_batch - 1, population - 1, rate)) * (1.0 + _TAIL_ERROR)
+    full = float(special.bdtrc(max_batch, population, rate)) * (1.0 - _TAIL_ERROR)
+    return (rate * max(1.0 - crowd, 0.0) + max_batch / population * full) * (1.0 - 1e-14)
 
 
-def crowded(rate: float, max_batch: int, others: int, kinds: int = 8) -> list[tuple[float, float, int]]:
-    """How many others are in a Poisson batch: each kind of crowd's chance, the record's rate in it, and its shift.
+def crowded(rate: float, max_batch: int, others: int) -> list[tuple[float, float, int]]:
+    """With room in the batch and without, given up to so many others: the chance, the record's rate, and its shift.
 
-    With room for the record its rate is ``rate`` and its shift 1. If N >= B others are there, the record is in with
-    probability rate * B / (N + 1) and takes the place of another, a shift of 2; kinds collect ranges of N, at the
-    largest rate of the range. Chances of fuller batches are rounded up, those of emptier ones down.
+    With room its rate is ``rate`` and its shift 1. If N >= B others are there it is in with probability
+    rate * B / (N + 1) and takes the place of another, a shift of 2. That rate is rounded up to ``rate``, so that the
+    crowded round is the worse one and the bound also holds where there are fewer others: with B / (N + 1) it would not,
+    as truncation may hide the record more than it helps to find it. So the chance of a crowd may be rounded up too.
     """
     if max_batch > others:
         return [(1.0, rate, 1)]
-    starts = sorted({max_batch + round((others + 1 - max_batch) * (i / kinds) ** 3) for i in range(kinds)})
-    tails = [float(special.bdtrc(start - 1, others, rate)) if rate < 1.0 else 1.0 for start in starts]
-    tails = [1.0, *(min(tail * (1.0 + 1e-6), 1.0) for tail in tails), 0.0]
-    rates = [rate, *(rate * max_batch / (start + 1) for start in starts)]
-    found = [(tails[i] - tails[i + 1], each, 2 if i else 1) for i, each in enumerate(rates)]
-    return [kind for kind in found if kind[0] > 0.0]
+    crowd = float(special.bdtrc(max_batch - 1, others, rate)) * (1.0 + _TAIL_ERROR) if rate < 1.0 else 1.0
+    kinds = [(1.0 - min(crowd, 1.0), rate, 1), (min(crowd, 1.0), rate, 2)]
+    return [kind for kind in kinds if kind[0] > 0.0]
 
 
 def mixture_round(weights: Array, shifts: Array, trials: int, two_sided: bool = False) -> Round:

@@ -66,7 +66,7 @@ class Mixture:
         """log(sum_i w_i exp(e_i)) over rows, to the last digits both near 0 (tiny rates) and where it is huge."""
         if len(self.shifts) == 1:
             return np.asarray(log_ratios[0])
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             excess = self.weights @ np.expm1(log_ratios) - self.lost
             result = np.log1p(excess)
         bad = ~((excess > -0.5) & (excess < 1e300))

@@ -27,7 +27,7 @@ _KNOWN = 1e-5  # relative error of a mass that is used
 _ALIAS = 1e-15
 _FAR = 8.0  # standard deviations of one round's noise beyond which scores are not told apart
 _RARE = (0.0, 4.0, 12.0, 24.0, 40.0)  # how rare are the sums, as -log probability, that tilts make common
-_MOST_BINS = 2**18
+_MOST_BINS = 2**13
 _LARGEST_TILT = 1e4
 
 
@@ -48,15 +48,17 @@ def some_of(times: int, count: int, shift: float, lean: float) -> Table:
     with_record = _law(present, tilts)
     without = _law(absent, [_tilt_to(absent, mean) for mean in means])
     first = max(with_record[0], without[0])
-    last = min(with_record[0] + len(with_record[1]), without[0] + len(without[1]))
+    last = max(min(with_record[0] + len(with_record[1]), without[0] + len(without[1])), first)
     (log_p, p_error), (log_q, q_error) = (
         (log[first - start : last - start], error[first - start : last - start])
         for start, log, error in (with_record, without)
     )
     known = (p_error < _KNOWN) & (q_error < _KNOWN) & (log_p > -600.0) & (log_q > -600.0)
-    bins = (np.arange(first, last)[known] * (plain.step / (_MERGE * _spread(plain, count)))).astype(np.int64)
-    p, q = (np.bincount(bins - bins[0], weights=np.exp(log[known])).astype(np.float64) for log in (log_p, log_q))
-    return Table.of(p, q, error=2.0 * _KNOWN + 1e-12 * count)
+    share = plain.step / max(_MERGE * _spread(plain, count), plain.step)
+    bins = np.floor(np.arange(first, last)[known] * share).astype(np.int64)
+    bins -= bins.min(initial=0)
+    p, q = (np.bincount(bins, weights=np.exp(log[known])).astype(np.float64) for log in (log_p, log_q))
+    return Table.seen(p, q, error=2.0 * _KNOWN + 1e-12 * count)
 
 
 def _spread(law: Discrete, count: int) -> float:
@@ -74,9 +76,9 @@ def _scores(rate: float, shift: float) -> tuple[Discrete, Discrete]:
     values = pair.loss(x)
     mean = float(weight @ values) / float(weight.sum())
     spread = math.sqrt(float(weight @ (values - mean) ** 2) / float(weight.sum()))
-    top = float(pair.loss(np.array([shift + _FAR]))[0])
-    step = max(_FINE * spread, (top - pair.infimum) / _MOST_BINS)
-    grid = step * np.arange(math.floor(max(pair.infimum, -1e3) / step), math.ceil(top / step) + 1)
+    bottom, top = pair.loss(np.array([-_FAR, shift + _FAR])).tolist()
+    step = max(_FINE * spread, (top - bottom) / _MOST_BINS)
+    grid = step * np.arange(math.floor(bottom / step), math.ceil(top / step) + 1)
     between = np.concatenate([[-np.inf], pair.inverse(np.asarray(grid[1:] - step / 2.0, dtype=np.float64)), [np.inf]])
     masses = Pair.gaussian(shift).cells(between)
     index = np.arange(len(grid), dtype=np.int64)
@@ -140,8 +142,8 @@ def _law(rounds: _Rounds, tilts: list[float]) -> tuple[int, Array, Array]:
             views.append((tilt, convolve(rounds, tilt, _ALIAS)))
         except (FloatingPointError, MemoryError):
             continue
-    start = min(view.first for _, view in views)
-    stop = max(view.first + len(view.law) for _, view in views)
+    start = min((view.first for _, view in views), default=0)
+    stop = max((view.first + len(view.law) for _, view in views), default=start)
     log_mass, error = np.full(stop - start, -np.inf), np.full(stop - start, np.inf)
     for tilt, view in views:
         logs, wrong = _untilted(view, tilt)

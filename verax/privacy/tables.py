@@ -60,8 +60,16 @@ class Table:
         shifts = np.concatenate([up[1], down[1]])
         x = np.arange(shifts.min() - 16.0, shifts.max() + 16.0, _BIN)
         p, q = (sum(w * np.exp(log_interval(x - m)[0]) for w, m in zip(*side, strict=True)) for side in (up, down))
+        return Table.seen(p, q, error=_BIN_ERROR + UNIT * len(shifts))
+
+    @staticmethod
+    def seen(p: Array, q: Array, error: float) -> Table:
+        """What an attacker sees in bins of these masses: those too small to be known are left out.
+
+        If that is all of them, the attacker is blind.
+        """
         kept = (p > _LEAST) & (q > _LEAST)
-        return Table.of(p[kept], q[kept], error=_BIN_ERROR + UNIT * len(shifts))
+        return Table.of(p[kept], q[kept], error=error) if kept.any() else Table.of(np.ones(1), np.ones(1))
 
     is_gaussian = False
     gaussian_shift = math.nan
@@ -69,7 +77,7 @@ class Table:
     def reverse(self) -> Table:
         """Q against P."""
         p, q, loss = self.q[::-1], self.p[::-1], -self.loss_values[::-1]
-        return Table(p, q, loss, self.missing, self.infinite, 2.0 * self.error)
+        return Table(p, q, loss, self.missing * math.exp(2.0 * self.error), self.infinite, 2.0 * self.error)
 
     @property
     def infimum(self) -> float:
@@ -95,8 +103,8 @@ class Table:
         return self.loss_values, np.log(self.p)
 
     def cut(self, grid: Array) -> tuple[Array, float]:
-        """Boundaries between the atoms below and above each of the losses, and how far they miss them: not at all."""
-        return np.searchsorted(self.loss_values, grid).astype(np.float64) - self._middle, 0.0
+        """Boundaries between the atoms below and above each of the losses, and how far off an atom's loss may be."""
+        return np.searchsorted(self.loss_values, grid).astype(np.float64) - self._middle, self.error
 
     def inverse(self, loss: Array) -> Array:
         """Boundaries, also inside atoms, near the given losses."""

@@ -240,7 +240,13 @@ class TradeOff:
             slope = slope * pieces[piece]
             value = np.minimum(1.0 - self(np.minimum(value, 1.0)), 1.0)
         # 1 - f is concave, so its powers lie below their tangents
-        return TradeOff._from_lines(slope, 1.0 - value + slope * power - size * _SLACK * (1.0 + slope))
+        heights = 1.0 - value + slope * power - size * _SLACK * (1.0 + slope)
+        if (
+            np.abs(self.inverse()(self.alpha) - self(self.alpha)).max() < 1e-9
+        ):  # both directions alike: so are the group's
+            some = slope > 0.0
+            heights, slope = np.append(heights, heights[some] / slope[some]), np.append(slope, 1.0 / slope[some])
+        return TradeOff._from_lines(slope, heights)
 
 
 def _turns_down(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:

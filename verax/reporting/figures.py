@@ -44,11 +44,18 @@ def drawable(path: Path) -> Path:
 @contextmanager
 def drawing(width: float, height: float, *paths: Path) -> Iterator[Any]:
     """Axes to draw on, saved to every path afterwards; the same drawing gives the same bytes."""
+    with panels(1, 1, width, height, *paths) as grid:
+        yield grid[0][0]
+
+
+@contextmanager
+def panels(rows: int, columns: int, width: float, height: float, *paths: Path) -> Iterator[Any]:
+    """Rows of axes to draw on, saved as one figure to every path afterwards."""
     mpl = matplotlib()
     style = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "verax"}
     with mpl.rc_context(style):
         figure = mpl.figure.Figure(figsize=(width, height), layout="constrained")
-        yield figure.subplots()
+        yield figure.subplots(rows, columns, squeeze=False)
         for path in paths:
             figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 

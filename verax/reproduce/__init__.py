@@ -9,13 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from verax import checks
-from verax.reproduce import paper_002
+from verax.reproduce import paper_000, paper_001, paper_002
 from verax.reproduce.rows import Progress, Row, quiet
 
 Reproduction = Callable[[Path, Progress], list[Row]]
 """Writes its files into the folder and returns what the paper says and what verax says."""
 
-PAPERS: dict[str, Reproduction] = {"002": paper_002.reproduce}
+PAPERS: dict[str, Reproduction] = {
+    "000-tables": paper_000.reproduce,
+    "001": paper_001.reproduce,
+    "002": paper_002.reproduce,
+}
 """What can be reproduced, by name."""
 
 
@@ -25,7 +29,7 @@ def reproduce(name: str, folder: Path, progress: Progress = quiet) -> list[Row]:
     >>> from pathlib import Path
     >>> reproduce("1984", Path("."))
     Traceback (most recent call last):
-    ValueError: paper must be one of '002', got '1984'
+    ValueError: paper must be one of '000-tables', '001', '002', got '1984'
     """
     return PAPERS[checks.choice("paper", name, tuple(PAPERS))](folder, progress)
 

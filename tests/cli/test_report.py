@@ -1,0 +1,170 @@
+"""verax report: the statement of what ran, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from verax import Mechanism, Poisson, Shuffle
+from verax.cli import app, main
+from verax.training import Ledger
+
+RUN = Mechanism(Poisson(0.01, 20), 1.0)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    """Do not wait for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+def written(path, rounds, mechanism=RUN, reason="", private=False, **facts):
+    with Ledger.create(path, mechanism, **facts) as book:
+        for number in range(rounds):
+            book.release(number, clip_norm=1.0, noise_multiplier=mechanism.noise_multiplier)
+        if reason:
+            book.stop(reason, private=private)
+        elif rounds == len(mechanism.sampler):
+            book.finish()
+    return str(path)
+
+
+@pytest.fixture
+def whole(tmp_path):
+    return written(tmp_path / "whole.ledger", 20)
+
+
+@pytest.fixture
+def part(tmp_path):
+    return written(tmp_path / "part.ledger", 5)
+
+
+def said(*words):
+    result = CliRunner().invoke(app, ["report", *words, "--delta", "1e-5"], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def facts(*words):
+    return json.loads(said(*words, "--json"))
+
+
+@pytest.fixture
+def failed(monkeypatch, capsys):
+    """The one line of an error."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["verax", "report", *words, "--delta", "1e-5"])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert left.value.code == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        (line,) = err.splitlines()
+        return line
+
+    return run
+
+
+def test_a_whole_run(whole):
+    lines = said(whole).splitlines()
+    assert lines[0] == f"{whole}: all 20 declared rounds were released."
+    assert "head " in lines[1]
+    assert lines[2:] == RUN.guarantee().statement(1e-5).splitlines()
+
+
+def test_a_part_of_a_run_has_two_numbers(part):
+    text = said(part, "--group", "2")
+    assert "5 of the 20 declared rounds were released." in text
+    assert "The run is not over, or broke off." in text
+    assert RUN.guarantee(group=2).statement(1e-5).splitlines()[0] in text
+    less = Mechanism(Poisson(0.01, 5), 1.0).guarantee(group=2).epsilon(1e-5)
+    assert text.splitlines()[-1].endswith(f"epsilon is at most {str(less)[1:-1].split(', ')[1]}.")
+
+
+def test_for_machines(part):
+    answer = facts(part)
+    (run,) = answer["runs"]
+    assert (run["declared"], run["released"], run["resumed"], run["ended"]) == (20, 5, 0, None)
+    assert run["mechanism"]["phases"][0]["sampler"] == {"kind": "Poisson", "rate": 0.01, "steps": 20}
+    assert (answer["relation"], answer["group"], answer["delta"]) == ("add-remove", 1, 1e-5)
+    truth = RUN.guarantee().epsilon(1e-5)
+    assert answer["epsilon"]["upper"] == pytest.approx(truth.upper, rel=2e-3)
+    less = Mechanism(Poisson(0.01, 5), 1.0).guarantee().epsilon(1e-5)
+    assert answer["if_stopping_is_independent"]["epsilon"]["upper"] == less.upper
+    assert answer["epsilon"]["lower"] == pytest.approx(less.lower, rel=2e-3)
+
+
+def test_a_resumed_run_says_so(part):
+    for _ in range(2):
+        Ledger.open(part).close()
+    assert "were released, resumed 2 times." in said(part)
+    assert facts(part)["runs"][0]["resumed"] == 2
+
+
+def test_several_runs_are_taken_together(whole, part):
+    answer = facts(whole, part)
+    assert len(answer["runs"]) == 2
+    assert answer["epsilon"]["upper"] == pytest.approx((RUN + RUN).guarantee().epsilon(1e-5).upper, rel=2e-3)
+    assert "no run was described after looking at the results of another" in answer["assuming"]
+    text = said(whole, part)
+    assert text.index("whole.ledger: all") < text.index("part.ledger: 5 of") < text.index("Any 1 record")
+
+
+def test_a_run_that_left_its_mechanism_says_so(tmp_path):
+    path = written(tmp_path / "left.ledger", 5, reason="round 5 has a clip norm of 2.0, declared is 1.0")
+    assert "Stopped: round 5 has a clip norm of 2.0, declared is 1.0." in said(path)
+    assert facts(path)["runs"][0]["ended"]["how"] == "stopped"
+
+
+def test_a_run_that_the_data_stopped_says_so(tmp_path):
+    path = written(tmp_path / "left.ledger", 5, reason="gradients of round 5 are not finite", private=True)
+    text = said(path)
+    assert "That it stopped there shows something of the data, without noise: this is not covered." in text
+    assert "had no say" not in text
+    assert facts(path)["if_stopping_is_independent"] is None
+
+
+def test_a_seed_that_somebody_chose_is_not_private(tmp_path):
+    path = written(tmp_path / "seeded.ledger", 20, insecure_seed=True)
+    text = said(path)
+    assert "NOT PRIVATE" in text.splitlines()[1]
+    assert "Assuming that nobody can guess the seed" in text
+    assert facts(path)["runs"][0]["insecure_seed"] is True
+
+
+def test_a_torn_entry_is_mentioned(tmp_path):
+    path = tmp_path / "torn.ledger"
+    written(path, 5)
+    path.write_bytes(path.read_bytes()[:-10])
+    text = said(str(path))
+    assert "5 of the 20" in text
+    assert "A crash cut the last entry short" in text
+
+
+def test_a_noted_head_must_be_there(whole, part, failed):
+    answer = facts(whole, part)
+    for run in answer["runs"]:
+        facts(whole, part, "--head", run["head"])
+    assert "no line has the hash" in failed(whole, "--head", answer["runs"][1]["head"])
+    assert "head must be a hash" in failed(whole, "--head", "abc")
+
+
+def test_damage_is_one_line_and_exit_code_2(tmp_path, whole, failed):
+    path = tmp_path / "damaged.ledger"
+    with open(whole, "rb") as file:
+        path.write_bytes(file.read().replace(b'"round":7', b'"round":6'))
+    line = failed(str(path))
+    assert line.startswith(f"verax: {path}, line 9: its hash does not fit")
+    assert failed(str(tmp_path / "nowhere.ledger")).endswith("No such file or directory")
+    assert "is not a verax ledger" in failed(__file__)
+
+
+def test_runs_that_cannot_be_taken_together(tmp_path, whole, failed):
+    other = written(tmp_path / "other.ledger", 1, Mechanism(Shuffle(4), 1.0))
+    assert "phases must share one neighbouring relation" in failed(whole, other)
+    assert "are copies of one run" in failed(whole, whole)

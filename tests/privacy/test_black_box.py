@@ -1,0 +1,120 @@
+"""Black boxes: exact for the Gaussian mechanism, never below what is proved, honest where digits run out."""
+
+import math
+
+import numpy as np
+import pytest
+
+from verax import BallsInBins, Mechanism, Poisson, TruncatedPoisson
+from verax.privacy.black_box import DEEPEST, BlackBox
+from verax.privacy.chain import Chain
+from verax.privacy.closed_form import black_box_group, gaussian_delta, gaussian_epsilon
+
+
+@pytest.fixture(scope="module")
+def gaussian():
+    """Rate 1 and 25 steps of noise 20: a Gaussian mechanism with mu = 1/4."""
+    return BlackBox(Mechanism(Poisson(1.0, 25), 20.0).guarantee())
+
+
+@pytest.fixture(scope="module")
+def figure_1():
+    return BlackBox(Mechanism(Poisson(0.01, 10), 1.0).guarantee())
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 8, 30, 64])
+@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-9])
+def test_with_the_best_shares_a_gaussian_stays_gaussian(gaussian, group, delta):
+    """1 - (1 - G_mu)^k = G_(k mu): Dong, Roth and Su, theorem 2.14."""
+    exact = gaussian_epsilon(0.25 * group, delta)
+    found = gaussian.epsilon(group, delta, "any")
+    assert exact * (1 - 1e-9) <= found <= exact * 1.01 + 1e-3
+    assert gaussian.delta(group, exact, "any") == pytest.approx(delta, rel=0.25)
+    assert gaussian.delta(group, exact, "any") >= gaussian_delta(0.25 * group, exact, -1)
+
+
+@pytest.mark.parametrize("group", [2, 8, 30])
+def test_equal_shares_are_theorem_4_at_its_best(gaussian, group):
+    shares = np.linspace(0.0, 6.0, 20_001)
+    best = min(e for e in shares if black_box_group(e, gaussian_delta(0.25, e), group)[1] <= 1e-5)
+    assert gaussian.epsilon(group, 1e-5) == pytest.approx(group * best, rel=1e-3)
+    each = 0.7
+    implied = black_box_group(each, gaussian_delta(0.25, each), group)[1]
+    assert gaussian.delta(group, group * each) == pytest.approx(implied, rel=2e-3)
+
+
+@pytest.mark.parametrize("group", [2, 4, 8])
+def test_tight_is_below_the_best_shares_and_those_below_equal_ones(figure_1, group):
+    tight = Mechanism(Poisson(0.01, 10), 1.0).guarantee(group)
+    any_, equal = figure_1.epsilon(group, 1e-3, "any"), figure_1.epsilon(group, 1e-3)
+    assert tight.epsilon(1e-3).upper < any_ <= equal
+    assert tight.delta(1.0).upper < figure_1.delta(group, 1.0, "any") <= figure_1.delta(group, 1.0)
+
+
+def test_it_is_at_least_as_good_as_the_curve_of_few_lines(figure_1):
+    curve = Mechanism(Poisson(0.01, 10), 1.0).guarantee().tradeoff()
+    for group in (2, 4):
+        assert figure_1.epsilon(group, 1e-3, "any") <= curve.group(group).epsilon(1e-3) * 1.01
+
+
+def test_one_record_is_itself(figure_1):
+    own = Mechanism(Poisson(0.01, 10), 1.0).guarantee()
+    for shares in ("equal", "any"):
+        assert figure_1.epsilon(1, 1e-3, shares) == pytest.approx(own.epsilon(1e-3).upper, rel=2e-3)
+        assert figure_1.delta(1, 0.1, shares) == pytest.approx(own.delta(0.1).upper, rel=2e-3)
+
+
+def test_where_digits_run_out_it_says_infinite_rather_than_too_little():
+    """A Gaussian mechanism with mu = 3: one record's delta at 1/50 of the true epsilon is far below doubles."""
+    box, truth = BlackBox(Mechanism(Poisson(1.0, 9), 1.0).guarantee()), gaussian_epsilon(150.0, 1e-5, -1)
+    assert truth > 11_000.0
+    assert box.epsilon(50, 1e-5) == math.inf
+    assert box.epsilon(50, 1e-5, "any") >= truth
+    assert box.delta(50, 10_000.0) == box.delta(50, 10_000.0, "any") == 1.0
+
+
+def test_without_noise_nothing_is_granted():
+    box = BlackBox(Mechanism(Poisson(0.5, 2), 0.0).guarantee())
+    assert box.epsilon(3, 1e-5) == box.epsilon(3, 1e-5, "any") == math.inf
+    assert box.delta(1, 5.0) == pytest.approx(0.75)
+    assert box.delta(3, 5.0, "any") == 1.0
+    assert 0.0 < DEEPEST < 1e-100
+
+
+def test_a_delta_that_the_group_cannot_reach_costs_nothing():
+    box = BlackBox(Mechanism(Poisson(1e-9, 1), 1.0).guarantee())
+    assert box.epsilon(4, 1e-5) == box.epsilon(4, 1e-5, "any") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda box: box.epsilon(0, 1e-5), "group must be a whole number of at least 1, got 0"),
+        (lambda box: box.epsilon(2, 0.0), "delta must lie strictly between 0 and 1"),
+        (lambda box: box.delta(2, -1.0), "epsilon must be at least 0"),
+        (lambda box: box.delta(2, 1.0, "most"), "shares must be one of 'equal', 'any', got 'most'"),
+        (
+            lambda _: BlackBox(Mechanism(Poisson(0.1, 1), 1.0).guarantee(2)),
+            "guarantee must be of one record, got a group",
+        ),
+    ],
+)
+def test_bad_input(gaussian, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(gaussian)
+
+
+def test_a_delta_below_the_range_of_doubles_is_not_taken_for_none():
+    """A hundred records, each step with a tiny delta and a huge factor; nothing is truncated, so it is Poisson."""
+    truth = Mechanism(Poisson(0.9, 10), 1.0).guarantee(100).epsilon(1e-5)
+    truncated = Mechanism(TruncatedPoisson(0.9, 10, 200, 200), 1.0)
+    assert truncated.guarantee(100).epsilon(1e-5).upper >= truth.lower
+    one = truncated.guarantee()
+    assert Chain(((one.uppers[0], 100),)).epsilon(1e-5, 1e-3)[1] >= truth.lower
+
+
+def test_groups_without_an_analysis_of_their_own_share_epsilon_in_the_best_way():
+    mechanism = Mechanism(BallsInBins(20), 1.0)
+    one, four = mechanism.guarantee(), mechanism.guarantee(4).epsilon(1e-5)
+    assert four.upper <= BlackBox(one).epsilon(4, 1e-5) * (1.0 + 1e-9)
+    assert "black box" in four.upper_by

@@ -1,0 +1,90 @@
+"""The table and figures of groups."""
+
+import math
+
+import pytest
+
+from verax import Batch, Individual, Mechanism, Mixed, Poisson, Shuffle
+from verax.privacy.black_box import BlackBox
+from verax.reporting.groups import Settings, clippings_figure, groups_figure, name, price_clippings, price_groups
+
+RUN = Mechanism(Poisson(1.0, 4), 20.0)  # Gaussian, so that black boxes are quick
+FEW = Settings(samples=2000, insecure_seed=1)
+
+
+def test_both_quantities_in_one_go():
+    blocks = price_groups(RUN, [1, 8], delta=1e-2, epsilon=0.5, settings=FEW)
+    assert [block.title for block in blocks] == ["epsilon at delta = 0.01", "delta at epsilon = 0.5"]
+    box = BlackBox(RUN.guarantee())
+    for block in blocks:
+        assert [row.group for row in block.rows] == [1, 8]
+        for row in block.rows:
+            own, drawn = RUN.guarantee(row.group), row.monte_carlo
+            assert row.tight == (own.epsilon(1e-2) if block.quantity == "epsilon" else own.delta(0.5))
+            reads = box.epsilon if block.quantity == "epsilon" else box.delta
+            assert (row.black_box, row.f_dp) == (reads(row.group, block.at), reads(row.group, block.at, "any"))
+            assert drawn.lower <= row.tight.upper
+            assert row.tight.lower <= drawn.upper
+            assert row.tight.lower <= row.f_dp <= row.black_box
+
+
+def test_runs_that_cannot_be_simulated_are_priced_all_the_same():
+    (block,) = price_groups(Mechanism(Shuffle(10), 1.0), [1, 2], delta=1e-5)
+    assert [row.monte_carlo for row in block.rows] == [None, None]
+    assert block.rows[1].tight.upper < block.rows[1].f_dp < block.rows[1].black_box
+    with pytest.raises(ValueError, match="the simulation is of Poisson batches"):
+        price_groups(Mechanism(Shuffle(10), 1.0), [1], delta=1e-5, settings=FEW)
+
+
+def test_orthogonal_groups():
+    settings = Settings("orthogonal", samples=0)
+    (block,) = price_groups(RUN, [4], delta=1e-5, settings=settings)
+    assert block.rows[0].tight == RUN.guarantee(4, "orthogonal").epsilon(1e-5)
+
+
+def test_clippings_side_by_side():
+    kinds = [Individual(), Batch(), Mixed(groups=2)]
+    (epsilons, deltas) = price_clippings(RUN, kinds, [1, 3], delta=1e-5, epsilon=1.0)
+    assert epsilons[:2] == ("epsilon", 1e-5)
+    assert deltas[:2] == ("delta", 1.0)
+    for i, kind in enumerate(kinds):
+        own = Mechanism(RUN.sampler, 20.0, kind).guarantee(3)
+        assert epsilons[2][3][i] == own.epsilon(1e-5)
+        assert deltas[2][3][i] == own.delta(1.0)
+    assert [name(kind) for kind in kinds] == ["individual", "batch", "mixed, 2 clip-groups"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({}, "nothing to report: give delta"),
+        ({"groups": [], "delta": 1e-5}, "groups must hold at least one size, got none"),
+        ({"groups": [0], "delta": 1e-5}, "group must be a whole number of at least 1, got 0"),
+        ({"delta": 2.0}, "delta must lie strictly between 0 and 1, got 2.0"),
+        ({"epsilon": -1.0}, "epsilon must be at least 0 and finite, got -1.0"),
+        ({"delta": 1e-5, "settings": Settings(sampling="paper")}, "sampling must be 'both' where epsilon is asked for"),
+    ],
+)
+def test_bad_input(words, message):
+    with pytest.raises(ValueError, match=message):
+        price_groups(RUN, **words)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_figures(tmp_path, suffix):
+    pytest.importorskip("matplotlib")
+    blocks = price_groups(RUN, [1, 2, 16], delta=1e-2, epsilon=0.5, settings=FEW)
+    infinite = price_groups(Mechanism(Poisson(1.0, 4), 0.1), [1, 2], delta=1e-5, settings=Settings(samples=100))
+    assert math.isinf(infinite[0].rows[-1].black_box)
+    groups_figure([*blocks, *infinite], "a title", tmp_path / f"a.{suffix}")
+    tables = price_clippings(RUN, [Individual(), Batch()], [1, 8], delta=1e-5, epsilon=1.0)
+    clippings_figure(tables, ["individual", "batch"], "a title", tmp_path / f"b.{suffix}")
+    for path in tmp_path.iterdir():
+        assert path.stat().st_size > 5000
+
+
+def test_a_figure_of_one_group_of_which_nothing_is_finite(tmp_path):
+    pytest.importorskip("matplotlib")
+    blocks = price_groups(Mechanism(Poisson(0.5, 1), 0.0), [3], delta=1e-5)
+    assert blocks[0].rows[0].tight.upper == math.inf
+    groups_figure(blocks, "", tmp_path / "a.png")

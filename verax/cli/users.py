@@ -1,0 +1,199 @@
+"""verax users: what each user is promised, from how many records each has."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from verax import Mechanism
+from verax.cli import common
+from verax.cli.group import Geometry, GeometryName
+from verax.privacy.analysis import MAX_GROUP
+from verax.privacy.composition import LOWER, UPPER
+from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
+from verax.privacy.uses import Users, largest_group, user_epsilons
+
+_MOST_ROWS = 24  # that are printed one by one
+_MOST_USERS = 10**12
+_NUMBER = re.compile(r"[+-]?[0-9]{1,15}")
+
+
+def users(
+    counts: Annotated[Path, typer.Option(help="CSV file: a column with the records of each user.")],
+    noise_multiplier: common.Noise,
+    delta: Annotated[float, typer.Option(help="Report epsilon at this delta.")],
+    column: Annotated[str, typer.Option(help="Name of the column with the numbers of records.")] = "records",
+    weight: Annotated[str, typer.Option(help="Name of a column that says how many users a line stands for.")] = "users",
+    epsilon: Annotated[float | None, typer.Option(help="Also say who is within this epsilon.")] = None,
+    sampler: common.SamplerOption = common.SamplerName.poisson,
+    rate: common.Rate = None,
+    steps: common.Steps = None,
+    records: common.Records = None,
+    batch: common.BatchSize = None,
+    batches: common.Batches = None,
+    epochs: common.Epochs = None,
+    times: common.Times = None,
+    buffer: common.Buffer = None,
+    max_batch: common.MaxBatch = None,
+    clipping: common.ClippingOption = common.ClippingName.individual,
+    clip_groups: common.ClipGroups = 1,
+    relation: common.Relation = None,
+    geometry: Geometry = GeometryName.any,
+    rtol: Annotated[float, typer.Option(help="Relative distance of the two sides.")] = DEFAULT_RTOL,
+    json: common.AsJson = False,
+) -> None:
+    """Price every user: a user with k records is a group of k.
+
+    The file has a header and one line for each user, with the number of records in the column "records"; or one line
+    for each number of records, with a second column "users". The result says how many users have how many records,
+    which is itself private: it is for you, not for publication.
+
+    Example: verax users --counts counts.csv -z 1 --rate 0.01 --steps 1000 --delta 1e-5
+    """
+    sizes = read_counts(counts, column, weight)
+    total = sum(size * many for size, many in sizes.items())
+    if records is not None and total > records:
+        raise ValueError(f"--records must be at least {total}, the sum of column {column!r} of {counts}, got {records}")
+    run = common.describe_run(
+        sampler, rate, steps, records, batch, batches, epochs, clipping, clip_groups, relation, times, buffer, max_batch
+    )
+    mechanism = Mechanism(run.sampler, noise_multiplier, run.clipping, run.relation)
+    with common.patience("pricing users"):
+        rows = user_epsilons(mechanism, sizes, delta, geometry=geometry.value, rtol=rtol)
+        cap = None if epsilon is None else largest_group(mechanism, epsilon, delta, geometry=geometry.value)
+    if json:
+        common.print_json({
+            "mechanism": repr(mechanism), "relation": mechanism.relation, "geometry": geometry.value, "delta": delta,
+            "users": sum(sizes.values()), "records": total,
+            "rows": [{"records": row.records, "users": row.users, "epsilon": row.epsilon} for row in rows],
+            "within": None if epsilon is None else {
+                "epsilon": epsilon, "users": _within(rows, epsilon), "most_records": cap,
+            },
+        })  # fmt: skip
+        return
+    _show(mechanism, geometry.value, delta, rows, total, epsilon, cap)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_counts(path: Path, column: str = "records", weight: str = "users") -> dict[int, int]:
+    """How many users have how many records, from a CSV file; errors name the line and the value."""
+    sizes: Counter[int] = Counter()
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = csv.reader(file, strict=True)
+            header = next(_filled(lines), None)
+            if header is None:
+                raise ValueError(f"{path} is empty: it needs a header with a column {column!r}, then a line per user")
+            names = [name.strip() for name in header]
+            if column not in names:
+                raise ValueError(
+                    f"{path} has no column {column!r}, only {', '.join(map(repr, names))}; name it by --column"
+                )
+            place, many = names.index(column), names.index(weight) if weight in names and weight != column else None
+            for line in _filled(lines):
+                where = f"{path}, line {lines.line_num}"
+                size = _whole(line, place, column, where, MAX_GROUP)
+                sizes[size] += 1 if many is None else _whole(line, many, weight, where, _MOST_USERS)
+    except OSError as error:
+        raise ValueError(f"--counts must be a file that can be read, got {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"--counts must be a CSV file in UTF-8, got {path}: {error.reason} at byte {error.start}"
+        ) from error
+    except csv.Error as error:
+        raise ValueError(f"--counts must be a CSV file, got {path}: {error} in line {lines.line_num}") from error
+    if not sum(sizes.values()):
+        raise ValueError(f"{path} names no user: it needs a line per user after its header")
+    return dict(sizes)
+
+
+def _filled(lines: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Lines that are not blank."""
+    return (line for line in lines if any(cell.strip() for cell in line))
+
+
+def _whole(line: Sequence[str], place: int, column: str, where: str, most: int) -> int:
+    if place >= len(line):
+        raise ValueError(f"{where} has {len(line)} of the header's columns and none for {column!r}")
+    word = line[place].strip()
+    short = word if len(word) <= 40 else word[:37] + "..."
+    if not _NUMBER.fullmatch(word):
+        digits = word.lstrip("+-").isascii() and word.lstrip("+-").isdigit()
+        needed = f"at most {most}" if digits else "a whole number"
+        raise ValueError(f"{where}: {column} must be {needed}, got {short!r}")
+    if int(word) < 0:
+        raise ValueError(f"{where}: {column} must be at least 0, got {short!r}")
+    if int(word) > most:
+        raise ValueError(f"{where}: {column} must be at most {most}, got {short!r}")
+    return int(word)
+
+
+# --- showing ---------------------------------------------------------------------------------------------------------
+
+
+def _within(rows: Sequence[Users], epsilon: float) -> int:
+    return sum(row.users for row in rows if row.epsilon.upper <= epsilon)
+
+
+def _ranges(rows: Sequence[Users]) -> list[tuple[str, int, Bracket]]:
+    """Rows as they are if they are few, else merged: 1, 2, 3 to 4, 5 to 8 and so on."""
+    if len(rows) <= _MOST_ROWS:
+        return [(str(row.records), row.users, row.epsilon) for row in rows]
+    merged: dict[int, list[Users]] = {}
+    for row in rows:
+        merged.setdefault(math.ceil(math.log2(row.records)) if row.records else -1, []).append(row)
+    return [
+        (
+            f"{some[0].records} to {some[-1].records}" if len(some) > 1 else str(some[0].records),
+            sum(row.users for row in some), Bracket(some[0].epsilon.lower, some[-1].epsilon.upper),
+        )
+        for some in merged.values()
+    ]  # fmt: skip
+
+
+def _show(
+    mechanism: Mechanism,
+    geometry: str,
+    delta: float,
+    rows: Sequence[Users],
+    total: int,
+    epsilon: float | None,
+    cap: int | None,
+) -> None:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    everyone = sum(row.users for row in rows)
+    console.print(f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier!r}, {mechanism.clipping!r}")
+    console.print(
+        f"relation {mechanism.relation}{', orthogonal gradients' * (geometry == 'orthogonal')}; {everyone} users, "
+        f"{total} records; epsilon at delta = {delta!r}"
+    )
+    table = Table("records", "users", "share", "at least", "at most")
+    for records, users, bracket in _ranges(rows):
+        low, high = shown(bracket.lower, LOWER), shown(bracket.upper, UPPER)
+        table.add_row(records, str(users), f"{100.0 * users / everyone:.4g} %", low, high)
+    console.print(table)
+    seen = 0
+    for row in rows:
+        seen += row.users
+        if 2 * seen >= everyone:
+            break
+    console.print(
+        f"every user: at most {shown(rows[-1].epsilon.upper, UPPER)}; half of them: at most "
+        f"{shown(row.epsilon.upper, UPPER)}"
+    )
+    if epsilon is not None:
+        console.print(
+            f"within {epsilon!r}: {_within(rows, epsilon)} of {everyone} users; with at most {cap} records each, all"
+            if cap else f"within {epsilon!r}: {_within(rows, epsilon)} of {everyone} users; not even one record is"
+        )  # fmt: skip
