@@ -17,8 +17,7 @@ import numpy as np
 from verax.checks import NoGuarantee
 from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
 from verax.privacy.averages import FINE, LARGEST_SHIFT, one_of
-from verax.privacy.black_box import BlackBox
-from verax.privacy.chain import Best, Chain, Steps
+from verax.privacy.chain import Best, Chain
 from verax.privacy.composition import Composition, Round
 from verax.privacy.curve import Curve
 from verax.privacy.guarantee import Guarantee
@@ -181,12 +180,11 @@ def _chained(phases: Phases, group: Group, absent: bool) -> Guarantee:
     if absent:
         present = Phases(tuple(replace(m, relation="zero-out") for m in phases.mechanisms))
         one = analyse(present, Group())
-        chain = Chain(((one.uppers[0], size), (one.uppers[-1], size)))
-        uppers: list[Curve] = [Best((chain, Steps(BlackBox(one), 2 * size)))]
+        uppers: list[Curve] = [Chain(((one.uppers[0], size), (one.uppers[-1], size)))]
         how = f"black box: {size} removed and {size} added, by the triangle inequality (docs/proofs.md, lemma 5)"
     else:
         one = analyse(phases, Group())
-        uppers = [Steps(BlackBox(one), size)]
+        uppers = [Chain(((curve, size),)) for curve in one.uppers]
         how = f"black box: {size} steps by the triangle inequality (docs/proofs.md, lemma 5)"
     visible = min(size * one.visible * (1.0 + 1e-9), 1.0)
     alone = f"one record alone: {one.lower_by}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from verax.privacy.black_box import BlackBox
 from verax.privacy.composition import BOTH, UPPER, Sides
 from verax.privacy.curve import Curve
 
@@ -58,26 +57,6 @@ class Chain:
             middle = 0.5 * (low + high)
             low, high = (low, middle) if self.delta(middle, rtol)[1] <= delta else (middle, high)
         return 0.0, high
-
-
-@dataclass(frozen=True)
-class Steps:
-    """As many steps of one record each, in either direction, epsilon shared out among them in the best way."""
-
-    box: BlackBox
-    steps: int
-
-    def estimate(self, delta: float) -> float:
-        """What equal shares would cost; rough."""
-        return self.steps * self.box.one.epsilon(delta, 0.1).upper
-
-    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
-        """Upper bound on delta(epsilon)."""
-        return 0.0, self.box.delta(self.steps, epsilon, "any")
-
-    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
-        """Upper bound on epsilon(delta)."""
-        return 0.0, self.box.epsilon(self.steps, delta, "any")
 
 
 @dataclass(frozen=True)

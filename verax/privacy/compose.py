@@ -266,7 +266,7 @@ def compose(rounds: Sequence[tuple[Discrete, int]], tilt: float, sign: int, alia
     sums = convolve(rounds, tilt, alias)
     step, points = sums.step, len(sums.law)
     infinite = -math.expm1(math.fsum([count * math.log1p(-discrete.infinite) for discrete, count in rounds]))
-    reach = points if tilt <= 0 else min(points, int(45.0 / (tilt * step)) + 2)
+    reach = points if tilt * step * points <= 45.0 else int(45.0 / (tilt * step)) + 2
     decay = np.exp(-tilt * step * np.arange(reach))
     return Composed(
         sign=sign,

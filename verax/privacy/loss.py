@@ -23,6 +23,7 @@ _REACH = 0.65  # how far a first cell reaches beyond its grid point, in steps: o
 _ROUNDED = 1e-9  # a miss this small, in grid steps, is charged as a shift of the losses
 _NEGLIGIBLE = 1e-13  # P-mass, or loss, that a round may give up for a better shape
 _MOST_POINTS = 2**40
+_MOST_EVEN = 2**25  # points next to each other
 _STEEP_LIMIT = 2000  # negative masses repaired one by one at most; more means that the grid is too coarse
 
 
@@ -102,6 +103,8 @@ def _points(
 def _ticks(end: int, ratio: float) -> NDArray[np.int64]:
     """Whole numbers from 0 to ``end``: all of them at first, then each larger than the last by this ratio."""
     even = min(int(min(2.0 / ratio, 2.0**40)) + 1, end) if ratio > 0.0 else end
+    if even > _MOST_EVEN:
+        raise MemoryError(f"a grid of {even} points is more than {_MOST_EVEN}; ask for a larger rtol")
     if even >= end:
         return np.arange(max(end, 0) + 1)
     more = int(np.log(end / even) / np.log1p(ratio)) + 1
