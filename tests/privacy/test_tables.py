@@ -110,6 +110,7 @@ def test_cells_share_out_all_mass_in_proportion(laws, places):
     size = len(table.p)
     inner = size * (np.sort(np.array(places)) - 0.5)
     cells = table.cells(np.concatenate([[-np.inf], inner, [np.inf]]))
+    assert len(cells.log_p) == len(cells.loss) == len(cells.error) == len(inner) + 1
     filled = np.isfinite(cells.log_p)
     p, q = np.exp(cells.log_p), np.where(filled, np.exp(cells.log_p - cells.loss), 0.0)
     assert p.sum() == pytest.approx(table.p.sum(), rel=1e-13)
@@ -117,8 +118,16 @@ def test_cells_share_out_all_mass_in_proportion(laws, places):
     ends = np.concatenate([[0.0], inner + size / 2.0, [float(size)]])
     for i in range(len(p)):  # by integrating the step function that the table is
         share = np.clip(ends[i + 1] - np.arange(size), 0.0, 1.0) - np.clip(ends[i] - np.arange(size), 0.0, 1.0)
-        assert p[i] == pytest.approx(float(share @ table.p), rel=1e-9, abs=1e-16)
-        assert q[i] == pytest.approx(float(share @ table.q), rel=1e-9, abs=1e-16)
+        assert p[i] == pytest.approx(float(share @ table.p), rel=1e-9, abs=1e-14)
+        assert q[i] == pytest.approx(float(share @ table.q), rel=1e-9, abs=1e-14)
+
+
+def test_a_boundary_beside_the_end_does_not_make_a_cell():
+    """Half way between the last boundary and the end there is no double."""
+    table = Table.of(np.array([0.5, 0.5]), np.array([0.4, 0.6]))
+    cells = table.cells(np.array([-np.inf, 1.0 - 2.0**-52, np.inf]))
+    assert len(cells.log_p) == 2
+    assert np.exp(cells.log_p).sum() == pytest.approx(1.0)
 
 
 def test_reversing_mirrors_the_line():
