@@ -127,8 +127,8 @@ class Table:
         marks = np.union1d(ends, np.arange(math.ceil(ends[0]), math.floor(ends[-1]) + 1.0))
         middle, length = (marks[:-1] + marks[1:]) / 2.0, np.diff(marks)
         atom = np.minimum(middle.astype(np.int64), len(self.p) - 1)
-        cell = np.searchsorted(ends, middle, side="right") - 1
         count = len(boundaries) - 1
+        cell = np.minimum(np.searchsorted(ends, middle, side="right") - 1, count - 1)
         p = np.bincount(cell, weights=self.p[atom] * length, minlength=count)
         q = np.bincount(cell, weights=self.q[atom] * length, minlength=count)
         most = float(np.bincount(cell, minlength=1).max(initial=1))
