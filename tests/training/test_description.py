@@ -22,6 +22,7 @@ from verax import (
     Phases,
     Poisson,
     RandomAllocation,
+    RandomParticipation,
     Shuffle,
     TruncatedPoisson,
     WithoutReplacement,
@@ -44,6 +45,7 @@ samplers: st.SearchStrategy[Sampler] = st.one_of(
     st.builds(BallsInBins, few, counts),
     st.builds(lambda times, more, e: RandomAllocation(times, times + more, e), few, few, counts),
     st.builds(lambda b, more, s: WithoutReplacement(b, b + more, s), few, few, counts),
+    st.builds(RandomParticipation, rates, rates, few, counts, st.booleans()),
 )
 clippings = st.one_of(st.builds(Individual, norms), st.builds(Batch, norms), st.builds(Mixed, norms, few))
 mechanisms = st.builds(Mechanism, samplers, st.floats(0.0, 1e6), clippings, st.sampled_from(["", *RELATIONS]))

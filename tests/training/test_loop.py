@@ -1,5 +1,7 @@
 """fit: the whole run in one call."""
 
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -51,3 +53,39 @@ def test_the_bar_shows_the_epsilon_so_far(monkeypatch):
 def test_delta_must_be_a_probability():
     with pytest.raises(ValueError, match="delta must"):
         fit(nn.Linear(5, 2), nn.CrossEntropyLoss(), clouds(40), Mechanism(Poisson(0.2, 10), 1.0), sgd, delta=0.0)
+
+
+def test_step_sizes_follow_a_schedule():
+    sizes = []
+
+    def schedule(optimizer):
+        found = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        optimizer.register_step_post_hook(lambda *_: sizes.append(optimizer.param_groups[0]["lr"]))
+        return found
+
+    fit(nn.Linear(5, 2), nn.CrossEntropyLoss(), clouds(40), Mechanism(Poisson(0.2, 4), 1.0), sgd, schedule=schedule)
+    assert sizes == [0.5, 0.25, 0.125, 0.0625]
+
+
+def test_a_schedule_that_looks_at_a_loss_is_refused():
+    with pytest.raises(ValueError, match="ReduceLROnPlateau"):
+        fit(nn.Linear(5, 2), nn.CrossEntropyLoss(), clouds(40), Mechanism(Poisson(0.2, 4), 1.0), sgd,
+            schedule=torch.optim.lr_scheduler.ReduceLROnPlateau)  # fmt: skip
+
+
+def test_options_reach_the_trainer(tmp_path):
+    run = fit(nn.Linear(5, 2), nn.CrossEntropyLoss(), clouds(40), Mechanism(Poisson(0.2, 4), 1.0), sgd, records=50,
+              clip_norms=lambda t: 1.0 + t, ledger=tmp_path / "run.ledger")  # fmt: skip
+    assert run.guarantee.assuming == ""
+    assert ledger.read(tmp_path / "run.ledger").clip_norms == ((1.0, 1), (2.0, 1), (3.0, 1), (4.0, 1))
+
+
+def test_the_examples_of_the_guide_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    guide = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    blocks = [part.partition("```")[0] for part in guide.split("```python\n")[1:]]
+    names = {"print": lambda *words: None}
+    ran = [exec(block, names) for block in blocks if not block.startswith("# train.py")]
+    assert len(ran) == len(blocks) - 1
+    assert ledger.read("long.ledger").complete
+    assert ledger.read("schedule.ledger").clip_norms is not None

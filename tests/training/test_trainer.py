@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset  # noqa: E4
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed, Poisson, Shuffle, WithoutReplacement  # noqa: E402
 from verax.training import LeftMechanism, LocalSteps, PrivateTrainer, ledger  # noqa: E402
 from verax.training.clipped import Clipper, Flat  # noqa: E402
-from verax.training.trainer import NOT_PRIVATE, per_record  # noqa: E402
+from verax.training.trainer import NOT_PRIVATE, PerRecord  # noqa: E402
 
 torch.set_num_threads(1)
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
@@ -121,8 +121,8 @@ def test_the_reduction_of_the_loss_makes_no_difference(reduction):
 def test_token_losses_are_averaged_or_added_up_within_a_record():
     out, goal = torch.randn(4, 3, 5), torch.randint(0, 3, (4, 5))
     model = nn.Identity()
-    mean = per_record(nn.CrossEntropyLoss())(model, (out, goal))
-    total = per_record(nn.CrossEntropyLoss(reduction="sum"))(model, (out, goal))
+    mean = PerRecord(nn.CrossEntropyLoss())(model, (out, goal))
+    total = PerRecord(nn.CrossEntropyLoss(reduction="sum"))(model, (out, goal))
     torch.testing.assert_close(mean, functional.cross_entropy(out, goal, reduction="none").mean(dim=1))
     torch.testing.assert_close(total, 5 * mean)
 
@@ -274,7 +274,7 @@ def test_bad_input_is_refused_in_words(tmp_path):
     with pytest.raises(ValueError, match="inner is for"):
         PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, inner=LocalSteps(torch.optim.Adam))
     with pytest.raises(ValueError, match="inner is for"):
-        Clipper(model, per_record(LOSS), Individual(), LocalSteps(torch.optim.Adam))
+        Clipper(model, PerRecord(LOSS), Individual(), LocalSteps(torch.optim.Adam))
 
     class Stream(IterableDataset):
         def __iter__(self):
@@ -336,6 +336,7 @@ def test_resuming_goes_on_with_the_very_same_run(tmp_path, mechanism):
         later.step(batch, LOSS)
     assert later.rounds == 6
     torch.testing.assert_close(weights(second), weights(whole))
+    assert "a ledger would know" in later.guarantee.assuming
 
 
 def test_rounds_that_the_state_forgot_are_spent_not_repeated(tmp_path):
@@ -355,6 +356,7 @@ def test_rounds_that_the_state_forgot_are_spent_not_repeated(tmp_path):
         numbers.append(batch.number)
         later.step(batch, LOSS)
     assert numbers == [2, 3]
+    assert "a ledger would know" not in later.guarantee.assuming
     assert ledger.read(path).complete
 
 
@@ -390,3 +392,183 @@ def test_saving_in_the_middle_of_a_round_is_refused(tmp_path):
     next(trainer.batches((X, Y)))
     with pytest.raises(ValueError, match="not stepped on"):
         trainer.save(tmp_path / "state")
+
+
+# --- ledgers that are already there ---------------------------------------------------------------------------------
+
+
+def test_a_ledger_must_declare_the_run_that_is_trained(tmp_path):
+    mechanism = Mechanism(Poisson(0.5, 4), 1.0)
+    for number, (declared, facts, words) in enumerate(
+        [
+            (Mechanism(Poisson(0.1, 4), 1.0), {}, "declare the mechanism"),
+            (mechanism, {"clip_norms": [1.0, 1.0, 1.0, 2.0]}, "declare the clip_norms"),
+            (mechanism, {"insecure_seed": False}, "insecure_seed must not"),
+        ]
+    ):
+        with ledger.Ledger.create(tmp_path / str(number), declared, **facts) as book:
+            model = make()
+            with pytest.raises(ValueError, match=words):
+                PrivateTrainer(
+                    model, torch.optim.SGD(model.parameters(), 0.1), mechanism, ledger=book,
+                    insecure_seed=None if number < 2 else 1,
+                )  # fmt: skip
+
+
+def test_a_seeded_state_does_not_go_into_a_ledger_that_says_it_is_secret(tmp_path):
+    mechanism, model = Mechanism(Poisson(0.5, 4), 1.0), make()
+    trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, insecure_seed=1)
+    trainer.save(tmp_path / "state")
+    later = PrivateTrainer(
+        model, torch.optim.SGD(model.parameters(), 0.1), mechanism, ledger=tmp_path / "run.ledger"
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="insecure_seed must not"):
+        later.load(tmp_path / "state", (X, Y))
+
+
+def test_a_run_whose_sampler_state_is_lost_is_not_resumed_with_new_batches(tmp_path):
+    trainer, _, path = started(tmp_path, Mechanism(Shuffle(4), 1.0))
+    trainer.step(next(trainer.batches((X, Y))), LOSS)
+    trainer._ledger.close()
+    model = make()
+    book = ledger.Ledger.open(path, trainer.mechanism)
+    later = PrivateTrainer(
+        model, torch.optim.SGD(model.parameters(), 0.1), trainer.mechanism, ledger=book, insecure_seed=1
+    )
+    with pytest.raises(ValueError, match="load\\(\\) the state"):
+        next(later.batches((X, Y)))
+
+
+def test_rounds_spent_before_the_first_batch_of_a_state_are_dropped(tmp_path):
+    """The state was saved before any batch was drawn; two rounds were released and then the process died."""
+    trainer, _, path = started(tmp_path, Mechanism(Shuffle(4), 1.0))
+    trainer.save(tmp_path / "state")
+    drawn = []
+    for batch in trainer.batches((X, Y)):
+        drawn.append(batch.data[0])
+        trainer.step(batch, LOSS)
+        if trainer.rounds == 2:
+            break
+    trainer._ledger.close()
+    model = make()
+    book = ledger.Ledger.open(path, trainer.mechanism)
+    later = PrivateTrainer(
+        model, torch.optim.SGD(model.parameters(), 0.1), trainer.mechanism, ledger=book, insecure_seed=1
+    )
+    later.load(tmp_path / "state", (X, Y))
+    for batch in later.batches((X, Y)):
+        drawn.append(batch.data[0])
+        later.step(batch, LOSS)
+    assert torch.equal(torch.cat(drawn).sort(dim=0).values, X.sort(dim=0).values)  # every record once
+
+
+def test_the_data_keep_their_number_during_a_run():
+    model = make()
+    trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), Mechanism(Poisson(0.5, 4), 1.0))
+    trainer.step(next(trainer.batches((X, Y))), LOSS)
+    with pytest.raises(ValueError, match="dataset must have the 40 records"):
+        next(trainer.batches((X[:39], Y[:39])))
+
+
+# --- clip norms round by round, a public number of records ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("clipping", [Individual(9.0), Batch(9.0), Mixed(9.0, groups=2)])
+def test_clip_norms_follow_their_schedule_and_noise_is_in_proportion(tmp_path, clipping):
+    norms = [0.5, 0.25, 0.25, 0.001]
+    mechanism = Mechanism(Deterministic(1, epochs=4), 0.0, clipping)
+    model = make()
+    trainer = PrivateTrainer(
+        model, torch.optim.SGD(model.parameters(), 1.0), mechanism, clip_norms=lambda t: norms[t], insecure_seed=1
+    )
+    for batch in trainer.batches((X, Y)):
+        before = weights(model)
+        trainer.step(batch, LOSS)
+        moved = float((before - weights(model)).norm())
+        assert 0.1 * norms[batch.number] < moved <= norms[batch.number] * (1 + 1e-6)
+    empty = Mechanism(Poisson(1e-9, 4), 3.0, clipping)
+    wide = nn.Linear(200, 100)
+    data = torch.zeros(10, 200), torch.zeros(10, dtype=torch.long)
+    path = tmp_path / "run.ledger"
+    trainer = PrivateTrainer(
+        wide,
+        torch.optim.SGD(wide.parameters(), 1.0),
+        empty,
+        clip_norms=norms,
+        ledger=path,
+        insecure_seed=1,
+        records=10**9,
+    )
+    for batch in trainer.batches(data):
+        before = weights(wide)
+        trainer.step(batch, LOSS)
+        scale = trainer._clipper(LOSS).denominator(1.0)
+        moved = (before - weights(wide)) * scale
+        assert float(moved.std()) == pytest.approx(3.0 * norms[batch.number], rel=0.03)
+    run = ledger.read(path)
+    assert run.clip_norms == ((0.5, 1), (0.25, 2), (0.001, 1))
+    assert run.guarantee().epsilon(1e-5) == empty.guarantee().epsilon(1e-5)
+    assert "declared round by round, 0.001 to 0.5" in run.account()
+
+
+@pytest.mark.parametrize(
+    ("norms", "words"),
+    [
+        ([1.0, 2.0], "one norm for each of the 4 rounds"), (lambda t: -1.0, "clip_norms of round 0 must be positive"),
+        (lambda t: math.nan if t == 2 else 1.0, "clip_norms of round 2"),
+    ],
+)  # fmt: skip
+def test_clip_norms_must_be_norms_of_all_rounds(norms, words):
+    model = make()
+    with pytest.raises(ValueError, match=words):
+        PrivateTrainer(
+            model, torch.optim.SGD(model.parameters(), 0.1), Mechanism(Poisson(0.5, 4), 1.0), clip_norms=norms
+        )
+
+
+def test_a_state_with_other_clip_norms_is_refused(tmp_path):
+    mechanism, model = Mechanism(Poisson(0.5, 4), 1.0), make()
+    trainers = [
+        PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, clip_norms=norms)
+        for norms in (None, [1.0, 1.0, 1.0, 2.0])
+    ]
+    trainers[0].save(tmp_path / "state")
+    with pytest.raises(ValueError, match="run of clip_norms"):
+        trainers[1].load(tmp_path / "state", (X, Y))
+
+
+def test_updates_are_scaled_by_a_public_number_of_records():
+    """Neighbours are then divided by the same; and the guarantee names the assumption otherwise."""
+    mechanism, moved = Mechanism(Poisson(1.0, 1), 0.0), []
+    for records in (None, 80):
+        model = make()
+        before = weights(model)
+        trainer, _ = trained(mechanism, model=model, records=records)
+        moved.append(before - weights(model))
+        assert ("number of records is public" in trainer.guarantee.assuming) is (records is None)
+    torch.testing.assert_close(moved[0], 2 * moved[1], rtol=1e-4, atol=1e-7)
+    with pytest.raises(ValueError, match="records must be"):
+        trained(mechanism, records=0)
+
+
+class Slow(Dataset):
+    """Records that are fetched many at a time."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __len__(self):
+        return 10**12
+
+    def __getitem__(self, i):
+        raise AssertionError("one by one")
+
+    def __getitems__(self, numbers):
+        self.calls += 1
+        return [(torch.full((6,), i / 10**12), i % 3) for i in numbers]
+
+
+def test_huge_data_are_fetched_a_batch_at_a_time():
+    data = Slow()
+    trained(Mechanism(Poisson(2e-11, 3), 1.0), data=data)
+    assert data.calls == 3

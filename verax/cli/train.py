@@ -60,14 +60,19 @@ def train(
     """Plan, train and state: noise for the budget, private training, accuracy on held-out records, what it cost.
 
     Example: verax train --data digits --model mlp --epsilon 3 --delta 1e-5 --ledger run.ledger
+
+    In two processes: torchrun --no-python --nproc-per-node 2 verax train --data digits --epsilon 3
     """
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError("give either --epsilon, or --noise-multiplier")
     import torch
 
     from verax.training import fit
+    from verax.training.distributed import launched
     from verax.training.examples import accuracy, build, load
+    from verax.training.memory import keep_freed_blocks
 
+    keep_freed_blocks()
     examples = load(data)
     if insecure_seed is not None:
         torch.manual_seed(insecure_seed)
@@ -83,10 +88,14 @@ def train(
             noise = calibrate.noise_multiplier(run.sampler, epsilon, delta, clipping=clipped)
     mechanism = Mechanism(run.sampler, noise, clipped)
     kinds: dict[OptimizerName, Any] = {OptimizerName.sgd: torch.optim.SGD, OptimizerName.adam: torch.optim.Adam}
-    fitted = fit(
-        network, torch.nn.CrossEntropyLoss(), examples.train, mechanism, lambda p: kinds[optimizer](p, learning_rate),
-        ledger=ledger, delta=delta, insecure_seed=insecure_seed,
-    )  # fmt: skip
+    with launched() as first:
+        fitted = fit(
+            network, torch.nn.CrossEntropyLoss(), examples.train, mechanism,
+            lambda p: kinds[optimizer](p, learning_rate), ledger=ledger, delta=delta, records=len(examples.train[1]),
+            insecure_seed=insecure_seed,
+        )  # fmt: skip
+    if not first:
+        return
     right = accuracy(network, examples.test)
     bracket = fitted.guarantee.epsilon(delta)
     if out is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from verax.training.clipped import LocalSteps
+    from verax.training.distributed import LostProcess
     from verax.training.entries import DamagedLedger, LedgerError
     from verax.training.ledger import Ledger, LedgerBusy, LeftMechanism, RunOver
     from verax.training.loop import Fitted, fit
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Fitted": "loop",
     "LocalSteps": "clipped",
+    "LostProcess": "distributed",
     "fit": "loop",
     "MixedRecords": "records",
     "PrivateTrainer": "trainer",
@@ -39,6 +41,7 @@ __all__ = [
     "LedgerError",
     "LeftMechanism",
     "LocalSteps",
+    "LostProcess",
     "MixedRecords",
     "PrivateTrainer",
     "Run",

@@ -64,21 +64,50 @@ def own_parameters(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module._parameters.values() if p is not None and p.requires_grad]
 
 
-def unknown_layers(model: nn.Module) -> list[str]:
-    """Names of layers with trainable parameters that no rule covers."""
-    inside: set[nn.Module] = {
-        child for m in model.modules() if type(m) in OPAQUE for child in m.modules() if child is not m
-    }
-    return [
-        f"{name} ({type(module).__name__})"
-        for name, module in model.named_modules()
-        if own_parameters(module) and module not in inside and type(module) not in OPAQUE and rule_for(module) is None
-    ]
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a model that have trainable parameters, by how they are watched."""
+
+    ruled: list[tuple[nn.Module, Rule]]
+    opaque: list[tuple[nn.Module, Watched]]
+    covered: bool
+    """Whether every trainable parameter belongs to one of them."""
+    trained: list[nn.Parameter]
+    chain: list[nn.Module] | None = None
+    """All layers in order, if the model is taken as a plain chain."""
+
+    @classmethod
+    def chained(cls, chain: list[nn.Module]) -> Layers:
+        """Those of a plain chain, which need no watching."""
+        return cls([], [], True, list(dict.fromkeys(p for layer in chain for p in own_parameters(layer))), chain)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Layers:
+        """Look through the model; cheap enough to do for every batch, since anything may be frozen in between."""
+        ruled: list[tuple[nn.Module, Rule]] = []
+        opaque: list[tuple[nn.Module, Watched]] = []
+        trained: dict[nn.Parameter, None] = {}
+        inside: set[nn.Module] = set()
+        covered = True
+        for module in model.modules():
+            watched, own = OPAQUE.get(type(module)), own_parameters(module)
+            trained.update(dict.fromkeys(own))
+            if watched is not None:
+                inside.update(child for child in module.modules() if child is not module)
+                if any(p.requires_grad for p in module.parameters()):
+                    opaque.append((module, watched))
+            elif own:
+                rule = rule_for(module)
+                if rule is not None:
+                    ruled.append((module, rule))
+                elif module not in inside:
+                    covered = False
+        return cls(ruled, opaque, covered, list(trained))
 
 
 @contextmanager
-def watching(model: nn.Module, copies: bool = False) -> Iterator[Tape]:
-    """Watch every layer of the model that has trainable parameters, until the block ends.
+def watching(layers: Layers, copies: bool = False) -> Iterator[Tape]:
+    """Watch these layers until the block ends.
 
     With ``copies`` outputs that are views are copied first: changing a view in place would cut its edge.
     """
@@ -86,15 +115,14 @@ def watching(model: nn.Module, copies: bool = False) -> Iterator[Tape]:
     handles, patched = [], []
     inside: set[nn.Module] = set()
     try:
-        for module in model.modules():
-            watched = OPAQUE.get(type(module))
-            if watched is not None and any(p.requires_grad for p in module.parameters()):
-                forward = watched(tape, module)
-                if forward is not None:
-                    module.forward = forward
-                    patched.append(module)
-                    inside.update(module.children())
-            elif module not in inside and own_parameters(module) and (rule := rule_for(module)) is not None:
+        for module, watched in layers.opaque:
+            forward = watched(tape, module)
+            if forward is not None:
+                module.forward = forward
+                patched.append(module)
+                inside.update(module.children())
+        for module, rule in layers.ruled:
+            if module not in inside:
                 handles.append(module.register_forward_hook(_hook(tape, rule, copies), with_kwargs=True))
         yield tape
     finally:
@@ -106,7 +134,9 @@ def watching(model: nn.Module, copies: bool = False) -> Iterator[Tape]:
 
 def by_record(x: Tensor, dim: int) -> Tensor:
     """Records first: from dimension ``dim``, or (negative) from blocks of a first dimension that holds -dim of them."""
-    return x.movedim(dim, 0) if dim >= 0 else x.unflatten(0, (-dim, -1))
+    if dim == 0:
+        return x
+    return x.movedim(dim, 0) if dim > 0 else x.unflatten(0, (-dim, -1))
 
 
 def _hook(tape: Tape, rule: Rule, copies: bool) -> Callable[..., Tensor | None]:

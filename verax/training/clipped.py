@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from verax.mechanism import Batch, Clipping, Individual, Mixed
+from verax.training.capture import Layers
 from verax.training.data import part, slices
 from verax.training.records import Losses, Records, one_each
 
-MICRO_BATCH = 256
+MICRO_BATCH = 1024
 _INSIDE = 1.0 - 2.0**-16  # of the clip norm: what single precision may add to a norm stays within it
 
 
@@ -37,11 +40,18 @@ class Flat:
             p: piece.view_as(p) for p, piece in zip(self.parameters, self.buffer.split(sizes), strict=True)
         }  # fmt: skip
 
+    def again(self, parameters: list[nn.Parameter]) -> Flat:
+        """Empty, for these parameters: the same buffer if they are the same."""
+        if len(parameters) == len(self.parameters) and all(map(operator.is_, parameters, self.parameters)):
+            self.buffer.zero_()
+            return self
+        return Flat(parameters)
+
     def put_gradients(self, denominator: float) -> None:
         """Set every parameter's gradient to its share of the buffer, divided."""
         self.buffer.div_(denominator)
         for parameter, view in self.views.items():
-            parameter.grad = view.to(parameter.dtype, copy=True)
+            parameter.grad = view if view.dtype is parameter.dtype else view.to(parameter.dtype)
 
 
 class Inner(Protocol):
@@ -113,7 +123,7 @@ class Clipper:
         losses: from the model and a batch to one loss per record.
         clipping: individual, batch or mixed.
         inner: what a clip-group computes, for batch and mixed clipping.
-        micro_batch: how many records to work on at once, under individual clipping.
+        micro_batch: at most how many records to work on at once, under individual clipping; fewer for large models.
     """
 
     def __init__(
@@ -137,33 +147,40 @@ class Clipper:
             case Mixed(groups=groups):
                 return float(groups)
 
-    def add(self, batch: Any, records: int, into: Flat, rng: np.random.Generator) -> None:
-        """Add the clipped sum; ``rng`` assigns records to clip-groups."""
+    def add(
+        self, batch: Any, records: int, into: Flat, rng: np.random.Generator,
+        labels: NDArray[np.int64] | None = None,
+    ) -> None:  # fmt: skip
+        """Add the clipped sum; ``rng`` assigns records to clip-groups, unless their ``labels`` are known already."""
         if records == 0:
             return
         match self.clipping:
             case Individual(norm=norm):
-                for piece, size in slices(batch, self.micro_batch, records):
-                    self._add_records(piece, size, norm, into)
+                layers = self._records.look()
+                most = min(self.micro_batch, self._records.fitting(batch, records, layers))
+                for piece, size in slices(batch, most, records):
+                    self._add_records(piece, size, layers, norm, into)
             case Batch(norm=norm):
                 self._add_group(batch, records, norm, into)
             case Mixed(norm=norm, groups=groups):
-                labels = torch.from_numpy(rng.integers(0, groups, records))
+                drawn = torch.from_numpy(rng.integers(0, groups, records) if labels is None else labels)
                 for group in range(groups):
-                    chosen = torch.nonzero(labels == group)[:, 0]
+                    chosen = torch.nonzero(drawn == group)[:, 0]
                     if len(chosen):
                         self._add_group(part(batch, chosen), len(chosen), norm, into)
 
-    def _add_records(self, batch: Any, records: int, norm: float, into: Flat) -> None:
-        factors, _ = self._records.factors(batch, records)
+    def _add_records(self, batch: Any, records: int, layers: Layers, norm: float, into: Flat) -> None:
+        factors = self._records.factors(batch, records, layers)
         with torch.no_grad():
             used = [(factor, into.views[p]) for p, factor in factors.items() if p in into.views]
             if not used:
                 return
-            squares = torch.stack([factor.squares() for factor, _ in used]).sum(dim=0)
-            weights = (norm * _INSIDE / (squares.sqrt() + 1e-12)).clamp_(max=1.0)
-            if not bool(torch.isfinite(squares).all()):
+            squares = used[0][0].squares()
+            for factor, _ in used[1:]:
+                squares = squares + factor.squares()
+            if not math.isfinite(float(squares.sum())) and not bool(torch.isfinite(squares).all()):
                 raise NotFinite("the gradient of a record is not finite")
+            weights = squares.rsqrt().mul_(norm * _INSIDE).clamp_(max=1.0)  # a gradient of 0 has weight 1
             for factor, view in used:
                 factor.add(weights, view)
 

@@ -1,8 +1,11 @@
-"""Records by their numbers: tensors, dictionaries of tensors, or any map-style data set, empty batches included."""
+"""Records by their numbers: tensors, dictionaries of tensors, map-style data sets, or streams read in order.
+
+Batches are always the mechanism's: data never bring their own. Empty batches have the structure of the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,37 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from verax import checks
+from verax.samplers import BufferedShuffle, Deterministic, Sampler, Shuffle
+
+Chosen = slice | NDArray[np.int64] | None
+"""Which of a batch's records are wanted: all, or a process's share of them."""
+
+
+class WrongLength(ValueError):  # noqa: N818  it says what is wrong
+    """A stream does not have as many records as was declared."""
+
+
+def taken_from(source: Any, sampler: Sampler, records: int | None = None) -> Data | Stream:
+    """The records of whatever a caller calls a data set, or an error that says what to pass instead."""
+    collate: Callable[[list[Any]], Any] = default_collate
+    if isinstance(source, DataLoader):
+        refuse_other_batches(source, sampler)
+        source, collate = source.dataset, source.collate_fn or default_collate
+    if isinstance(source, IterableDataset):
+        return Stream(source, sampler, records, collate)
+    return Data(source, collate)
 
 
 class Data:
@@ -18,18 +51,15 @@ class Data:
 
     Args:
         source: a tensor, a tuple or dictionary of tensors with the records along the first dimension, or a map-style
-            ``torch.utils.data.Dataset``.
+            ``torch.utils.data.Dataset``; if it has ``__getitems__``, a batch is one call of it.
+        collate: from a list of records to a batch.
     """
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, collate: Callable[[list[Any]], Any] = default_collate) -> None:
         self._whole: Any = None
-        self._items: Sequence[Any] | None = None
-        if isinstance(source, IterableDataset):
-            raise ValueError(
-                f"dataset must give its records by number, got {type(source).__name__}, a stream: a sampler draws "
-                "records by number, so put the stream into a map-style data set or tensors first"
-            )
-        if isinstance(source, TensorDataset):
+        self._collate = collate
+        self._empty: Any = None
+        if isinstance(source, TensorDataset) and collate is default_collate:
             source = source.tensors
         if isinstance(source, Tensor | Mapping) or (
             isinstance(source, tuple | list) and source and all(isinstance(part, Tensor) for part in source)
@@ -40,7 +70,7 @@ class Data:
                 raise ValueError(f"dataset must hold tensors of equal length, got lengths {sorted(sizes)}")
             self._size = sizes.pop()
         elif isinstance(source, Dataset) or (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
-            self._items = source
+            self._one, self._many = source.__getitem__, getattr(source, "__getitems__", None)
             self._size = len(source)
         else:
             raise ValueError(f"dataset must be tensors or a map-style data set with a length, got {source!r}")
@@ -50,16 +80,122 @@ class Data:
     def __len__(self) -> int:
         return self._size
 
-    def take(self, indices: NDArray[np.int64]) -> Any:
+    def take(self, indices: NDArray[np.int64], number: int = 0, mine: Chosen = None) -> Any:
         """The records with these numbers, collated; an empty batch has the same structure and no records."""
+        if mine is not None:
+            indices = indices[mine]
         if self._whole is not None:
             chosen = torch.from_numpy(indices)
             return pytree.tree_map(lambda part: part[chosen] if isinstance(part, Tensor) else part, self._whole)
-        assert self._items is not None  # noqa: S101
         if len(indices) == 0:
-            one = default_collate([self._items[0]])
-            return pytree.tree_map(lambda part: part[:0] if isinstance(part, Tensor) else part, one)
-        return default_collate([self._items[int(i)] for i in indices])
+            if self._empty is None:
+                self._empty = part(self._collate(self._fetch([0])), slice(0))
+            return self._empty
+        return self._collate(self._fetch(indices.tolist()))
+
+    def _fetch(self, numbers: list[int]) -> list[Any]:
+        found: list[Any] = [self._one(i) for i in numbers] if self._many is None else self._many(numbers)
+        return found
+
+
+class Stream:
+    """A stream read in its own order, once an epoch, keeping only the records that were read and not yet drawn.
+
+    Two samplers draw from a stream as it passes: fixed batches in its order, and batches through a shuffle buffer,
+    which keeps ``buffer`` batches at a time. All others may draw any record in any round.
+
+    Args:
+        source: yields the same records in the same order every time it is iterated over.
+        sampler: who is in each batch.
+        records: how many records the stream has, unless it has a length.
+        collate: from a list of records to a batch.
+    """
+
+    def __init__(
+        self, source: Any, sampler: Sampler, records: int | None = None,
+        collate: Callable[[list[Any]], Any] = default_collate,
+    ) -> None:  # fmt: skip
+        if type(sampler) not in (Deterministic, BufferedShuffle):
+            raise ValueError(
+                f"dataset must give its records by number for {type(sampler).__name__}, which may draw any record in "
+                f"any round, got {type(source).__name__}, a stream: use the sampler BufferedShuffle(batches, buffer) "
+                "or Deterministic(batches), which read it in order, or put it into tensors or a map-style data set"
+            )
+        size = len(source) if records is None and hasattr(source, "__len__") else records
+        if size is None:
+            raise ValueError(
+                f"records must say how many records {type(source).__name__} has, a stream without a length: the "
+                "sampler cuts it into batches of known sizes"
+            )
+        self._source, self._collate = source, collate
+        self._size, self._batches = checks.count("records", size), int(sampler.batches)  # type: ignore[call-overload]
+        self._epoch = -1
+        self._items: Iterator[Any] = iter(())
+        self._read = 0
+        self._held: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return self._size
+
+    def take(self, indices: NDArray[np.int64], number: int = 0, mine: Chosen = None) -> Any:
+        """The records with these numbers, of the epoch that round ``number`` belongs to, collated."""
+        epoch, within = divmod(number, self._batches)
+        if epoch != self._epoch:
+            self._epoch, self._items, self._read, self._held = epoch, iter(self._source), 0, {}
+        last = int(indices.max())
+        while self._read <= last:
+            try:
+                self._held[self._read] = next(self._items)
+            except StopIteration:
+                raise WrongLength("the stream has fewer records than was declared") from None
+            self._read += 1
+        found = [self._held.pop(i) for i in indices.tolist()]
+        if within == self._batches - 1 and next(self._items, self) is not self:
+            raise WrongLength("the stream has more records than was declared")
+        if isinstance(mine, slice):
+            found = found[mine]
+        elif mine is not None:
+            found = [found[i] for i in mine.tolist()]
+        return self._collate(found) if found else None
+
+
+def refuse_other_batches(loader: Any, sampler: Sampler) -> None:
+    """Let a loader pass only if its batches follow the mechanism's law; then the mechanism draws them in its place."""
+    found = described(loader)
+    if found is None:
+        raise ValueError(
+            f"dataset must not bring batches of its own, got a DataLoader with {type(loader.batch_sampler).__name__} "
+            f"of {type(loader.sampler).__name__}: nobody can price batches that are not described. Pass "
+            "loader.dataset, and let the mechanism's sampler draw the batches"
+        )
+    same = type(found) is type(sampler) and found.batches == getattr(sampler, "batches", None)
+    if not same or not getattr(sampler, "reshuffle", True):
+        raise ValueError(
+            f"dataset must not bring batches of its own, got a DataLoader whose batches are those of {found!r} while "
+            f"the mechanism has {sampler!r}. Pass loader.dataset, and let the mechanism's sampler draw the batches, or "
+            f"use the sampler {type(found).__name__}(batches={int(found.batches)}, epochs=...)"
+        )
+
+
+def described(loader: Any) -> Shuffle | Deterministic | None:
+    """The sampler whose law one pass of a DataLoader follows, or None if none of ours is known to.
+
+    >>> import torch
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> described(DataLoader(TensorDataset(torch.zeros(12, 2)), batch_size=4, shuffle=True))
+    Shuffle(batches=3, epochs=1, reshuffle=True)
+    """
+    batches, order = loader.batch_sampler, loader.sampler
+    if type(batches) is not BatchSampler or isinstance(loader.dataset, IterableDataset):
+        return None
+    records, size = len(loader.dataset), int(loader.batch_size)
+    if records == 0 or records % size:  # the last batch is smaller, or left out: ours are balanced
+        return None
+    if type(order) is SequentialSampler:
+        return Deterministic(records // size)
+    if type(order) is RandomSampler and not order.replacement and order.num_samples == records:
+        return Shuffle(records // size)
+    return None
 
 
 def slices(batch: Any, size: int, records: int) -> list[tuple[Any, int]]:

@@ -8,9 +8,11 @@ line's own bytes up to it. Everything a line may say is fixed by the lines befor
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import accumulate, groupby
 from typing import Any
 
 from verax import checks
@@ -18,11 +20,14 @@ from verax.mechanism import Phases
 from verax.training.description import describe, restore
 
 FORMAT = 1
+SCHEDULED = 2  # the format of a ledger that declares a clip norm for every round
 OPENING = b'{"verax_ledger":'
 _START = "0" * 64  # what the first line is chained to
 _FIELDS = {"verax_ledger", "verax", "run", "time", "insecure_seed", "population", "mechanism"}
 _LONGEST = 500  # characters of a reason
 _CUT = "cut short by a crash"
+Schedule = tuple[tuple[float, int], ...]
+"""Clip norms of all rounds: norms, and for how many rounds each."""
 
 
 class LedgerError(ValueError):
@@ -40,6 +45,18 @@ def damaged(name: str, line: int, what: str) -> DamagedLedger:
     )
 
 
+def schedule_of(norms: Sequence[float], rounds: int) -> Schedule:
+    """A clip norm for every round, as a ledger declares it.
+
+    >>> schedule_of([2.0, 2.0, 1.0], 3)
+    ((2.0, 2), (1.0, 1))
+    """
+    if len(norms) != rounds:
+        raise ValueError(f"clip_norms must have one norm for each of the {rounds} rounds, got {len(norms)}")
+    each = (checks.positive(f"clip_norms of round {number}", norm) for number, norm in enumerate(norms))
+    return tuple((norm, len(list(same))) for norm, same in groupby(each))
+
+
 @dataclass(frozen=True)
 class Header:
     """The first line: what will run. Public facts only."""
@@ -51,11 +68,13 @@ class Header:
     verax: str
     population: int | None = None
     insecure_seed: bool = False
+    clip_norms: Schedule | None = None
+    """If the clip norm changes from round to round; the noise of a round is then the multiplier times its norm."""
 
     def line(self) -> tuple[bytes, str]:
         """The line and its hash."""
-        content = {
-            "verax_ledger": FORMAT,
+        content: dict[str, Any] = {
+            "verax_ledger": FORMAT if self.clip_norms is None else SCHEDULED,
             "verax": self.verax,
             "run": self.run,
             "time": self.time,
@@ -63,6 +82,8 @@ class Header:
             "population": self.population,
             "mechanism": describe(self.mechanism),
         }
+        if self.clip_norms is not None:
+            content["clip_norms"] = self.clip_norms
         return _chain(_encode(content), _START)
 
 
@@ -95,7 +116,16 @@ class Log:
     """Number of rounds the mechanism has."""
 
     def __post_init__(self) -> None:
-        self.declared = sum(len(phase.sampler) for phase in self.header.mechanism.mechanisms)
+        self._ends = list(accumulate(len(phase.sampler) for phase in self.header.mechanism.mechanisms))
+        self.declared = self._ends[-1]
+        self._changes = list(accumulate(rounds for _, rounds in self.header.clip_norms or ()))
+
+    def due(self, number: int) -> tuple[float, float]:
+        """The clip norm and the noise multiplier that a round was declared to have."""
+        phase = self.header.mechanism.mechanisms[bisect_right(self._ends, number)]
+        schedule = self.header.clip_norms
+        norm = phase.clipping.norm if schedule is None else schedule[bisect_right(self._changes, number)][0]
+        return norm, phase.noise_multiplier
 
     @property
     def over(self) -> Event | None:
@@ -104,6 +134,9 @@ class Log:
 
     def round_line(self) -> tuple[bytes, str]:
         """The line that records the next round, and its hash. It says nothing else: not even when."""
+        if self._changes and self.released < self.declared:
+            norm = repr(self.due(self.released)[0]).encode()
+            return _chain(b'{"round":%d,"clip_norm":%b' % (self.released, norm), self.head)
         return _chain(b'{"round":%d' % self.released, self.head)
 
     def event_line(self, event: Event) -> tuple[bytes, str]:
@@ -234,13 +267,14 @@ def _opened(line: bytes, name: str) -> Log:
     entry = _decode(line)
     if entry is None or not line.startswith(OPENING):
         raise damaged(name, 1, "the file is not a verax ledger, or its first line is damaged")
-    if entry["verax_ledger"] != FORMAT:
+    if entry["verax_ledger"] not in (FORMAT, SCHEDULED):
         raise LedgerError(
-            f"{name} is a ledger of format {entry['verax_ledger']!r}, and this verax knows format {FORMAT}; "
-            "read it with the version that wrote it"
+            f"{name} is a ledger of format {entry['verax_ledger']!r}, and this verax knows formats {FORMAT} and "
+            f"{SCHEDULED}; read it with the version that wrote it"
         )
-    if set(entry) != _FIELDS | {"hash"}:
-        raise damaged(name, 1, f"it must have exactly the fields {', '.join(sorted(_FIELDS))} and hash")
+    fields = _FIELDS if entry["verax_ledger"] == FORMAT else _FIELDS | {"clip_norms"}
+    if set(entry) != fields | {"hash"}:
+        raise damaged(name, 1, f"it must have exactly the fields {', '.join(sorted(fields))} and hash")
     try:
         mechanism = restore(entry["mechanism"])
         phases = mechanism if isinstance(mechanism, Phases) else Phases((mechanism,))
@@ -252,13 +286,25 @@ def _opened(line: bytes, name: str) -> Log:
             str(entry["verax"]),
             None if population is None else checks.count("population", population),
             bool(entry["insecure_seed"]),
+            _schedule(entry["clip_norms"], phases) if "clip_norms" in entry else None,
         )
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise damaged(name, 1, str(error)) from error
     expected, digest = header.line()
     if line != expected:
         raise damaged(name, 1, "its hash does not fit what it says: it was edited")
     return Log(name, header, digest, len(line))
+
+
+def _schedule(found: Any, phases: Phases) -> Schedule:
+    """The declared clip norms, for all rounds and no more."""
+    schedule = tuple(
+        (checks.positive("clip_norms", norm), checks.count("clip_norms", rounds)) for norm, rounds in found
+    )
+    declared, given = sum(len(phase.sampler) for phase in phases.mechanisms), sum(rounds for _, rounds in schedule)
+    if declared != given:
+        raise ValueError(f"clip_norms must be for the {declared} declared rounds, got {given}")
+    return schedule
 
 
 def _encode(content: dict[str, Any]) -> bytes:

@@ -26,6 +26,12 @@ class Factor(Protocol):
     def add(self, weights: Tensor, total: Tensor) -> None:
         """Add the weighted sum of the records' gradients to ``total``, which has the parameter's shape."""
 
+    def explicit(self) -> Tensor:
+        """The gradients themselves, (records, *parameter)."""
+
+    def formed(self) -> int:
+        """How many numbers it makes beyond those the layer left behind."""
+
 
 @dataclass
 class Explicit:
@@ -34,19 +40,81 @@ class Explicit:
     gradients: Tensor
 
     def __post_init__(self) -> None:
-        self.gradients = _single_precision(self.gradients)
+        self.gradients = single_precision(self.gradients)
+        self._squares: Tensor | None = None
 
     def squares(self) -> Tensor:
-        """Squared norms."""
-        return _squares(self.gradients.flatten(1))
+        """Squared norms, kept: a bias shares them with the weight beside it."""
+        if self._squares is None:
+            self._squares = _squares(_rows(self.gradients))
+        return self._squares
 
     def add(self, weights: Tensor, total: Tensor) -> None:
         """A matrix-vector product."""
-        total.view(-1).addmv_(self.gradients.flatten(1).t(), weights.to(self.gradients.dtype))
+        total.view(-1).addmv_(_rows(self.gradients).t(), weights)
+
+    def formed(self) -> int:
+        """All of them."""
+        return int(self.gradients.numel())
 
     def explicit(self) -> Tensor:
         """The gradients themselves."""
         return self.gradients
+
+
+@dataclass
+class Kernels:
+    """Gradients of a convolution's weight, as rows in the order (out, *kernel, in)."""
+
+    rows: Tensor
+    shape: torch.Size
+
+    def squares(self) -> Tensor:
+        """Squared norms."""
+        return _squares(self.rows)
+
+    def add(self, weights: Tensor, total: Tensor) -> None:
+        """A matrix-vector product, put in the weight's own order."""
+        total.add_(self._ordered(weights @ self.rows, 1))
+
+    def formed(self) -> int:
+        """All of them."""
+        return int(self.rows.numel())
+
+    def explicit(self) -> Tensor:
+        """The gradients themselves."""
+        return self._ordered(self.rows, 2)
+
+    def _ordered(self, values: Tensor, channel: int) -> Tensor:
+        shape = (self.shape[0], *self.shape[2:], self.shape[1])
+        return values.view(*values.shape[:-1], *shape).movedim(-1, channel)
+
+
+@dataclass
+class Single:
+    """Gradients g x^T of a weight used at one position per record: x (records, in), g (records, out)."""
+
+    x: Tensor
+    g: Explicit
+
+    def __post_init__(self) -> None:
+        self.x = single_precision(self.x)
+
+    def squares(self) -> Tensor:
+        """The norm factorises."""
+        return _squares(self.x).mul_(self.g.squares())
+
+    def add(self, weights: Tensor, total: Tensor) -> None:
+        """The usual product of a backward pass, weighted."""
+        total.addmm_((self.g.gradients * weights.unsqueeze(1)).t(), self.x)
+
+    def formed(self) -> int:
+        """None."""
+        return 0
+
+    def explicit(self) -> Tensor:
+        """The gradients themselves."""
+        return self.g.gradients.unsqueeze(2) * self.x.unsqueeze(1)
 
 
 @dataclass
@@ -55,56 +123,44 @@ class Outer:
 
     x: Tensor
     g: Tensor
-    shape: torch.Size
-    channels_last: bool = False
-    """Whether x lists the channels of a kernel last: the weight's dimensions are then (out, *kernel, in)."""
 
     def __post_init__(self) -> None:
-        self.x, self.g = _single_precision(self.x), _single_precision(self.g)
+        self.x, self.g = single_precision(self.x), single_precision(self.g)
         self._formed: Tensor | None = None
-
-    @property
-    def _single(self) -> bool:
-        return int(self.x.shape[1]) == 1
 
     @property
     def _ghost(self) -> bool:
         positions, rows, columns = self.x.shape[1], self.x.shape[2], self.g.shape[2]
-        return not self.channels_last and bool(rows * columns > _GHOST * positions * (positions + rows + columns))
+        return bool(rows * columns > _GHOST * positions * (positions + rows + columns))
 
     def _form(self) -> Tensor:
-        """The product over positions, one row per record, kept for the weighted sum."""
+        """The product over positions, kept for the weighted sum."""
         if self._formed is None:
-            self._formed = torch.bmm(self.g.transpose(1, 2), self.x).flatten(1)
+            self._formed = torch.bmm(self.g.transpose(1, 2), self.x)
         return self._formed
+
+    def formed(self) -> int:
+        """The product over positions, if it is formed."""
+        return 0 if self._ghost else len(self.x) * self.x.shape[2] * self.g.shape[2]
 
     def explicit(self) -> Tensor:
         """The gradients themselves."""
-        if self.channels_last:
-            return self._form().view(-1, self.shape[0], *self.shape[2:], self.shape[1]).movedim(-1, 2)
-        return self._form().view(-1, *self.shape)
+        return self._form()
 
     def squares(self) -> Tensor:
-        """Norms factorise over a single position; else from the product, or from Gram matrices where that is less."""
-        if self._single:
-            return _squares(self.x[:, 0]) * _squares(self.g[:, 0])
+        """From the product over positions, or from Gram matrices where that is less."""
         if self._ghost:
             inputs, outputs = torch.bmm(self.x, self.x.transpose(1, 2)), torch.bmm(self.g, self.g.transpose(1, 2))
             return (inputs * outputs).sum(dim=(1, 2))
-        return _squares(self._form())
+        return _squares(self._form().flatten(1))
 
     def add(self, weights: Tensor, total: Tensor) -> None:
-        """The usual product of a backward pass, weighted; or a matrix-vector product of what was kept."""
-        weights = weights.to(self.g.dtype)
-        if self.channels_last:
-            whole = weights @ self._form()
-            total.add_(whole.view(self.shape[0], *self.shape[2:], self.shape[1]).movedim(-1, 1))
-            return
+        """A matrix-vector product of what was kept, or the usual product of a backward pass, weighted."""
         if self._formed is not None:
-            total.view(-1).addmv_(self._formed.t(), weights)
+            total.view(-1).addmv_(self._formed.flatten(1).t(), weights)
             return
         scaled = self.g * weights.view(-1, 1, 1)
-        total.view(self.g.shape[2], -1).addmm_(scaled.flatten(0, 1).t(), self.x.flatten(0, 1))
+        total.addmm_(scaled.flatten(0, 1).t(), self.x.flatten(0, 1))
 
 
 @dataclass
@@ -116,7 +172,11 @@ class Rows:
     shape: torch.Size
 
     def __post_init__(self) -> None:
-        self.g = _single_precision(self.g)
+        self.g = single_precision(self.g)
+
+    def formed(self) -> int:
+        """A Gram matrix per record."""
+        return int(self.index.numel() * self.index.shape[1])
 
     def explicit(self) -> Tensor:
         """Scattered into full tables; for the rare case that the table is used in other ways too."""
@@ -131,32 +191,42 @@ class Rows:
 
     def add(self, weights: Tensor, total: Tensor) -> None:
         """Scatter the weighted gradients."""
-        scaled = self.g * weights.to(self.g.dtype).view(-1, 1, 1)
+        scaled = self.g * weights.view(-1, 1, 1)
         total.index_add_(0, self.index.reshape(-1), scaled.flatten(0, 1))
 
 
-Kind = Explicit | Outer | Rows
+Kind = Explicit | Kernels | Single | Outer | Rows
 
 
 def merged(uses: Sequence[Kind]) -> Kind:
     """All uses of one parameter as one factor: products are laid end to end, anything else is added up."""
     if len(uses) == 1:
         return uses[0]
-    products = [use for use in uses if isinstance(use, Outer)]
+    products = [
+        Outer(use.x.unsqueeze(1), use.g.gradients.unsqueeze(1)) if isinstance(use, Single) else use
+        for use in uses
+        if isinstance(use, Single | Outer)
+    ]
     if len(products) == len(uses):
-        x, g = torch.cat([use.x for use in products], dim=1), torch.cat([use.g for use in products], dim=1)
-        return Outer(x, g, products[0].shape, products[0].channels_last)
+        return Outer(torch.cat([use.x for use in products], dim=1), torch.cat([use.g for use in products], dim=1))
     total = uses[0].explicit()
     for use in uses[1:]:
         total = total + use.explicit()
     return Explicit(total)
 
 
+def _rows(x: Tensor) -> Tensor:
+    return x if x.dim() == 2 else x.reshape(len(x), -1)
+
+
 def _squares(rows: Tensor) -> Tensor:
     """Squared norm of each row."""
-    return torch.linalg.vector_norm(rows, dim=1).square()
+    return torch.linalg.vector_norm(rows, dim=1).square_()
 
 
-def _single_precision(x: Tensor) -> Tensor:
+def single_precision(x: Tensor) -> Tensor:
     """Half precision raised to single: sums of many records need the digits."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return x.float() if x.dtype in _HALF else x
+
+
+_HALF = (torch.bfloat16, torch.float16)

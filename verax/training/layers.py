@@ -7,13 +7,15 @@ of the output into factors, one per trainable parameter. Layers without a rule a
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from verax.training.factors import Explicit, Kind, Outer, Rows
+from verax.training.factors import Explicit, Kernels, Kind, Outer, Rows, Single, single_precision
 
 Factors = Iterator[tuple[nn.Parameter, Kind]]
 Finish = Callable[[Tensor], Factors]
@@ -45,24 +47,23 @@ def trainable(parameter: Tensor | None) -> bool:
     return parameter is not None and parameter.requires_grad
 
 
-def positions(x: Tensor) -> Tensor:
-    """(records, ..., width) as (records, positions, width)."""
-    return x.unsqueeze(1) if x.dim() == 2 else x.flatten(1, -2)
-
-
 def affine(weight: Tensor, bias: Tensor | None, x: Tensor, g: Tensor) -> Factors:
-    """Factors of ``x @ weight.T + bias``, x and g already as (records, positions, width)."""
+    """Factors of ``x @ weight.T + bias``, with x and g as (records, ..., width)."""
+    single = x.dim() == 2
+    if not single:
+        x, g = x.flatten(1, -2), g.flatten(1, -2)
+    summed = Explicit(g) if single else None
     if isinstance(weight, nn.Parameter) and weight.requires_grad:
-        yield weight, Outer(x, g, weight.shape)
+        yield weight, Outer(x, g) if summed is None else Single(x, summed)
     if isinstance(bias, nn.Parameter) and bias.requires_grad:
-        yield bias, Explicit(g[:, 0] if g.shape[1] == 1 else g.sum(dim=1))
+        yield bias, summed or Explicit(g.sum(dim=1))
 
 
 @rule(nn.Linear)
 def _linear(module: nn.Module, x: Tensor) -> Finish:
     def finish(g: Tensor) -> Factors:
         assert isinstance(module, nn.Linear)  # noqa: S101
-        return affine(module.weight, module.bias, positions(x), positions(g))
+        return affine(module.weight, module.bias, x, g)
 
     return finish
 
@@ -71,50 +72,75 @@ def _linear(module: nn.Module, x: Tensor) -> Finish:
 def _convolution(module: nn.Module, x: Tensor) -> Finish:
     def finish(g: Tensor) -> Factors:
         assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)  # noqa: S101
-        outputs = g.flatten(2).transpose(1, 2)  # records, places, channels
+        g = single_precision(g).flatten(2)  # records, channels, places
         if trainable(module.weight):
+            columns, shape = patches(module, single_precision(x)), module.weight.shape
             if module.groups == 1:
-                columns = patches(module, x, channels_last=True)
-                yield module.weight, Outer(columns, outputs, module.weight.shape, channels_last=True)
-            else:
-                columns = patches(module, x)
-                each = torch.bmm(_by_group(outputs, module.groups).transpose(1, 2), _by_group(columns, module.groups))
-                yield module.weight, Explicit(each.view(len(x), *module.weight.shape))
+                rows = torch.bmm(g, columns.flatten(2)).flatten(1)
+            else:  # columns of a group are its share of the channels
+                columns = columns.unflatten(-1, (module.groups, -1)).movedim(-2, 1)
+                columns = columns.reshape(len(g) * module.groups, g.shape[2], -1)
+                rows = torch.bmm(g.reshape(len(columns), -1, g.shape[2]), columns).view(len(g), -1)
+            yield module.weight, Kernels(rows, shape)
         if module.bias is not None and module.bias.requires_grad:
-            yield module.bias, Explicit(g.flatten(2).sum(dim=2))
+            yield module.bias, Explicit(g.sum(dim=2))
 
     return finish
 
 
-def _by_group(x: Tensor, groups: int) -> Tensor:
-    """(records, places, channels) as (records * groups, places, channels / groups)."""
-    records, places, width = x.shape
-    return x.view(records, places, groups, width // groups).transpose(1, 2).reshape(-1, places, width // groups)
+def patches(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
+    """What each place of the output looks at: (records, places, *kernel, in channels), as one strided copy.
 
-
-def patches(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, channels_last: bool = False) -> Tensor:
-    """What each place of the output looks at: (records, places, in channels * kernel), as one strided copy.
-
-    With the channels last its inner runs are longer, which makes the copy faster.
+    With the channels last its inner runs are longer, which makes the copy faster. It is a view of a buffer that the
+    next call uses again.
     """
     if module.padding_mode != "zeros":
         x = functional.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
-    elif isinstance(module.padding, str):
-        x = functional.pad(x, module._reversed_padding_repeated_twice)
-    elif any(module.padding):
-        x = functional.pad(x, [size for size in reversed(module.padding) for _ in range(2)])
-    x = x.movedim(1, -1).contiguous().movedim(-1, 1) if channels_last else x.contiguous()
-    reach = [d * (k - 1) + 1 for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-    places = [
-        (size - span) // step + 1 for size, span, step in zip(x.shape[2:], reach, module.stride, strict=True)
+    around = _padding(module)
+    inner = [
+        slice(before, before + size) for (before, _), size in zip(around, x.shape[2:], strict=True)
     ]  # fmt: skip
-    strides = x.stride()
-    moves = [s * step for s, step in zip(strides[2:], module.stride, strict=True)]
-    inner = [s * d for s, d in zip(strides[2:], module.dilation, strict=True)]
-    channel, kernel = ([x.shape[1]], [strides[1]]), (list(module.kernel_size), inner)
-    first, second = (kernel, channel) if channels_last else (channel, kernel)
-    view = x.as_strided([x.shape[0], *places, *first[0], *second[0]], [strides[0], *moves, *first[1], *second[1]])
-    return view.reshape(x.shape[0], math.prod(places), -1)
+    sizes = [before + size + after for (before, after), size in zip(around, x.shape[2:], strict=True)]
+    padded = _SCRATCH.take("padded", [len(x), *sizes, x.shape[1]], x)
+    if any(before or after for before, after in around):
+        padded.zero_()
+    padded[(slice(None), *inner)].copy_(x.movedim(1, -1))
+    reach = [d * (k - 1) + 1 for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    places = [(size - span) // step + 1 for size, span, step in zip(sizes, reach, module.stride, strict=True)]
+    record, *along, channel = padded.stride()
+    moves = [s * step for s, step in zip(along, module.stride, strict=True)]
+    looks = [s * d for s, d in zip(along, module.dilation, strict=True)]
+    shape = [len(x), *places, *module.kernel_size, x.shape[1]]
+    columns = _SCRATCH.take("columns", shape, x)
+    columns.copy_(padded.as_strided(shape, [record, *moves, *looks, channel]))
+    return columns.view(len(x), math.prod(places), *shape[1 + len(places) :])
+
+
+def _padding(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> list[tuple[int, int]]:
+    """Zeros before and after, along each dimension."""
+    if module.padding_mode != "zeros":
+        return [(0, 0)] * len(module.kernel_size)
+    if not isinstance(module.padding, str):
+        return [(size, size) for size in module.padding]
+    both = module._reversed_padding_repeated_twice
+    return [(both[2 * i], both[2 * i + 1]) for i in reversed(range(len(module.kernel_size)))]
+
+
+class _Scratch(threading.local):
+    """Buffers used again and again: in a fresh large block every page costs a fault."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[Any, Tensor] = {}
+
+    def take(self, name: str, shape: list[int], like: Tensor) -> Tensor:
+        key, size = (name, like.dtype, like.device), math.prod(shape)
+        block = self._blocks.get(key)
+        if block is None or len(block) < size:
+            block = self._blocks[key] = torch.empty(size, dtype=like.dtype, device=like.device)
+        return block[:size].view(shape)
+
+
+_SCRATCH = _Scratch()
 
 
 @rule(nn.Embedding)

@@ -11,11 +11,9 @@ import re
 import secrets
 import sys
 import weakref
-from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import accumulate
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -28,9 +26,11 @@ from verax.training.entries import (
     Header,
     LedgerError,
     Log,
+    Schedule,
     damaged,
     parse,
     reason_of,
+    schedule_of,
     unfinished_header,
 )
 from verax.training.ran import Run
@@ -76,8 +76,6 @@ class Ledger:
         self._fd, self._log = fd, log
         self._closed = ""  # why nothing can be written, if so
         self._let_go = weakref.finalize(self, os.close, fd)
-        phases = log.header.mechanism.mechanisms
-        self._ends = list(accumulate(len(phase.sampler) for phase in phases))
         _OPEN.add(self)
 
     @classmethod
@@ -88,6 +86,7 @@ class Ledger:
         *,
         population: int | None = None,
         insecure_seed: bool = False,
+        clip_norms: Sequence[float] | None = None,
     ) -> Ledger:
         """Begin a run: write down what is going to run.
 
@@ -96,16 +95,20 @@ class Ledger:
             mechanism: the run, or phases of it.
             population: the number of records, only if it is public; under add-remove it tells neighbours apart.
             insecure_seed: whether noise or batches come from a seed somebody chose; the run is then not private.
+            clip_norms: a norm for every round in place of the mechanism's own, chosen without looking at the data.
         """
         if not isinstance(mechanism, Mechanism | Phases):
             raise ValueError(f"mechanism must be a Mechanism or Phases, got {mechanism!r}")
+        phases = mechanism if isinstance(mechanism, Phases) else Phases((mechanism,))
+        rounds = sum(len(phase.sampler) for phase in phases.mechanisms)
         header = Header(
-            mechanism if isinstance(mechanism, Phases) else Phases((mechanism,)),
+            phases,
             secrets.token_hex(16),
             datetime.now(UTC).isoformat(timespec="seconds"),
             verax.__version__,
             None if population is None else checks.count("population", population),
             bool(insecure_seed),
+            None if clip_norms is None else schedule_of(clip_norms, rounds),
         )
         line, digest = header.line()
         name = os.fspath(path)
@@ -158,6 +161,16 @@ class Ledger:
         return self._log.header.mechanism
 
     @property
+    def clip_norms(self) -> Schedule | None:
+        """The declared clip norms and for how many rounds each, if they are not the mechanism's own."""
+        return self._log.header.clip_norms
+
+    @property
+    def insecure_seed(self) -> bool:
+        """Whether it was declared that somebody chose the seed of the randomness."""
+        return self._log.header.insecure_seed
+
+    @property
     def released(self) -> int:
         """Rounds that were released or may have been: also the number of the next round."""
         return self._log.released
@@ -184,10 +197,10 @@ class Ledger:
             raise _over(self._log)
         if number != self.released or number >= self._log.declared:
             raise self.left(self._out_of_order(number))
-        phase = self.mechanism.mechanisms[bisect_right(self._ends, number)]
+        norm, noise = self._log.due(number)
         for what, used, declared in (
-            ("clip norm", clip_norm, phase.clipping.norm),
-            ("noise multiplier", noise_multiplier, phase.noise_multiplier),
+            ("clip norm", clip_norm, norm),
+            ("noise multiplier", noise_multiplier, noise),
         ):
             if not used == declared:  # also if it is nan
                 raise self.left(f"round {number} has a {what} of {used!r}, declared is {declared!r}")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -19,9 +19,14 @@ from verax.privacy.composition import UPPER
 from verax.privacy.guarantee import Guarantee, shown
 from verax.training.clipped import MICRO_BATCH, Inner
 from verax.training.ledger import Ledger
-from verax.training.trainer import Criterion, PrivateTrainer
+from verax.training.losses import Criterion
+from verax.training.trainer import Norms, PrivateTrainer
+
+if TYPE_CHECKING:
+    from verax.reporting.statement import Statement
 
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+Schedule = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 _UPDATES = 20  # how often the epsilon so far is computed
 
 
@@ -37,8 +42,8 @@ class Fitted:
         """The guarantee of the run."""
         return self.trainer.guarantee
 
-    def statement(self, path: str | os.PathLike[str] | None = None, delta: float | None = None) -> str:
-        """What a reviewer signs, in words; with a path also written there, as a page if it ends in ``.html``."""
+    def statement(self, path: str | os.PathLike[str] | None = None, delta: float | None = None) -> Statement:
+        """What a reviewer signs, in words; with a path also written there: as a page, JSON or text, by its suffix."""
         return self.trainer.statement(self.delta if delta is None else delta, path)
 
 
@@ -53,6 +58,10 @@ def fit(
     delta: float = 1e-5,
     inner: Inner | None = None,
     micro_batch: int = MICRO_BATCH,
+    clip_norms: Norms | None = None,
+    schedule: Schedule | None = None,
+    records: int | None = None,
+    processes: Any = None,
     progress: bool = True,
     insecure_seed: int | None = None,
 ) -> Fitted:
@@ -61,13 +70,18 @@ def fit(
     Args:
         model: any module, trained in place.
         loss: a torch criterion of outputs and targets, or for dictionaries of data a function of model and batch.
-        dataset: tensors, a dictionary of tensors, or a map-style data set.
+        dataset: tensors, a dictionary of tensors, a map-style data set, or a stream for samplers that read in order.
         mechanism: what runs: the sampler that draws the batches, the clipping, the noise.
         optimizer: from parameters to an optimizer, such as ``lambda p: torch.optim.Adam(p, 1e-3)``.
         ledger: a new file in which every release is recorded before it happens.
         delta: of the epsilon that is shown and stated.
         inner: for batch and mixed clipping, what a clip-group computes.
-        micro_batch: how many records are worked on at once.
+        micro_batch: at most how many records are worked on at once (fewer for large models).
+        clip_norms: a clip norm for every round, as a list or a function of the round's number, chosen without looking
+            at the data. Noise is in proportion, so the guarantee stays the same.
+        schedule: from the optimizer to a ``torch.optim.lr_scheduler`` for its step sizes, stepped once a round.
+        records: a public number of records by which updates are scaled; by default the data set's own.
+        processes: None for all processes of ``torch.distributed``, if it was initialised; 1 for this one alone.
         progress: whether to show a bar, if standard error is a terminal.
         insecure_seed: for tests and research only: makes the run repeatable, and not private.
 
@@ -87,14 +101,22 @@ def fit(
     True
     """
     checks.probability("delta", delta)
+    chosen = optimizer([p for p in model.parameters() if p.requires_grad])
+    sizes = None if schedule is None else schedule(chosen)
+    if isinstance(sizes, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise ValueError(
+            "schedule must not look at the data, got ReduceLROnPlateau, which is steered by a loss that no noise "
+            "protects; use one that knows the round only, such as CosineAnnealingLR"
+        )
     trainer = PrivateTrainer(
-        model, optimizer([p for p in model.parameters() if p.requires_grad]), mechanism, ledger=ledger, inner=inner,
-        micro_batch=micro_batch, insecure_seed=insecure_seed,
+        model, chosen, mechanism, ledger=ledger, inner=inner, micro_batch=micro_batch, clip_norms=clip_norms,
+        records=records, processes=processes, insecure_seed=insecure_seed,
     )  # fmt: skip
-    rounds = len(mechanism.sampler)
-    with _bar(rounds, progress) as show:
+    with _bar(len(mechanism.sampler), progress and trainer.first) as show:
         for batch in trainer.batches(dataset):
             trainer.step(batch, loss)
+            if sizes is not None:
+                sizes.step()
             show(trainer, delta)
     return Fitted(trainer, delta)
 

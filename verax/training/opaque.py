@@ -27,7 +27,7 @@ def _product(tape: Tape, module: nn.Module, x: Tensor, weight: nn.Parameter, bia
         if g.shape[-1] < len(weight):
             g = functional.pad(g, (start, len(weight) - start - g.shape[-1]))
         if weight.requires_grad:
-            yield weight, Outer(seen, g, weight.shape)
+            yield weight, Outer(seen, g)
         if bias is not None and bias.requires_grad:
             yield bias, Explicit(g.sum(dim=1))
 
@@ -187,7 +187,7 @@ def _unrolled(
     def finish(gradients: Sequence[Tensor], dim: int) -> Factors:
         g = torch.stack(list(gradients), dim=1)
         if weights[1].requires_grad:
-            yield weights[1], Outer(torch.stack(seen, dim=1), g, weights[1].shape)
+            yield weights[1], Outer(torch.stack(seen, dim=1), g)
         if biases[1] is not None and biases[1].requires_grad:
             yield biases[1], Explicit(g.sum(dim=1))
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from verax import checks
 from verax.mechanism import Phases
-from verax.privacy.composition import UPPER
-from verax.privacy.guarantee import Guarantee, shown
+from verax.privacy.guarantee import Guarantee
 from verax.privacy.noiseless import Noiseless
 from verax.samplers import (
     BallsInBins,
@@ -18,14 +17,16 @@ from verax.samplers import (
     Deterministic,
     Poisson,
     RandomAllocation,
+    RandomParticipation,
     Shuffle,
     TruncatedPoisson,
     WithoutReplacement,
 )
 from verax.samplers.base import Sampler
-from verax.training.entries import Event, LedgerError, Log
+from verax.training.entries import Event, LedgerError, Log, Schedule
 
 STOPPING = ("any", "independent")
+NOT_PRIVATE = "The randomness of this run came from a seed that somebody chose: it is NOT private."
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Run:
     insecure_seed: bool
     torn: bool
     """Whether a crash cut the last line short. If it may have been a round, it counts as one."""
+    clip_norms: Schedule | None = None
+    """The declared clip norms and for how many rounds each, if they are not the mechanism's own."""
 
     @classmethod
     def of(cls, log: Log) -> Run:
@@ -71,6 +74,7 @@ class Run:
         return cls(
             log.name, header.mechanism, log.released, tuple(log.events), log.head, header.run, header.time,
             header.verax, header.population, header.insecure_seed, bool(log.missing),
+            header.clip_norms,
         )  # fmt: skip
 
     @property
@@ -98,6 +102,12 @@ class Run:
         resumed = sum(event.kind == "resumed" for event in self.events)
         again = f", resumed {'once' if resumed == 1 else f'{resumed} times'}" if resumed else ""
         lines = [f"{self.path}: {amount} {self.declared} declared rounds were released{again}."]
+        if self.clip_norms is not None:
+            least, most = min(self.clip_norms)[0], max(self.clip_norms)[0]
+            lines.append(
+                f"Clip norms were declared round by round, {least:g} to {most:g}, with noise in proportion: the cost "
+                "of a round does not depend on its norm."
+            )
         if self.insecure_seed:
             lines.append("NOT PRIVATE: the run's randomness came from a seed that somebody chose (insecure_seed).")
         if self.torn:
@@ -141,18 +151,6 @@ def compose(runs: Sequence[Run], group: int = 1, geometry: str = "any", stopping
     return replace(above, assuming="; ".join([above.assuming] * bool(above.assuming) + _assumed(runs, independent)))
 
 
-def statement(runs: Sequence[Run], delta: float, group: int = 1) -> str:
-    """What a reviewer signs: what ran, and the guarantee of all of it together."""
-    lines = [run.account() for run in runs]
-    lines.append(compose(runs, group).statement(delta))
-    if tighter := if_independent(runs, group):
-        lines.append(
-            f"If data and results had no say in when a run ended (a crash, a deadline), "
-            f"epsilon is at most {shown(tighter.epsilon(delta).upper, UPPER)}."
-        )
-    return "\n".join(lines)
-
-
 def if_independent(runs: Sequence[Run], group: int = 1) -> Guarantee | None:
     """The guarantee with "independent" stopping, if that is possible and makes a difference."""
     if all(run.complete for run in runs) or any(run.ended and run.ended.private for run in runs):
@@ -190,6 +188,11 @@ def first(sampler: Any, rounds: int, up: bool) -> Sampler | None:
 def _rounds(sampler: Any, rounds: int, up: bool) -> Sampler:
     """Rounds are independent: the first ones are a shorter run."""
     return replace(sampler, steps=rounds)  # type: ignore[no-any-return]
+
+
+@first.register
+def _(sampler: RandomParticipation, rounds: int, up: bool) -> Sampler:
+    return replace(sampler, rounds=rounds)
 
 
 @first.register(Deterministic)

@@ -9,21 +9,28 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import verax.training.opaque  # noqa: F401  registers attention and recurrent layers
-from verax.training.capture import Use, unknown_layers, watching
+from verax.training.capture import Layers, Use, watching
+from verax.training.chain import NotAChain, Pass, chain_of
+from verax.training.data import part
 from verax.training.factors import Explicit, Kind, merged
 from verax.training.layers import trainable
 
 Losses = Callable[[nn.Module, Any], Tensor]
 """From the model and a batch to one loss per record."""
 
+Found = dict[nn.Parameter, Kind]
+"""The per-record gradients of every trainable parameter."""
+
 _FOLDED = -1
+_FEWEST = 16  # records worked on at once, whatever the model
+_FIT = 2.0**25  # bytes that those worked on at once may leave behind
 _AGREE = 1e-3  # relative difference from plain autograd that is still rounding
 _AGREE_HALF = 5e-2  # the same in half precision
 
@@ -44,31 +51,52 @@ class Records:
         self._dims: dict[nn.Module, int] = {}
         self._checked: set[Any] = set()
         self._apart: set[bool] = set()
+        self._bytes: float | None = None
+        self._knotted = False
         self._copies = False
         self._general = False
         self._loop = False
 
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters being trained, each once."""
-        return [p for p in self.model.parameters() if trainable(p)]
-
-    def factors(self, batch: Any, records: int) -> tuple[dict[nn.Parameter, Kind], Tensor]:
-        """Per-record gradients of this batch, and its losses."""
+    def look(self) -> Layers:
+        """The model as it is now: layers may have been frozen, replaced or put in another mode since last time."""
+        chain = None if self._knotted else chain_of(self.model)
+        if chain is not None:
+            return Layers.chained(chain)
         refuse_mixing(self.model)
+        return Layers.of(self.model)
+
+    def factors(self, batch: Any, records: int, layers: Layers | None = None) -> Found:
+        """Per-record gradients of this batch; ``layers`` if the model was looked at for it already."""
+        layers = layers or self.look()
         if records > 1 and self.model.training not in self._apart:
             self._refuse_other_mixing(batch, records)
             self._apart.add(self.model.training)
         if records == 1:
             return self._one_by_one(batch, 1)
-        if not self._general and not unknown_layers(self.model):
-            found = self._by_rules(batch, records)
+        if layers.chain is not None:
+            found = self._by_chain(layers, batch, records)
+            if found is not None:
+                return found
+            self._knotted = True
+            layers = self.look()
+        if not self._general and layers.covered:
+            found = self._by_rules(layers, batch, records)
             if found is None and not self._copies:
                 self._copies = True
-                found = self._by_rules(batch, records)
+                found = self._by_rules(layers, batch, records)
             if found is not None:
                 return found
             self._general = True
         return self._by_func(batch, records)
+
+    def fitting(self, batch: Any, records: int, layers: Layers) -> int:
+        """How many records to work on at once, so that what they leave behind stays in or near the cache."""
+        if layers.chain is not None or records <= _FEWEST:
+            return records
+        if self._bytes is None:
+            self._bytes = 4.0 * sum(p.numel() for p in layers.trained)  # unless the rules apply, and know better
+            self.factors(part(batch, slice(0, _FEWEST)), _FEWEST, layers)
+        return max(int(_FIT / self._bytes), _FEWEST)
 
     def _refuse_other_mixing(self, batch: Any, records: int) -> None:
         """With the same randomness, the last record's loss must not change when all others become copies of it."""
@@ -88,43 +116,80 @@ class Records:
                 "among copies of itself): use layers that treat records one by one, or batch clipping (Batch or Mixed)"
             )
 
+    # --- as a chain -------------------------------------------------------------------------------------------------
+
+    def _by_chain(self, layers: Layers, batch: Any, records: int) -> Found | None:
+        """Without a graph, if the loss does nothing with the model but call it once."""
+        assert layers.chain is not None  # noqa: S101
+        key = tuple(layers.chain), tuple(layers.trained), self.model.training
+        checked = key in self._checked
+        try:
+            passed, g = self._to_output(layers.chain, batch, records)
+            with torch.no_grad():
+                factors = {p: kinds[0] if len(kinds) == 1 else merged(kinds) for p, kinds in passed.factors(g).items()}
+            if not checked:
+                with torch.enable_grad():
+                    usual = one_each(self.losses(self.model, batch), records)
+                if not self._agrees(layers.trained, factors, usual, records):
+                    return None
+                self._checked.add(key)
+        except (NotAChain, AttributeError, TypeError, RuntimeError):
+            if checked:
+                raise
+            return None
+        return factors
+
+    def _to_output(self, chain: list[nn.Module], batch: Any, records: int) -> tuple[Pass, Tensor]:
+        """Forward, and the gradient of the losses at the output: in closed form, or by autograd."""
+        passed, closed = Pass(chain, records), getattr(self.losses, "gradient", None)
+        if closed is not None:
+            with torch.no_grad():
+                g = closed(passed, batch)
+            if g is not None:
+                return passed, g
+            passed = Pass(chain, records)
+        with torch.enable_grad():
+            losses = one_each(self.losses(cast(nn.Module, passed), batch), records)
+        if passed.output is None or not losses.requires_grad:
+            raise NotAChain
+        return passed, torch.autograd.grad(losses, passed.output, torch.ones_like(losses))[0]
+
     # --- by rules ---------------------------------------------------------------------------------------------------
 
-    def _by_rules(self, batch: Any, records: int) -> tuple[dict[nn.Parameter, Kind], Tensor] | None:
-        with torch.enable_grad(), watching(self.model, self._copies) as tape:
+    def _by_rules(self, layers: Layers, batch: Any, records: int) -> Found | None:
+        with torch.enable_grad(), watching(layers, self._copies) as tape:
             losses = one_each(self.losses(self.model, batch), records)
-        shape = (
-            tuple(id(use.module) for use in tape.uses), tuple(p.requires_grad for p in self.model.parameters()),
-            self.model.training,
-        )  # fmt: skip
+        shape = tuple(use.module for use in tape.uses), tuple(layers.trained), self.model.training
         new = shape not in self._checked
         if not losses.requires_grad:
-            return {}, losses.detach()
+            return {}
         if new and not self._find_dims(tape.uses, losses):
             return None
         edges = [edge for use in tape.uses for edge in use.edges]
-        gradients = torch.autograd.grad(losses.sum(), edges, allow_unused=True, retain_graph=new)
+        each = torch.ones_like(losses)
+        gradients = torch.autograd.grad(losses, edges, each, allow_unused=True, retain_graph=new)
         if not all(use.intact for use in tape.uses):
             return None
         factors = self._finish(tape.uses, gradients, records)
         if new:
-            if not self._agrees(factors, losses, records):
+            if not self._agrees(layers.trained, factors, losses, records):
                 return None
             self._checked.add(shape)
-        return factors, losses.detach()
+            held = [x for use in tape.uses for x in use.inputs] + [g for g in gradients if g is not None]
+            numbers = sum(x.numel() for x in held) + sum(factor.formed() for factor in factors.values())
+            self._bytes = 4.0 * numbers / records
+        return factors
 
-    def _finish(
-        self, uses: Sequence[Use], gradients: Sequence[Tensor | None], records: int
-    ) -> dict[nn.Parameter, Kind]:
+    def _finish(self, uses: Sequence[Use], gradients: Sequence[Tensor | None], records: int) -> Found:
         found: dict[nn.Parameter, list[Kind]] = {}
         at = 0
         with torch.no_grad():
             for use in uses:
                 mine = gradients[at : at + len(use.edges)]
                 at += len(use.edges)
-                if all(g is None for g in mine):
+                like = next((g for g in mine if g is not None), None)
+                if like is None:
                     continue
-                like = next(g for g in mine if g is not None)
                 whole = [torch.zeros_like(like) if g is None else g for g in mine]
                 dim = self._dims.get(use.module, 0)
                 for parameter, factor in use.finish(whole, dim if dim >= 0 else -records):
@@ -145,12 +210,13 @@ class Records:
             self._dims[use.module] = dim
         return True
 
-    def _agrees(self, factors: dict[nn.Parameter, Kind], losses: Tensor, records: int) -> bool:
+    def _agrees(
+        self, parameters: list[nn.Parameter], factors: Found, losses: Tensor, records: int
+    ) -> bool:  # fmt: skip
         """Whether the last record's gradient is what plain autograd says."""
         record = records - 1
-        pick = torch.zeros(records, device=losses.device)
+        pick = torch.zeros(records, dtype=torch.promote_types(losses.dtype, torch.float32), device=losses.device)
         pick[record] = 1.0
-        parameters = self.parameters()
         truth = torch.autograd.grad(losses[record], parameters, allow_unused=True)
         size = sum(float(g.norm()) ** 2 for g in truth if g is not None) ** 0.5
         for parameter, exact in zip(parameters, truth, strict=True):
@@ -166,7 +232,7 @@ class Records:
 
     # --- without rules ----------------------------------------------------------------------------------------------
 
-    def _by_func(self, batch: Any, records: int) -> tuple[dict[nn.Parameter, Kind], Tensor]:
+    def _by_func(self, batch: Any, records: int) -> Found:
         """One record at a time, vectorised by torch.func if it can be."""
         if not self._loop:
             try:
@@ -175,27 +241,25 @@ class Records:
                 self._loop = True  # data-dependent control flow, or an operation that cannot be vectorised
         return self._one_by_one(batch, records)
 
-    def _vectorised(self, batch: Any, records: int) -> tuple[dict[nn.Parameter, Kind], Tensor]:
+    def _vectorised(self, batch: Any, records: int) -> Found:
         whole = _Whole(self.model, self.losses)
         named = {name: p for name, p in whole.named_parameters() if p.requires_grad}
 
-        def one(values: dict[str, Tensor], record: Any) -> tuple[Tensor, Tensor]:
+        def one(values: dict[str, Tensor], record: Any) -> Tensor:
             single = pytree.tree_map(lambda t: t.unsqueeze(0) if isinstance(t, Tensor) else t, record)
-            loss = one_each(torch.func.functional_call(whole, values, (single,)), 1)[0]
-            return loss, loss
+            return one_each(torch.func.functional_call(whole, values, (single,)), 1)[0]
 
         values = {name: p.detach() for name, p in named.items()}
         dims = pytree.tree_map(lambda t: 0 if isinstance(t, Tensor) else None, batch)
-        derivative = torch.func.grad(one, has_aux=True)
+        derivative = torch.func.grad(one)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that some operation is vectorised by a loop is no concern of the caller's
-            gradients, losses = torch.func.vmap(derivative, in_dims=(None, dims), randomness="different")(values, batch)
-        return {named[name]: Explicit(g.detach()) for name, g in gradients.items()}, losses.detach()
+            gradients = torch.func.vmap(derivative, in_dims=(None, dims), randomness="different")(values, batch)
+        return {named[name]: Explicit(g.detach()) for name, g in gradients.items()}
 
-    def _one_by_one(self, batch: Any, records: int) -> tuple[dict[nn.Parameter, Kind], Tensor]:
-        parameters = self.parameters()
+    def _one_by_one(self, batch: Any, records: int) -> Found:
+        parameters = [p for p in self.model.parameters() if trainable(p)]
         rows: list[list[Tensor]] = [[] for _ in parameters]
-        losses = []
         for i in range(records):
             single = pytree.tree_map(lambda t, i=i: t[i : i + 1] if isinstance(t, Tensor) else t, batch)
             with torch.enable_grad():
@@ -203,8 +267,7 @@ class Records:
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
             for row, g, parameter in zip(rows, gradients, parameters, strict=True):
                 row.append(torch.zeros_like(parameter) if g is None else g)
-            losses.append(loss.detach())
-        return {p: Explicit(torch.stack(row)) for p, row in zip(parameters, rows, strict=True)}, torch.stack(losses)
+        return {p: Explicit(torch.stack(row)) for p, row in zip(parameters, rows, strict=True)}
 
 
 class _Whole(nn.Module):
@@ -248,8 +311,13 @@ def one_each(losses: Tensor, records: int) -> Tensor:
     return losses
 
 
+_NORMS = nn.modules.batchnorm._NormBase
+
+
 def refuse_mixing(model: nn.Module) -> None:
     """Refuse layers whose outputs for one record depend on the others in the batch, or that store batch statistics."""
+    if not any(isinstance(module, _NORMS) for module in model.modules()):
+        return
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
             raise MixedRecords(

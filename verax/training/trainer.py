@@ -6,42 +6,54 @@ are rounds like any other. Whatever leaves the mechanism stops the run, and the 
 
 from __future__ import annotations
 
-import copy
-import html
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from numpy.typing import NDArray
+from torch import nn
 
 from verax import checks
-from verax.mechanism import Individual, Mechanism, Phases
+from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
 from verax.privacy.guarantee import Guarantee
 from verax.randomness import Source
 from verax.samplers.stream import Batches, resume
 from verax.training.clipped import MICRO_BATCH, Clipper, Flat, Inner, NotFinite
-from verax.training.data import Data
-from verax.training.ledger import Ledger, LeftMechanism
+from verax.training.data import Data, Stream, WrongLength, taken_from
+from verax.training.distributed import Leaving, LostProcess, add_share, clip_whole, processes_of
+from verax.training.entries import schedule_of
+from verax.training.files import write_secret
+from verax.training.ledger import Ledger, LeftMechanism, read
+from verax.training.losses import Criterion, PerRecord
+from verax.training.ran import NOT_PRIVATE as NOT_PRIVATE
 from verax.training.ran import released
-from verax.training.records import Losses
+from verax.training.refusals import refuse_run
 
-Criterion = Callable[..., Tensor]
-"""A loss: from outputs and targets (tuples of data), or from the model and the batch (dictionaries), to losses."""
+if TYPE_CHECKING:
+    from verax.reporting.statement import Statement
 
-NOT_PRIVATE = "The randomness of this run came from a seed that somebody chose: it is NOT private."
+Norms = Callable[[int], float] | Sequence[float]
+"""Clip norms of the rounds, by their numbers from 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One batch as the sampler drew it: its number in the run, its records, and how many they are (a secret)."""
+    """One batch as the sampler drew it: its number in the run, its records, and how many they are (a secret).
+
+    Where several processes train, the records are this process's share of the batch.
+    """
 
     number: int
     data: Any
     records: int
+    share: float | None = None
+    """Which part of the batch's one clip-group the records are, if several processes work on it."""
+    labels: NDArray[np.int64] | None = None
+    """The clip-groups of the records, if they were drawn with the batch."""
 
 
 class PrivateTrainer:
@@ -54,7 +66,16 @@ class PrivateTrainer:
         mechanism: what runs.
         ledger: where to record every release, a new file; or an open ``Ledger``; or None for none.
         inner: for batch and mixed clipping, what a clip-group computes; by default the gradient of its mean loss.
-        micro_batch: how many records are worked on at once. It changes memory and speed, never the result's law.
+        micro_batch: at most how many records are worked on at once (fewer for large models). It changes memory and
+            speed, never the result's law.
+        clip_norms: a clip norm for every round in place of the mechanism's own: a list, or a function of the round's
+            number, chosen without looking at the data and declared before the first round. Noise is in proportion, so
+            the guarantee stays the same.
+        records: a public number of records, by which updates are scaled (the expected batch is computed from it). By
+            default the data set's own number, which is then taken to be public: under add-remove it differs between
+            neighbours, and the guarantee names it as an assumption.
+        processes: None for all processes of ``torch.distributed`` if it was initialised, which then train one model
+            together; 1 for a run of this process alone; or a process group.
         insecure_seed: for tests and research only: makes the run repeatable, and not private.
 
     >>> import torch
@@ -80,76 +101,196 @@ class PrivateTrainer:
         ledger: str | os.PathLike[str] | Ledger | None = None,
         inner: Inner | None = None,
         micro_batch: int = MICRO_BATCH,
+        clip_norms: Norms | None = None,
+        records: int | None = None,
+        processes: Any = None,
         insecure_seed: int | None = None,
     ) -> None:
-        if not isinstance(mechanism, Mechanism):
-            raise ValueError(f"mechanism must be a Mechanism, got {mechanism!r}")
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise ValueError(
-                "optimizer must take one step per noisy gradient, got LBFGS, which evaluates the loss several times in "
-                "every step; use SGD, Adam or another first-order optimizer"
-            )
-        if inner is not None and isinstance(mechanism.clipping, Individual):
-            raise ValueError("inner is for batch and mixed clipping: individual clipping clips every record's gradient")
-        mine = set(model.parameters())
-        for group in optimizer.param_groups:
-            if any(p not in mine for p in group["params"]):
-                raise ValueError("optimizer must hold parameters of the model only, got one that is not the model's")
+        refuse_run(model, optimizer, mechanism, inner)
         self.model, self.optimizer, self.mechanism = model, optimizer, mechanism
         self.micro_batch = checks.count("micro_batch", micro_batch)
         self._inner = inner
+        self._norms = None if clip_norms is None else _each(clip_norms, len(mechanism.sampler))
+        self._nominal = None if records is None else checks.count("records", records)
+        self._priced = mechanism.guarantee()  # now, so that what nobody can price is not trained either
         self._source = Source.system() if insecure_seed is None else Source.insecure(insecure_seed)
         self._noise, self._groups, self._sampling = (
             self._source.spawn(use) for use in ("noise", "clip-groups", "sampling")
         )
-        self._ledger = self._open(ledger)
         self._drawn: Batches | None = None
         self._pending: Round | None = None
-        self._next = 0 if self._ledger is None else self._ledger.released
-        self._data: Data | None = None
+        self._next = 0
+        self._data: Data | Stream | None = None
+        self._expected = 0.0
         self._clippers: dict[int, tuple[Any, Clipper]] = {}
-        self._over = ""
+        self._total: Flat | None = None
+        self._over: Exception | None = None
+        self._blind = False  # whether rounds may have been released that nobody wrote down
+        self._ledger: Ledger | None = None
+        self._peers = processes_of(processes, next((p.device for p in model.parameters()), torch.device("cpu")))
+        if self._peers is None:
+            self._open(ledger)
+        else:
+            self._join(ledger)
 
-    def _open(self, ledger: str | os.PathLike[str] | Ledger | None) -> Ledger | None:
-        if ledger is None or isinstance(ledger, Ledger):
-            return ledger
-        return Ledger.create(Path(ledger), self.mechanism, insecure_seed=not self._source.secure)
+    def _open(self, ledger: str | os.PathLike[str] | Ledger | None) -> None:
+        """Begin a ledger, or take one that was opened: it must declare this very run."""
+        if ledger is None:
+            return
+        if not isinstance(ledger, Ledger):
+            self._ledger = Ledger.create(
+                Path(ledger), self.mechanism, insecure_seed=not self._source.secure, clip_norms=self._norms
+            )
+            return
+        declared = None if self._norms is None else schedule_of(self._norms, len(self.mechanism.sampler))
+        for what, theirs, mine in (
+            ("mechanism", ledger.mechanism.mechanisms, (self.mechanism,)),
+            ("clip_norms", ledger.clip_norms, declared),
+        ):
+            if theirs != mine:
+                raise ValueError(f"ledger must declare the {what} that is trained, {mine!r}, got one with {theirs!r}")
+        self._ledger, self._next = ledger, ledger.released
+        self._refuse_seed()
+
+    def _refuse_seed(self) -> None:
+        if self._ledger is not None and not self._source.secure and not self._ledger.insecure_seed:
+            raise ValueError("insecure_seed must not be used in a run whose ledger says that its randomness is secret")
+
+    def _join(self, ledger: str | os.PathLike[str] | Ledger | None) -> None:
+        """Agree with the other processes: one ledger, one secret, the same description and the same weights."""
+        peers = self._peers
+        assert peers is not None  # noqa: S101
+        peers.by_first(lambda: self._open(ledger))
+        peers.together(lambda: _closed_elsewhere(ledger, peers.first))
+        peers.agree({
+            "mechanism": repr(self.mechanism), "clip_norms": self._norms, "records": self._nominal,
+            "parameters": [(p.shape, p.dtype) for p in self.model.parameters()],
+            "optimizer": (type(self.optimizer).__name__, repr(self.optimizer.defaults)),
+            "inner": type(self._inner).__name__,
+        })  # fmt: skip
+        groups, sampling, self._next = peers.share((self._groups.state(), self._sampling.state(), self._next))
+        if not peers.first:
+            self._groups, self._sampling = Source.restore(groups), Source.restore(sampling)
+            self._source = self._sampling
+        peers.spread_all((*self.model.parameters(), *self.model.buffers()))
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def batches(self, dataset: Any) -> Iterator[Round]:
-        """Every batch of the run, as the mechanism's sampler draws them; each must be stepped on before the next."""
-        if self._over:
-            raise LeftMechanism(self._over)
-        self._data = Data(dataset)
+        """Every batch of the run, as the mechanism's sampler draws them; each must be stepped on before the next.
+
+        Args:
+            dataset: tensors, a dictionary of them, a map-style data set, or a stream for samplers that read in order.
+        """
+        if self._over is not None:
+            raise self._over
+        self._see(dataset)
         if self._drawn is None:
-            rng = self._sampling.generator()
-            self._drawn = cast(Batches, self.mechanism.sampler.batches(len(self._data), rng))
+            if self._next > 0:
+                raise ValueError(
+                    f"the ledger knows {self._next} rounds whose batches this trainer did not draw: load() the state "
+                    "that was saved, which knows the sampler's sequence; without one, begin another ledger"
+                )
+            self._draw()
         assert self._drawn is not None  # noqa: S101
         for indices in self._drawn:
             if self._pending is not None:
                 self._left(f"round {self._pending.number} was drawn but not stepped on")
-            self._pending = Round(self._next, self._data.take(indices), len(indices))
+            try:
+                self._pending = self._round(indices)
+            except WrongLength as error:
+                self._left(str(error))
             yield self._pending
         if self._pending is None and self._ledger is not None and self.rounds == len(self.mechanism.sampler):
             self._ledger.finish()
 
+    def _see(self, dataset: Any) -> None:
+        """Look at the data; their number must stay what it is for the whole run, and be the same in all processes."""
+        seen, sampler = taken_from(dataset, self.mechanism.sampler, self._nominal), self.mechanism.sampler
+        if self._data is not None and len(seen) != len(self._data):
+            raise ValueError(
+                f"dataset must have the {len(self._data)} records that the run began with, got {len(seen)}"
+            )
+        if self._peers is not None:
+            self._peers.agree({"dataset": f"{len(seen)} records"})
+        self._data, self._expected = seen, sampler.expected_batch(self._nominal or len(seen))
+
+    def _draw(self) -> None:
+        assert self._data is not None  # noqa: S101
+        rng = self._sampling.generator()
+        self._drawn = cast(Batches, self.mechanism.sampler.batches(len(self._data), rng))
+
+    def _round(self, indices: NDArray[np.int64]) -> Round:
+        assert self._data is not None  # noqa: S101
+        number, records = self._next, len(indices)
+        if self._peers is None:
+            return Round(number, self._data.take(indices, number), records)
+        clipping, labels = self.mechanism.clipping, None
+        if isinstance(clipping, Mixed):  # for the whole batch, as one process would draw them
+            labels = self._groups.generator().integers(0, clipping.groups, records)
+        split = self._peers.split(clipping, self._inner, self.model)
+        mine = self._peers.mine(records, clipping, labels, split)
+        here = len(indices[mine])
+        share = here / records if split and records else None
+        data = self._data.take(indices, number, mine)
+        return Round(number, data, here, share, None if labels is None else labels[mine])
+
     def step(self, batch: Round, loss: Criterion) -> None:
         """Clip, add up, record, add noise, and let the optimizer step; also for an empty batch."""
-        if self._over:
-            raise LeftMechanism(self._over)
+        if self._over is not None:
+            raise self._over
+        peers = self._peers
+        try:
+            if peers is None:
+                total, denominator = self._clipped(batch, loss)
+                self._release(batch, total)
+            else:
+                total, denominator = peers.together(lambda: self._clipped(batch, loss))
+                peers.add_up(total.buffer)
+                peers.by_first(lambda: self._release(batch, total))
+                self._pending, self._next = None, batch.number + 1
+                peers.spread(total.buffer)
+        except Leaving as departure:
+            self._left(departure.reason, departure.private)
+        except LostProcess as lost:
+            self._over = lost
+            if self._ledger is not None:
+                self._ledger.close()
+            raise
+        total.put_gradients(denominator)
+        self.optimizer.step()
+        for parameter in total.parameters:
+            parameter.grad = None
+
+    def _clipped(self, batch: Round, loss: Criterion) -> tuple[Flat, float]:
+        """The clipped sum of the batch, or of this process's share, and what it is to be divided by."""
         if batch is not self._pending:
-            self._left("a batch that this run's sampler did not draw, or an old one, was stepped on")
+            raise Leaving("a batch that this run's sampler did not draw, or an old one, was stepped on")
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
         if any(p.grad is not None and bool(p.grad.any()) for p in parameters):
-            self._left("gradients that were not clipped were found in the model; call backward() nowhere else")
-        total = Flat(parameters)
+            raise Leaving("gradients that were not clipped were found in the model; call backward() nowhere else")
+        total = self._total = Flat(parameters) if self._total is None else self._total.again(parameters)
         clipper = self._clipper(loss)
+        if self._norms is not None:
+            clipper.clipping = replace(self.mechanism.clipping, norm=self._norms[batch.number])
         try:
-            clipper.add(batch.data, batch.records, total, self._groups.generator())
+            if batch.share is not None:
+                add_share(clipper, batch.data, batch.records, batch.share, total)
+            else:
+                clipper.add(batch.data, batch.records, total, self._groups.generator(), batch.labels)
         except NotFinite as error:
-            self._left(str(error), private=True)
-        norm, noise = self.mechanism.clipping.norm, self.mechanism.noise_multiplier
+            raise Leaving(str(error), private=True) from None
+        return total, clipper.denominator(self._expected)
+
+    def _release(self, batch: Round, total: Flat) -> None:
+        """Record the round, and only then add its noise; in one process of a run."""
+        norm = self.mechanism.clipping.norm if self._norms is None else self._norms[batch.number]
+        noise = self.mechanism.noise_multiplier
+        if self._peers is not None and isinstance(self.mechanism.clipping, Batch):  # whatever the others sent
+            try:
+                clip_whole(total.buffer, norm)
+            except NotFinite as error:
+                raise Leaving(str(error), private=True) from None
         if self._ledger is not None:
             self._ledger.release(batch.number, clip_norm=norm, noise_multiplier=noise)
         self._pending, self._next = None, batch.number + 1
@@ -158,24 +299,24 @@ class PrivateTrainer:
             self._noise.add_gaussian(flat.numpy(), noise * norm)
             if flat is not total.buffer:
                 total.buffer.copy_(flat)
-        assert self._data is not None  # noqa: S101
-        total.put_gradients(clipper.denominator(self.mechanism.sampler.expected_batch(len(self._data))))
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
 
     def _clipper(self, loss: Criterion) -> Clipper:
         held = self._clippers.get(id(loss))
         if held is None or held[0] is not loss:
-            held = (loss, Clipper(self.model, per_record(loss), self.mechanism.clipping, self._inner, self.micro_batch))
+            held = (loss, Clipper(self.model, PerRecord(loss), self.mechanism.clipping, self._inner, self.micro_batch))
             self._clippers = {id(loss): held}
         return held[1]
 
     def _left(self, reason: str, private: bool = False) -> NoReturn:
-        error = LeftMechanism(reason) if self._ledger is None else self._ledger.left(reason, private=private)
-        self._over = str(error)
-        raise error
+        self._over = LeftMechanism(reason) if self._ledger is None else self._ledger.left(reason, private=private)
+        raise self._over
 
     # --- what it cost -----------------------------------------------------------------------------------------------
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the ledger: the only one, or the first of several."""
+        return self._peers is None or self._peers.first
 
     @property
     def rounds(self) -> int:
@@ -185,7 +326,14 @@ class PrivateTrainer:
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee of the declared run. It holds wherever training stops, whatever the reason."""
-        return self.mechanism.guarantee()
+        run = self.mechanism
+        told = isinstance(run.clipping, Individual) and run.relation == "add-remove" and self._nominal is None
+        assumed = [self._priced.assuming] * bool(self._priced.assuming)
+        if told and not hasattr(run.sampler, "population"):  # updates are divided by a multiple of the data's number
+            assumed.append("that the number of records is public (records= gives another)")
+        if self._blind:
+            assumed.append("that nobody saw a round between the saved state and its loading (a ledger would know)")
+        return replace(self._priced, assuming="; ".join(assumed))
 
     @property
     def so_far(self) -> Guarantee | None:
@@ -193,29 +341,36 @@ class PrivateTrainer:
         ran = released(Phases((self.mechanism,)), self._next, up=True)
         return None if ran is None else replace(ran.guarantee(), assuming="that the run was to stop here")
 
-    def statement(self, delta: float, path: str | os.PathLike[str] | None = None) -> str:
-        """What a reviewer signs, in words; with a path also written there, as a page if it ends in ``.html``."""
-        text = self.guarantee.statement(delta)
-        if not self._source.secure:
-            text = f"{NOT_PRIVATE}\n{text}"
-        if path is not None:
-            target = Path(path)
-            page = "<!doctype html><meta charset=utf-8><title>Privacy statement</title>"
-            body = "".join(f"<p>{html.escape(line)}</p>" for line in text.splitlines())
-            target.write_text(page + body if target.suffix == ".html" else text + "\n", encoding="utf-8")
-        return text
+    def statement(self, delta: float, path: str | os.PathLike[str] | None = None) -> Statement:
+        """What a reviewer signs, in words; with a path also written there: as a page, JSON or text, by its suffix."""
+        from verax.reporting.statement import Statement  # reporting depends on training, not the reverse
+
+        guarantee = self.guarantee
+        if self.rounds < len(self.mechanism.sampler):  # an attack sees what was released, whatever is charged
+            seen = released(Phases((self.mechanism,)), self.rounds, up=False)
+            attacks = (seen.guarantee().lowers, seen.guarantee().lower_by) if seen else ((), "nothing was released")
+            guarantee = replace(guarantee, lowers=attacks[0], lower_by=attacks[1])
+        runs = [] if self._ledger is None else [read(self._ledger.path)]
+        statement = Statement.of(guarantee, delta, runs, private=self._source.secure)
+        if path is not None and self.first:
+            statement.write(path)
+        return statement
 
     # --- stopping and going on --------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all there is to go on later: weights, optimizer, and the secrets of sampling and noise.
 
-        The file is readable by its owner only and must stay secret: it tells who will be in which batch.
+        The file is readable by its owner only and must stay secret: it tells who will be in which batch. Of several
+        processes the first one writes it.
         """
         if self._pending is not None:
             raise ValueError(f"round {self._pending.number} was drawn but not stepped on; step first, then save")
+        if not self.first:
+            return
         state = {
             "mechanism": repr(self.mechanism),
+            "clip_norms": self._norms,
             "rounds": self._next,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -224,75 +379,65 @@ class PrivateTrainer:
             "groups": self._groups.state(),
             "sampling": self._sampling.state(),
         }
-        target = Path(path)
-        fresh = target.with_name(target.name + ".new")
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, target)
+        write_secret(path, state)
 
     def load(self, path: str | os.PathLike[str], dataset: Any) -> None:
         """Go on from a saved state. Rounds the ledger knows but the state does not are spent: drawn, and dropped.
 
-        Noise goes on from fresh entropy: a round after the state was saved may have used what the state would draw
-        next, and the same noise on two sums gives both away. (A seeded run, which is not private, repeats itself.)
+        Noise and clip-groups go on from fresh entropy: a round after the state was saved may have used what the state
+        would draw next, and the same noise on two sums gives both away. (A seeded run, which is not private, repeats
+        itself.) Of several processes, all call this and the first one reads the file.
         """
-        state = torch.load(path, weights_only=False)
-        if state["mechanism"] != repr(self.mechanism):
-            raise ValueError(f"path must hold a run of {self.mechanism!r}, got one of {state['mechanism']}")
+        state: dict[str, Any] = {}
+        if self._peers is None:
+            state = self._read(path)
+        else:
+            self._peers.by_first(lambda: state.update(self._read(path)))
+            state = self._peers.share(state)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self._groups, self._sampling = Source.restore(state["groups"]), Source.restore(state["sampling"])
-        self._noise = Source.restore(state["noise"])
-        self._source = self._noise
-        if self._noise.secure:
-            self._source = Source.system()
-            self._noise = self._source.spawn("noise")
-        self._data = Data(dataset)
-        if state["sampler"] is not None:
+        if not self.first:
+            self._source = self._sampling
+        self._see(dataset)
+        assert self._data is not None  # noqa: S101
+        if state["sampler"] is None:
+            self._draw()
+        else:
             rng = self._sampling.generator()
             self._drawn = cast(Batches, resume(self.mechanism.sampler, state["sampler"], len(self._data), rng))
-        spent = 0 if self._ledger is None else self._ledger.released - state["rounds"]
-        if spent < 0:
+        assert self._drawn is not None  # noqa: S101
+        for _ in range(state["spent"]):
+            next(self._drawn)
+        self._next, self._blind = state["rounds"] + state["spent"], state["blind"]
+
+    def _read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """A saved state, checked, with what the ledger adds to it; the secret of the noise is taken out of it."""
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+        for what, mine in (("mechanism", repr(self.mechanism)), ("clip_norms", self._norms)):
+            if state[what] != mine:
+                raise ValueError(f"path must hold a run of {what} {mine}, got one of {state[what]}")
+        state["blind"] = self._ledger is None
+        state["spent"] = 0 if self._ledger is None else self._ledger.released - state["rounds"]
+        if state["spent"] < 0:
             raise ValueError(
                 f"path must not be ahead of the ledger, got {state['rounds']} rounds, the ledger knows fewer"
             )
-        if self._drawn is not None:
-            for _ in range(spent):
-                next(self._drawn)
-        self._next = state["rounds"] + spent
+        self._source = self._noise = Source.restore(state.pop("noise"))
+        self._refuse_seed()
+        if self._noise.secure:
+            self._source = Source.system()
+            self._noise = self._source.spawn("noise")
+            state["groups"] = self._source.spawn("clip-groups").state()
+        return state
 
 
-def per_record(loss: Criterion) -> Losses:
-    """From a criterion to one loss per record, whatever its own reduction is: never a silent factor of the batch size.
+def _each(norms: Norms, rounds: int) -> list[float]:
+    """A clip norm for every round, all of them asked for before the first."""
+    found = [norms(number) for number in range(rounds)] if callable(norms) else list(norms)
+    return [norm for norm, times in schedule_of(found, rounds) for _ in range(times)]
 
-    Tuples are (inputs..., target): the criterion gets the model's output and the target. For other batches it gets the
-    model and the batch. A criterion that reduces is applied record by record.
-    """
-    reduction = getattr(loss, "reduction", None)
-    if isinstance(loss, nn.Module) and reduction in ("mean", "sum"):
-        each = copy.copy(loss)
-        each.reduction = "none"
-        criterion: Criterion = each
-    else:
-        criterion = loss
 
-    def losses(model: nn.Module, batch: Any) -> Tensor:
-        if isinstance(batch, tuple | list):
-            *inputs, target = batch
-            outputs = model(*inputs)
-            found = criterion(outputs, target)
-            records = len(target)
-        else:
-            found = criterion(model, batch)
-            records = len(next(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)))
-            outputs = target = None
-        if found.dim() == 0 and outputs is not None:  # reduced: ask again, record by record
-            single = torch.func.vmap(lambda out, goal: criterion(out.unsqueeze(0), goal.unsqueeze(0)))
-            found = single(outputs, target)
-        if found.dim() > 1 and len(found) == records:
-            found = found.flatten(1).sum(dim=1) if reduction == "sum" else found.flatten(1).mean(dim=1)
-        return found
-
-    return losses
+def _closed_elsewhere(ledger: Any, first: bool) -> None:
+    if isinstance(ledger, Ledger) and not first:
+        raise ValueError("ledger must be opened by the first process only: pass None in the others")

@@ -1,0 +1,84 @@
+"""One run in several processes: the law of one process, one ledger, and a lost process stops all of them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cryptography")
+
+from torch import nn  # noqa: E402
+
+from verax import Mechanism, Poisson  # noqa: E402
+from verax.training import PrivateTrainer, ledger  # noqa: E402
+from verax.training.distributed import launched  # noqa: E402
+
+RANKS = Path(__file__).with_name("ranks.py")
+SCENARIOS = [
+    line.removeprefix("def ").partition("(")[0]
+    for before, line in zip(RANKS.read_text().splitlines(), RANKS.read_text().splitlines()[1:], strict=False)
+    if before == "@scenario"
+]
+MECHANISM = Mechanism(Poisson(0.5, 2), 1.0)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What went wrong in each scenario."""
+    command = [sys.executable, str(RANKS), str(tmp_path_factory.mktemp("ranks"))]
+    found = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert found.returncode == 0, found.stderr
+    return json.loads(found.stdout)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_in_several_processes(said, name):
+    assert said[name] == "", said[name]
+
+
+def trainer(model=None, **more):
+    model = model or nn.Linear(3, 2)
+    return PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), MECHANISM, **more)
+
+
+def test_processes_that_do_not_know_of_each_other_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="init_process_group"):
+        trainer()
+    assert trainer(processes=1).first
+
+
+@pytest.mark.parametrize("processes", [2, 0, "all", object()])
+def test_processes_are_a_group_or_one(processes):
+    with pytest.raises(ValueError, match="processes must be"):
+        trainer(processes=processes)
+
+
+def test_models_that_reduce_their_own_gradients_are_refused():
+    with pytest.raises(ValueError, match="DataParallel"):
+        trainer(nn.DataParallel(nn.Linear(3, 2)))
+
+
+def test_without_torchrun_there_is_one_process(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with launched() as first:
+        assert first
+
+
+@pytest.mark.slow
+def test_the_command_line_under_torchrun(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone", "--nproc-per-node", "2",
+         str(Path(sys.executable).with_name("verax")), "train", "--data", "digits", "--model", "logistic", "-z", "1",
+         "--epochs", "4", "--lr", "0.05", "--ledger", str(tmp_path / "run.ledger"), "--json", "--insecure-seed", "1"],
+        capture_output=True, text=True, timeout=200, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["accuracy"] > 0.5  # once: the other process prints nothing
+    assert ledger.read(tmp_path / "run.ledger").complete

@@ -1,0 +1,103 @@
+"""Plain chains of layers, such as logistic regression or a perceptron, differentiated without a graph.
+
+In small models most of a step is the bookkeeping of autograd. A chain of linear layers and simple activations needs
+none: its backward pass is a product and a mask per layer. Only the loss is left to autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules import module as module_hooks
+
+from verax.training.factors import Kind
+from verax.training.layers import affine
+
+Activation = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
+"""The function, and from its value and the gradient of that to the gradient of its argument."""
+
+ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    nn.ReLU: (torch.relu, lambda y, g: g * (y > 0)),
+    nn.Tanh: (torch.tanh, lambda y, g: g * (1.0 - y * y)),
+    nn.Sigmoid: (torch.sigmoid, lambda y, g: g * (y * (1.0 - y))),
+}
+
+
+class NotAChain(Exception):  # noqa: N818  control flow
+    """The loss used the model in another way than calling it once on a tensor of records."""
+
+
+def chain_of(model: nn.Module) -> list[nn.Module] | None:
+    """The layers of the model in order, if it is nothing but a chain of known ones that nobody watches."""
+    if module_hooks._has_any_global_hook():
+        return None
+    layers: list[nn.Module] = []
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if (
+            module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+            or module._backward_pre_hooks or "forward" in module.__dict__
+        ):  # fmt: skip
+            return None
+        kind = type(module)
+        if kind is nn.Sequential:
+            waiting.extend(reversed(list(module._modules.values())))
+        elif kind is nn.Linear or kind in ACTIVATIONS or (isinstance(module, nn.Flatten) and _keeps_records(module)):
+            layers.append(module)
+        elif kind is not nn.Identity:
+            return None
+    return layers
+
+
+def _keeps_records(module: nn.Flatten) -> bool:
+    return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+
+
+class Pass:
+    """One pass of a batch through a chain: stands in for the model while the loss is taken."""
+
+    def __init__(self, layers: list[nn.Module], records: int) -> None:
+        self._layers, self._records = layers, records
+        self._values: list[Tensor] = []
+        self.output: Tensor | None = None
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """The model's output, as a leaf whose gradient is wanted."""
+        if self.output is not None or len(inputs) != 1 or inputs[0].dim() < 2 or len(inputs[0]) != self._records:
+            raise NotAChain
+        value, values = inputs[0].detach(), self._values
+        with torch.no_grad():
+            for layer in self._layers:
+                values.append(value)
+                if isinstance(layer, nn.Linear):
+                    value = functional.linear(value, layer.weight, layer.bias)
+                elif isinstance(layer, nn.Flatten):
+                    value = value.flatten(1)
+                else:
+                    value = ACTIVATIONS[type(layer)][0](value)
+            values.append(value)
+        self.output = value.detach().requires_grad_()
+        return self.output
+
+    def factors(self, g: Tensor) -> dict[nn.Parameter, list[Kind]]:
+        """From the gradient of the output to the factors of all parameters."""
+        found: dict[nn.Parameter, list[Kind]] = {}
+        trained = [
+            isinstance(layer, nn.Linear) and any(p.requires_grad for p in layer.parameters()) for layer in self._layers
+        ]  # fmt: skip
+        first = trained.index(True) if any(trained) else len(trained)
+        for at in range(len(self._layers) - 1, first - 1, -1):
+            layer, before, after = self._layers[at], self._values[at], self._values[at + 1]
+            if isinstance(layer, nn.Linear):
+                for parameter, factor in affine(layer.weight, layer.bias, before, g):
+                    found.setdefault(parameter, []).append(factor)
+                g = g @ layer.weight if at > first else g
+            elif isinstance(layer, nn.Flatten):
+                g = g.view(before.shape)
+            else:
+                g = ACTIVATIONS[type(layer)][1](after, g)
+        return found

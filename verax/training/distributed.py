@@ -1,0 +1,221 @@
+"""One run in several processes: each clips its share of the batch, the first writes the ledger and adds the noise.
+
+All processes know the secret that draws the batches and the clip-groups. The secret of the noise never leaves the first
+one, so noise is added once, whatever happens elsewhere. See docs/training.md, section 6.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from verax.mechanism import Batch, Clipping, Mixed
+from verax.training.clipped import _INSIDE, Clipper, Flat, MeanGradient, NotFinite
+
+T = TypeVar("T")
+
+
+class LostProcess(RuntimeError):  # noqa: N818  it says what happened
+    """Another process of the run died, hung or failed, so this one stopped too. The ledger knows what was released."""
+
+
+class Leaving(Exception):  # noqa: N818  it says what is about to happen
+    """A process found that the run is about to leave its mechanism; all processes are told, and the ledger."""
+
+    def __init__(self, reason: str, private: bool = False) -> None:
+        super().__init__(reason, private)
+        self.reason, self.private = reason, private
+
+
+class Processes:
+    """The processes of one run, which take every step together. Make it in all of them, in the same order.
+
+    Args:
+        group: a process group of ``torch.distributed``; None for all processes.
+        device: where the model is, and messages travel from.
+    """
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes the ledger and adds the noise."""
+        return bool(self.rank == 0)
+
+    # --- doing things together --------------------------------------------------------------------------------------
+
+    def share(self, value: Any) -> Any:
+        """The first process's value, in all of them."""
+        held = [value if self.first else None]
+        with self._listening():
+            dist.broadcast_object_list(held, group_src=0, group=self._group, device=self._device)
+        return held[0]
+
+    def agree(self, facts: dict[str, Any]) -> None:
+        """Fail in all processes if one has other facts than the first."""
+        theirs = self.share(facts)
+
+        def same() -> None:
+            for what, here in facts.items():
+                if here != theirs[what]:
+                    raise ValueError(
+                        f"{what} must be the same in all processes, got {here!r}, the first has {theirs[what]!r}"
+                    )
+
+        self.together(same)
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do something in every process. If it fails in one of them it fails in all."""
+        failure: Exception | None = None
+        try:
+            done = work()
+        except Exception as error:  # noqa: BLE001  whatever it is, the others must hear of it before it is raised
+            failure = error
+        with self._listening():
+            failed = torch.tensor([int(failure is not None)], device=self._device)
+            dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._group)
+            anywhere = bool(failed.item())
+        if anywhere:
+            self._fail(failure)
+        return done
+
+    def by_first(self, work: Callable[[], None]) -> None:
+        """Do something in the first process only, while the others wait for it."""
+        self.together(work if self.first else lambda: None)
+
+    def _fail(self, mine: Exception | None) -> None:
+        """Raise what went wrong: a departure in all processes, an error where it happened, and its words elsewhere."""
+        said = mine if isinstance(mine, Leaving) else None if mine is None else f"{type(mine).__name__}: {mine}"
+        heard: list[Any] = [None] * self.size
+        with self._listening():
+            dist.all_gather_object(heard, said, group=self._group)
+        for departure in heard:
+            if isinstance(departure, Leaving):
+                raise departure from mine
+        if mine is not None:
+            raise mine
+        failed = next(rank for rank, words in enumerate(heard) if words is not None)
+        raise LostProcess(f"process {failed} of this run failed, so all stopped: {heard[failed]}")
+
+    def add_up(self, buffer: Tensor) -> None:
+        """Add the buffers of all processes in the first one's."""
+        with self._listening():
+            dist.reduce(buffer, group_dst=0, group=self._group)
+
+    def spread(self, buffer: Tensor) -> None:
+        """Copy the first process's buffer to all."""
+        with self._listening():
+            dist.broadcast(buffer, group_src=0, group=self._group)
+
+    def spread_all(self, tensors: Iterable[Tensor]) -> None:
+        """Copy the first process's tensors, weights say, to all."""
+        with torch.no_grad():
+            for tensor in tensors:
+                copied = tensor.detach().contiguous()
+                self.spread(copied)
+                tensor.copy_(copied)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """A connection that breaks, or stays silent for longer than the group allows, is a process that was lost."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise LostProcess(
+                "another process of this run was lost or did not answer in time, so this one stopped; what was "
+                "released is in the ledger. Start all processes again: open the ledger and load the last saved state "
+                f"({str(error).splitlines()[0]})"
+            ) from error
+
+    # --- who works on what ------------------------------------------------------------------------------------------
+
+    def split(self, clipping: Clipping, inner: Any, model: nn.Module) -> bool:
+        """Whether the one clip-group of a batch can be cut: a mean over records that do not know each other can."""
+        return isinstance(clipping, Batch) and inner is None and not _normalises(model)
+
+    def mine(self, records: int, clipping: Clipping, labels: NDArray[np.int64] | None, split: bool) -> Any:
+        """The places in the batch of this process's records."""
+        if isinstance(clipping, Mixed) and labels is not None:  # a clip-group belongs to one process
+            return np.flatnonzero(labels % self.size == self.rank)
+        if isinstance(clipping, Batch) and not split:
+            return slice(None) if self.first else slice(0)
+        return slice(records * self.rank // self.size, records * (self.rank + 1) // self.size)
+
+
+def processes_of(given: Any, device: torch.device) -> Processes | None:
+    """The processes to train in: those of a group, all there are, or none but this one.
+
+    Args:
+        given: None for all processes if ``torch.distributed`` was initialised, 1 for this one alone, or a group.
+        device: where the model is.
+    """
+    if isinstance(given, int) and given == 1:
+        return None
+    ready = dist.is_available() and dist.is_initialized()
+    if given is not None:
+        if not ready or not isinstance(given, dist.ProcessGroup):
+            raise ValueError(
+                f"processes must be None (all processes of torch.distributed), 1 (this one alone) or a process group, "
+                f"got {given!r}"
+            )
+        return Processes(given, device) if dist.get_world_size(given) > 1 else None
+    if not ready:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ValueError(
+                f"this process was started as one of {os.environ['WORLD_SIZE']} (WORLD_SIZE), but torch.distributed is "
+                "not initialised: each would train and release on its own, and together they would cost more than any "
+                "of them says. Call torch.distributed.init_process_group() first, or pass processes=1 for separate runs"
+            )
+        return None
+    return Processes(None, device) if dist.get_world_size() > 1 else None
+
+
+@contextmanager
+def launched() -> Iterator[bool]:
+    """Join the processes that torchrun started, if it did; whether this is the first of them.
+
+    >>> with launched() as first:
+    ...     first
+    True
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
+        yield not dist.is_initialized() or dist.get_rank() == 0
+        return
+    dist.init_process_group()
+    try:
+        yield dist.get_rank() == 0
+    finally:
+        dist.destroy_process_group()
+
+
+def add_share(clipper: Clipper, batch: Any, records: int, share: float, into: Flat) -> None:
+    """Add what these records have in the mean gradient of the whole batch, which is clipped once it is added up."""
+    if records == 0:
+        return
+    found = MeanGradient(clipper.micro_batch)(clipper.model, clipper.losses, batch, records, into.parameters)
+    for parameter, g in zip(into.parameters, found, strict=True):
+        into.views[parameter].add_(g.to(into.buffer.dtype), alpha=share)
+
+
+def clip_whole(buffer: Tensor, norm: float) -> None:
+    """Clip a batch's aggregate that was added up over the processes."""
+    size = math.sqrt(float(buffer.double().square().sum()))
+    if not math.isfinite(size):
+        raise NotFinite("the aggregate of a clip-group is not finite")
+    if size > norm * _INSIDE:
+        buffer.mul_(norm * _INSIDE / size)
+
+
+def _normalises(model: nn.Module) -> bool:
+    return any(isinstance(m, nn.modules.batchnorm._NormBase) and m.training for m in model.modules())

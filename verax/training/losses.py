@@ -1,0 +1,90 @@
+"""Losses as people write them, turned into one loss per record."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+Criterion = Callable[..., Tensor]
+"""A loss: from outputs and targets (tuples of data), or from the model and the batch (dictionaries), to losses."""
+
+
+class PerRecord:
+    """A criterion as one loss per record, whatever its own reduction is: never a silent factor of the batch size.
+
+    Tuples are (inputs..., target): the criterion gets the model's output and the target. For other batches it gets the
+    model and the batch. A criterion that reduces is applied record by record.
+    """
+
+    def __init__(self, loss: Criterion) -> None:
+        self._reduction = getattr(loss, "reduction", None)
+        self._criterion: Criterion = loss
+        if isinstance(loss, nn.Module) and self._reduction in ("mean", "sum"):
+            each = copy.copy(loss)
+            each.reduction = "none"
+            self._criterion = each
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """One loss per record."""
+        criterion = self._criterion
+        if isinstance(batch, tuple | list):
+            *inputs, target = batch
+            outputs = model(*inputs)
+            found = criterion(outputs, target)
+            records = len(target)
+        else:
+            found = criterion(model, batch)
+            records = len(next(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)))
+            outputs = target = None
+        if found.dim() == 0 and outputs is not None:  # reduced: ask again, record by record
+            single = torch.func.vmap(lambda out, goal: criterion(out.unsqueeze(0), goal.unsqueeze(0)))
+            found = single(outputs, target)
+        if found.dim() > 1 and len(found) == records:
+            found = found.flatten(1).sum(dim=1) if self._reduction == "sum" else found.flatten(1).mean(dim=1)
+        return found
+
+    def gradient(self, model: Callable[..., Tensor], batch: Any) -> Tensor | None:
+        """The gradient of each record's loss at the model's output, for losses that have it in closed form."""
+        closed = _CLOSED.get(type(self._criterion))
+        if closed is None or not isinstance(batch, tuple | list):
+            return None
+        *inputs, target = batch
+        g = closed(self._criterion, model(*inputs), target)
+        if g is not None and self._reduction != "sum" and not isinstance(self._criterion, nn.CrossEntropyLoss):
+            g = g / (g.numel() // len(g))  # of the mean over a record's outputs
+        return g
+
+
+def _cross_entropy(loss: Any, outputs: Tensor, target: Tensor) -> Tensor | None:
+    """Probabilities minus the one of the target."""
+    usual = loss.weight is None and loss.label_smoothing == 0.0 and loss.ignore_index < 0
+    if not usual or outputs.dim() != 2 or target.dim() != 1 or target.dtype != torch.int64 or int(target.min()) < 0:
+        return None
+    few = outputs.shape[1] < 8  # the softmax of short rows is slower than this
+    g = torch.log_softmax(outputs, dim=1).exp_() if few else torch.softmax(outputs, dim=1)
+    index = target.unsqueeze(1)
+    return g.scatter_add_(1, index, g.new_full((1, 1), -1.0).expand_as(index))
+
+
+def _logistic(loss: Any, outputs: Tensor, target: Tensor) -> Tensor | None:
+    """Probability minus target."""
+    if loss.weight is not None or loss.pos_weight is not None or outputs.shape != target.shape:
+        return None
+    return torch.sigmoid(outputs) - target
+
+
+def _square(loss: Any, outputs: Tensor, target: Tensor) -> Tensor | None:
+    """Twice the distance."""
+    return 2.0 * (outputs - target) if outputs.shape == target.shape else None
+
+
+_CLOSED: dict[type, Callable[[Any, Tensor, Tensor], Tensor | None]] = {
+    nn.CrossEntropyLoss: _cross_entropy,
+    nn.BCEWithLogitsLoss: _logistic,
+    nn.MSELoss: _square,
+}
