@@ -1,0 +1,44 @@
+"""Choose parameters before anything runs: the frontier of plans that meet a privacy target, and what each costs.
+
+>>> from verax.planning import Target, frontier, ranked
+>>> target = Target(records=60000, epsilon=1.0, delta=1e-5)
+>>> best = ranked(frontier(target, batches=[256, 1024], epochs=[5, 20]))[0]
+>>> best.batch, best.epochs, best.epsilon <= 1.0
+(1024, 20, True)
+"""
+
+from verax.planning.costs import Change, changes
+from verax.planning.frontier import (
+    RANKINGS,
+    Plan,
+    Planner,
+    Target,
+    frontier,
+    full_batch_signal,
+    ranked,
+    undominated,
+)
+from verax.planning.limits import within
+from verax.planning.unknowns import fewest_records, largest_batch, most_rounds, reachable_delta, reachable_epsilon
+from verax.planning.ways import WAYS, drawn
+
+__all__ = [
+    "RANKINGS",
+    "WAYS",
+    "Change",
+    "Plan",
+    "Planner",
+    "Target",
+    "changes",
+    "drawn",
+    "fewest_records",
+    "frontier",
+    "full_batch_signal",
+    "largest_batch",
+    "most_rounds",
+    "ranked",
+    "reachable_delta",
+    "reachable_epsilon",
+    "undominated",
+    "within",
+]

@@ -1,0 +1,197 @@
+"""Any one quantity as the unknown, with the noise given.
+
+The epsilon or the delta reached; or the most rounds, the fewest records, the largest batch with which a target is met.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from verax import checks
+from verax.planning.accountant import upper_only
+from verax.planning.frontier import Plan, Planner, Target
+from verax.planning.surface import gaussian_shift
+from verax.planning.ways import drawn
+from verax.samplers import Poisson, Sampler, TruncatedPoisson, WithoutReplacement
+
+MOST = 10**9  # rounds or epochs, and records, up to which a search goes
+_LEAST = 1e-12  # an epsilon of zero is reported as this: a target must be positive
+
+
+def reachable_epsilon(target: Target, way: str, batch: int, epochs: int, noise_multiplier: float) -> Plan:
+    """The epsilon that this noise proves; the target's own is not looked at.
+
+    >>> from verax.planning import Target
+    >>> run = Target(records=60000, epsilon=1.0, delta=1e-5)
+    >>> round(reachable_epsilon(run, "poisson", 600, 10, noise_multiplier=1.0).epsilon, 2)
+    1.83
+    """
+    sampler = drawn(way, target.records, batch, epochs)
+    found = target.epsilon_at(sampler, checks.positive("noise_multiplier", noise_multiplier))
+    if math.isinf(found):
+        raise ValueError(
+            f"noise_multiplier = {noise_multiplier!r} proves no finite epsilon at delta = {target.delta!r} for sampler "
+            f"{way}, batch {batch}, epochs {epochs}: raise the noise or delta"
+        )
+    reached = replace(target, epsilon=max(found, _LEAST))
+    return Plan(reached, way, batch, epochs, sampler, noise_multiplier, reached.epsilon)
+
+
+def reachable_delta(target: Target, way: str, batch: int, epochs: int, noise_multiplier: float) -> Plan:
+    """The delta that this noise proves at the target's epsilon; the target's own delta is not looked at.
+
+    >>> from verax.planning import Target
+    >>> run = Target(records=60000, epsilon=1.0, delta=0.5)
+    >>> 1e-3 < reachable_delta(run, "poisson", 600, 10, noise_multiplier=1.0).target.delta < 1e-2
+    True
+    """
+    sampler = drawn(way, target.records, batch, epochs)
+    run = target.mechanism(sampler, checks.positive("noise_multiplier", noise_multiplier))
+    found = upper_only(run, target.group).delta(target.epsilon).upper
+    if not 0.0 < found < 1.0:
+        raise ValueError(
+            f"noise_multiplier = {noise_multiplier!r} proves no delta below 1 at epsilon = {target.epsilon!r} for "
+            f"sampler {way}, batch {batch}, epochs {epochs}: raise the noise or epsilon"
+        )
+    return Plan(replace(target, delta=found), way, batch, epochs, sampler, noise_multiplier, target.epsilon)
+
+
+def most_rounds(target: Target, way: str, batch: int, noise_multiplier: float) -> Plan:
+    """The most rounds allowed; whole epochs of them where batches are drawn an epoch at a time. One more is too many.
+
+    >>> from verax.planning import Target
+    >>> plan = most_rounds(Target(records=60000, epsilon=2.0, delta=1e-5), "poisson", 600, noise_multiplier=1.0)
+    >>> 1100 < plan.rounds < 1300
+    True
+    """
+    case = _Case(target, way, noise_multiplier)
+    one = drawn(way, target.records, batch, 1)
+    by_round = isinstance(one, Poisson | TruncatedPoisson | WithoutReplacement)
+
+    def run(count: int) -> Sampler:
+        if isinstance(one, Poisson | TruncatedPoisson | WithoutReplacement):
+            return replace(one, steps=count)
+        return drawn(way, target.records, batch, count)
+
+    guess = case.epochs_times_rate() * target.records / batch * (len(one) if by_round else 1)
+    found = _boundary(lambda n: target.epsilon_at(run(n), noise_multiplier), target.epsilon, guess, 1, MOST, True)
+    if found is None:
+        raise case.refusal(f"one {'round' if by_round else 'epoch'} of batch {batch}", run(1))
+    count, epsilon = found
+    sampler = run(count)
+    epochs = max(math.floor(len(sampler) * batch / target.records), 1) if by_round else count
+    return Plan(target, way, batch, epochs, sampler, noise_multiplier, epsilon)
+
+
+def fewest_records(target: Target, way: str, batch: int, epochs: int, noise_multiplier: float) -> Plan:
+    """The smallest data set, with this batch and these epochs, that meets the target; its own ``records`` is not used.
+
+    >>> from verax.planning import Target
+    >>> run = Target(records=1, epsilon=1.0, delta=1e-5)
+    >>> 9e4 < fewest_records(run, "poisson", 600, 10, noise_multiplier=1.2).target.records < 1e5
+    True
+    """
+    checks.count("batch", batch)
+    case = _Case(replace(target, records=MOST), way, noise_multiplier)
+
+    def look(records: int) -> float:
+        return target.epsilon_at(drawn(way, records, batch, epochs), noise_multiplier)
+
+    guess = batch * epochs / case.epochs_times_rate()
+    found = _boundary(look, target.epsilon, guess, max(batch, target.group), MOST, False)
+    if found is None:
+        raise case.refusal(
+            f"batch {batch} and epochs {epochs} with up to {MOST:g} records", drawn(way, MOST, batch, epochs)
+        )
+    records, epsilon = found
+    sampler = drawn(way, records, batch, epochs)
+    return Plan(replace(target, records=records), way, batch, epochs, sampler, noise_multiplier, epsilon)
+
+
+def largest_batch(target: Target, way: str, epochs: int, noise_multiplier: float) -> Plan:
+    """The largest expected batch with which these epochs meet the target; one record more does not.
+
+    >>> from verax.planning import Target
+    >>> run = Target(records=60000, epsilon=1.0, delta=1e-5)
+    >>> 580 < largest_batch(run, "poisson", 10, noise_multiplier=1.42).batch < 610
+    True
+    """
+    case = _Case(target, way, noise_multiplier)
+
+    def look(batch: int) -> float:
+        return target.epsilon_at(drawn(way, target.records, batch, epochs), noise_multiplier)
+
+    guess = case.epochs_times_rate() * target.records / epochs
+    found = _boundary(look, target.epsilon, guess, 1, target.records, True)
+    if found is None:
+        raise case.refusal(f"a batch of one record for {epochs} epochs", drawn(way, target.records, 1, epochs))
+    batch, epsilon = found
+    sampler = drawn(way, target.records, batch, epochs)
+    return Plan(target, way, batch, epochs, sampler, noise_multiplier, epsilon)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What is given: the target and the noise."""
+
+    target: Target
+    way: str
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        checks.positive("noise_multiplier", self.noise_multiplier)
+
+    def epochs_times_rate(self) -> float:
+        """epochs * batch / records at the central limit, mu^2 = rate^2 rounds (e^(1/z^2) - 1): a guess."""
+        growth = math.expm1(min(self.noise_multiplier**-2.0, 300.0))
+        return gaussian_shift(self.target.epsilon, self.target.delta) ** 2 / growth
+
+    def refusal(self, what: str, sampler: Sampler) -> ValueError:
+        """Nothing fits: how much epsilon the least run costs, and how much noise it needs."""
+        target = self.target
+        epsilon = target.epsilon_at(sampler, self.noise_multiplier)
+        needed = Planner(target).solve(self.way, sampler)
+        return ValueError(
+            f"noise_multiplier = {self.noise_multiplier!r} is too little for sampler {self.way}: {what} has epsilon "
+            f"{epsilon:.4g}, the target is {target.epsilon!r}; allow that epsilon"
+            + (f", or take noise {needed.noise_multiplier!r}" if needed is not None else "")
+        )
+
+
+def _boundary(
+    look: Callable[[int], float], target: float, guess: float, lowest: int, highest: int, rising: bool
+) -> tuple[int, float] | None:
+    """The last whole number that meets the target, and the bound seen there; None if not even the easiest one does.
+
+    ``rising`` says whether the bound grows with the number. The next one was seen to fail, or lies outside the range.
+    """
+    known: dict[int, float] = {}
+
+    def excess(number: int) -> float:
+        if number not in known:
+            known[number] = look(number)
+        return math.log(max(known[number], 1e-12) / target) if math.isfinite(known[number]) else 50.0
+
+    number = int(min(max(round(guess), lowest), highest))
+    meets, factor = excess(number) <= 0.0, 1.05
+    up = meets == rising
+    other, end = number, highest if up else lowest
+    while (excess(other) <= 0.0) == meets:
+        if other == end:
+            return (end, known[end]) if meets else None
+        number = other
+        other = min(math.ceil(other * factor), highest) if up else max(math.floor(other / factor), lowest)
+        factor = factor * factor
+    good, bad = (number, other) if meets else (other, number)
+    at_good, at_bad = excess(good), excess(bad)
+    while abs(bad - good) > 1:  # regula falsi in logarithms, the stale end's weight halved (the Illinois rule)
+        share = min(max(at_good / (at_good - at_bad), 0.02), 0.98) if at_bad > at_good else 0.5
+        middle = round(good * (bad / good) ** share)
+        middle = min(max(middle, min(good, bad) + 1), max(good, bad) - 1)
+        if (value := excess(middle)) <= 0.0:
+            good, at_good, at_bad = middle, value, at_bad / 2.0
+        else:
+            bad, at_bad, at_good = middle, value, at_good / 2.0
+    return good, known[good]

@@ -1,0 +1,413 @@
+"""Closed forms of "Proactive DP" (van Dijk et al., ICML 2024): a guarantee, or the first condition that fails.
+
+The paper's run draws every record into round i with probability s_i / N on its own and adds noise of deviation sigma
+clip norms to the sum of clipped gradients: Poisson batches with noise multiplier sigma under add-remove neighbours,
+with no factor of two. What is granted here is proved, but 3 to 5 times larger than the epsilon of the accountant.
+
+Two steps of the printed proof are repaired (docs/reproduce-004.md): the first denominator in gamma is
+1 - a - 2 sqrt(a), and the geometric series in the proof of lemma B.3 are replaced by those of :func:`_tail`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+
+from verax import checks
+from verax.mechanism import Mechanism, Phases
+from verax.samplers import Poisson
+
+LEAST_NOISE = 216.0 / 215.0  # lemma B.3
+LARGEST_ALPHA = (math.sqrt(2.0) - 1.0) ** 2  # where u_0 = 2 sqrt(a) / (1 - a) reaches 1
+LARGEST_THETA, FEWEST_RECORDS, LARGEST_EPSILON = 6.85, 10_000, 0.5  # theorem 3.1
+_SAFE = 1.0 + 1e-12  # what a right-hand side is multiplied by before a condition is said to hold
+_E = math.e
+
+
+@dataclass(frozen=True)
+class SampleSizes:
+    """Expected batch sizes, round by round, as blocks of (size, rounds): each round draws records at rate size / N.
+
+    >>> sizes = SampleSizes(10_000, ((20, 100), (60, 100)))
+    >>> sizes.work
+    Work(population=10000, rounds=200, epochs=0.8, theta=1.5)
+    """
+
+    population: int
+    blocks: tuple[tuple[float, int], ...]
+
+    def __post_init__(self) -> None:
+        checks.count("population", self.population, minimum=2)
+        if not self.blocks:
+            raise ValueError("blocks must hold at least one (size, rounds), got none")
+        for size, rounds in self.blocks:
+            checks.count("rounds of a block", rounds)
+            if checks.positive("size", size) >= self.population:
+                raise ValueError(f"size must be below the population {self.population}, got {size!r}")
+
+    @classmethod
+    def of(cls, population: int, sizes: Iterable[float]) -> SampleSizes:
+        """From the sizes of all rounds in order.
+
+        >>> SampleSizes.of(100, [1, 1, 2])
+        SampleSizes(population=100, blocks=((1, 2), (2, 1)))
+        """
+        return cls(population, tuple((size, len(list(run))) for size, run in groupby(sizes)))
+
+    @property
+    def rounds(self) -> int:
+        """T."""
+        return sum(rounds for _, rounds in self.blocks)
+
+    @property
+    def largest_rate(self) -> float:
+        """The largest s_i / N."""
+        return max(size for size, _ in self.blocks) / self.population
+
+    @property
+    def work(self) -> Work:
+        """What theorems 3.1 and B.4 need to know of it."""
+        epochs = self.moment(1) * self.rounds
+        return Work(self.population, self.rounds, epochs, max(self.largest_rate / self.moment(1), 1.0))
+
+    def moment(self, power: int) -> float:
+        """S-hat_j of theorem B.2, the average of s^j / (N (N - s)^(j-1)) over the rounds."""
+        rates = [(size / self.population, rounds) for size, rounds in self.blocks]
+        return math.fsum(n * q * (q / (1.0 - q)) ** (power - 1) for q, n in rates) / self.rounds
+
+    def mechanism(self, noise_multiplier: float) -> Mechanism | Phases:
+        """The run that these sizes describe, for the accountant."""
+        runs = [Mechanism(Poisson(size / self.population, n), noise_multiplier) for size, n in self.blocks]
+        return runs[0] if len(runs) == 1 else Phases(tuple(runs))
+
+
+@dataclass(frozen=True)
+class Work:
+    """Gradient work in the paper's terms: N records, T rounds, k = K/N epochs, theta = largest over mean batch."""
+
+    population: int
+    rounds: float
+    epochs: float
+    theta: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.count("population", self.population, minimum=2)
+        checks.positive("rounds", self.rounds)
+        checks.positive("epochs", self.epochs)
+        if checks.positive("theta", self.theta) < 1.0:
+            raise ValueError(f"theta must be at least 1, got {self.theta!r}")
+
+    @property
+    def largest_rate(self) -> float:
+        """The largest s_i / N."""
+        return self.theta * self.epochs / self.rounds
+
+
+@dataclass(frozen=True)
+class Granted:
+    """(epsilon, delta) for one record, add-remove, by this theorem, for Poisson batches with at least this noise."""
+
+    theorem: str
+    epsilon: float
+    delta: float
+    sigma: float
+    """The noise multiplier that the theorem asks for."""
+    gamma: float | None
+    """Of theorems 3.1 and B.4."""
+    order: int | None
+    """The moment that theorem B.2 uses."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The first condition of a theorem that fails: ``quantity`` is ``value`` and must be ``sense`` ``bound``.
+
+    >>> print(theorem_31(Work(60_000, rounds=10, epochs=6), 12.2, epsilon=0.15, delta=1 / 60_000))
+    theorem 3.1, condition (8): rounds T >= gamma theta^2 k^2 / epsilon fails: 10 against 882.1
+    """
+
+    theorem: str
+    condition: str
+    quantity: str
+    sense: str
+    requirement: str
+    value: float
+    bound: float
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return (
+            f"{self.theorem}, condition {self.condition}: {self.quantity} {self.sense} {self.requirement} fails: "
+            f"{self.value:.4g} against {self.bound:.4g}"
+        )
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Lemma B.3: the logarithm of the ``order``-th moment of one round's privacy loss is at most ``bound``."""
+
+    order: int
+    bound: float
+
+    def __bool__(self) -> bool:
+        return True
+
+
+# --- the paper's functions ----------------------------------------------------------------------------------------
+
+
+def h(x: float) -> float:
+    """Below this a has 2 e sqrt(a) / (1 - a) < x.
+
+    >>> round(h(6.0), 2), round(h(10.0), 2)
+    (0.42, 0.58)
+    """
+    return (math.sqrt(1.0 + (_E / x) ** 2) - _E / x) ** 2
+
+
+def g(x: float) -> float:
+    """The smaller of 1/(e x) and h(x): the largest sampling rate of theorem B.4 at noise x."""
+    return min(1.0 / (_E * x), h(x))
+
+
+def sigma(epsilon: float, delta: float) -> float:
+    """The noise multiplier sqrt(2 (eps + ln(1/delta)) / eps) of equation (1), rounded up.
+
+    >>> round(sigma(0.05, 1e-4), 3)
+    19.246
+    """
+    epsilon, delta = checks.positive("epsilon", epsilon), checks.probability("delta", delta)
+    return math.sqrt(2.0 * (1.0 + math.log(1.0 / delta) / epsilon)) * _SAFE
+
+
+def epsilon_of(noise_multiplier: float, delta: float) -> float:
+    """The epsilon at which :func:`sigma` is this noise, 2 ln(1/delta) / (noise^2 - 2), rounded up.
+
+    >>> round(epsilon_of(19.29962, 1e-4), 4)
+    0.0497
+    """
+    square = checks.positive("noise_multiplier", noise_multiplier) ** 2
+    if square <= 2.0:
+        raise ValueError(f"noise_multiplier must exceed sqrt(2) for the closed form, got {noise_multiplier!r}")
+    room = 2.0 * math.log(1.0 / checks.probability("delta", delta))
+    value = room / (square - 2.0)
+    while sigma(value, delta) > noise_multiplier:
+        value = math.nextafter(value * _SAFE, math.inf)
+    return value
+
+
+def gamma_at(alpha: float, noise_multiplier: float) -> float:
+    """The right-hand side of (55) with its first denominator as the proof has it; infinite where a series diverges."""
+    z, a = noise_multiplier, alpha
+    first, second = 1.0 - a - 2.0 * math.sqrt(a), z * (1.0 - a) - 2.0 * _E * math.sqrt(a)
+    if first <= 0.0 or second <= 0.0:
+        return math.inf
+    tail = (z / first + _E**3 / (z * second)) * math.exp(3.0 / z**2)
+    return 2.0 / (1.0 - a) + 16.0 * a / (1.0 - a) * tail
+
+
+def gamma(noise_multiplier: float, epsilon: float, epochs: float) -> float:
+    """The one solution of gamma = :func:`gamma_at` (a = eps / (gamma k), noise), rounded up.
+
+    The right-hand side falls in gamma, from infinity where a reaches min(h(noise), (sqrt 2 - 1)^2) to 2, so there is
+    exactly one, and condition (33), a <= h(noise), holds there. The paper's own iteration stops after one step.
+
+    >>> round(gamma(19.29962, epsilon=0.04972, epochs=5), 4)
+    3.131
+    """
+    ratio = checks.positive("epsilon", epsilon) / checks.positive("epochs", epochs)
+    z = checks.positive("noise_multiplier", noise_multiplier)
+
+    low, high = 0.0, min(h(z), LARGEST_ALPHA, ratio / 2.0)  # at its end a gamma_at(a) >= 2 a is too large
+    while low < (middle := 0.5 * (low + high)) < high:
+        if middle * gamma_at(middle, z) * _SAFE <= ratio:
+            low = middle
+        else:
+            high = middle
+    return ratio / low
+
+
+# --- lemma B.3 and the theorems -----------------------------------------------------------------------------------
+
+
+def _tail(rate: float, noise_multiplier: float, order: int, u_1: float) -> float:
+    """How much of what lemma B.3 allows for its series they use at most, for all orders up to this one; 1 is too much.
+
+    The proof bounds term t = 3, ..., order + 1 of (16) by a geometric series in U_0 and U_1, but those bound the ratios
+    only for orders up to sigma. Here the factors 1/t!! and t^t/t! that (16) rounds to 1 and e^t are kept. With
+    w = 2 order q / ((1 - q) sigma) and y = e^(1 / 2 sigma^2), relative to term 3 of (16), what must hold is
+
+        sum_t w^(t-3) y^((t-3)(t+2)) / t!!               <= 1 <= 1 / (1 - u_0),
+        sum_t (w/sigma)^(t-3) y^((t-3)(t+2)) t^t / t!    <= e^3 / (1 - u_1).
+
+    As t <= order + 1, y^(t+2) is at most x = y^(order+3). If w x <= 1.6 the first sum is below .92; the second is, by
+    Stirling's t! >= sqrt(2 pi t) (t/e)^t, at most e^3 / (sqrt(6 pi) (1 - e w x / sigma)). If that does not help, which
+    takes sigma < 9, they are added up.
+    """
+    q, z = rate, noise_multiplier
+    w, exponent = 2.0 * order * q / ((1.0 - q) * z), (order + 3.0) / (2.0 * z * z)
+    if exponent < 100.0 and (wx := w * math.exp(exponent)) <= min(1.6, 0.76 * z / _E):
+        return max(0.92, 1.0 / (math.sqrt(6.0 * math.pi) * (1.0 - _E * wx / z)))
+    first = second = 0.0
+    for t in range(3, order + 2):
+        power = (t - 3) * (t + 2) / (2.0 * z * z)
+        halves = math.lgamma(t / 2.0 + 1.0) + t / 2.0 * math.log(2.0)  # ln t!! for even t
+        halves += 0.5 * math.log(2.0 / math.pi) if t % 2 else 0.0
+        logs = (
+            (t - 3) * math.log(w) + power - halves,
+            (t - 3) * math.log(w / z) + power + t * math.log(t) - math.lgamma(t + 1.0),
+        )
+        if max(logs) > 600.0:
+            return math.inf
+        first, second = first + math.exp(logs[0]), second + math.exp(logs[1])
+    return max(first, second * (1.0 - u_1) / _E**3) * _SAFE
+
+
+def _unproved(name: str, rate: float, noise_multiplier: float, order: int, u_1: float) -> Refused | None:
+    share = _tail(rate, noise_multiplier, order, u_1)
+    if share <= 1.0:
+        return None
+    return Refused(name, "(16)", "the tail's series over what is allowed for them", "<=", "1", share, 1.0)
+
+
+def moment_bound(rate: float, noise_multiplier: float, order: int) -> Moment | Refused:
+    """Lemma B.3: the log-moment alpha(order) of one Poisson round, in both directions, or what fails.
+
+    >>> moment_bound(rate=0.001, noise_multiplier=5.0, order=10)
+    Moment(order=10, bound=4.50...e-06)
+    """
+    q, z = checks.rate("rate", rate), checks.positive("noise_multiplier", noise_multiplier)
+    order = checks.count("order", order)
+    name = "lemma B.3"
+    if z < LEAST_NOISE:
+        return Refused(name, "on sigma", "noise sigma", ">=", "216/215", z, LEAST_NOISE)
+    if q * z * _SAFE >= 1.0:
+        return Refused(name, "on r_0", "rate times sigma", "<", "1", q * z, 1.0)
+    if order * _SAFE > (most := z * z * math.log(1.0 / (q * z))):
+        return Refused(name, "on lambda", "order", "<=", "sigma^2 ln(1 / (rate sigma))", order, most)
+    u_0 = 2.0 * math.sqrt(order * q) / ((1.0 - q) * z)  # with r_0 = rate * sigma, the smallest
+    u_1 = _E * u_0 / z
+    for label, value in (("U_0", u_0), ("U_1", u_1)):
+        if value * _SAFE >= 1.0:
+            return Refused(name, f"on {label}", label, "<", "1", value, 1.0)
+    if (refused := _unproved(name, q, z, order, u_1)) is not None:
+        return refused
+    spread = 8.0 * (1.0 / (1.0 - u_0) + (_E / z) ** 3 / (1.0 - u_1)) * math.exp(3.0 / (z * z))
+    square = q * q / (1.0 - q) * order * (order + 1.0) / (z * z)
+    cube = spread * q**3 / (1.0 - q) ** 2 * order**2 * (order + 1.0) / z**3
+    return Moment(order, (square + cube) * _SAFE)
+
+
+def theorem_b2(sizes: SampleSizes, noise_multiplier: float, epsilon: float, delta: float) -> Granted | Refused:
+    """Theorem B.2, for sample sizes that vary in any way, with the smallest r_0, rho and rho-hat.
+
+    >>> sizes = SampleSizes(50_000, ((200, 300), (400, 300)))
+    >>> theorem_b2(sizes, 8.0, epsilon=0.5, delta=1e-5).epsilon
+    0.5
+    """
+    z = checks.positive("noise_multiplier", noise_multiplier)
+    epsilon, delta = checks.positive("epsilon", epsilon), checks.probability("delta", delta)
+    name, q = "theorem B.2", sizes.largest_rate
+    r_0 = q * z
+    if z < LEAST_NOISE:
+        return Refused(name, "on sigma", "noise sigma", ">=", "216/215", z, LEAST_NOISE)
+    if r_0 * _SAFE > 1.0 / _E:
+        return Refused(name, "on r_0", "largest rate times sigma", "<=", "1/e", r_0, 1.0 / _E)
+    u_0 = 2.0 * math.sqrt(q) / (1.0 - q)
+    u_1 = _E * u_0 / z
+    for label, value in (("u_0", u_0), ("u_1", u_1)):
+        if value * _SAFE >= 1.0:
+            return Refused(name, f"on {label}", label, "<", "1", value, 1.0)
+    if (refused := _unproved(name, q, z, _largest_order(z), u_1)) is not None:
+        return refused
+    r = r_0 * 8.0 * (1.0 / (1.0 - u_0) + (_E / z) ** 3 / (1.0 - u_1)) * math.exp(3.0 / z**2)
+    one, two, three = (sizes.moment(j) for j in (1, 2, 3))
+    x = epsilon / (sizes.rounds * one**2)
+    y = r * one * three / two**2 * x
+    c_0 = min(2.0 / (math.sqrt(2.0 * y + 1.0) + 1.0), 2.0 * two / (one**2 * x))
+    least = 2.0 / math.sqrt(c_0) * math.sqrt(two * sizes.rounds * (epsilon - math.log(delta))) / epsilon * _SAFE
+    if z < least:
+        what = "2 sqrt(S_2 T (epsilon + ln(1/delta)) / c_0) / epsilon"
+        return Refused(name, "(31)", "noise sigma", ">=", what, z, least)
+    order = math.floor(c_0 * epsilon * z * z / (2.0 * two * sizes.rounds)) - 1  # (30)
+    return Granted(name, epsilon, delta, least, None, order)
+
+
+def _largest_order(noise_multiplier: float) -> int:
+    """The theorems use lemma B.3 for orders up to sigma^2 - 1, by (26) and (27)."""
+    return math.floor(noise_multiplier**2 * _SAFE) - 1
+
+
+def _enough_noise(name: str, noise_multiplier: float, least: float) -> Refused | None:
+    if checks.positive("noise_multiplier", noise_multiplier) >= least:
+        return None
+    what = "sqrt(2 (epsilon + ln(1/delta)) / epsilon)"
+    return Refused(name, "(35)", "noise sigma", ">=", what, noise_multiplier, least)
+
+
+def _enough_rounds(name: str, label: str, work: Work, epsilon: float, gamma: float) -> Refused | None:
+    least = gamma * work.theta**2 * work.epochs**2 / epsilon * _SAFE
+    if work.rounds >= least:
+        return None
+    return Refused(name, label, "rounds T", ">=", "gamma theta^2 k^2 / epsilon", work.rounds, least)
+
+
+def theorem_b4(work: Work, noise_multiplier: float, epsilon: float, delta: float) -> Granted | Refused:
+    """Theorem B.4, for any epsilon.
+
+    Its conditions are checked at the least noise s of (35); more is post-processing. (The printed step from s to the
+    larger noise goes the wrong way: a <= 1/(e s) does not bound a by 1/(e noise).) Condition (33) holds at every gamma.
+
+    >>> run = Work(60_000, rounds=60_000 * 6 / 412, epochs=6)
+    >>> granted = theorem_b4(run, 12.10881, epsilon=epsilon_of(12.10881, 1 / 60_000), delta=1 / 60_000)
+    >>> round(granted.epsilon, 4), round(granted.gamma, 3)
+    (0.1521, 3.686)
+    """
+    name, least = "theorem B.4", sigma(epsilon, delta)
+    if (refused := _enough_noise(name, noise_multiplier, least)) is not None:
+        return refused
+    if work.largest_rate * _SAFE > (most := g(least)):
+        what = "min(1 / (e sigma), h(sigma))"
+        return Refused(name, "(32)", "largest batch over N", "<=", what, work.largest_rate, most)
+    found = gamma(least, epsilon, work.epochs)
+    if (refused := _enough_rounds(name, "(34)", work, epsilon, found)) is not None:
+        return refused
+    rate = work.largest_rate
+    u_1 = 2.0 * _E * math.sqrt(rate) / (least * (1.0 - rate))
+    if (refused := _unproved(name, rate, least, _largest_order(least), u_1)) is not None:
+        return refused
+    return Granted(name, epsilon, delta, least, found, None)
+
+
+def theorem_31(work: Work, noise_multiplier: float, epsilon: float, delta: float) -> Granted | Refused:
+    """Theorem 3.1, the readable one, for epsilon below one half.
+
+    >>> run = Work(60_000, rounds=4000, epochs=10)
+    >>> theorem_31(run, 13.0, epsilon=0.15, delta=1 / 60_000).theorem
+    'theorem 3.1'
+    """
+    name, least = "theorem 3.1", sigma(epsilon, delta)
+    if epsilon >= LARGEST_EPSILON:
+        return Refused(name, "(6)", "epsilon", "<", "1/2", epsilon, LARGEST_EPSILON)
+    if delta > 1.0 / work.population:
+        return Refused(name, "(6)", "delta", "<=", "1/N", delta, 1.0 / work.population)
+    if work.population < FEWEST_RECORDS:
+        return Refused(name, "on N", "records N", ">=", "10000", work.population, FEWEST_RECORDS)
+    if work.theta > LARGEST_THETA:
+        return Refused(name, "on theta", "theta", "<=", "6.85", work.theta, LARGEST_THETA)
+    if (refused := _enough_noise(name, noise_multiplier, least)) is not None:
+        return refused
+    spent, need = (2.0 / _E * work.epochs) ** 2, (0.5 - math.log(delta)) * _SAFE
+    if spent < need:
+        return Refused(name, "(7)", "(2/e)^2 k^2", ">=", "1/2 + ln(1/delta)", spent, need)
+    found = gamma(least, epsilon, work.epochs)
+    if (refused := _enough_rounds(name, "(8)", work, epsilon, found)) is not None:
+        return refused
+    return Granted(name, epsilon, delta, least, found, None)

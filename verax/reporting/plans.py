@@ -1,0 +1,197 @@
+"""Plans as a table, a figure and JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from verax.mechanism import Clipping
+from verax.planning import Change, Plan, undominated
+from verax.planning.insight import closed_form
+from verax.privacy.composition import LOWER, UPPER
+from verax.privacy.guarantee import shown
+from verax.privacy.proactive import Granted
+from verax.reporting.figures import OKABE_ITO, matplotlib, panels
+
+DASHES = ("-", "--", ":", "-.")
+MOST_LINES = 9  # batch sizes that get a line in a figure
+
+EXPLAINED = {
+    "noise": "noise multiplier, seen to meet the target by the proved upper bound; a few parts in a thousand less "
+    "would not",
+    "noise/batch": "noise of one coordinate of an update, at clip norm 1",
+    "signal": "of a round: expected batch / noise multiplier, the length of a clean sum of full-norm gradients that "
+    "agree over the noise in its direction; of the run: sqrt(rounds) times that",
+    "of full batch": "signal of the run, relative to having every record in every round",
+    "records touched": "expected number of single gradients",
+    "closed form": "the noise that theorem 3.1 of 'Proactive DP' asks for (theorem B.4 from epsilon 1/2 on); - where "
+    "it grants nothing",
+    "*": "no other plan has at least its signal of the run for no more rounds and, within 2 %, no more work",
+}
+"""What the columns mean."""
+
+
+def describe(clipping: Clipping) -> str:
+    """The clipping in one word or two."""
+    name = type(clipping).__name__.lower()
+    return f"{name} of {clipping.groups}" if hasattr(clipping, "groups") else name
+
+
+def table(plans: Sequence[Plan], best_signal: float | None = None, unknown: str = "noise") -> list[dict[str, str]]:
+    """One row of text for each plan, in the given order; noises and epsilons are rounded up.
+
+    Args:
+        plans: what to show.
+        best_signal: the signal of the run to which others are compared, as by ``full_batch_signal``.
+        unknown: what was solved for: "noise", "epsilon", "delta", "rounds", "records" or "batch".
+
+    >>> from verax.planning import Planner, Target
+    >>> plan = Planner(Target(records=60000, epsilon=1.0, delta=1e-5)).plan("poisson", batch=600, epochs=10)
+    >>> row = table([plan])[0]
+    >>> row["sampler"], row["batch"], row["rounds"], row["records touched"]
+    ('poisson', '600', '1000', '600000')
+    """
+    clippings, relations = {plan.target.clipping for plan in plans}, {plan.mechanism.relation for plan in plans}
+    rows = []
+    for plan in plans:
+        target, epochs = plan.target, plan.work / plan.target.records
+        row = {"sampler": plan.way}
+        row |= {"clipping": describe(target.clipping)} if len(clippings) > 1 else {}
+        row |= {"relation": plan.mechanism.relation} if len(relations) > 1 else {}
+        row |= {"records": str(target.records)} if unknown == "records" else {}
+        row |= {"batch": str(plan.batch), "epochs": f"{epochs:.4g}", "rounds": str(plan.rounds)}
+        row |= {"epsilon": shown(target.epsilon, UPPER)} if unknown == "epsilon" else {}
+        row |= {"delta": shown(target.delta, UPPER)} if unknown == "delta" else {}
+        row |= {
+            "noise": _noise(plan.noise_multiplier),
+            "noise/batch": shown(plan.ratio, UPPER, 4),
+            "signal of a round": shown(plan.signal, LOWER, 4),
+            "of the run": shown(plan.signal_of_run, LOWER, 4),
+        }
+        if best_signal is not None:
+            row["of full batch"] = f"{100.0 * plan.signal_of_run / best_signal:.1f} %"
+        row["records touched"] = f"{plan.work:.0f}"
+        if unknown == "noise":
+            asked = closed_form(plan)
+            row["closed form"] = shown(asked.sigma, UPPER, 4) if isinstance(asked, Granted) else "-"
+        rows.append(row)
+    return rows
+
+
+def _noise(value: float) -> str:
+    """In full where it has few digits, as a planned noise has; else rounded up."""
+    text = f"{value:.6g}"
+    return text if float(text) == value else shown(value, UPPER, 6)
+
+
+def plain(plan: Plan, starred: bool = False) -> dict[str, Any]:
+    """Everything about a plan that a machine may want to know."""
+    asked = closed_form(plan)
+    return {
+        "sampler": plan.way,
+        "mechanism": repr(plan.mechanism),
+        "relation": plan.mechanism.relation,
+        "clipping": describe(plan.target.clipping),
+        "records": plan.target.records,
+        "batch": plan.batch,
+        "expected_batch": plan.sampler.expected_batch(plan.target.records),
+        "epochs": plan.work / plan.target.records,
+        "rounds": plan.rounds,
+        "noise_multiplier": plan.noise_multiplier,
+        "epsilon": plan.epsilon,
+        "delta": plan.target.delta,
+        "group": plan.target.group,
+        "noise_to_batch": plan.ratio,
+        "signal": plan.signal,
+        "signal_of_run": plan.signal_of_run,
+        "records_touched": plan.work,
+        "undominated": starred,
+        "closed_form": {
+            "noise_multiplier": asked.sigma if isinstance(asked, Granted) else None,
+            "theorem": asked.theorem,
+            "why_not": None if isinstance(asked, Granted) else str(asked),
+        }
+        if asked is not None
+        else None,
+    }
+
+
+def plain_change(change: Change) -> dict[str, Any]:
+    """A change and its cost."""
+    return {
+        "change": change.words, "noise": change.noise, "signal_of_run": change.signal, "rounds": change.rounds,
+        "plan": plain(change.after),
+    }  # fmt: skip
+
+
+def plans_figure(plans: Sequence[Plan], title: str, path: Path, best_signal: float | None = None) -> Path:
+    """Noise against epochs, and signal of the run against rounds, a line for each batch size; saved to ``path``.
+
+    Where there are many batch sizes, lines are drawn for some and dots for all. Rings mark undominated plans. Plans
+    that need no noise are left out.
+    """
+    plans = [plan for plan in plans if plan.noise_multiplier > 0.0]
+    if not plans:
+        raise ValueError("there is nothing to draw: no plan needs noise")
+    ways = list(dict.fromkeys(plan.way for plan in plans))
+    sizes = sorted({plan.batch for plan in plans})
+    lined = _some(sizes, MOST_LINES)
+    colours = dict(zip(sizes, matplotlib().colormaps["viridis"]([i / max(len(sizes), 2) for i in range(len(sizes))]),
+                       strict=True))  # fmt: skip
+    with panels(1, 2, 11.0, 4.6, path) as ((left, right),):
+        for (way, batch, _), group in groupby(sorted(plans, key=_line), key=lambda plan: _line(plan)[:3]):
+            line = list(group)
+            style = DASHES[ways.index(way) % len(DASHES)] if batch in lined else ""
+            look = {
+                "color": colours[batch],
+                "linestyle": style,
+                "marker": ".",
+                "markersize": 3 if len(plans) > 200 else 5,
+            }
+            name = f"{batch}" if way == ways[0] and batch in lined else None
+            left.plot([p.work / p.target.records for p in line], [p.noise_multiplier for p in line], label=name, **look)
+            right.plot([p.rounds for p in line], [p.signal_of_run for p in line], **look)
+        rings = undominated(plans)
+        right.plot([p.rounds for p in rings], [p.signal_of_run for p in rings], "o", markersize=8,
+                   markerfacecolor="none", color=OKABE_ITO["red"],
+                   label="nothing beats it for its work and rounds")  # fmt: skip
+        if best_signal is not None and math.isfinite(best_signal):
+            right.axhline(best_signal, color=OKABE_ITO["grey"], linewidth=1)
+            right.annotate("every record in every round", (0.02, best_signal), xycoords=right.get_yaxis_transform(),
+                           xytext=(0, 4), textcoords="offset points", fontsize=8,
+                           color=OKABE_ITO["grey"])  # fmt: skip
+        left.set(xscale="log", yscale="log", xlabel="epochs", ylabel="smallest noise multiplier, proved to suffice")
+        right.set(xscale="log", yscale="log", xlabel="rounds", ylabel="signal to noise of the run")
+        left.legend(frameon=False, title="batch", fontsize=8)
+        right.legend(frameon=False, fontsize=8)
+        left.set_title(title, loc="left", fontsize=10)
+        right.set_title(_key(ways), loc="left", fontsize=10)
+        for axes in (left, right):
+            axes.grid(alpha=0.25)
+            axes.yaxis.set_major_locator(matplotlib().ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+            axes.yaxis.set_minor_locator(matplotlib().ticker.NullLocator())
+            axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        right.margins(y=0.12)
+    return path
+
+
+def _line(plan: Plan) -> tuple[str, int, str, float, int]:
+    return plan.way, plan.batch, describe(plan.target.clipping), plan.work, plan.rounds
+
+
+def _key(ways: Sequence[str]) -> str:
+    names: Mapping[str, str] = {"-": "solid", "--": "dashed", ":": "dotted", "-.": "dash-dotted"}
+    if len(ways) == 1:
+        return ways[0]
+    return ", ".join(f"{names[DASHES[i % len(DASHES)]]}: {way}" for i, way in enumerate(ways))
+
+
+def _some(values: Sequence[int], most: int) -> set[int]:
+    """At most so many of the values, ends included."""
+    if len(values) <= most:
+        return set(values)
+    return {values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)}
