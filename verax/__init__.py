@@ -17,6 +17,7 @@ from verax.samplers import (
     Deterministic,
     Poisson,
     RandomAllocation,
+    RandomParticipation,
     Shuffle,
     TruncatedPoisson,
     WithoutReplacement,
@@ -24,7 +25,9 @@ from verax.samplers import (
 
 if TYPE_CHECKING:
     from verax.privacy import calibrate
+    from verax.privacy.budget import Budget, OverBudget
     from verax.privacy.guarantee import Bracket, Guarantee
+    from verax.privacy.tuning import PoissonTrials, TruncatedNegativeBinomial, tuned
 
 __version__ = "0.1.0"
 
@@ -32,6 +35,7 @@ __all__ = [
     "BallsInBins",
     "Batch",
     "Bracket",
+    "Budget",
     "BufferedShuffle",
     "Deterministic",
     "Guarantee",
@@ -39,21 +43,37 @@ __all__ = [
     "Mechanism",
     "Mixed",
     "NoGuarantee",
+    "OverBudget",
     "Phases",
     "Poisson",
+    "PoissonTrials",
     "RandomAllocation",
+    "RandomParticipation",
     "Shuffle",
+    "TruncatedNegativeBinomial",
     "TruncatedPoisson",
     "WithoutReplacement",
     "__version__",
     "calibrate",
+    "tuned",
 ]
+
+_LATER = {
+    "Bracket": "guarantee",
+    "Budget": "budget",
+    "Guarantee": "guarantee",
+    "OverBudget": "budget",
+    "PoissonTrials": "tuning",
+    "TruncatedNegativeBinomial": "tuning",
+    "tuned": "tuning",
+}
+"""Names of the accountant's, and the modules of ``verax.privacy`` they live in."""
 
 
 def __getattr__(name: str) -> object:
     """Import the accountant, and scipy with it, when it is first asked for: describing and drawing need neither."""
     if name == "calibrate":
         return import_module("verax.privacy.calibrate")
-    if name in ("Bracket", "Guarantee"):
-        return getattr(import_module("verax.privacy.guarantee"), name)
+    if name in _LATER:
+        return getattr(import_module(f"verax.privacy.{_LATER[name]}"), name)
     raise AttributeError(f"module 'verax' has no attribute {name!r}")

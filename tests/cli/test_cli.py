@@ -1,8 +1,10 @@
 """The command line as a user meets it: through its entry point, in a fresh process where exit codes matter."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -174,3 +176,39 @@ def test_a_missing_or_misplaced_option_is_named(options, complaint):
     with pytest.raises(ValueError, match=complaint):
         CliRunner().invoke(app, ["account", "-z", "1", "--delta", "1e-5", "--sampler", *options.split()],
                            catch_exceptions=False)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [
+    "audit sampler --sampler shuffle --claim poisson -z 1 --batches 100 --delta 1e-5 --trials 10000000",
+    "account -z 0.5 --sampler balls-in-bins --batches 300000 --epochs 7 --delta 1e-5",
+])  # fmt: skip
+def test_ctrl_c_is_one_line_and_exit_code_130(command):
+    code = "from verax.cli import main; print('ready', flush=True); main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *command.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.4)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "verax: interrupted\n")
+
+
+def test_help_is_plain_text():
+    text = run("account", "--help").stdout
+    assert "[required]" in text
+    assert "\\" not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--sampler shuffle --batches 7 --records 100 --batch 10", "make 10 batches, got --batches 7"),
+        ("--rate 0.2 --records 100 --batch 10 --steps 5", "make a rate of 0.1, got --rate 0.2"),
+    ],
+)
+def test_options_that_contradict_each_other_are_not_silently_chosen_from(options, message):
+    result = run("account", "-z", "1", "--delta", "1e-5", *options.split())
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from verax import BallsInBins, Mechanism, Poisson, TruncatedPoisson
-from verax.privacy.black_box import DEEPEST, BlackBox
+from verax.privacy.black_box import DEEPEST, MOST_STEPS, BlackBox, Shared
 from verax.privacy.chain import Chain
 from verax.privacy.closed_form import black_box_group, gaussian_delta, gaussian_epsilon
+from verax.privacy.composition import UPPER
 
 
 @pytest.fixture(scope="module")
@@ -116,5 +117,44 @@ def test_a_delta_below_the_range_of_doubles_is_not_taken_for_none():
 def test_groups_without_an_analysis_of_their_own_are_a_black_box():
     mechanism = Mechanism(BallsInBins(20), 1.0)
     four = mechanism.guarantee(4).epsilon(1e-5)
-    assert four.upper <= BlackBox(mechanism.guarantee()).epsilon(4, 1e-5) * 1.01
+    assert four.upper <= BlackBox(mechanism.guarantee()).epsilon(4, 1e-5, "any") * 1.001
     assert "black box" in four.upper_by
+    assert "best shares" in four.upper_by
+
+
+@pytest.mark.parametrize("relation", ["add-remove", "replace"])
+def test_the_best_shares_beat_the_chain_and_agree_with_powers_of_the_trade_off_curve(relation):
+    """Eight records, or four removed and four added, against the trade-off curve composed as a function."""
+    one = Mechanism(BallsInBins(100), 1.0).guarantee()
+    group = 8 if relation == "add-remove" else 4
+    priced = Mechanism(BallsInBins(100), 1.0, relation=relation).guarantee(group)
+    composed = one.tradeoff().group(8)
+    equal = Chain(((one.uppers[0], 8),)).epsilon(1e-5, 1e-3)[1]
+    assert priced.epsilon(1e-5).upper < 0.6 * equal
+    assert priced.epsilon(1e-5).upper <= composed.epsilon(1e-5) * 1.001  # which has fewer lines
+    assert priced.delta(5.0).upper == pytest.approx(composed.delta(5.0), rel=0.05)
+
+
+def test_only_upper_bounds_are_asked_for_and_few_laws_are_kept(monkeypatch):
+    guarantee = Mechanism(BallsInBins(100, epochs=5), 1.0).guarantee()
+    asked = []
+    for curve in guarantee.uppers:
+        monkeypatch.setattr(
+            curve, "delta", lambda e, r, sides, self=curve: asked.append(sides) or type(self).delta(self, e, r, sides)
+        )
+    box = BlackBox(guarantee)
+    assert 4.0 < box.epsilon(8, 1e-5, "any") < 20.0
+    assert set(asked) == {(UPPER,)}
+    assert all(not curve._laws[-UPPER] and len(curve._laws[UPPER]) < 30 for curve in box._curves)
+
+
+def test_so_many_steps_that_shares_are_not_searched_for(figure_1):
+    assert figure_1.epsilon(MOST_STEPS + 1, 1e-3, "any") == figure_1.epsilon(MOST_STEPS + 1, 1e-3)
+    assert figure_1.delta(MOST_STEPS + 1, 1.0, "any") == 1.0
+
+
+def test_as_a_curve_it_says_the_same_and_knows_nothing_from_below(figure_1):
+    curve = Shared(figure_1, 4)
+    assert curve.epsilon(1e-3, 1e-3) == (0.0, figure_1.epsilon(4, 1e-3, "any"))
+    assert curve.delta(0.5, 1e-3) == (0.0, figure_1.delta(4, 0.5, "any"))
+    assert curve.estimate(1e-3) == 4 * max(one.estimate(1e-3) for one in figure_1.one.uppers)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from verax.privacy.closed_form import gaussian_delta
+from verax.privacy.mixtures import binomial
 from verax.privacy.pairs import UNIT, Mixture, Pair, log_interval
 
 ULPS = 16.0  # what docs/proofs.md assumes of the platform's special functions
@@ -331,3 +332,33 @@ def test_cells_worked_on_in_blocks_are_the_same(monkeypatch):
     blocks = pair.cells(boundaries)
     for name in ("log_p", "loss", "error"):
         assert getattr(blocks, name) == pytest.approx(getattr(whole, name), rel=1e-14)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_leaving_out_faint_components_changes_no_digit(sign):
+    """Ten thousand records, about 300 components: all of them, added up one by one, against the few that matter."""
+    weights = binomial(10_000, 0.01)
+    keep = weights > 1e-60
+    mixture = Mixture(tuple(np.log(weights[keep]).tolist()), tuple(np.flatnonzero(keep).astype(float).tolist()))
+    x = sign * np.linspace(-20.0, 300.0, 1_111)
+    logs = mixture.columns[0] + mixture.columns[1] * x - mixture.columns[1] ** 2 / 2.0
+    assert mixture.log_likelihood(x) == pytest.approx(special.logsumexp(logs, axis=0), rel=1e-14, abs=1e-13)
+    posterior = special.softmax(logs, axis=0)
+    assert mixture.mean_shift(x) == pytest.approx((mixture.columns[1] * posterior).sum(axis=0), rel=1e-12, abs=1e-12)
+    near = mixture.near(100.0, 110.0)
+    assert near.stop - near.start < 60
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_cells_of_many_components_are_those_of_all_of_them(reverse):
+    weights = binomial(10_000, 0.01)
+    keep = weights > 1e-60
+    logs, shifts = np.log(weights[keep]), np.flatnonzero(keep).astype(float)
+    pair = Pair(Mixture(tuple(logs.tolist()), tuple(shifts.tolist())))
+    boundaries = np.concatenate([[-np.inf], np.linspace(-8.0, 260.0, 700), [np.inf]])
+    cells = pair.reverse().cells(-boundaries[::-1]) if reverse else pair.cells(boundaries)
+    log_p, loss = (cells.log_p[::-1] - cells.loss[::-1], -cells.loss[::-1]) if reverse else (cells.log_p, cells.loss)
+    masses = log_interval(boundaries - shifts[:, None])[0]
+    exact = special.logsumexp(logs[:, None] + masses, axis=0)
+    assert log_p == pytest.approx(exact, rel=1e-11)
+    assert loss == pytest.approx(exact - log_interval(boundaries)[0], rel=1e-10, abs=1e-10)

@@ -6,6 +6,7 @@ import sys
 
 import typer
 from click.exceptions import ClickException
+from typer import core
 
 from verax.cli.account import account
 from verax.cli.audit import audit
@@ -13,10 +14,13 @@ from verax.cli.calibrate import calibrate
 from verax.cli.compare import compare
 from verax.cli.demo import demo
 from verax.cli.group import group
+from verax.cli.plan import plan
 from verax.cli.report import report
 from verax.cli.reproduce import reproduce
 from verax.cli.train import train
 from verax.cli.users import users
+
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="verax",
@@ -32,6 +36,7 @@ app.command()(calibrate)
 app.command()(compare)
 app.command()(demo)
 app.command()(group)
+app.add_typer(plan, name="plan")
 app.command()(report)
 app.command()(reproduce)
 app.command()(users)
@@ -39,9 +44,12 @@ app.command()(train)
 
 
 def main() -> None:
-    """Run a command; bad input is one line on standard error and exit code 2."""
+    """Run a command; bad input is one line on standard error and exit code 2, Ctrl-C one line and 130."""
+    core.HAS_RICH = False  # help is plain text (no markup mode): brackets must not be escaped as if it were not
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
     except ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -50,5 +58,5 @@ def main() -> None:
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
         print("verax: interrupted", file=sys.stderr)  # noqa: T201
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     sys.exit(code or 0)

@@ -151,8 +151,11 @@ def _sampler(
     if sampler in (SamplerName.poisson, SamplerName.truncated_poisson):
         poisson = _poisson(sampler, rate, steps, records, batch, epochs)
         return poisson if max_batch is None else _truncated(poisson, max_batch, records)
-    if batches is None and records is not None and batch is not None:
-        batches = math.ceil(checks.count("--records", records) / checks.count("--batch", batch))
+    if records is not None and batch is not None:
+        needed = math.ceil(checks.count("--records", records) / checks.count("--batch", batch))
+        if batches not in (None, needed):
+            raise ValueError(f"--records {records} and --batch {batch} make {needed} batches, got --batches {batches}")
+        batches = needed
     if batches is None:
         raise ValueError(f"--sampler {sampler.value} needs --batches, or --records and --batch")
     passes = 1 if epochs is None else epochs
@@ -195,10 +198,13 @@ def _poisson(
     batch: int | None,
     epochs: int | None,
 ) -> Poisson:
+    if records is not None and batch is not None:
+        implied = checks.count("--batch", batch) / checks.count("--records", records)
+        if rate is not None and not math.isclose(rate, implied, rel_tol=1e-6):
+            raise ValueError(f"--records {records} and --batch {batch} make a rate of {implied:g}, got --rate {rate:g}")
+        rate = implied if rate is None else rate
     if rate is None:
-        if records is None or batch is None:
-            raise ValueError(f"--sampler {sampler.value} needs --rate, or --records and --batch")
-        rate = checks.count("--batch", batch) / checks.count("--records", records)
+        raise ValueError(f"--sampler {sampler.value} needs --rate, or --records and --batch")
     if steps is None:
         if epochs is None:
             raise ValueError(f"--sampler {sampler.value} needs --steps or --epochs")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import singledispatch
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from verax.checks import NoGuarantee
 from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
 from verax.privacy.averages import FINE, LARGEST_SHIFT, one_of
+from verax.privacy.black_box import BlackBox, Shared
 from verax.privacy.chain import Best, Chain
 from verax.privacy.composition import Composition, Round
 from verax.privacy.curve import Curve
@@ -25,15 +26,18 @@ from verax.privacy.largest import largest_sum
 from verax.privacy.mixtures import binomial, crowded, distinct_groups, mixture_round, truncated_rate
 from verax.privacy.noiseless import Noiseless
 from verax.privacy.pairs import Pair
+from verax.privacy.participation import LEANS, Sure, both_ways, leaning, participating, silent
 from verax.privacy.revealed import Revealed
 from verax.privacy.several import some_of
 from verax.privacy.strong import strong
+from verax.privacy.subsets import Subset
 from verax.privacy.tables import Table
 from verax.samplers.allocation import RandomAllocation
 from verax.samplers.base import Sampler
 from verax.samplers.bins import BallsInBins
 from verax.samplers.buffered import BufferedShuffle
 from verax.samplers.deterministic import Deterministic
+from verax.samplers.participation import RandomParticipation
 from verax.samplers.poisson import Poisson
 from verax.samplers.replacement import WithoutReplacement
 from verax.samplers.shuffle import Shuffle
@@ -42,6 +46,8 @@ from verax.samplers.truncated import TruncatedPoisson
 Rounds = Sequence[tuple[Round, int]]
 MAX_GROUP = 10**6
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
+_MORE_LEANS = (0.7, 0.25, 0.12)  # and where one round's noise is low
+_LOW_NOISE = 1.2  # in shifts
 _ROUGH = 0.1  # grid of an attack on shuffling, whose bracket is wide anyway
 
 
@@ -68,6 +74,10 @@ class Analysis:
     lower_by: str
     visible: float
     """Probability that without noise an attacker would see the group at all."""
+    sure: bool = False
+    """Whether the attacks' laws have heavy atoms, so that their curves must be refined from both sides."""
+    sharper: Mapping[str, Curve] = field(default_factory=dict)
+    """Further upper bounds, by direction, for a run that has no other phases."""
 
 
 class OneRecordOnly(NoGuarantee):
@@ -139,10 +149,14 @@ def _analyse(phases: Phases, group: Group) -> Guarantee:
     lower_by = "; ".join(dict.fromkeys(part.lower_by for part in parts))
     visible = min(math.fsum(part.visible for part in parts) * (1.0 + 1e-9), 1.0)
     uppers: list[Curve] = [Composition(rounds) for rounds in _join([part.uppers for part in parts])]
+    if len(parts) == 1 and (sharper := parts[0].sharper):
+        named = zip(parts[0].uppers, uppers, strict=True)
+        uppers = [Best((curve, sharper[name])) if name in sharper else curve for name, curve in named]
     if all(part.lowers is None for part in parts):
         return Guarantee(phases, group.size, uppers, uppers, upper_by, lower_by, visible)
     attacks = _join([p.uppers if p.lowers is None else p.lowers for p in parts])
-    lowers: list[Curve] = [Composition(rounds) for rounds in attacks]
+    attack = Sure if any(part.sure for part in parts) else Composition
+    lowers: list[Curve] = [attack(rounds) for rounds in attacks]
     return Guarantee(phases, group.size, uppers, lowers, upper_by, lower_by, visible)
 
 
@@ -180,12 +194,15 @@ def _chained(phases: Phases, group: Group, absent: bool) -> Guarantee:
     if absent:
         present = Phases(tuple(replace(m, relation="zero-out") for m in phases.mechanisms))
         one = analyse(present, Group())
-        uppers: list[Curve] = [Chain(((one.uppers[0], size), (one.uppers[-1], size)))]
-        how = f"black box: {size} removed and {size} added, by the triangle inequality (docs/proofs.md, lemma 5)"
+        chains = [Chain(((one.uppers[0], size), (one.uppers[-1], size)))]
+        steps, how = 2 * size, f"{size} removed and {size} added"
     else:
         one = analyse(phases, Group())
-        uppers = [Chain(((curve, size),)) for curve in one.uppers]
-        how = f"black box: {size} steps by the triangle inequality (docs/proofs.md, lemma 5)"
+        chains = [Chain(((curve, size),)) for curve in one.uppers]
+        steps, how = size, f"{size} steps"
+    shared = Shared(BlackBox(one), steps)
+    uppers: list[Curve] = [Best((chain, shared)) for chain in chains]
+    how = f"black box: {how} by the triangle inequality with the best shares of epsilon (docs/proofs.md, lemma 5)"
     visible = min(size * one.visible * (1.0 + 1e-9), 1.0)
     alone = f"one record alone: {one.lower_by}"
     return Guarantee(phases, size, uppers, one.lowers, f"{how}, each: {one.upper_by}", alone, visible)
@@ -360,11 +377,16 @@ def _allocated(mechanism: Mechanism, group: Group, times: int, steps: int, epoch
     attack = "achieved by fixed gradients of full norm in one direction"
     if times == 1 or times == steps:
         return Analysis(uppers, None, theorem, attack, 1.0)
-    seen = {f"{lean}": Round(some_of(times, steps, unit, lean)) for lean in _LEANS}
+    leans = _LEANS + (_MORE_LEANS if unit > _LOW_NOISE else ())
+    seen = {f"{lean}": Round(some_of(times, steps, unit, lean)) for lean in leans}
+    by = f"{times} blocks of rounds, one round of each (docs/proofs.md, theorem 6): {theorem}"
+    sharper: dict[str, Curve] = {}
+    if epochs == 1 and Subset.applies(times, steps, unit):
+        sharper["remove"] = Subset(times, steps, unit)
+        by = f"the smaller of: {by}; and coins given their number (docs/proofs.md, theorem 10)"
     return Analysis(
-        uppers, _both_ways(seen, epochs),
-        f"{times} blocks of rounds, one round of each (docs/proofs.md, theorem 6): {theorem}",
-        "fixed gradients of full norm, the rounds' scores added up (docs/proofs.md, section 4)", 1.0,
+        uppers, _both_ways(seen, epochs), by,
+        "fixed gradients of full norm, the rounds' scores added up (docs/proofs.md, section 4)", 1.0, sharper=sharper,
     )  # fmt: skip
 
 
@@ -432,4 +454,36 @@ def _(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Analysis
         {"remove": [(once, count)], "add": [(once.reverse(), count)]}, None,
         "a Poisson round, or a shift of 2 where the batch is full without the record (docs/proofs.md, theorem 8)",
         "achieved by fixed gradients of full norm in one direction, all the others' being 0", visible,
+    )  # fmt: skip
+
+
+@price.register
+def _(sampler: RandomParticipation, mechanism: Mechanism, group: Group) -> Analysis:
+    """One record of a client that takes part at random (docs/random-participation.md, theorems 2 to 4)."""
+    p, q, records, count = sampler.client_rate, sampler.record_rate, sampler.records, len(sampler)
+    if p == 1.0 or (records == 0 and not sampler.revealed):  # independent records: nothing ties them together
+        return price(Poisson(p * q, count), mechanism, group)
+    if isinstance(mechanism.clipping, Mixed):
+        raise NoGuarantee("no analysis of RandomParticipation with clip-groups is known; use Individual or Batch")
+    one_record_only(mechanism, group, absent=True)
+    unit = shift_unit(mechanism)
+    visible = -math.expm1(count * math.log1p(-p * q))
+    individual = isinstance(mechanism.clipping, Individual)
+    worst = participating(p, q, records, unit, sampler.revealed) if individual else silent(p, q, unit, sampler.revealed)
+    uppers = both_ways(worst, count)
+    if sampler.revealed and individual:
+        return Analysis(
+            uppers, None, "participation known: a Poisson round or none (docs/random-participation.md, theorem 3)",
+            "achieved by fixed gradients of full norm in one direction", visible,
+        )  # fmt: skip
+    if individual:
+        seen = {name: Round(leaning(p, q, records, unit, lean)) for name, lean in LEANS.items()}
+        why = "the other gradients in one direction, the record's across or leaning (docs/random-participation.md)"
+    else:
+        seen = {"alone": Round(Pair.subsampled(p * q, unit / 2.0))}
+        why = "the record alone, all the others' gradients being 0"
+    return Analysis(
+        uppers, {f"remove, {name}": [(rnd, count)] for name, rnd in seen.items()},
+        "the number of other records told, their gradients in the worst directions (docs/random-participation.md, "
+        "theorem 2)", why, visible, sure=True,
     )  # fmt: skip

@@ -33,7 +33,7 @@ _QUANTILES = (np.arange(200) + 0.5) / 200
 
 
 @dataclass(frozen=True, eq=False)
-class _Law:
+class Law:
     """Mass ``q`` at each of the ascending ``places``, and a part of the mean so far out that its mass is none.
 
     Masses may be off by e^mass_error and places by e^place_error, as follows. All masses times e^mass_error, each at
@@ -70,7 +70,7 @@ def one_of(count: int, shift: float, fine: float = FINE) -> tuple[Table, Table]:
     return upper, lower
 
 
-def _average(count: int, shift: float, fine: float, spread: bool) -> _Law:
+def _average(count: int, shift: float, fine: float, spread: bool) -> Law:
     """The average of ``count`` factors, by doubling and adding one, rounded up (``spread``) or down."""
     cap = 0.5 * fine * shift
     single = _single(shift, fine, cap, spread)
@@ -85,7 +85,7 @@ def _average(count: int, shift: float, fine: float, spread: bool) -> _Law:
     return law
 
 
-def _single(shift: float, fine: float, cap: float, spread: bool) -> _Law:
+def _single(shift: float, fine: float, cap: float, spread: bool) -> Law:
     """One log-normal factor."""
     far = math.sqrt(-2.0 * _LOG_TAIL)
     middle = -shift * shift / 2.0
@@ -95,10 +95,10 @@ def _single(shift: float, fine: float, cap: float, spread: bool) -> _Law:
     q, places = np.exp(cells.log_p - cells.loss), np.exp(cells.loss)
     error = 2.0 * float(cells.error.max()) + 4.0 * UNIT * float(np.abs(cells.loss).max())
     corners = np.concatenate([[0.0], np.exp(grid)])
-    return _rounded(q, q * np.maximum(places - corners, 0.0), corners, 0.0, 2.0 * error, error, spread)
+    return rounded(q, q * np.maximum(places - corners, 0.0), corners, 0.0, 2.0 * error, error, spread)
 
 
-def _combine(a: _Law, b: _Law, share: float, grid: Array, spread: bool) -> _Law:
+def _combine(a: Law, b: Law, share: float, grid: Array, spread: bool) -> Law:
     """The law of ``share`` times A plus the rest times B, rounded to the grid."""
     corners = np.concatenate([[0.0], np.exp(grid)])
     q, beyond = np.zeros(len(corners)), np.zeros(len(corners))
@@ -115,24 +115,24 @@ def _combine(a: _Law, b: _Law, share: float, grid: Array, spread: bool) -> _Law:
     mass_error = a.mass_error + b.mass_error + added
     place_error = max(a.place_error, b.place_error) + 2.0 * added + 8.0 * UNIT
     infinite = share * a.infinite + (1.0 - share) * b.infinite
-    return _rounded(q, beyond, corners, infinite, mass_error, place_error, spread)
+    return rounded(q, beyond, corners, infinite, mass_error, place_error, spread)
 
 
-def _rounded(
+def rounded(
     q: Array, beyond: Array, corners: Array, infinite: float, mass_error: float, place_error: float, spread: bool
-) -> _Law:
+) -> Law:
     """From each cell's mass, and that mass times its mean's distance from the left corner: to corners, or merged."""
     if not spread:
         filled = q > _LEAST
         places = corners[filled] + beyond[filled] / q[filled]
-        return _Law(places, q[filled], 0.0, mass_error, place_error)
+        return Law(places, q[filled], 0.0, mass_error, place_error)
     right = beyond[:-1] / np.diff(corners)
     mass = np.concatenate([np.maximum(q[:-1] - right, 0.0), [q[-1]]])
     mass[1:] += right
-    return _Law(corners, mass, infinite + float(beyond[-1]), mass_error, place_error)
+    return Law(corners, mass, infinite + float(beyond[-1]), mass_error, place_error)
 
 
-def _grid(a: _Law, b: _Law, share: float, fine: float, cap: float) -> Array:
+def _grid(a: Law, b: Law, share: float, fine: float, cap: float) -> Array:
     """Logarithms of grid points for a sum: dense around its middle, as far as its tails. Any grid is valid."""
     sums = (share * _quantiles(a)[:, None] + (1.0 - share) * _quantiles(b)).reshape(-1)
     left, middle, right = np.log(np.quantile(sums, [0.16, 0.5, 0.84])).tolist()
@@ -142,17 +142,17 @@ def _grid(a: _Law, b: _Law, share: float, fine: float, cap: float) -> Array:
     return _ticks(min(bottom, middle), max(top, middle), middle, 0.5 * (right - left), fine, cap)
 
 
-def _quantiles(law: _Law) -> Array:
+def _quantiles(law: Law) -> Array:
     return np.asarray(np.interp(_QUANTILES, np.cumsum(law.q), law.places))
 
 
-def _least(law: _Law) -> float:
+def _least(law: Law) -> float:
     """A place with so little mass below it that a sum of two below theirs hardly happens."""
     first = int(np.searchsorted(np.cumsum(law.q), math.exp(0.5 * _LOG_TAIL)))
     return max(float(law.places[min(first, len(law.q) - 1)]), 1e-300)
 
 
-def _greatest(law: _Law) -> float:
+def _greatest(law: Law) -> float:
     """The same above: a place with so little of the mean beyond it."""
     beyond = np.cumsum((law.q * law.places)[::-1])[::-1]
     return float(law.places[max(int(np.count_nonzero(beyond > math.exp(0.5 * _LOG_TAIL))) - 1, 0)])

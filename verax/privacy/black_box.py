@@ -8,27 +8,36 @@ eps_1 + ... + eps_k = eps the triangle inequality (docs/proofs.md, lemma 5) give
 With equal shares this is theorem 4 of "optimal group privacy", without its factor k. With the best shares it is the
 f-DP bound 1 - (1 - f)^k of theorem 5 there: 1 - f is the infimum of the lines delta_1(eps) + e^eps v, each of which
 rises in v, so its k-th power is the infimum over all choices of k lines (docs/group-privacy.md).
+
+Only upper bounds of one record's delta are asked for, and only as small ones as the group needs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from verax import checks
 from verax.privacy.closed_form import black_box_group
+from verax.privacy.composition import BOTH, UPPER, Composition, Sides
+from verax.privacy.curve import Curve
 from verax.privacy.guarantee import DEFAULT_RTOL, Guarantee
 from verax.privacy.pairs import Array
 
 DEEPEST = 1e-150
 """The smallest delta of one record that is looked at: where a group would need less, its epsilon is infinite here."""
+MOST_STEPS = 10_000
+"""Beyond so many steps the best shares are not searched for, and the bound is the trivial one."""
 SHARES = ("equal", "any")
 _RTOL = 0.01
 _DROP, _DEEP_DROP = 0.3, 2.0  # of log delta from one line to the next, before and after it is tiny
 _TINY = 1e-12
+_LEAST = 1e-300  # a delta that came out smaller may have fallen below the range of doubles
+_FIRST_DEPTH, _DEEPER = -50.0, 1.5  # log delta down to which lines are looked for first, and by what factor further
 _FURTHEST, _MOST_LINES = 1e6, 1000
 _FIRST = -1000.0  # log of the false-alarm rate at which the search for shares starts
 _ROUND_OFF = 1e-9
@@ -52,6 +61,7 @@ class BlackBox:
         self.one = guarantee
         self._known: list[tuple[float, float]] = []
         self._step = 0.0
+        self._curves = guarantee.uppers
 
     def epsilon(self, group: int, delta: float, shares: str = "equal") -> float:
         """The least epsilon that follows at ``delta``; infinite if one record's curve says nothing that small."""
@@ -82,7 +92,9 @@ class BlackBox:
     # --- one record -------------------------------------------------------------------------------------------------
 
     def _delta(self, epsilon: float, rtol: float = DEFAULT_RTOL) -> float:
-        return self.one.delta(epsilon, rtol).upper
+        """One record's delta from above, in the worse direction."""
+        bound = max(curve.delta(epsilon, rtol, (UPPER,))[1] for curve in self._curves)
+        return max(min(bound, self.one.visible), _LEAST)
 
     def _sum(self, group: int, each: float, delta: float) -> float:
         """Theorem 4, with one record's delta at an equal share of epsilon."""
@@ -98,77 +110,145 @@ class BlackBox:
     def _look_further(self) -> bool:
         """Find one more point, unless delta is as small as is looked at or does not fall."""
         if not self._known:
-            scale = self.one.epsilon(1e-6, 0.1).upper
+            scale = max(curve.epsilon(1e-6, 0.1, (UPPER,))[1] for curve in self.one.uppers)
             self._step = scale / 50.0 if 0.0 < scale < math.inf else 0.01
             self._known.append((0.0, math.log(self._delta(0.0, _RTOL))))
             return True
         last, before = self._known[-1]
-        log = math.log(self._delta(last + self._step, _RTOL))
-        if log <= math.log(DEEPEST) or last > _FURTHEST or len(self._known) >= _MOST_LINES:
+        if before <= math.log(DEEPEST) or last > _FURTHEST or len(self._known) >= _MOST_LINES:
             return False
-        self._known.append((last + self._step, log))
+        log = math.log(self._delta(last + self._step, _RTOL))
         wanted = _DROP if log > math.log(_TINY) else _DEEP_DROP
+        if before - log < 0.5 * wanted:  # laws composed for deltas not as small may be to blame: forget them
+            self._curves = [_afresh(curve) for curve in self._curves]
+            log = math.log(self._delta(last + self._step, _RTOL))
+        self._known.append((last + self._step, log))
         self._step *= min(max(wanted / max(before - log, 1e-9), 0.5), 2.0)
         return True
 
-    @cached_property
-    def _lines(self) -> tuple[Array, Array]:
-        """All epsilons and log deltas."""
-        epsilons, logs = np.array(list(self._points())).T
-        return epsilons, logs
-
-    @cached_property
-    def _both_ways(self) -> tuple[Array, Array]:
-        """Log intercepts and log slopes of all lines that are above 1 - f: as they are, and read backwards."""
-        epsilons, logs = self._lines
-        back = -np.expm1(-epsilons) + np.exp(logs - epsilons)
-        return np.concatenate([logs, np.log(back)]), np.concatenate([epsilons, -epsilons])
-
     # --- any shares -------------------------------------------------------------------------------------------------
 
-    def _follow(self, steps: int, first: float) -> tuple[float, float]:
-        """Log intercept and log slope of the line that is reached from the rate e^first by the best line every time."""
-        intercepts, slopes = self._both_ways
-        rate, intercept, slope = first, -math.inf, 0.0
-        for _ in range(steps):
-            values = np.logaddexp(intercepts, slopes + rate)
-            best = int(np.argmin(values))
-            rate = float(values[best])
-            intercept = float(np.logaddexp(intercepts[best], slopes[best] + intercept))
-            slope += float(slopes[best])
-        return intercept, slope
+    def _ever_deeper(self) -> Iterator[_Lines]:
+        """The lines down to some delta, then down to smaller ones as long as there are any."""
+        depth, more = _FIRST_DEPTH, True
+        while more:
+            while more and (not self._known or self._known[-1][1] > depth):
+                more = self._look_further()
+            yield _Lines.both_ways(self._known)
+            depth *= _DEEPER
 
     def _best_epsilon(self, group: int, delta: float) -> float:
         """The flattest product of lines whose intercept is at most delta, its last factor fitted exactly."""
-        low, high = _FIRST, 0.0  # intercepts rise and slopes fall along the curve, because it is concave
-        if self._follow(group, low)[0] > math.log(delta):
+        goal = math.log(delta) - _ROUND_OFF
+        found = self._tangent(group, lambda lines, rate: lines.walk(group, rate, goal).intercept <= goal)
+        if found is None:
             return math.inf
-        while high - low > 1e-3:
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if self._follow(group, middle)[0] <= math.log(delta) else (low, middle)
-        found = self._follow(group, low)[1]
-        start, spent = self._follow(group - 1, low)
-        small, large = max(found - spent, 0.0) * 0.5, max(found - spent, 0.0) * 1.5
+        (_, slope, _), (start, spent, _) = found
+        share = max(slope - spent, 0.0)
+        small, large = 0.5 * share, 1.5 * share
         if not self._last(start, large) <= delta:
-            return max(found, 0.0)
+            return max(slope, 0.0) * (1.0 + _ROUND_OFF)
         while large - small > 1e-4 * (large + max(spent, 0.0)) and large > 1e-12:
             middle = 0.5 * (small + large)
             small, large = (small, middle) if self._last(start, middle) <= delta else (middle, large)
-        return max(min(found, spent + large), 0.0) * (1.0 + _ROUND_OFF)
+        return max(min(slope, spent + large), 0.0) * (1.0 + _ROUND_OFF)
 
     def _best_delta(self, group: int, epsilon: float) -> float:
-        low, high = _FIRST, 0.0
-        if self._follow(group, high)[1] > epsilon:
+        """The lowest intercept of a product of lines whose slope is at most e^epsilon, its last factor fitted."""
+        found = self._tangent(group, lambda lines, rate: lines.walk(group, rate).slope > epsilon * (1.0 - _ROUND_OFF))
+        if found is None:
             return 1.0
-        while high - low > 1e-3:
-            middle = 0.5 * (low + high)
-            low, high = (low, middle) if self._follow(group, middle)[1] <= epsilon else (middle, high)
-        intercept, _ = self._follow(group, high)
-        start, spent = self._follow(group - 1, high)
+        (intercept, slope, _), (start, spent, _) = found
         exact = self._last(start, epsilon - spent) if epsilon >= spent else 1.0
-        return min(math.exp(min(intercept, 0.0)) * (1.0 + _ROUND_OFF), exact, 1.0)
+        whole = math.exp(min(intercept, 0.0)) * (1.0 + _ROUND_OFF) if slope <= epsilon * (1.0 - _ROUND_OFF) else 1.0
+        return min(whole, exact, 1.0)
+
+    def _tangent(self, steps: int, before: Callable[[_Lines, float], bool]) -> tuple[_Walk, _Walk] | None:
+        """Walks of all steps and of all but one, from where ``before`` stops being true; None if it never is.
+
+        Intercepts rise and slopes fall with the rate a walk starts from, because the curve is concave.
+        """
+        found = None
+        for lines in self._ever_deeper() if steps <= MOST_STEPS else ():
+            low, high = _FIRST, 0.0
+            if not before(lines, low):
+                continue
+            while high - low > 1e-3:
+                middle = 0.5 * (low + high)
+                low, high = (middle, high) if before(lines, middle) else (low, middle)
+            found = lines.walk(steps, low), lines.walk(steps - 1, low)
+            if found[0].deepest < lines.deepest:
+                break
+        return found
 
     def _last(self, start: float, share: float) -> float:
         """What all steps but one have cost, and a last one with this share of epsilon."""
         before = math.exp(start + share) if start + share < 700.0 else math.inf
         return min((self._delta(share) + before) * (1.0 + _ROUND_OFF), 1.0)
+
+
+class _Walk(NamedTuple):
+    """Log intercept and log slope of a product of lines, and the deepest line in it."""
+
+    intercept: float
+    slope: float
+    deepest: int
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Log intercepts and log slopes of lines that are above 1 - f: as they are, and read backwards."""
+
+    intercepts: Array
+    slopes: Array
+
+    @classmethod
+    def both_ways(cls, points: list[tuple[float, float]]) -> _Lines:
+        """From epsilons and log deltas: 1 - e^-eps + e^-eps delta(eps) bounds the delta at -eps of the reverse."""
+        epsilons, logs = np.array(points).T
+        back = -np.expm1(-epsilons) + np.exp(logs - epsilons)
+        return cls(np.concatenate([logs, np.log(back)]), np.concatenate([epsilons, -epsilons]))
+
+    @property
+    def deepest(self) -> int:
+        """The number of the line with the smallest delta."""
+        return len(self.slopes) // 2 - 1
+
+    def walk(self, steps: int, first: float, most: float = math.inf) -> _Walk:
+        """From the rate e^first by the line that is lowest there, every time; given up above ``most``."""
+        rate, intercept, slope, deepest = first, -math.inf, 0.0, 0
+        for _ in range(steps):
+            values = np.logaddexp(self.intercepts, self.slopes + rate)
+            best = int(np.argmin(values))
+            rate = float(values[best])
+            intercept = float(np.logaddexp(self.intercepts[best], self.slopes[best] + intercept))
+            slope += float(self.slopes[best])
+            deepest = max(deepest, best % (self.deepest + 1))
+            if intercept > most:
+                break
+        return _Walk(intercept, slope, deepest)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A black box as a curve: so many steps, and the best shares of epsilon. Nothing is known from below."""
+
+    box: BlackBox
+    steps: int
+
+    def estimate(self, delta: float) -> float:
+        """What equal steps would add up to; rough."""
+        return self.steps * max(curve.estimate(delta) for curve in self.box.one.uppers)
+
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """Upper bound on delta(epsilon)."""
+        return 0.0, self.box.delta(self.steps, epsilon, "any")
+
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """Upper bound on epsilon(delta)."""
+        return 0.0, self.box.epsilon(self.steps, delta, "any")
+
+
+def _afresh(curve: Curve) -> Curve:
+    """The same curve without the laws it has composed so far."""
+    return Composition(curve.rounds) if isinstance(curve, Composition) else curve

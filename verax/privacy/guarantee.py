@@ -15,6 +15,7 @@ from verax.privacy.tradeoff import TradeOff, between
 
 if TYPE_CHECKING:
     from verax.mechanism import Phases
+    from verax.reporting.statement import Statement
 
 DEFAULT_RTOL = 1e-3
 _POINTS = 200  # epsilons at which a trade-off curve is touched
@@ -169,27 +170,17 @@ class Guarantee:
             raise ArithmeticError(f"lower bound {lower!r} exceeds upper bound {upper!r}: please report this")
         return Bracket(min(lower, upper), upper, "proved", self.lower_by, self.upper_by)
 
-    def statement(self, delta: float) -> str:
-        """What a reviewer signs, in words.
+    def statement(self, delta: float) -> Statement:
+        """What a reviewer signs, in words; it is a string that can also be had as JSON and as a page.
 
         >>> from verax import Mechanism, Poisson
         >>> g = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0).guarantee()
         >>> print(g.statement(delta=1e-5).splitlines()[0])
         Any 1 record is protected with epsilon at most 1.8290 at delta 1e-05 (relation: add-remove).
         """
-        bracket = self.epsilon(delta)
-        who = f"Any {self.group} record{'s' if self.group > 1 else ''} "
-        verb = "are" if self.group > 1 else "is"
-        runs = "; then ".join(repr(m) for m in self.mechanism.mechanisms)
-        assuming = f" Assuming {self.assuming}." if self.assuming else ""
-        return "\n".join([
-            f"{who}{verb} protected with epsilon at most {shown(bracket.upper, UPPER)} at delta {delta!r} "
-            f"(relation: {self.mechanism.relation}).{assuming}",
-            f"No analysis can show less than {shown(bracket.lower, LOWER)}: {bracket.lower_by}.",
-            f"Upper bound: {bracket.upper_by}.",
-            f"Evidence: {bracket.evidence}. What runs: {runs}.",
-            "Not covered: choosing parameters on the same data, other runs on it, reused or revealed randomness.",
-        ])  # fmt: skip
+        from verax.reporting.statement import Statement  # reporting depends on this module, not the reverse
+
+        return Statement.of(self, delta)
 
 
 _Bounds = Callable[[Curve, float, Sides, float], tuple[float, float]]

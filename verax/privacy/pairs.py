@@ -12,6 +12,7 @@ opposite-sided mixtures dominate is proved in docs/proofs.md, theorem 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -27,6 +28,9 @@ _SPECIAL_ULPS = 16.0  # allowance for erfcx, exp and log, in units of round-off;
 _FAR = 1e8  # where the search for an inverse stops: nothing has mass there
 _MOST_NODES = 20_000  # of a quadrature rule
 _BLOCK = 2_000_000  # components times cells worked on at once
+_MANY = 64  # components of which it pays to leave some out
+_STRETCH = 128  # points worked on at once where it does
+_FAINT = 60.0  # a component is left out where its density is below e^-60 of another's: less than any round-off
 
 
 @dataclass(frozen=True)
@@ -62,36 +66,80 @@ class Mixture:
         """Whether this side is (1-q) N(0) + q N(m), for which the loss inverts in closed form."""
         return len(self.shifts) == 2 and self.shifts[0] == 0.0 and self.lost == 0.0
 
-    def log_average(self, log_ratios: Array) -> Array:
-        """log(sum_i w_i exp(e_i)) over rows, to the last digits both near 0 (tiny rates) and where it is huge."""
+    @cached_property
+    def _wide(self) -> bool:
+        """Whether there are many components, none of which has most of the weight."""
+        return len(self.shifts) > _MANY and float(self.weights.max()) < 0.5
+
+    def near(self, low: float, high: float) -> slice:
+        """The components that matter between two points.
+
+        Log densities relative to each other are linear in x and rise with the shift. So a component that is faint at
+        ``low``, and has a smaller shift than the largest one there, is faint all the way; likewise at ``high``.
+        """
+        if not self._wide:
+            return slice(None)
+        first, stop = 0, len(self.shifts)
+        if math.isfinite(low):
+            logs = (self.columns[0] + _likelihoods(self.columns[1], np.array([low])))[:, 0]
+            first = int(np.argmax(logs >= logs.max() - _FAINT))
+        if math.isfinite(high):
+            logs = (self.columns[0] + _likelihoods(self.columns[1], np.array([high])))[:, 0]
+            stop -= int(np.argmax(logs[::-1] >= logs.max() - _FAINT))
+        return slice(first, max(stop, first + 1))
+
+    def _stretches(self, x: Array) -> Iterator[tuple[slice, slice]]:
+        """Parts of x, and the components that matter there."""
+        if not self._wide:
+            yield slice(None), slice(None)
+            return
+        for start in range(0, len(x), _STRETCH):
+            part = slice(start, start + _STRETCH)
+            yield part, self.near(float(x[part].min()), float(x[part].max()))
+
+    def log_average(self, log_ratios: Array, near: slice = slice(None)) -> Array:
+        """log(sum_i w_i exp(e_i)) over rows, to the last digits both near 0 (tiny rates) and where it is huge.
+
+        ``near`` says which components the rows are of.
+        """
         if len(self.shifts) == 1:
             return np.asarray(log_ratios[0])
+        if self._wide:
+            return _log_sum(self.columns[0][near] + log_ratios)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             excess = self.weights @ np.expm1(log_ratios) - self.lost
             result = np.log1p(excess)
         bad = ~((excess > -0.5) & (excess < 1e300))
         if bad.any():
-            logs = self.columns[0] + log_ratios[:, bad]
-            top = logs.max(axis=0)
-            result[bad] = top + np.log(np.exp(logs - top).sum(axis=0))
+            result[bad] = _log_sum(self.columns[0] + log_ratios[:, bad])
         return np.asarray(result)
 
     def log_likelihood(self, x: Array) -> Array:
         """log of the density relative to N(0, 1) at x."""
-        return self.log_average(_likelihoods(self, x))
+        result = np.empty_like(x)
+        for part, near in self._stretches(x):
+            result[part] = self.log_average(_likelihoods(self.columns[1][near], x[part]), near)
+        return result
 
     def mean_shift(self, x: Array) -> Array:
         """Derivative of the log likelihood: the mean of the shift given x."""
         if len(self.shifts) == 1:
             return np.full_like(x, self.shifts[0])
-        logs = self.columns[0] + _likelihoods(self, x)
-        posterior = np.exp(logs - logs.max(axis=0))
-        return np.asarray((self.columns[1] * posterior).sum(axis=0) / posterior.sum(axis=0))
+        result = np.empty_like(x)
+        for part, near in self._stretches(x):
+            logs = self.columns[0][near] + _likelihoods(self.columns[1][near], x[part])
+            posterior = np.exp(logs - logs.max(axis=0))
+            result[part] = (self.columns[1][near] * posterior).sum(axis=0) / posterior.sum(axis=0)
+        return result
 
 
-def _likelihoods(mixture: Mixture, x: Array) -> Array:
-    shifts = mixture.columns[1]
+def _likelihoods(shifts: Array, x: Array) -> Array:
     return np.asarray(shifts * x - shifts * shifts / 2.0)
+
+
+def _log_sum(logs: Array) -> Array:
+    top = logs.max(axis=0)
+    return np.asarray(top + np.log(np.exp(logs - top).sum(axis=0)))
 
 
 TRIVIAL = Mixture((0.0,), (0.0,))
@@ -351,7 +399,7 @@ class Pair:
     def cells(self, boundaries: Array) -> Cells:
         """Masses of P and Q between consecutive boundaries (which may be infinite)."""
         components = len(self.up.shifts) + len(self.down.shifts)
-        block = max(_BLOCK // components, 2)
+        block = _STRETCH if components > 2 * _MANY else max(_BLOCK // components, 2)
         if len(boundaries) <= block + 1:
             return self._cells(boundaries)
         parts = [self._cells(boundaries[i : i + block + 1]) for i in range(0, len(boundaries) - 1, block)]
@@ -365,11 +413,14 @@ class Pair:
                 sides.append(np.zeros_like(base))
                 error += base_error
                 continue
-            mass, mass_error = log_interval(boundaries - sign * mixture.columns[1])
+            ends = sorted((sign * float(boundaries[0]), sign * float(boundaries[-1])))
+            near = mixture.near(*ends)
+            log_weights, shifts = mixture.columns[0][near], mixture.columns[1][near]
+            mass, mass_error = log_interval(boundaries - sign * shifts)
             ratios = np.subtract(mass, base, out=np.zeros_like(mass), where=np.broadcast_to(base > -np.inf, mass.shape))
-            ratios[mixture.columns[1][:, 0] == 0.0] = 0.0
-            sides.append(mixture.log_average(ratios))
-            share = np.exp(mixture.columns[0] + ratios - sides[-1])  # of the cell's mass, each component's
+            ratios[shifts[:, 0] == 0.0] = 0.0
+            sides.append(mixture.log_average(ratios, near))
+            share = np.exp(log_weights + ratios - sides[-1])  # of the cell's mass, each component's
             error += (share * (mass_error + UNIT * (_SPECIAL_ULPS + 2.0 * np.abs(ratios)))).sum(axis=0) + mixture.error
         loss = sides[0] - sides[1]
         return Cells(base + sides[0], loss, error + UNIT * (4.0 * np.abs(loss) + 4.0))

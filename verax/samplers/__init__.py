@@ -5,6 +5,7 @@ from verax.samplers.base import Indices, Sampler
 from verax.samplers.bins import BallsInBins
 from verax.samplers.buffered import BufferedShuffle
 from verax.samplers.deterministic import Deterministic
+from verax.samplers.participation import RandomParticipation
 from verax.samplers.poisson import Poisson
 from verax.samplers.replacement import WithoutReplacement
 from verax.samplers.shuffle import Shuffle
@@ -19,6 +20,7 @@ __all__ = [
     "Indices",
     "Poisson",
     "RandomAllocation",
+    "RandomParticipation",
     "Sampler",
     "Shuffle",
     "TruncatedPoisson",

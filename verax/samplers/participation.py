@@ -1,0 +1,91 @@
+"""Random participation: a client tosses a coin for itself, and if it takes part one for each of its records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from verax import checks
+from verax.samplers.base import Indices, settle
+from verax.samplers.coins import heads
+from verax.samplers.stream import Batches, Stage
+
+
+@dataclass(frozen=True)
+class RandomParticipation:
+    """One client: in each round it takes part with ``client_rate``, and then uses its records at ``record_rate``.
+
+    Formal guarantee of the iterator, which draws the batches of *one* client from its own ``population`` records:
+        * rounds are independent and identically distributed;
+        * with probability ``1 - client_rate`` a batch is empty; otherwise each record joins it by its own coin of
+          probability ``record_rate``. So every record joins with probability ``client_rate * record_rate``, but records
+          of one client are *not* independent: that is why the analysis needs their number;
+        * a round in which the client stays away and one in which it picks no record give the same empty batch;
+        * a batch lists distinct records in increasing order.
+
+    Clients draw independently, each with its own generator. A client's privacy depends on its own four numbers and the
+    noise only, so clients may differ, and phases with other numbers may follow. The guarantee assumes that whoever sees
+    the noisy sums does not see when the client takes part; ``revealed`` says that they do.
+
+    Args:
+        client_rate: probability of taking part in a round, in (0, 1].
+        record_rate: probability that a client that takes part uses a given record, in (0, 1].
+        records: the most *other* records that the client holds besides the protected one; so the data may have up to
+            ``records + 1``. Fewer are covered by the same guarantee.
+        rounds: number of rounds, those without the client included.
+        revealed: whether participation is visible, say because an absent client sends nothing to a server that is not
+            trusted ("weak client sampling").
+
+    >>> import numpy as np
+    >>> from verax.samplers import RandomParticipation
+    >>> sampler = RandomParticipation(client_rate=0.5, record_rate=0.25, records=8, rounds=5)
+    >>> [batch.tolist() for batch in sampler.batches(8, np.random.default_rng(1))]
+    [[], [], [0, 5], [4, 5], []]
+    >>> len(sampler), sampler.expected_batch(8)
+    (5, 1.0)
+    """
+
+    relation: ClassVar[str] = "add-remove"
+    client_rate: float
+    record_rate: float
+    records: int
+    rounds: int
+    revealed: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.revealed, bool):
+            raise ValueError(f"revealed must be True or False, got {self.revealed!r}")
+        settle(
+            self,
+            client_rate=checks.rate("client_rate", self.client_rate),
+            record_rate=checks.rate("record_rate", self.record_rate),
+            records=checks.count("records", self.records, minimum=0),
+            rounds=checks.count("rounds", self.rounds),
+        )
+
+    def __len__(self) -> int:
+        return self.rounds
+
+    def expected_batch(self, population: int) -> float:
+        """``client_rate * record_rate * population``."""
+        return self.client_rate * self.record_rate * self._fitting(population)
+
+    def batches(self, population: int, rng: np.random.Generator) -> Batches:
+        """Draw this client's batches lazily; ``population`` is the number of its own records."""
+        return Batches(self, self._fitting(population), rng, self._round, passes=self.rounds)
+
+    def _fitting(self, population: int) -> int:
+        if checks.count("population", population) > self.records + 1:
+            most = self.records + 1
+            raise ValueError(f"population must be at most records + 1 = {most}, got {population!r}; raise records")
+        return int(population)
+
+    def _round(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:
+        yield (self._batch(population, rng),)
+
+    def _batch(self, population: int, rng: np.random.Generator) -> Indices:
+        taking_part = self.client_rate == 1.0 or heads(rng, 1, self.client_rate).size > 0
+        return heads(rng, population, self.record_rate) if taking_part else np.empty(0, dtype=np.int64)
