@@ -91,6 +91,8 @@ def test_models_that_do_not_fit_the_data(table):
 
 def test_mnist_needs_its_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("VERAX_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("verax.training.examples._MNIST_AT", "http://127.0.0.1:9/")
     with pytest.raises(ValueError, match="VERAX_DATA"):
         train("--data", "mnist", "-z", "1")
     monkeypatch.setenv("VERAX_DATA", str(tmp_path))

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import csv
 import gzip
-import hashlib
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from verax import checks
+from verax.training.download import obtain
 
+_MNIST_AT = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MNIST = {
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
@@ -43,7 +43,7 @@ class Examples:
 
 
 def load(name: str) -> Examples:
-    """``digits`` (from scikit-learn), ``mnist`` (a folder named by VERAX_DATA), or a CSV file."""
+    """``digits`` (from scikit-learn), ``mnist`` (from a folder named by VERAX_DATA, or fetched), or a CSV file."""
     if name == "digits":
         return _digits()
     if name == "mnist":
@@ -64,24 +64,15 @@ def _digits() -> Examples:
 
 
 def _mnist() -> Examples:
-    folder = os.environ.get("VERAX_DATA")
-    if not folder:
-        raise ValueError("data 'mnist' is read from the folder named by the variable VERAX_DATA, which is not set")
-    arrays = [_idx(Path(folder) / "mnist" / name, digest) for name, digest in MNIST.items()]
+    arrays = [_idx(obtain(f"mnist/{name}", _MNIST_AT + name, digest)) for name, digest in MNIST.items()]
     x, y, x_test, y_test = (torch.from_numpy(array) for array in arrays)
     return Examples(
         (x.float().unsqueeze(1) / 255.0, y.long()), (x_test.float().unsqueeze(1) / 255.0, y_test.long()), 10
     )  # fmt: skip
 
 
-def _idx(path: Path, digest: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """One IDX file, checked against its checksum."""
-    try:
-        packed = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"data 'mnist' needs {path}, which cannot be read: {error.strerror}") from error
-    if hashlib.sha256(packed).hexdigest() != digest:
-        raise ValueError(f"data 'mnist': {path} is not the official file (its SHA-256 differs)")
+def _idx(packed: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """The array of an IDX file."""
     content = gzip.decompress(packed)
     rank = content[3]
     shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(rank)]

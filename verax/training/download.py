@@ -1,0 +1,59 @@
+"""Public data files: from a folder named by VERAX_DATA, or fetched once from their official address and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+_SECONDS = 60.0
+
+
+def obtain(name: str, address: str, digest: str) -> bytes:
+    """The bytes of the file ``name``, with this SHA-256: read from the folder, else fetched and kept in the cache.
+
+    Args:
+        name: its path below the folder, such as ``mnist/train-labels-idx1-ubyte.gz``.
+        address: where it is published.
+        digest: its SHA-256, in hexadecimal. Anything else is refused, and a damaged copy in the cache is fetched again.
+    """
+    folder = os.environ.get("VERAX_DATA")
+    if folder:
+        return _read(Path(folder) / name, digest)
+    kept = _cache() / name
+    if kept.exists():
+        try:
+            return _read(kept, digest)
+        except ValueError:
+            kept.unlink()
+    try:
+        with urllib.request.urlopen(address, timeout=_SECONDS) as answer:
+            content: bytes = answer.read()
+    except (OSError, urllib.error.URLError) as error:
+        raise ValueError(
+            f"{name} could not be fetched from {address} ({error}); put it into a folder and name that by VERAX_DATA"
+        ) from error
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ValueError(f"{name} as fetched from {address} is not the official file (its SHA-256 differs)")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
+        file.write(content)
+    os.replace(file.name, kept)
+    return content
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verax"
+
+
+def _read(path: Path, digest: str) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ValueError(f"{path} is not the official file (its SHA-256 differs)")
+    return content
