@@ -212,3 +212,11 @@ def test_options_that_contradict_each_other_are_not_silently_chosen_from(options
     assert result.returncode == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_an_interrupt_while_the_commands_load_is_one_line_too():
+    code = "import builtins, sys, signal, os; found = builtins.__import__\n"
+    code += "def slow(name, *rest):\n    if name == 'verax.cli': os.kill(os.getpid(), signal.SIGINT)\n"
+    code += "    return found(name, *rest)\nfrom verax.__main__ import main; builtins.__import__ = slow; main()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "verax: interrupted\n")

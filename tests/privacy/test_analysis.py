@@ -255,6 +255,11 @@ class Unheard:
 
 
 def test_an_unknown_sampler_is_refused_by_name():
+    class Other(Poisson):
+        pass
+
+    with pytest.raises(NoGuarantee, match="no privacy analysis is known for Other"):
+        Mechanism(Other(0.1, 3), 1.0).guarantee()
     with pytest.raises(NoGuarantee, match="no privacy analysis is known for Unheard"):
         Mechanism(Unheard(), 1.0).guarantee()
 

@@ -148,6 +148,14 @@ def test_only_upper_bounds_are_asked_for_and_few_laws_are_kept(monkeypatch):
     assert all(not curve._laws[-UPPER] and len(curve._laws[UPPER]) < 30 for curve in box._curves)
 
 
+@pytest.mark.parametrize(("group", "known"), [(8, 1.0988e-3), (64, 0.66439)])
+def test_delta_at_the_best_shares_also_where_little_is_left(figure_1, group, known):
+    """Figures of docs/group-privacy.md, and an epsilon so large that every walk is flat enough."""
+    assert figure_1.delta(group, 2.0, "any") == pytest.approx(known, rel=0.01)
+    assert figure_1.delta(group, 2.0) > 1.2 * known
+    assert figure_1.delta(2, 60.0, "any") < 1e-100
+
+
 def test_so_many_steps_that_shares_are_not_searched_for(figure_1):
     assert figure_1.epsilon(MOST_STEPS + 1, 1e-3, "any") == figure_1.epsilon(MOST_STEPS + 1, 1e-3)
     assert figure_1.delta(MOST_STEPS + 1, 1.0, "any") == 1.0

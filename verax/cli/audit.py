@@ -47,7 +47,7 @@ class Shape:
             rate=self.times / self.batches,
             steps=self.batches * self.epochs,
             records=self.records,
-            batch=None if self.records is None else max(1, self.records * self.times // self.batches),
+            batch=self._batch if sampler is SamplerName.without_replacement else None,
             batches=self.batches,
             epochs=self.epochs,
             clipping=self.clipping,
@@ -55,6 +55,11 @@ class Shape:
             relation=self.relation,
             **{option: value for option, (value, owner) in own.items() if owner is sampler},
         )
+
+    @property
+    def _batch(self) -> int | None:
+        """The size of batches drawn without replacement."""
+        return None if self.records is None else max(1, self.records * self.times // self.batches)
 
 
 @audit.callback()

@@ -26,7 +26,7 @@ from verax.privacy.largest import largest_sum
 from verax.privacy.mixtures import binomial, crowded, distinct_groups, mixture_round, truncated_rate
 from verax.privacy.noiseless import Noiseless
 from verax.privacy.pairs import Pair
-from verax.privacy.participation import LEANS, Sure, both_ways, leaning, participating, silent
+from verax.privacy.participation import LARGEST_UNIT, LEANS, Sure, both_ways, leaning, participating, silent
 from verax.privacy.revealed import Revealed
 from verax.privacy.several import some_of
 from verax.privacy.strong import strong
@@ -100,13 +100,26 @@ def one_record_only(mechanism: Mechanism, group: Group, absent: bool = False) ->
 @singledispatch
 def price(sampler: Sampler, mechanism: Mechanism, group: Group) -> Analysis:
     """The analysis of one mechanism, chosen by the class of its sampler."""
-    raise NoGuarantee(
-        f"no privacy analysis is known for {type(sampler).__name__}; register one in verax.privacy.analysis"
+    raise _unknown(sampler)
+
+
+def refuse_unknown(sampler: Sampler) -> None:
+    """Refuse what has no analysis of its own; also a subclass of a known sampler, which may draw something else."""
+    if type(sampler) not in price.registry:
+        raise _unknown(sampler)
+
+
+def _unknown(sampler: Sampler) -> NoGuarantee:
+    return NoGuarantee(
+        f"no privacy analysis is known for {type(sampler).__name__}, so nobody can say what it costs: use one of "
+        "verax's samplers, or register an analysis in verax.privacy.analysis"
     )
 
 
 def analyse(phases: Phases, group: Group) -> Guarantee:
     """Price every phase and compose them, direction by direction."""
+    for mechanism in phases.mechanisms:
+        refuse_unknown(mechanism.sampler)
     guarantee = _analyse(phases, group)
     if group.size > 1 and guarantee.uppers is not guarantee.lowers:
         guarantee = _told_where(guarantee, group)
@@ -476,11 +489,11 @@ def _(sampler: RandomParticipation, mechanism: Mechanism, group: Group) -> Analy
             uppers, None, "participation known: a Poisson round or none (docs/random-participation.md, theorem 3)",
             "achieved by fixed gradients of full norm in one direction", visible,
         )  # fmt: skip
-    if individual:
+    if individual and unit <= LARGEST_UNIT:
         seen = {name: Round(leaning(p, q, records, unit, lean)) for name, lean in LEANS.items()}
         why = "the other gradients in one direction, the record's across or leaning (docs/random-participation.md)"
     else:
-        seen = {"alone": Round(Pair.subsampled(p * q, unit / 2.0))}
+        seen = {"alone": Round(Pair.subsampled(p * q, unit if individual else unit / 2.0))}
         why = "the record alone, all the others' gradients being 0"
     return Analysis(
         uppers, {f"remove, {name}": [(rnd, count)] for name, rnd in seen.items()},

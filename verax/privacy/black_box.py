@@ -33,7 +33,7 @@ DEEPEST = 1e-150
 MOST_STEPS = 10_000
 """Beyond so many steps the best shares are not searched for, and the bound is the trivial one."""
 SHARES = ("equal", "any")
-_RTOL = 0.01
+_RTOL = 0.003
 _DROP, _DEEP_DROP = 0.3, 2.0  # of log delta from one line to the next, before and after it is tiny
 _TINY = 1e-12
 _LEAST = 1e-300  # a delta that came out smaller may have fallen below the range of doubles
@@ -140,7 +140,7 @@ class BlackBox:
     def _best_epsilon(self, group: int, delta: float) -> float:
         """The flattest product of lines whose intercept is at most delta, its last factor fitted exactly."""
         goal = math.log(delta) - _ROUND_OFF
-        found = self._tangent(group, lambda lines, rate: lines.walk(group, rate, goal).intercept <= goal)
+        found = self._tangent(group, lambda lines, rate: lines.walk(group, rate, goal).intercept <= goal, _FIRST, 0.0)
         if found is None:
             return math.inf
         (_, slope, _), (start, spent, _) = found
@@ -155,28 +155,30 @@ class BlackBox:
 
     def _best_delta(self, group: int, epsilon: float) -> float:
         """The lowest intercept of a product of lines whose slope is at most e^epsilon, its last factor fitted."""
-        found = self._tangent(group, lambda lines, rate: lines.walk(group, rate).slope > epsilon * (1.0 - _ROUND_OFF))
+        most = epsilon * (1.0 - _ROUND_OFF)
+        found = self._tangent(group, lambda lines, rate: lines.walk(group, rate).slope <= most, 0.0, _FIRST)
         if found is None:
             return 1.0
-        (intercept, slope, _), (start, spent, _) = found
+        (intercept, _, _), (start, spent, _) = found
         exact = self._last(start, epsilon - spent) if epsilon >= spent else 1.0
-        whole = math.exp(min(intercept, 0.0)) * (1.0 + _ROUND_OFF) if slope <= epsilon * (1.0 - _ROUND_OFF) else 1.0
-        return min(whole, exact, 1.0)
+        return min(math.exp(min(intercept, 0.0)) * (1.0 + _ROUND_OFF), exact, 1.0)
 
-    def _tangent(self, steps: int, before: Callable[[_Lines, float], bool]) -> tuple[_Walk, _Walk] | None:
-        """Walks of all steps and of all but one, from where ``before`` stops being true; None if it never is.
+    def _tangent(
+        self, steps: int, fits: Callable[[_Lines, float], bool], good: float, bad: float
+    ) -> tuple[_Walk, _Walk] | None:
+        """Walks of all steps and of all but one, from the rate nearest to ``bad`` that fits; None if ``good`` does not.
 
         Intercepts rise and slopes fall with the rate a walk starts from, because the curve is concave.
         """
         found = None
         for lines in self._ever_deeper() if steps <= MOST_STEPS else ():
-            low, high = _FIRST, 0.0
-            if not before(lines, low):
+            near, far = good, bad
+            if not fits(lines, near):
                 continue
-            while high - low > 1e-3:
-                middle = 0.5 * (low + high)
-                low, high = (middle, high) if before(lines, middle) else (low, middle)
-            found = lines.walk(steps, low), lines.walk(steps - 1, low)
+            while abs(near - far) > 1e-3:
+                middle = 0.5 * (near + far)
+                near, far = (middle, far) if fits(lines, middle) else (near, middle)
+            found = lines.walk(steps, near), lines.walk(steps - 1, near)
             if found[0].deepest < lines.deepest:
                 break
         return found

@@ -27,6 +27,7 @@ from verax.privacy.pairs import UNIT, Array, Cells, log_interval
 _BLOCK = 400_000  # kinds times cells worked on at once
 _SOLVED = 64.0 * UNIT  # what is left is charged
 _STEPS = 60
+_DEEP = -0.7  # losses below this are told by what is left of Q, not by what is gone
 _TABLE = 400
 _SKETCHED = 6  # kinds that a sketch looks at
 _NODES = 48  # places a kind and branch of a sketch
@@ -219,18 +220,29 @@ class _Branch:
     def log_here(self, u: Array) -> Array:
         """Log of the chance that the client takes part, given that the sum is at u without the record."""
         with np.errstate(invalid="ignore"):
-            return np.asarray(-np.logaddexp(0.0, self.log_odds - np.where(self.gap > 0.0, self.gap * u, 0.0)))
+            distance = np.where(self.gap > 0.0, self.gap * np.where(np.isinf(u), np.sign(u) * 1e300, u), 0.0)
+            return np.asarray(-np.logaddexp(0.0, self.log_odds - distance))
 
     def loss(self, u: Array) -> Array:
         """log P/Q at u, with the record against without."""
         rise = self.shift * (u + self.shift / 2.0)
         here = self.log_here(u) + math.log(self.record)
-        with np.errstate(over="ignore", divide="ignore"):
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             if not self.up:
-                return np.asarray(np.log1p(np.exp(here) * np.expm1(-rise)))
+                small = np.log1p(np.exp(here) * np.expm1(-rise))
+                return np.asarray(np.where(small > _DEEP, small, self._deep(u)[0] if self.record == 1.0 else small))
             small = np.log1p(np.exp(here) * np.expm1(np.minimum(rise, 30.0)))
             large = np.logaddexp(np.log1p(-np.exp(np.minimum(here, -1e-300))), here + rise)
         return np.asarray(np.where(rise > 30.0, large, small))
+
+    def _deep(self, u: Array) -> tuple[Array, Array]:
+        """The loss and its slope where every record is used and its absence shows: log of away + here e^(-t)."""
+        log_away = self.log_odds - np.where(self.gap > 0.0, self.gap * u, 0.0)
+        rise = self.shift * (u + self.shift / 2.0)
+        top = np.logaddexp(log_away, -rise)
+        share = np.exp(log_away - top)
+        slope = -share * self.gap - (1.0 - share) * self.shift + self.gap * np.exp(log_away + self.log_here(u))
+        return top + self.log_here(u), slope
 
     def solve(self, loss: Array) -> tuple[Array, float]:
         """Where each kind has these losses, all of this branch's sign, and how far off they are at most.
@@ -255,11 +267,32 @@ class _Branch:
                     break
                 fresh = u + off / slope
             u = np.where(np.isfinite(fresh), fresh, u)
+        if not self.up and self.record == 1.0:
+            u = self._dive(u, loss)
         u = np.where(loss == 0.0, -self.shift / 2.0, np.maximum(u, -self.shift / 2.0))  # no gap to the atom
-        inner = np.isfinite(u) & np.isfinite(loss) & (loss != 0.0)
-        with np.errstate(invalid="ignore", over="ignore"):
-            off = np.abs(np.where(inner, self.loss(u), loss) - loss)
-        return u, float(np.where(inner, off, 0.0).max(initial=0.0))
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            limit = np.log1p(-self.record * np.exp(self.log_here(np.full(1, np.inf))))  # of a branch that goes down
+            value = np.where(np.isfinite(u), self.loss(u), np.minimum(loss, limit))
+            off = np.where(np.isfinite(loss) & (loss != 0.0), np.abs(value - loss), 0.0)
+        return u, float(off.max(initial=0.0))
+
+    def _dive(self, u: Array, loss: Array) -> Array:
+        """The same for losses so far below 0 that 1 - e^loss tells nothing: bisection, and Newton inside it."""
+        bottomless = (self.gap > 0.0) | np.isinf(self.log_odds)
+        deep = bottomless & (loss < _DEEP) & np.isfinite(loss)
+        loss = np.where(np.isfinite(loss), np.minimum(loss, _DEEP), _DEEP)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            half = loss - math.log(2.0)
+            right = np.maximum(-half / self.shift, np.where(self.gap > 0.0, (self.log_odds - half) / self.gap, 0.0))
+        low, high = np.broadcast_to(-self.shift / 2.0, u.shape), np.maximum(right, 0.0)
+        x = np.clip(np.where(np.isfinite(u), u, high), low, high)
+        for _ in range(_STEPS):
+            value, slope = self._deep(x)
+            low, high = np.where(value > loss, x, low), np.where(value > loss, high, x)
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                fresh = x - (value - loss) / slope
+            x = np.where((fresh > low) & (fresh < high), fresh, (low + high) / 2.0)
+        return np.where(deep, x, u)
 
     @cached_property
     def _table(self) -> tuple[Array, Array]:

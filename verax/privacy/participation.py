@@ -8,6 +8,7 @@ among the others. What holds is proved in docs/random-participation.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
@@ -31,12 +32,15 @@ if TYPE_CHECKING:
 OBSERVERS = ("public", "client", "network", "server")
 BASELINES = ("CS", "WCS", "OLS")
 LEANS = {"orthogonal": 0.0, "leaning": 0.4}  # cosines of the attacks that are tried
+LARGEST_UNIT = 6.0  # with less noise a record alone shows as well as any
 
 _MOST_KINDS = 96  # numbers of other records told apart; more are raised to the next that is
 _TAILS = 1e-30  # above the weight of a Binomial's tails that are cut
 _FAR = 12.0  # distance from which being away or not is as good as known: e^(-72) of a difference
 _COLUMNS, _BIN, _FINE = 100, 0.1, 200.0  # of an attack: bins along and across, and losses told apart per e-fold
 _ROUGH = 4e-3  # accuracy of an attack's curve: attacks do not reach the upper bound anyway
+_FINER = (0.1, 0.02)  # shares of it that are tried until the curve stays
+_STAYS = 0.02
 _LEAST = 1e-250  # bins with less mass are left out, which only hides from the attacker
 
 
@@ -139,15 +143,33 @@ def _merged(p: Array, q: Array, error: float) -> Table:
 
 
 class Sure(Composition):
-    """An attack whose law has heavy atoms: its lower bound is refined until its own upper bound is near."""
+    """An attack whose law has heavy atoms, which coarse grids may tell badly: its lower bound is refined till it stays.
+
+    Any of them is valid.
+    """
 
     def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """Lower and upper bound on epsilon(delta)."""
-        return super().epsilon(delta, max(rtol, _ROUGH), BOTH if sides == (LOWER,) else sides, enough)
+        if sides != (LOWER,):
+            return super().epsilon(delta, rtol, sides, enough)
+        return _steady(lambda finer: super(Sure, self).epsilon(delta, finer, sides, enough), rtol)
 
     def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """Lower and upper bound on delta(epsilon)."""
-        return super().delta(epsilon, max(rtol, _ROUGH), BOTH if sides == (LOWER,) else sides, enough)
+        if sides != (LOWER,):
+            return super().delta(epsilon, rtol, sides, enough)
+        return _steady(lambda finer: super(Sure, self).delta(epsilon, finer, sides, enough), rtol)
+
+
+def _steady(bounds: Callable[[float], tuple[float, float]], rtol: float) -> tuple[float, float]:
+    best = bounds(max(rtol, _ROUGH))
+    for finer in _FINER:
+        found = bounds(max(rtol, _ROUGH) * finer)
+        steady = best[0] > 0.0 and found[0] <= best[0] * (1.0 + _STAYS)
+        best = max(best, found)
+        if steady:
+            break
+    return best
 
 
 def baseline(name: str, sampler: RandomParticipation, noise_multiplier: float) -> Mechanism:

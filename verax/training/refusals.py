@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from verax.checks import NoGuarantee
 from verax.mechanism import Individual, Mechanism
-from verax.privacy.analysis import price
+from verax.privacy.analysis import refuse_unknown
 from verax.training.clipped import Inner
 
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
@@ -19,11 +18,7 @@ def refuse_run(model: nn.Module, optimizer: Any, mechanism: Any, inner: Inner | 
     """Say what cannot be trained, before anything is."""
     if not isinstance(mechanism, Mechanism):
         raise ValueError(f"mechanism must be a Mechanism, got {mechanism!r}")
-    if type(mechanism.sampler) not in price.registry:  # a subclass of a known one may draw something else
-        raise NoGuarantee(
-            f"no privacy analysis is known for {type(mechanism.sampler).__name__}, so nobody can say what it "
-            "costs: use one of verax's samplers, or register an analysis in verax.privacy.analysis"
-        )
+    refuse_unknown(mechanism.sampler)
     for module in model.modules():
         if type(module).__name__ in WRAPPERS:
             raise ValueError(
