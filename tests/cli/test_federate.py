@@ -1,0 +1,158 @@
+"""verax federate on small data."""
+
+import json
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cryptography")
+
+import typer  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
+
+from verax.cli.federate import federate  # noqa: E402
+from verax.federated.splits import dealt, owned, split  # noqa: E402
+from verax.training import ledger  # noqa: E402
+from verax.training.examples import Examples  # noqa: E402
+
+torch.set_num_threads(1)
+app = typer.Typer()
+app.command()(federate)
+FEW = ("--client-rate", 1, "--record-rate", 0.3, "--rounds", 12, "--model", "logistic", "--lr", 0.1)
+
+
+@pytest.fixture
+def table(tmp_path):
+    rng = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 2, (300,), generator=rng)
+    x = torch.randn(300, 2, generator=rng) + 2.0 * y.unsqueeze(1)
+    shop = torch.randint(0, 6, (300,), generator=rng)
+    lines = ["a,shop,b,class"]
+    lines += [f"{u:.3f},{int(s)},{v:.3f},{int(c)}" for (u, v), s, c in zip(x.tolist(), shop, y, strict=True)]
+    path = tmp_path / "shops.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+
+
+def test_plan_train_state(table, tmp_path):
+    done = run(
+        "--data", table, "--by", "shop", "--epsilon", 6, *FEW, "--json", "--ledger", tmp_path / "run.ledger",
+        "--log", tmp_path / "run.log", "--out", tmp_path / "model.pt", "--report", tmp_path / "report.html",
+        "--insecure-seed", 1,
+    )  # fmt: skip
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert found["accuracy"] > 0.85
+    assert found["plan"]["clients"] == 6
+    assert found["plan"]["records"] == 240
+    assert found["epsilon"]["upper"] <= 6.0
+    assert found["epsilon_of_smallest_client"]["upper"] <= found["epsilon"]["upper"] * (1 + 1e-6)
+    assert not found["private"]
+    assert ledger.read(tmp_path / "run.ledger").complete
+    entries = [json.loads(line) for line in (tmp_path / "run.log").read_text().splitlines()]
+    assert entries == found["log"]
+    assert [entry["round"] for entry in entries] == list(range(1, 13))
+    so_far = [entry["epsilon_so_far"][1] for entry in entries]
+    assert so_far == sorted(so_far)
+    assert so_far[-1] == pytest.approx(found["epsilon"]["upper"], rel=0.01)
+    assert "NOT private" in (tmp_path / "report.html").read_text()
+    assert torch.load(tmp_path / "model.pt")["1.weight"].shape == (2, 2)  # the column of clients is no feature
+
+
+def test_progress_never_tells_who_or_how_many_took_part(table):
+    words = ("--data", table, "--clients", 8, "-z", 4, *FEW, "--client-rate", 0.5, "--rounds", 2, "--noise", "visible")
+    log = json.loads(run(*words, "--json").stdout)["log"]
+    assert {entry["participants_expected"] for entry in log} == {4.0}
+    assert set(log[0]) == {"round", "rounds", "participants_expected", "accuracy", "epsilon_so_far", "delta"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--noise", "local"), "holds more than noise"),
+        (("--noise", "visible"), "may see who takes part"),
+        (("--unit", "client"), "stands for all data of one client"),
+        (("--unit", "client", "--client-rate", 0.25, "--bins", 4), "BallsInBins"),
+    ],
+)
+def test_modes(table, words, said):
+    done = run("--data", table, "--clients", 8, "-z", 4, *FEW, *words)
+    assert done.exit_code == 0
+    assert "round 12 of 12" in done.stdout
+    assert "epsilon at most" in done.stdout
+    assert said in done.stdout
+
+
+def test_a_run_that_broke_off_goes_on(table, tmp_path, monkeypatch):
+    from verax.federated import Embedded
+
+    words = ("--data", table, "--clients", 8, "-z", 4, *FEW, "--ledger", tmp_path / "l", "--state", tmp_path / "s")
+    step = Embedded.step
+
+    def power_cut(self):
+        step(self)
+        if self.round == 5:
+            self.server.close()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Embedded, "step", power_cut)
+    assert CliRunner().invoke(app, [str(word) for word in words]).exit_code != 0
+    monkeypatch.setattr(Embedded, "step", step)
+    assert ledger.read(tmp_path / "l").released == 5
+    done = run(*words, "--resume")
+    assert done.exit_code == 0
+    assert "round 6 of 12" in done.stdout
+    assert ledger.read(tmp_path / "l").complete
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "either --epsilon, or --noise-multiplier"),
+        (("-z", 1, "--resume"), "--resume needs --ledger and --state"),
+        (("-z", 1, "--by", "town"), "by must be one of the columns a, shop, b, got 'town'"),
+        (("-z", 1, "--by", "shop", "--clients", 3), "clients must not be given with by='shop'"),
+        (("-z", 1, "--clients", 1000), "clients must be at most the number of records, 240"),
+        (("-z", 1, "--client-rate", 2), "client_rate must lie in"),
+        (("-z", 1, "--data", "digits", "--by", "shop"), "where nothing names a client"),
+        (("-z", 1, "--data", "heart", "--clients", 3), "whose clients are four hospitals"),
+    ],
+)
+def test_bad_input_is_said_in_words(table, words, message):
+    with pytest.raises(ValueError, match=message):
+        run("--data", table, *words)
+
+
+def test_splits_keep_every_record_with_its_class():
+    x = torch.arange(10.0).unsqueeze(1)
+    data = Examples((x, torch.arange(10) % 2), (x[:1], torch.zeros(1).long()), 2)
+    for found in (dealt(data, 3), owned(data, (x[:, 0] // 4).numpy())):
+        rows = found.examples.train[0][:, 0]
+        assert sorted(rows.tolist()) == list(range(10))
+        assert torch.equal(found.examples.train[1], rows.long() % 2)
+    assert dealt(data, 3).sizes.tolist() == [4, 3, 3]
+    assert dealt(data, 3).examples.train[0][:4, 0].tolist() == [0.0, 3.0, 6.0, 9.0]
+
+
+def test_real_clients_need_their_files(monkeypatch, tmp_path):
+    monkeypatch.delenv("VERAX_DATA", raising=False)
+    with pytest.raises(ValueError, match="VERAX_DATA, which is not set"):
+        split("heart")
+    monkeypatch.setenv("VERAX_DATA", str(tmp_path))
+    with pytest.raises(ValueError, match="which cannot be read"):
+        split("heart")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("VERAX_DATA" not in os.environ, reason="needs the data sets")
+def test_writers_and_hospitals():
+    writers = split("mnist", by="writer")
+    assert (len(writers.sizes), int(writers.sizes.sum())) == (539, 60_000)
+    hospitals = split("heart")
+    assert len(hospitals.sizes) == 4
+    assert int(hospitals.sizes.sum()) == 736

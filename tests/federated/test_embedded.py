@@ -1,0 +1,154 @@
+"""The embedded engine: the same weights as the objects, one clipping pass a round, and no client touched one by one."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cryptography")
+
+from verax.federated import Embedded, Plan  # noqa: E402
+from verax.training import LocalSteps, ledger  # noqa: E402
+
+
+def engine(world, run, seed=5, model=None, **options):
+    options.setdefault("loss", world.loss)
+    return Embedded(
+        run, model or world.make(), options.pop("loss"), (world.x, world.y), world.sizes, world.sgd,
+        insecure_seed=seed, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"noise_multiplier": 0.0},
+        {"client_rate": 1.0, "record_rate": 1.0},
+        {"client_rate": 0.05},
+        {"unit": "client"},
+        {"unit": "client", "bins": 2},
+    ],
+)
+@pytest.mark.parametrize("seed", [5, 6])
+def test_the_same_seed_gives_the_weights_of_the_objects(world, change, seed):
+    run = world.plan(**change)
+    head, hands = world.server(run, seed), world.clients(run, seed)
+    for _ in range(run.rounds):
+        world.one_round(head, hands)
+    whole = engine(world, run, seed)
+    whole.run()
+    np.testing.assert_allclose(whole.server.weights.numpy(), head.weights.numpy(), rtol=2e-5, atol=2e-6)
+    other = engine(world, run, seed + 10)
+    other.run()
+    assert np.abs(whole.server.weights.numpy() - other.server.weights.numpy()).max() > 1e-3
+
+
+def test_local_steps_too(world):
+    run, inner = world.plan(unit="client", clip_norm=0.05), LocalSteps(lambda p: torch.optim.SGD(p, 0.5), steps=2)
+    head, hands = world.server(run), world.clients(run, inner=inner)
+    for _ in range(run.rounds):
+        world.one_round(head, hands)
+    whole = engine(world, run, inner=inner)
+    whole.run()
+    np.testing.assert_allclose(whole.server.weights.numpy(), head.weights.numpy(), rtol=2e-5, atol=2e-6)
+
+
+def test_all_records_of_a_round_go_through_one_pass(world):
+    calls = []
+
+    def loss(model, batch):
+        calls.append(len(batch["y"]))
+        return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+    run = world.plan(client_rate=1.0, record_rate=1.0, rounds=3)
+    whole = Embedded(
+        run, world.make(), loss, {"x": world.x, "y": world.y}, world.sizes, world.sgd, insecure_seed=5
+    )  # fmt: skip
+    whole.step()
+    calls.clear()  # the first round also checks the model
+    whole.step()
+    assert calls == [50]
+
+
+@pytest.mark.parametrize(("noise", "factor"), [("local", 30.0), ("visible", 0.0), ("central", 1.0)])
+def test_the_sum_of_all_clients_noises(world, noise, factor):
+    clients = 900
+    run = Plan(clients, 900, 1, 2.0**-60, 0.5, 2, noise_multiplier=2.0, noise=noise)
+    model = torch.nn.Linear(300, 50, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    data = torch.zeros(900, 300), torch.zeros(900).long()
+    expected = run.expected
+    whole = Embedded(run, model, world.loss, data, [1] * 900, lambda p: torch.optim.SGD(p, expected))
+    whole.step()
+    assert float(model.weight.detach().std()) == pytest.approx(2.0 * factor, rel=0.03)
+
+
+def test_the_model_is_trained_in_place_and_learns(world):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(600, 2, generator=generator)
+    y = (x[:, 0] > 0).long()
+    run = Plan(60, 600, 10, 0.5, 0.5, 80, noise_multiplier=1.0)
+    model = torch.nn.Linear(2, 2)
+    rounds = []
+    whole = Embedded(run, model, world.loss, (x, y), [10] * 60, lambda p: torch.optim.SGD(p, 1.0), insecure_seed=1)
+    whole.run(after=lambda engine: rounds.append(engine.round))
+    assert rounds == list(range(1, 81))
+    assert float((model(x).argmax(dim=1) == y).float().mean()) > 0.95
+
+
+def test_it_goes_on_from_ledger_and_state(world, tmp_path):
+    run = world.plan()
+    files = {"ledger": tmp_path / "run.ledger", "state": tmp_path / "run.state"}
+    first = engine(world, run, None, **files)
+    first.step()
+    first.step()
+    weights = first.server.weights.numpy().copy()
+    first.server.close()
+    model = world.make()
+    again = Embedded.restart(run, model, world.loss, (world.x, world.y), world.sizes, world.sgd, **files)
+    assert again.round == 2
+    assert np.array_equal(again.server.weights.numpy(), weights)
+    assert np.array_equal(torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy(), weights)
+    again.run()
+    assert ledger.read(files["ledger"]).complete
+
+
+def test_guarantees_range_from_the_smallest_to_the_largest_client(world):
+    low, high = engine(world, world.plan()).guarantees()
+    assert low.mechanism.mechanisms[0].sampler.records == 1
+    assert high.mechanism.mechanisms[0].sampler.records == 12
+    assert low.epsilon(1e-5).upper < high.epsilon(1e-5).upper
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([50], "one number for each of the 8 clients"),
+        ([6] * 8, "add up to the 50 records"),
+        ([13, 7, 1, 5, 5, 5, 4, 10], "between 1 and the plan's largest, 12, got 1 to 13"),
+    ],
+)
+def test_bad_sizes(world, sizes, message):
+    with pytest.raises(ValueError, match=message):
+        Embedded(world.plan(), world.make(), world.loss, (world.x, world.y), sizes, world.sgd)
+
+
+def test_twenty_thousand_clients_are_not_touched_one_by_one(world):
+    import sys
+
+    clients = 20_000
+    run = Plan(clients, 2 * clients, 2, 2.0**-40, 0.1, 3, noise_multiplier=1.0)
+    data = torch.zeros(2 * clients, 2), torch.zeros(2 * clients).long()
+    whole = Embedded(run, torch.nn.Linear(2, 2), world.loss, data, np.full(clients, 2), world.sgd)
+    events = 0
+
+    def count(*_):
+        nonlocal events
+        events += 1
+
+    sys.setprofile(count)
+    try:
+        whole.step()
+    finally:
+        sys.setprofile(None)
+    assert events < 5_000

@@ -1,0 +1,195 @@
+"""What goes wrong in a round is refused and counted; the round goes on, and nobody's privacy is under-counted."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cryptography")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from verax.federated import Client, Model, Refused, Server, Update  # noqa: E402
+from verax.training import ledger  # noqa: E402
+
+
+def spoilt(update, how):
+    values, size = update.values, len(update.values)
+    nan = values.copy()
+    nan[1] = np.nan
+    cases = {
+        "not finite": {"values": nan},
+        "shape": {"values": values[:-1]},
+        "late": {"round": update.round - 1} if update.round else {"round": update.round + 1},
+        "early": {"round": update.round + 1},
+        "large": {"values": np.full(size, 10.0, np.float32)},
+        "another run": {"run": bytes(16)},
+        "unknown client": {"client": 99},
+    }
+    fields = {"run": update.run, "client": update.client, "round": update.round, "values": values, **cases[how]}
+    return Update(**fields)
+
+
+HOWS = ("not finite", "shape", "early", "large", "another run", "unknown client")
+
+
+@settings(max_examples=12)
+@given(st.lists(st.tuples(st.integers(0, 7), st.sampled_from((*HOWS, "dead", "twice", "forged"))), max_size=8))
+def test_spoilt_answers_are_refused_and_the_rest_is_the_round(world, faults):
+    run = world.plan(noise_multiplier=0.0, client_rate=1.0, record_rate=1.0)
+    head, other = world.server(run), world.server(run)
+    hands, wrong = world.clients(run), dict(faults)
+    refused = 0
+    for hand in hands:
+        good = hand.answer(head.model())
+        how = wrong.get(hand.number)
+        if how in HOWS:
+            assert head.receive(spoilt(good, how), sender=99 if how == "unknown client" else hand.number) == how
+            refused += 1
+        elif how == "forged":
+            assert head.receive(good, sender=(hand.number + 1) % 8) == "forged sender"
+            refused += 1
+        elif how != "dead":
+            assert head.receive(good) is None
+            other.add(good.values)
+            if how == "twice":
+                assert head.receive(good) == "replayed"
+                refused += 1
+    head.step()
+    other.step()
+    assert sum(head.refused.values()) == refused
+    assert np.array_equal(head.weights.numpy(), other.weights.numpy())
+    assert all(hand.spent == 1 for hand in hands)  # also those that were refused
+
+
+def test_late_answers_are_not_used_in_the_next_round(world):
+    run = world.plan(client_rate=1.0)
+    head, hand = world.server(run), world.client(0, run)
+    slow = hand.answer(head.model())
+    head.step()
+    assert head.receive(slow) == "late"
+    assert head.round == 1
+
+
+def test_the_largest_honest_sum_passes_and_a_larger_one_does_not(world):
+    run = world.plan(client_rate=1.0, record_rate=1.0)
+    head = world.server(run)
+    size = len(head.weights)
+    honest = np.zeros(size, np.float32)
+    honest[0] = 12 * 0.5
+    assert head.receive(Update(head.model().run, 0, 0, honest)) is None
+    assert head.receive(Update(head.model().run, 1, 0, honest * np.float32(1.001))) == "large"
+
+
+def test_local_noise_does_not_get_honest_clients_refused(world):
+    run = world.plan(noise="local", noise_multiplier=5.0, client_rate=1.0, record_rate=1.0, rounds=6)
+    head, hands = world.server(run), world.clients(run)
+    for _ in range(6):
+        world.one_round(head, hands)
+    assert not head.refused
+
+
+def test_the_server_restarts_from_its_ledger_and_spends_no_round_twice(world, tmp_path):
+    run = world.plan()
+    files = {"ledger": tmp_path / "server.ledger", "state": tmp_path / "server.state"}
+    head = world.server(run, seed=None, **files)
+    hands = world.clients(run, seed=None)
+    world.one_round(head, hands)
+    kept = head.weights.numpy().copy()
+    # It dies after writing the ledger, before the model of the round was kept.
+    head._ledger.release(1, clip_norm=0.5, noise_multiplier=1.0)
+    head.close()
+    again = Server.restart(run, world.sgd, **files)
+    assert again.round == 2
+    assert np.array_equal(again.weights.numpy(), kept)
+    assert again.model().run == head.model().run
+    for _ in range(4):
+        world.one_round(again, hands)
+    again.finish()
+    assert ledger.read(files["ledger"]).released == 6
+    assert [hand.spent for hand in hands] == [6] * 8  # the lost round is counted
+    with pytest.raises(ValueError, match="6 planned rounds are over"):
+        again.step()
+
+
+def test_a_server_that_asks_again_after_a_restart_is_refused_by_those_who_answered(world, tmp_path):
+    run = world.plan(client_rate=1.0)
+    files = {"ledger": tmp_path / "server.ledger", "state": tmp_path / "server.state"}
+    head = world.server(run, seed=None, **files)
+    hands = world.clients(run, seed=None)
+    assert head.receive(hands[0].answer(head.model())) is None
+    head.close()
+    again = Server.restart(run, world.sgd, **files)
+    assert again.round == 0
+    with pytest.raises(Refused):
+        hands[0].answer(again.model())
+    assert again.receive(hands[1].answer(again.model())) is None
+    again.step()
+
+
+def test_a_state_of_another_plan_or_a_seed_in_a_secret_run_is_refused(world, tmp_path):
+    files = {"ledger": tmp_path / "server.ledger", "state": tmp_path / "server.state"}
+    world.server(world.plan(), seed=None, **files).close()
+    with pytest.raises(ValueError, match="state must be of the plan"):
+        Server.restart(world.plan(record_rate=0.1), world.sgd, **files)
+    with pytest.raises(ValueError, match="insecure_seed must not be used"):
+        Server.restart(world.plan(), world.sgd, insecure_seed=3, **files)
+
+
+def test_a_ledger_that_cannot_be_written_stops_the_answer_before_it_leaves(world, tmp_path):
+    run = world.plan(client_rate=1.0)
+    hand = world.client(0, run, ledger=tmp_path / "c.ledger")
+    hand._ledger.close()
+    with pytest.raises(ValueError, match="cannot be written"):
+        hand.answer(world.server(run).model())
+
+
+def test_a_model_with_weights_that_are_not_finite_is_not_begun_with(world):
+    with pytest.raises(ValueError, match="weights must be finite"):
+        Server(world.plan(), np.array([np.nan], np.float32), world.sgd)
+    with pytest.raises(ValueError, match="expected must be one number, or one for each of the 6 rounds, got 2"):
+        world.server(world.plan(), expected=[1.0, 2.0])
+
+
+def test_a_malicious_model_cannot_make_a_client_send_more_than_its_bound(world):
+    run = world.plan(client_rate=1.0, record_rate=1.0)
+    hand: Client = world.client(4, run)
+    wild = np.full(hand.dimension, 1e30, np.float32)
+    values = hand.answer(Model(bytes(16), 0, wild)).values
+    assert np.isfinite(values).all()
+    assert np.linalg.norm(values) <= run.longest(hand.dimension)
+
+
+KILLED = """
+import sys, torch
+from verax.federated import Embedded, Plan
+torch.set_num_threads(1)
+folder, going_on = sys.argv[1], sys.argv[2] == "again"
+plan = Plan(clients=4, records=40, largest=10, client_rate=0.5, record_rate=0.5, rounds=40, noise_multiplier=1.0)
+data = torch.zeros(40, 3), torch.zeros(40).long()
+how = Embedded.restart if going_on else Embedded
+run = how(plan, torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), data, [10] * 4,
+          lambda p: torch.optim.SGD(p, 0.1), ledger=folder + "/ledger", state=folder + "/state")
+print(run.round, flush=True)
+run.run(lambda engine: print(engine.round, flush=True))
+"""
+
+
+def test_kill_9_and_go_on(tmp_path):
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    with subprocess.Popen([*command, "first"], stdout=subprocess.PIPE, text=True) as first:
+        for line in first.stdout:
+            if int(line) >= 5:
+                first.kill()
+                break
+    known = ledger.read(tmp_path / "ledger").released
+    assert 5 <= known < 40
+    again = subprocess.run([*command, "again"], capture_output=True, text=True, check=True)
+    rounds = [int(line) for line in again.stdout.split()]
+    assert rounds == list(range(known, 41))
+    found = ledger.read(tmp_path / "ledger")
+    assert found.complete
+    assert [event.kind for event in found.events] == ["resumed", "finished"]

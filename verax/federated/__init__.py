@@ -1,0 +1,60 @@
+"""Run a mechanism across clients: clients and server that exchange messages, in one process or in many.
+
+Importing this package loads nothing; each name is imported when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from verax.federated.asynchronous import AsyncClient, AsyncServer
+    from verax.federated.client import Client, Refused
+    from verax.federated.embedded import Embedded
+    from verax.federated.messages import BadMessage, Model, Receipt, Update, unpack
+    from verax.federated.plan import Plan
+    from verax.federated.server import Server
+    from verax.federated.steps import Diminishing
+    from verax.federated.work import put_weights, weights_of
+
+_HOME = {
+    "AsyncClient": "asynchronous",
+    "AsyncServer": "asynchronous",
+    "BadMessage": "messages",
+    "Client": "client",
+    "Diminishing": "steps",
+    "Embedded": "embedded",
+    "Model": "messages",
+    "Plan": "plan",
+    "Receipt": "messages",
+    "Refused": "client",
+    "Server": "server",
+    "Update": "messages",
+    "put_weights": "work",
+    "unpack": "messages",
+    "weights_of": "work",
+}
+
+__all__ = [
+    "AsyncClient",
+    "AsyncServer",
+    "BadMessage",
+    "Client",
+    "Diminishing",
+    "Embedded",
+    "Model",
+    "Plan",
+    "Receipt",
+    "Refused",
+    "Server",
+    "Update",
+    "put_weights",
+    "unpack",
+    "weights_of",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from the module it lives in."""
+    if name in _HOME:
+        return getattr(import_module(f"verax.federated.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'verax.federated' has no attribute {name!r}")

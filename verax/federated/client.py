@@ -1,0 +1,261 @@
+"""A client: its data, its coins, its noise and its ledger. What leaves it is an update, or nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from verax import checks
+from verax.federated.lots import Lots, Numbers
+from verax.federated.messages import Model, Update, Values
+from verax.federated.plan import Plan
+from verax.federated.work import Worker
+from verax.privacy.budget import Budget
+from verax.privacy.guarantee import Guarantee
+from verax.randomness import Source
+from verax.training.clipped import MICRO_BATCH, Inner
+from verax.training.data import Data
+from verax.training.ledger import Ledger
+from verax.training.losses import Criterion
+from verax.training.ran import NOT_PRIVATE
+
+
+class Refused(ValueError):  # noqa: N818 - public name, says what happened
+    """The client will not answer this model. Nothing was computed, spent or sent."""
+
+
+class Client:
+    """One client. It takes part by its own coin, and answers every round at most once.
+
+    Whether it takes part, which records it uses and where its randomness comes from never leaves it: not in its
+    messages, its ledger or its errors. The ledger counts every round it is asked for, and those it missed.
+
+    Args:
+        number: which client it is, from 0.
+        data: tensors, a dictionary of tensors or a map-style data set: the client's own records.
+        plan: what runs; this client may have rates of its own (``dataclasses.replace(plan, client_rate=...)``).
+        model: a module of its own; the server's weights are put into it.
+        loss: a torch criterion of outputs and targets, or for dictionaries of data a function of model and batch.
+        ledger: a new file, or a ledger opened with ``Ledger.open`` to go on after a crash; or None for none.
+        records: a public bound on the number of its records, for its guarantee; by default their number.
+        record_rates: a record rate for every round in place of the plan's, declared in advance.
+        budget: in place of a ledger, for rates that are chosen as one goes (asynchronous rounds): every round is spent
+            from it before it is computed, and no round runs that would exceed it.
+        inner: where the client's aggregate is clipped, what it is (see ``Worker``).
+        micro_batch: how many records are worked on at once.
+        insecure_seed: for tests and research only: makes the run repeatable, and not private. Clients and server with
+            the same seed draw what :class:`verax.federated.Embedded` with that seed draws.
+
+    >>> import torch
+    >>> from verax.federated import Client, Plan, Server, weights_of
+    >>> plan = Plan(clients=2, records=40, largest=20, client_rate=0.5, record_rate=0.5, rounds=3, noise_multiplier=1.0)
+    >>> def module():
+    ...     return torch.nn.Linear(3, 2)
+    >>> def own():
+    ...     return torch.randn(20, 3), torch.randint(0, 2, (20,))
+    >>> clients = [Client(i, own(), plan, module(), torch.nn.CrossEntropyLoss()) for i in range(2)]
+    >>> server = Server(plan, weights_of(module()), lambda p: torch.optim.SGD(p, 0.1))
+    >>> for _ in range(plan.rounds):
+    ...     for client in clients:
+    ...         update = client.answer(server.model())
+    ...         if update is not None:
+    ...             _ = server.receive(update)
+    ...     server.step()
+    >>> server.round, clients[0].spent
+    (3, 3)
+    """
+
+    def __init__(
+        self,
+        number: int,
+        data: Any,
+        plan: Plan,
+        model: nn.Module,
+        loss: Criterion,
+        *,
+        ledger: str | os.PathLike[str] | Ledger | None = None,
+        records: int | None = None,
+        record_rates: Sequence[float] | None = None,
+        budget: Budget | None = None,
+        inner: Inner | None = None,
+        micro_batch: int = MICRO_BATCH,
+        insecure_seed: int | None = None,
+    ) -> None:
+        self.number = checks.count("number", number, minimum=0, maximum=plan.clients - 1)
+        self.plan = plan
+        self._data = Data(data)
+        bound = len(self._data) if records is None else checks.count("records", records)
+        if not len(self._data) <= bound <= plan.largest:
+            raise ValueError(
+                f"records must be at least the client's own number and at most the plan's largest, {plan.largest}, "
+                f"got {bound}; plan with a larger one"
+            )
+        self.records = bound
+        self._rates = [plan.record_rate] * plan.rounds if record_rates is None else list(record_rates)
+        self.mechanism = plan.phases(bound, self._rates)
+        if budget is not None and ledger is not None:
+            raise ValueError("budget and ledger must not both be given: each of them counts the rounds")
+        self.budget = budget
+        self._worker = Worker(model, loss, plan, inner, micro_batch)
+        source = Source.system() if insecure_seed is None else Source.insecure(insecure_seed)
+        self.private = source.secure
+        self._lots = Lots(source.spawn("lots"))
+        self._noise = source.spawn(f"noise of client {self.number}")
+        self._ledger = self._opened(ledger)
+        self._spent = 0 if self._ledger is None else self._ledger.released
+        if budget is not None:
+            self._rates[: len(budget.phases)] = [phase.sampler.record_rate for phase in budget.phases]  # type: ignore[attr-defined]
+            self._spent = len(budget.phases)
+        self._run: bytes | None = None
+
+    def _opened(self, ledger: str | os.PathLike[str] | Ledger | None) -> Ledger | None:
+        if ledger is None:
+            return None
+        if not isinstance(ledger, Ledger):
+            return Ledger.create(ledger, self.mechanism, insecure_seed=not self.private)
+        if ledger.mechanism != self.mechanism:
+            raise ValueError(f"ledger must declare what this client runs, {self.mechanism!r}")
+        if not self.private and not ledger.insecure_seed:
+            raise ValueError("insecure_seed must not be used in a run whose ledger says that its randomness is secret")
+        return ledger
+
+    # --- a round ----------------------------------------------------------------------------------------------------
+
+    @property
+    def dimension(self) -> int:
+        """Number of trained parameters."""
+        return self._worker.dimension
+
+    @property
+    def spent(self) -> int:
+        """Rounds that are counted as released: the next that can be answered is this one or a later one."""
+        return self._spent
+
+    def answer(self, model: Model) -> Update | None:
+        """This client's part of a round; None if it stays away and others may not know (or need not).
+
+        A round is answered once: were it asked for again, a second answer would cost again. Rounds that were missed
+        are counted as if they had been answered.
+
+        Raises:
+            Refused: the round was answered before or is not part of the plan, or the model is of another run, another
+                shape or not finite.
+        """
+        self._refuse(model)
+        self._worker.load(model.weights)
+        self.charge(model.round)
+        return self._sealed(model, self.contribution(model.round))
+
+    def _sealed(self, model: Model, found: Values | None) -> Update | None:
+        if self.plan.noise == "central":
+            return None if found is None else Update(model.run, self.number, model.round, found.copy())
+        if self.plan.noise == "visible" and found is None:
+            return None
+        return Update(model.run, self.number, model.round, self.noisy(found))
+
+    def _refuse(self, model: Model) -> None:
+        if self._run is None:
+            self._run = model.run
+        if model.run != self._run:
+            raise Refused("the model belongs to another run than the one this client joined")
+        if model.round < self._spent:
+            raise Refused(f"round {model.round} is spent, the next is {self._spent}: to repeat one would cost again")
+        if model.round >= self.plan.rounds:
+            raise Refused(f"round {model.round} is beyond the {self.plan.rounds} planned rounds, which count from 0")
+        self.refuse_weights(model.weights)
+
+    def refuse_weights(self, weights: Values) -> None:
+        """Raise unless these can be put into the client's model."""
+        if len(weights) != self._worker.dimension:
+            raise Refused(f"the model must have {self._worker.dimension} weights, got {len(weights)}")
+        if not np.isfinite(weights).all():
+            raise Refused("the model's weights must be finite")
+
+    def contribution(self, number: int, weights: Values | None = None) -> Values | None:
+        """The clipped sum of a round, without noise: **secret**. None if the client stays away.
+
+        Args:
+            number: of the round, which must have been charged.
+            weights: where; by default at the last model.
+        """
+        if weights is not None:
+            self._worker.load(weights)
+        me = np.array([self.number])
+        if not taking_part(self._lots, self.plan, number, me).size:
+            return None
+        chosen = used(self._lots, self._rates[number], number, me, np.array([len(self._data)]), np.zeros(1, np.int64))
+        return self._worker.total(self._data.take(chosen), len(chosen))
+
+    def charge(self, number: int, record_rate: float | None = None) -> None:
+        """Count all rounds up to this one as released, before anything of it is computed.
+
+        Args:
+            number: of the round.
+            record_rate: with a budget: the rate of this round's records, chosen now.
+        """
+        while self._spent <= number:
+            if self.budget is not None:
+                self._rates[self._spent] = record_rate or self._rates[self._spent]
+                self.budget.spend(
+                    replace(self.plan, record_rate=self._rates[self._spent], rounds=1).mechanism(self.records)
+                )
+            elif record_rate is not None:
+                raise ValueError("record_rate must not be chosen on the way without a budget: declare record_rates")
+            elif self._ledger is not None:
+                plan = self.plan
+                self._ledger.release(self._spent, clip_norm=plan.clip_norm, noise_multiplier=plan.noise_multiplier)
+            self._spent += 1
+
+    def seen(self, number: int) -> float:
+        """How many records are expected to be used before a round, as far as the public can tell."""
+        return self.plan.client_rate * self.records * math.fsum(self._rates[:number])
+
+    def noisy(self, found: Values | None) -> Values:
+        """A contribution, or none, under this client's own noise."""
+        total = np.zeros(self._worker.dimension) if found is None else found.astype(np.float64)
+        if self.plan.sigma > 0.0:
+            self._noise.add_gaussian(total, self.plan.sigma)
+        return total.astype(np.float32)
+
+    # --- what it cost -----------------------------------------------------------------------------------------------
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of this client's records (or of all it has) for the whole plan, from its own numbers only."""
+        return replace(self.mechanism.guarantee(), assuming=self.plan.assumed)
+
+    def statement(self, delta: float) -> str:
+        """What the client's owner can sign, in words."""
+        from verax.reporting.statement import Statement  # reporting depends on this room, not the reverse
+
+        if self.budget is not None:
+            return self.budget.statement() if self.private else f"{NOT_PRIVATE}\n{self.budget.statement()}"
+        return Statement.of(self.guarantee, delta, private=self.private)
+
+    def finish(self) -> None:
+        """Close the client's ledger, the run being over."""
+        if self._ledger is not None:
+            self._ledger.finish()
+
+
+def taking_part(lots: Lots, plan: Plan, number: int, clients: Numbers) -> Numbers:
+    """Which of these clients take part in a round, by their places in the list."""
+    if plan.bins is not None:
+        epoch, now = divmod(number, plan.bins)
+        return np.flatnonzero(lots.picks(plan.bins, epoch, clients) == now)
+    return np.flatnonzero(lots.clients(plan.client_rate, number, clients))
+
+
+def used(
+    lots: Lots, rate: float, number: int, clients: Numbers, sizes: Numbers, starts: Numbers
+) -> Numbers:  # fmt: skip
+    """The numbers of the records that clients which take part use; ``starts`` are those of their first records."""
+    chosen = np.flatnonzero(lots.records(rate, number, clients, sizes))
+    owners = np.searchsorted(np.cumsum(sizes), chosen, side="right")
+    return chosen - (np.cumsum(sizes) - sizes)[owners] + starts[owners]

@@ -1,0 +1,112 @@
+"""The work of a client: clipped sums of its records at given weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from verax.federated.messages import Values
+from verax.federated.plan import Plan
+from verax.mechanism import Individual
+from verax.training.clipped import MICRO_BATCH, Clipper, Flat, Inner, NotFinite
+from verax.training.data import part, slices
+from verax.training.losses import Criterion, PerRecord
+
+
+def weights_of(model: nn.Module) -> Values:
+    """The trained parameters of a model, one after the other.
+
+    >>> weights_of(torch.nn.Linear(3, 2)).shape
+    (8,)
+    """
+    found: Values = torch.cat([p.detach().reshape(-1) for p in _trained(model)]).numpy()
+    return found
+
+
+def put_weights(model: nn.Module, weights: Values) -> None:
+    """The inverse of :func:`weights_of`."""
+    parameters = _trained(model)
+    flat = torch.from_numpy(np.array(weights, dtype=np.float32))
+    with torch.no_grad():
+        for parameter, piece in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            parameter.copy_(piece.view_as(parameter))
+
+
+class Worker:
+    """A model whose clipped sums are wanted.
+
+    Args:
+        model: any module; its parameters become views of one flat tensor.
+        loss: a torch criterion of outputs and targets, or for dictionaries of data a function of model and batch.
+        plan: says what is clipped, and to which norm.
+        inner: where a client's aggregate is clipped, what it is: by default the gradient of the mean loss, or
+            ``LocalSteps`` for several steps of a local optimiser.
+        micro_batch: how many records are worked on at once.
+        weights: a flat tensor that is to be the model's memory; by default a new one.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: Criterion, plan: Plan, inner: Inner | None = None,
+        micro_batch: int = MICRO_BATCH, weights: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        self.model = model
+        parameters = _trained(model)
+        now = torch.from_numpy(weights_of(model))
+        self.weights = now if weights is None else weights
+        self.weights.copy_(now)
+        for parameter, piece in zip(parameters, self.weights.split([p.numel() for p in parameters]), strict=True):
+            parameter.data = piece.view_as(parameter)
+        self._clipper = Clipper(model, PerRecord(loss), plan.clipping, inner, micro_batch)
+        self._flat = Flat(parameters)
+        self._unused = np.random.default_rng(0)  # clip-groups are not drawn here
+
+    @property
+    def dimension(self) -> int:
+        """Number of trained parameters."""
+        return len(self.weights)
+
+    def load(self, weights: Values) -> None:
+        """Work at these weights from now on."""
+        self.weights.copy_(torch.from_numpy(np.array(weights)))
+
+    def total(self, batch: Any, records: int) -> Values:
+        """The clipped sum, or where aggregates are clipped the batch's clipped aggregate; valid until the next call."""
+        self._flat.buffer.zero_()
+        try:
+            self._clipper.add(batch, records, self._flat, self._unused)
+        except NotFinite:
+            self._flat.buffer.zero_()
+            if isinstance(self._clipper.clipping, Individual):
+                for piece, size in slices(batch, self._clipper.micro_batch, records):
+                    self._add_finite(piece, size)
+        found: Values = self._flat.buffer.numpy()
+        return found
+
+    def _add_finite(self, batch: Any, records: int) -> None:
+        """Leave out records whose gradients are not finite: they count as 0, whatever the others are.
+
+        Within one micro-batch the clipper finds them before it adds anything.
+        """
+        try:
+            self._clipper.add(batch, records, self._flat, self._unused)
+        except NotFinite:
+            if records > 1:
+                half = records // 2
+                self._add_finite(part(batch, slice(0, half)), half)
+                self._add_finite(part(batch, slice(half, records)), records - half)
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    found = [p for p in model.parameters() if p.requires_grad]
+    if not found:
+        raise ValueError("model must have at least one trainable parameter, got none")
+    for parameter in found:
+        if parameter.dtype is not torch.float32 or parameter.device.type != "cpu":
+            raise ValueError(
+                f"model must have float32 parameters on the CPU, got {parameter.dtype} on {parameter.device}; "
+                "messages are in single precision"
+            )
+    return found
