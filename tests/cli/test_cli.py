@@ -112,13 +112,6 @@ def test_an_unknown_command_or_no_command_is_helped():
     assert "calibrate" in run("--help").stdout
 
 
-def test_demo_writes_its_figure(tmp_path):
-    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)], catch_exceptions=False)
-    assert result.exit_code == 0
-    assert "shuffled" in result.stdout
-    assert (tmp_path / "samplers.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_a_progress_bar_appears_only_after_a_second(monkeypatch):
     started = []
     monkeypatch.setattr(common.Progress, "start", lambda self: started.append(self))

@@ -71,10 +71,13 @@ def failed(monkeypatch, capsys):
 
 
 def test_a_whole_run(whole):
-    lines = said(whole).splitlines()
-    assert lines[0] == f"{whole}: all 20 declared rounds were released."
-    assert "head " in lines[1]
-    assert lines[2:] == RUN.guarantee().statement(1e-5).splitlines()
+    lines, alone = said(whole).splitlines(), RUN.guarantee().statement(1e-5).splitlines()
+    assert lines[:3] == alone[:3]
+    assert lines[3] == alone[3].replace("What runs", "What ran, by its ledger")
+    assert lines[4] == f"{whole}: all 20 declared rounds were released."
+    assert "head " in lines[5]
+    assert lines[6:-1] == alone[4:-1]
+    assert lines[-1].startswith("Stated by: verax ")
 
 
 def test_a_part_of_a_run_has_two_numbers(part):
@@ -83,19 +86,20 @@ def test_a_part_of_a_run_has_two_numbers(part):
     assert "The run is not over, or broke off." in text
     assert RUN.guarantee(group=2).statement(1e-5).splitlines()[0] in text
     less = Mechanism(Poisson(0.01, 5), 1.0).guarantee(group=2).epsilon(1e-5)
-    assert text.splitlines()[-1].endswith(f"epsilon is at most {str(less)[1:-1].split(', ')[1]}.")
+    tighter = next(line for line in text.splitlines() if "had no say" in line)
+    assert tighter.endswith(f"epsilon is at most {str(less)[1:-1].split(', ')[1]}.")
 
 
 def test_for_machines(part):
     answer = facts(part)
     (run,) = answer["runs"]
     assert (run["declared"], run["released"], run["resumed"], run["ended"]) == (20, 5, 0, None)
-    assert run["mechanism"]["phases"][0]["sampler"] == {"kind": "Poisson", "rate": 0.01, "steps": 20}
-    assert (answer["relation"], answer["group"], answer["delta"]) == ("add-remove", 1, 1e-5)
+    assert run["phases"][0]["sampler"] == {"kind": "Poisson", "rate": 0.01, "steps": 20}
+    assert (answer["relation"]["name"], answer["protected"]["group"], answer["delta"]) == ("add-remove", 1, 1e-5)
     truth = RUN.guarantee().epsilon(1e-5)
     assert answer["epsilon"]["upper"] == pytest.approx(truth.upper, rel=2e-3)
     less = Mechanism(Poisson(0.01, 5), 1.0).guarantee().epsilon(1e-5)
-    assert answer["if_stopping_is_independent"]["epsilon"]["upper"] == less.upper
+    assert answer["if_stopping_is_independent"]["upper"] == less.upper
     assert answer["epsilon"]["lower"] == pytest.approx(less.lower, rel=2e-3)
 
 
@@ -112,7 +116,20 @@ def test_several_runs_are_taken_together(whole, part):
     assert answer["epsilon"]["upper"] == pytest.approx((RUN + RUN).guarantee().epsilon(1e-5).upper, rel=2e-3)
     assert "no run was described after looking at the results of another" in answer["assuming"]
     text = said(whole, part)
-    assert text.index("whole.ledger: all") < text.index("part.ledger: 5 of") < text.index("Any 1 record")
+    assert text.index("Any 1 record") < text.index("whole.ledger: all") < text.index("part.ledger: 5 of")
+
+
+def test_the_statement_is_saved_as_its_suffix_says(whole, part, tmp_path):
+    text = said(whole, part, "--out", str(tmp_path / "report.html"))
+    page = (tmp_path / "report.html").read_text()
+    heads = [run["head"] for run in facts(whole, part, "--out", str(tmp_path / "report.json"))["runs"]]
+    assert len(heads) == 2
+    assert all(head in page and head in text for head in heads)
+    assert json.loads((tmp_path / "report.json").read_text())["runs"][1]["head"] == heads[1]
+
+
+def test_a_place_that_cannot_be_written_is_one_line(whole, tmp_path, failed):
+    assert "path must be one that can be written" in failed(whole, "--out", str(tmp_path / "no" / "report.html"))
 
 
 def test_a_run_that_left_its_mechanism_says_so(tmp_path):
@@ -132,7 +149,8 @@ def test_a_run_that_the_data_stopped_says_so(tmp_path):
 def test_a_seed_that_somebody_chose_is_not_private(tmp_path):
     path = written(tmp_path / "seeded.ledger", 20, insecure_seed=True)
     text = said(path)
-    assert "NOT PRIVATE" in text.splitlines()[1]
+    assert text.splitlines()[0].endswith("it is NOT private.")
+    assert facts(path)["private"] is False
     assert "Assuming that nobody can guess the seed" in text
     assert facts(path)["runs"][0]["insecure_seed"] is True
 

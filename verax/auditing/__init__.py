@@ -1,5 +1,6 @@
 """Attack what runs: lower bounds on epsilon that come from playing the code, not from reading its description."""
 
+from verax.auditing.canaries import CanaryAudit, audit_canaries
 from verax.auditing.transcript import SamplerAudit, audit_sampler
 
-__all__ = ["SamplerAudit", "audit_sampler"]
+__all__ = ["CanaryAudit", "SamplerAudit", "audit_canaries", "audit_sampler"]

@@ -1,32 +1,72 @@
-"""verax demo: a short tour of the accountant."""
+"""verax demo: price, plan, train, state and audit, in about a minute."""
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from verax import Deterministic, Mechanism, Poisson, Shuffle
+from verax.auditing import audit_sampler
 from verax.cli import common
+from verax.planning import Plan, Target, frontier, ranked
+from verax.privacy import calibrate
+from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
 from verax.reporting.figures import samplers_figure
+from verax.reporting.statement import Statement
+from verax.reporting.words import finds
 
-BATCHES, DELTA, NOISES = 1000, 1e-5, (0.5, 0.6, 0.7, 0.8, 1.0, 1.25, 1.5, 2.0)
+BATCHES, NOISES = 1000, (0.5, 0.7, 1.0, 2.0)
+DELTA, EPSILON, RECORDS = 1e-5, 3.0, 1438
+SIZES, EPOCHS, MOST_ROUNDS = (128, 256, 512), (10, 20, 40), 150
+LEARNING_RATE = 0.03
+AUDITED_BATCH, AUDITED_EPSILON, HONEST_TRIALS, TRIALS = 16, 1.0, 1000, 20_000
+SEED = 1  # of the audit, which has no secrets, so that the tour ends alike for everybody
+_NEEDED = {"torch": "torch", "sklearn": "scikit-learn", "cryptography": "cryptography"}
+
+Say = Callable[[str], None]
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--out", help="Folder for the figure.")] = Path("out"),
+    folder: Annotated[Path, typer.Option("--out", help="Folder for report, ledger and figure.")] = Path("out"),
 ) -> None:
-    """Price one epoch of 1,000 batches three times: as Poisson, shuffled and deterministic batches."""
+    """Price, plan, train on scikit-learn's digits, state and audit, in about a minute; ends with a report to open.
+
+    Example: verax demo --out tour
+    """
     console = Console(highlight=False)
-    console.print(
-        f"One epoch of {BATCHES} batches, individual clipping, zero-out neighbours, delta = {DELTA:g}.\n"
-        "The same noise, three ways of drawing the batches. Cells: epsilon is proved to lie between these.\n",
-        markup=False,
-    )
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    say(f"1. PRICE: one epoch of {BATCHES:,} batches, the same noise, three ways of drawing the batches.")
+    _price(console, say, folder)
+    say(f"\n2. PLAN: the least noise that keeps {RECORDS:,} records private, for several batch sizes and lengths.")
+    plan = _plan(console, say)
+    say("\n3. TRAIN: a small network on scikit-learn's digits, by that plan.")
+    statement = _train(plan, folder, say) or plan.mechanism.guarantee().statement(DELTA)
+    say("\n4. STATE: what a reviewer signs.")
+    report = _state(statement, folder, say)
+    say("\n5. AUDIT: is it true? Attack the code that draws the batches.")
+    _audit(say)
+    say(f"\nDone in {time.monotonic() - began:.0f} s. The report is {report}.")
+    say(f"Open it in a browser: {report.resolve().as_uri()}")
+    if find_spec("verax.cli.serve"):
+        say("Plan your own run in a browser: verax serve")
+
+
+def _price(console: Console, say: Say, folder: Path) -> None:
     table = Table("noise", "Poisson", "shuffled", "deterministic", "factor")
     curves: dict[str, list[tuple[float, float, float]]] = {"Poisson": [], "shuffled": [], "deterministic": []}
     samplers = (Poisson(1.0 / BATCHES, BATCHES), Shuffle(BATCHES), Deterministic(BATCHES))
@@ -36,17 +76,93 @@ def demo(
             for name, bracket in zip(curves, brackets, strict=True):
                 curves[name].append((noise, bracket.lower, bracket.upper))
             factor = brackets[1].lower / brackets[0].upper
-            cells = [f"{shown(b.lower, -1, 4)} .. {shown(b.upper, 1, 4)}" for b in brackets]
-            table.add_row(f"{noise:g}", *cells, f">= {shown(factor, -1, 3)}" if factor > 1.0 else "unknown")
+            cells = [f"{shown(b.lower, LOWER, 4)} .. {shown(b.upper, UPPER, 4)}" for b in brackets]
+            table.add_row(f"{noise:g}", *cells, f">= {shown(factor, LOWER, 3)}" if factor > 1.0 else "unknown")
     console.print(table)
-    console.print(
-        "\nA loader that shuffles but reports the Poisson number understates epsilon by the last column's factor.\n"
-        "Name the sampler that runs, and verax prices that one:\n\n"
-        "    from verax import Mechanism, Shuffle\n"
-        f"    Mechanism(Shuffle(batches={BATCHES}), noise_multiplier=0.7).guarantee().epsilon(delta={DELTA:g})\n",
-        markup=False,
-        soft_wrap=True,
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    saved = samplers_figure(curves, DELTA, folder / "samplers.png")
-    console.print(f"Figure saved: {saved}")
+    say(f"   Cells: epsilon at delta {DELTA:g} is proved to lie between these.")
+    say("   A loader that shuffles but reports the Poisson number understates epsilon by the last column's factor.")
+    if find_spec("matplotlib"):
+        say(f"   Figure: {samplers_figure(curves, DELTA, folder / 'samplers.png')}")
+    else:
+        say("   Skipped: the figure, which needs matplotlib: pip install 'verax[figures]'")
+
+
+def _plan(console: Console, say: Say) -> Plan:
+    target = Target(RECORDS, EPSILON, DELTA)
+    with common.patience("planning"):
+        plans = ranked(frontier(target, SIZES, EPOCHS, rounds_at_most=MOST_ROUNDS))
+    table = Table("batch", "epochs", "rounds", "noise", "epsilon", "signal to noise")
+    for plan in plans[:4]:
+        table.add_row(
+            str(plan.batch), str(plan.epochs), str(plan.rounds), shown(plan.noise_multiplier, UPPER, 4),
+            f"<= {shown(plan.epsilon, UPPER, 4)}", f"{plan.signal_of_run:.0f}",
+        )  # fmt: skip
+    console.print(table)
+    say(f"   Budget: epsilon {EPSILON:g} at delta {DELTA:g}. The best four plans; the first one is run.")
+    return plans[0]
+
+
+def _train(plan: Plan, folder: Path, say: Say) -> Statement | None:
+    """Train by the plan; the statement of what ran, or None where that takes libraries that are not there."""
+    missing = [name for module, name in _NEEDED.items() if not find_spec(module)]
+    if missing:
+        say(f"   Skipped: training needs {', '.join(missing)}: pip install 'verax[train]'. The plan is stated instead.")
+        return None
+    import torch
+
+    from verax.training import fit
+    from verax.training.examples import accuracy, build, load
+
+    examples = load("digits")
+    model = build("mlp", examples)
+    ledger = _free(folder, "digits.ledger")
+    run = fit(
+        model, torch.nn.CrossEntropyLoss(), examples.train, plan.mechanism,
+        lambda p: torch.optim.Adam(p, LEARNING_RATE), ledger=ledger, delta=DELTA, records=RECORDS,
+    )  # fmt: skip
+    say(f"   {plan.rounds} rounds; batches drawn by {plan.sampler!r}, as priced.")
+    say(f"   Accuracy on held-out digits: {accuracy(model, examples.test):.1%}.")
+    say(f"   Every release was written to {ledger} before its noise was added.")
+    return run.statement()
+
+
+def _free(folder: Path, name: str) -> Path:
+    """A file that does not exist yet: a ledger is never written over."""
+    first = folder / name
+    others = (first.with_stem(f"{first.stem}-{number}") for number in range(2, 10_000))
+    return next(path for path in (first, *others) if not path.exists())
+
+
+def _state(statement: Statement, folder: Path, say: Say) -> Path:
+    facts = statement.facts
+    say("   " + statement.splitlines()[0])
+    say("   " + finds(facts, facts.reach[1]))
+    say("   Not covered: " + ", ".join(facts.uncovered) + ". The report says what each means.")
+    for run in facts.runs:
+        say(f"   The same from the ledger alone: verax report {run.path} --delta {DELTA:g}")
+    return statement.write(folder / "report.html")
+
+
+def _audit(say: Say) -> None:
+    """The claim of Poisson batches, for batches that are Poisson and for those of the usual loader."""
+    batches = math.ceil(RECORDS / AUDITED_BATCH)
+    honest, rng = Poisson(1.0 / batches, batches), np.random.default_rng(SEED)
+    claim = Mechanism(honest, calibrate.noise_multiplier(honest, AUDITED_EPSILON, DELTA))
+
+    def loader() -> Iterable[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
+        """What many training scripts do: shuffle, then cut; two records a batch show it best."""
+        return rng.permutation(2 * batches).reshape(batches, 2)
+
+    noise, claimed = claim.noise_multiplier, claim.guarantee().epsilon(DELTA)
+    say(f"   Claim: {batches} Poisson batches, noise {noise:.4g}: epsilon at most {shown(claimed.upper, UPPER, 4)}.")
+    with common.patience("auditing"):
+        fair = audit_sampler(honest, claim, delta=DELTA, trials=HONEST_TRIALS, insecure_seed=SEED)
+        lie = audit_sampler(loader, claim, delta=DELTA, trials=TRIALS, insecure_seed=SEED)
+    for drawn, found in (("Poisson batches", fair), ("a loader that shuffles and cuts", lie)):
+        say(
+            f"   {'REFUTED' if found.refuted else 'Not refuted'}: {drawn}: an attack over {found.trials:,} runs proves "
+            f"epsilon at least {shown(found.lower, LOWER, 3)}, with {found.confidence:.0%} confidence."
+        )
+    truth = Mechanism(Shuffle(batches), noise).guarantee().epsilon(DELTA)
+    least, most = shown(truth.lower, LOWER, 4), shown(truth.upper, UPPER, 4)
+    say(f"   What is proved for the loader that shuffles: epsilon between {least} and {most}.")

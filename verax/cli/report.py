@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from verax.cli import common
-from verax.training.description import describe
+from verax.reporting.statement import Statement
 from verax.training.entries import DamagedLedger
 from verax.training.ledger import read
-from verax.training.ran import Run, compose, if_independent, statement
 
 
 def report(
@@ -21,20 +21,23 @@ def report(
     head: Annotated[
         list[str] | None, typer.Option(help="A hash noted earlier, which must be in a ledger; may be repeated.")
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Save the statement here: a page if it ends in .html, JSON if in .json.")
+    ] = None,
     json: common.AsJson = False,
 ) -> None:
     """State what ran, from its ledger, and what it guarantees; several runs are taken together.
 
-    Example: verax report run.ledger --delta 1e-5
+    Example: verax report run.ledger --delta 1e-5 --out report.html
     """
     runs = [read(path) for path in ledgers]
     for noted in head or []:
         _find(ledgers, noted)
     with common.patience("accounting"):
-        if json:
-            common.print_json(_facts(runs, delta, group))
-        else:
-            sys.stdout.write(statement(runs, delta, group) + "\n")
+        statement = Statement.of_runs(runs, delta, group)
+    if out is not None:
+        statement.write(out)
+    sys.stdout.write(statement.to_json() if json else f"{statement}\n")
 
 
 def _find(ledgers: list[str], head: str) -> None:
@@ -47,36 +50,3 @@ def _find(ledgers: list[str], head: str) -> None:
         else:
             return
     raise missing
-
-
-def _facts(runs: list[Run], delta: float, group: int) -> dict[str, Any]:
-    guarantee = compose(runs, group)
-    tighter = if_independent(runs, group)
-    return {
-        "runs": [_run(run) for run in runs],
-        "relation": guarantee.mechanism.relation,
-        "group": group,
-        "delta": delta,
-        "epsilon": guarantee.epsilon(delta),
-        "assuming": guarantee.assuming,
-        "if_stopping_is_independent": tighter and {"epsilon": tighter.epsilon(delta), "assuming": tighter.assuming},
-    }
-
-
-def _run(run: Run) -> dict[str, Any]:
-    ended = run.ended
-    return {
-        "ledger": run.path,
-        "run": run.id,
-        "begun": run.time,
-        "verax": run.verax,
-        "head": run.head,
-        "mechanism": describe(run.mechanism),
-        "declared": run.declared,
-        "released": run.released,
-        "resumed": sum(event.kind == "resumed" for event in run.events),
-        "torn": run.torn,
-        "ended": ended and {"how": ended.kind, "reason": ended.reason, "private": ended.private},
-        "population": run.population,
-        "insecure_seed": run.insecure_seed,
-    }

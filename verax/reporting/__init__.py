@@ -1,1 +1,1 @@
-"""Say it: figures now, statements and pages later."""
+"""Say it: statements as prose, JSON and pages; tables and figures."""

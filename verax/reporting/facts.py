@@ -1,0 +1,187 @@
+"""The facts of a privacy statement, computed once; prose, JSON and the page are written from these and nothing else."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import dataclass
+from functools import cached_property, singledispatch
+from importlib.metadata import PackageNotFoundError, version
+
+import numpy as np
+
+import verax
+from verax.mechanism import Mechanism, Phases
+from verax.privacy.guarantee import Bracket, Guarantee
+from verax.privacy.tradeoff import TradeOff, between
+from verax.privacy.tuning import Tuned
+from verax.training.ran import Run, compose, if_independent
+
+FALSE_ALARMS = (0.001, 0.01, 0.05, 0.1)
+_POINTS = 40  # epsilons at which delta is bracketed, for the figures and for what an attacker can tell
+_BELOW = 1e-3  # how far below the stated delta they go
+_LEAST_DELTA = 1e-12  # and no further than this
+_NO_REACH = 20.0  # how far they go where no epsilon is finite
+_RTOL = 0.01  # of those deltas
+
+UNCOVERED = {
+    "tuning": "Choosing parameters or a model by looking at the same data.",
+    "scores": "Scores of trials that were measured on private data and released without noise.",
+    "other-runs": "Other runs on the same data, earlier or later, also those that were thrown away; ledgers of several "
+    "runs can be stated together.",
+    "outside": "Whatever else was computed from the data: features scaled to fit them, validation scores, plots.",
+    "seeds": "Reused, revealed or guessable randomness, and copies of a saved training state, which holds it.",
+    "larger-groups": "More than {records} of one person or household.",
+    "side-channels": "What timing, memory or logs of the computer give away.",
+}
+"""What no statement of a run covers, by name."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What an attacker can reach at a rate of false alarms: the share of members found, and how sharp that bound is."""
+
+    false_alarms: float
+    least: float
+    """No analysis by epsilon and delta can rule out this share. (An attack need not reach it: both directions of the
+    relation share one curve, and an attack is about one of them.)"""
+    most: float
+    """No attacker finds more."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A bracket on delta at one epsilon."""
+
+    epsilon: float
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything a statement says.
+
+    >>> from verax import Mechanism, Poisson
+    >>> g = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0).guarantee()
+    >>> facts = Facts.of(g, delta=1e-5)
+    >>> facts.adversary, facts.relation, facts.epsilon.upper < 1.83
+    ('A0', 'add-remove', True)
+    >>> [round(reach.most, 3) for reach in facts.reach]
+    [0.004, 0.029, 0.111, 0.195]
+    """
+
+    delta: float
+    epsilon: Bracket
+    group: int
+    relation: str
+    adversary: str
+    """"A0" sees all noisy sums; "A1" is also told where the protected records fell."""
+    assuming: str
+    by: str
+    """What the guarantee is of, if it is more than one run: words that follow the epsilon."""
+    settings: tuple[Phases, ...]
+    """What runs; one of several if they were searched."""
+    points: tuple[Point, ...]
+    runs: tuple[Run, ...]
+    """What the ledgers say, if there are any."""
+    if_independent: Bracket | None
+    """Epsilon at the same delta, if neither data nor results had a say in when an unfinished run ended."""
+    private: bool
+    """Whether the randomness was secret, as far as is known."""
+    uncovered: tuple[str, ...]
+    """Names in ``UNCOVERED``."""
+    software: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(
+        cls, guarantee: Guarantee, delta: float, runs: tuple[Run, ...] = (), *, private: bool = True,
+        independent: Guarantee | None = None,
+    ) -> Facts:  # fmt: skip
+        """The facts of a guarantee, with what ledgers say about the runs it is the guarantee of."""
+        scope = _scope(guarantee)
+        return cls(
+            delta=float(delta),
+            epsilon=guarantee.epsilon(delta),
+            group=guarantee.group,
+            relation=guarantee.mechanism.relation,
+            adversary="A1" if "adversary A1" in guarantee.assuming else "A0",
+            assuming=guarantee.assuming,
+            by=scope.by,
+            settings=scope.settings,
+            points=_points(guarantee, delta),
+            runs=tuple(runs),
+            if_independent=None if independent is None else independent.epsilon(delta),
+            private=private and not any(run.insecure_seed for run in runs),
+            uncovered=scope.uncovered,
+            software=software(),
+        )
+
+    @classmethod
+    def of_runs(cls, runs: tuple[Run, ...], delta: float, group: int = 1) -> Facts:
+        """The facts of several runs on the same data, from their ledgers."""
+        return cls.of(compose(runs, group), delta, runs, independent=if_independent(runs, group))
+
+    @cached_property
+    def curve(self) -> TradeOff:
+        """The trade-off curve that the points imply, certified from below, with its companion from above."""
+        columns = zip(*((point.epsilon, point.lower, point.upper) for point in self.points), strict=True)
+        return between(*map(list, columns))
+
+    @cached_property
+    def reach(self) -> tuple[Reach, ...]:
+        """What an attacker can reach at the usual rates of false alarms."""
+        curve = self.curve
+        above = curve.above or curve
+        return tuple(Reach(rate, max(1.0 - above(rate), 0.0), 1.0 - curve(rate)) for rate in FALSE_ALARMS)
+
+    @property
+    def advantage(self) -> Bracket:
+        """The most by which true alarms can exceed false ones: delta at epsilon 0."""
+        first = self.points[0]
+        return Bracket(first.lower, first.upper, "proved", self.epsilon.lower_by, self.epsilon.upper_by)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a guarantee is of, and what it leaves out."""
+
+    by: str
+    settings: tuple[Phases, ...]
+    uncovered: tuple[str, ...]
+
+
+@singledispatch
+def _scope(guarantee: Guarantee) -> Scope:
+    return Scope("", (guarantee.mechanism,), tuple(name for name in UNCOVERED if name != "scores"))
+
+
+@_scope.register
+def _searched(guarantee: Tuned) -> Scope:
+    settings = (Phases((one,)) if isinstance(one, Mechanism) else one for one in guarantee.settings)
+    return Scope(
+        "by the released trial and the search for it",
+        tuple(settings),
+        tuple(name for name in UNCOVERED if name != "tuning"),
+    )
+
+
+def _points(guarantee: Guarantee, delta: float) -> tuple[Point, ...]:
+    """Brackets on delta at even epsilons, from 0 to where delta is far below the stated one."""
+    smallest = max(min(delta * _BELOW, 1e-8), min(_LEAST_DELTA, delta * _BELOW))
+    top = guarantee.epsilon(smallest, rtol=0.1).upper
+    top = max(top, 1e-3) if np.isfinite(top) else _NO_REACH
+    brackets = [(top * i / _POINTS, guarantee.delta(top * i / _POINTS, rtol=_RTOL)) for i in range(_POINTS + 1)]
+    return tuple(Point(epsilon, bracket.lower, bracket.upper) for epsilon, bracket in brackets)
+
+
+def software() -> tuple[tuple[str, str], ...]:
+    """Names and versions of what is loaded and counts: verax, Python, the numerics, torch and the noise's cipher."""
+    found = [("verax", verax.__version__), ("python", platform.python_version())]
+    for name in ("numpy", "scipy", "torch", "cryptography"):
+        if name in sys.modules:
+            try:
+                found.append((name, version(name)))
+            except PackageNotFoundError:
+                continue
+    return tuple(found)

@@ -1,0 +1,195 @@
+"""A privacy statement as one HTML file: no outside assets, for screens of any size, light and dark, and for paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from html import escape
+from typing import Any
+
+from verax.mechanism import Mechanism
+from verax.privacy.composition import LOWER, UPPER
+from verax.privacy.guarantee import shown
+from verax.reporting import svg, words
+from verax.reporting.facts import Facts
+from verax.training.ran import Run
+
+_STYLE = """
+:root{color-scheme:light dark;--ink:#1c1f23;--paper:#fff;--soft:#586069;--rule:#d4d9df;--box:#f3f6f9;
+--upper:#0b5a94;--lower:#8a4a00;--known:#d98a2b59;--open:#5b9bd540;--out:#8080801a;--warn:#a1121f;--warnbox:#fdecee}
+@media (prefers-color-scheme:dark){:root{--ink:#e7eaee;--paper:#15181c;--soft:#a3adb8;--rule:#3a424b;--box:#1f242a;
+--upper:#7cc0f4;--lower:#f0b267;--known:#d98a2b66;--open:#5b9bd54d;--out:#b0b0b014;--warn:#ff9aa4;--warnbox:#3b1a1e}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--paper);color:var(--ink);font:1rem/1.55 system-ui,sans-serif;overflow-wrap:anywhere}
+main{max-width:46rem;margin:0 auto;padding:1.5rem 1rem 4rem}
+h1{font-size:1.7rem;line-height:1.2;margin:0 0 1rem}
+h2{font-size:1.2rem;margin:2.2rem 0 .6rem;border-bottom:1px solid var(--rule);padding-bottom:.25rem}
+p{margin:.5rem 0}
+.headline{background:var(--box);border-left:.3rem solid var(--upper);padding:.8rem 1rem;font-size:1.15rem}
+.warning{background:var(--warnbox);border-left:.3rem solid var(--warn);padding:.8rem 1rem;font-weight:600}
+table{border-collapse:collapse;width:100%;margin:.6rem 0}
+caption{text-align:left;color:var(--soft);padding-bottom:.3rem}
+th,td{text-align:left;vertical-align:top;padding:.35rem .6rem .35rem 0;border-bottom:1px solid var(--rule)}
+th[scope=row]{width:32%;min-width:7rem;font-weight:600}
+td.number{font-variant-numeric:tabular-nums}
+figure{margin:1rem 0}
+figcaption{color:var(--soft);font-size:.92rem}
+svg{width:100%;height:auto;display:block}
+svg text{fill:var(--ink);font:13px system-ui,sans-serif}
+svg .note{font-weight:600;paint-order:stroke;stroke:var(--paper);stroke-width:4px;stroke-linejoin:round}
+svg .grid{stroke:var(--rule);stroke-width:.7}
+svg .axis{fill:none;stroke:var(--soft);stroke-width:1}
+svg .upper{fill:none;stroke:var(--upper);stroke-width:2.2}
+svg .lower{fill:none;stroke:var(--lower);stroke-width:1.6;stroke-dasharray:6 4}
+svg .blind{fill:none;stroke:var(--soft);stroke-width:1;stroke-dasharray:2 4}
+svg .mark{fill:var(--upper);stroke:var(--paper);stroke-width:1.5}
+svg .out{fill:var(--out)}svg .open{fill:var(--open)}svg .known{fill:var(--known)}
+code{font:.9em ui-monospace,monospace}
+.sign td{height:3rem}
+@media (max-width:34rem){svg text{font-size:17px}th[scope=row]{width:38%;min-width:0}}
+@media print{:root{--ink:#000;--paper:#fff;--soft:#333;--rule:#999;--box:#fff;--upper:#0b5a94;--lower:#8a4a00;
+--known:#d98a2b59;--open:#5b9bd540;--out:#8080801a;--warn:#a1121f;--warnbox:#fff}
+@page{margin:18mm}body{font-size:10.5pt}main{max-width:none;padding:0}h2{break-after:avoid}
+figure,table,.headline,.warning{break-inside:avoid}figure{max-width:13cm}*{print-color-adjust:exact}}
+"""
+
+
+def html(facts: Facts, json: str) -> str:
+    """The page; ``json`` is kept in it for machines."""
+    body = [
+        "<h1>Privacy statement</h1>",
+        *(f'<p class="warning" role="note">{escape(text)}</p>' for text in words.warnings(facts)),
+        f'<p class="headline">{escape(words.headline(facts))}</p>',
+        *_protected(facts),
+        *_attacker(facts),
+        *_evidence(facts),
+        *_what_ran(facts),
+        "<h2>What is not covered</h2>",
+        _list(words.uncovered(facts)),
+        "<h2>Software</h2>",
+        f"<p>Stated by {escape(', '.join(f'{name} {number}' for name, number in facts.software))}.</p>",
+        *_signature(),
+    ]
+    safe = json.replace("<", "\\u003c")  # no tag, and so no end of the script, inside it
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>Privacy statement</title>\n'
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n" + "\n".join(body) + "\n</main>\n"
+        f'<script type="application/json" id="statement">\n{safe}</script>\n</body>\n</html>\n'
+    )
+
+
+def _protected(facts: Facts) -> list[str]:
+    rows = [
+        ("Protected", words.who(facts).capitalize()),
+        ("Relation", f"{facts.relation}. {words.neighbours(facts)}"),
+        ("Against", words.against(facts)),
+    ]
+    if facts.assuming:
+        rows.append(("Assuming", f"{facts.assuming[0].upper()}{facts.assuming[1:]}."))
+    return ["<h2>Who is protected, and against whom</h2>", _facts_table("The terms of the guarantee", rows)]
+
+
+def _attacker(facts: Facts) -> list[str]:
+    header = ("False alarms", "Found, at most", "At least this much cannot be ruled out")
+    rows = [
+        (f"{100.0 * reach.false_alarms:g} %", words.percent(reach.most, UPPER), words.percent(reach.least, LOWER))
+        for reach in facts.reach
+    ]
+    return [
+        "<h2>What an attacker can tell</h2>",
+        f"<p>{escape(words.finds(facts, facts.reach[1]))} {escape(words.guesses(facts))}</p>",
+        f"<figure>{svg.reach(facts)}<figcaption>Above the solid line: out of reach of every attacker, proved. Below "
+        "the dashed line: no analysis by epsilon and delta can rule it out. Between the two nothing is known. Dotted: "
+        "guessing blindly.</figcaption></figure>",
+        _table("Members found at rates of false alarms; guessing blindly finds as many as there are false alarms",
+               header, rows),
+    ]  # fmt: skip
+
+
+def _evidence(facts: Facts) -> list[str]:
+    bracket = facts.epsilon
+    rows = [
+        ("Epsilon, at most", shown(bracket.upper, UPPER)),
+        ("because", bracket.upper_by),
+        ("Epsilon, at least", shown(bracket.lower, LOWER)),
+        ("because", bracket.lower_by),
+        ("Delta", repr(facts.delta)),
+        ("Evidence", bracket.evidence),
+    ]
+    tighter = words.independently(facts)
+    return [
+        "<h2>Epsilon, delta and the evidence</h2>",
+        _facts_table("Epsilon lies between two proved bounds", rows),
+        *([f"<p>{escape(tighter)}</p>"] if tighter else []),
+        f"<figure>{svg.spent(facts)}<figcaption>Solid: upper bound. Dashed: lower bound; no analysis can go below it."
+        "</figcaption></figure>",
+    ]
+
+
+def _what_ran(facts: Facts) -> list[str]:
+    recorded = (
+        "Every release was written to a ledger before it happened; this is what the ledgers say."
+        if facts.runs
+        else "As described; no ledger was given that would show what ran."
+    )
+    parts = ["<h2>What ran</h2>" if facts.runs else "<h2>What runs</h2>", f"<p>{recorded}</p>"]
+    for run in facts.runs:
+        parts.append(_facts_table(f"Ledger {run.path}", _ledger_rows(run)))
+        parts += [_phase_table(phase) for phase in run.mechanism.mechanisms]
+    if not facts.runs:
+        parts += ["<p>A trial is one of these.</p>"] if facts.by else []
+        parts += [_phase_table(phase) for setting in facts.settings for phase in setting.mechanisms]
+    return parts
+
+
+def _ledger_rows(run: Run) -> list[tuple[str, str]]:
+    first, *_ = run.account().splitlines()
+    rows = [
+        ("Rounds", f"{run.released} released of {run.declared} declared"),
+        ("In words", first.removeprefix(f"{run.path}: ").capitalize()),
+        ("Run", run.id),
+        ("Begun", f"{run.time}, with verax {run.verax}"),
+        ("Hash of the last line", run.head),
+    ]
+    if run.ended and run.ended.reason:
+        rows.append(("Stopped", run.ended.reason))
+    if run.insecure_seed:
+        rows.append(("Randomness", "from a seed that somebody chose: NOT private"))
+    return rows
+
+
+def _phase_table(phase: Mechanism) -> str:
+    rows = [
+        ("Batches drawn by", f"{type(phase.sampler).__name__}: {_fields(phase.sampler)}"),
+        ("Rounds", str(len(phase.sampler))),
+        ("Noise multiplier", f"{phase.noise_multiplier:.10g}"),
+        ("Clipping", f"{type(phase.clipping).__name__}: {_fields(phase.clipping)}"),
+        ("As code", repr(phase)),
+    ]
+    return _facts_table("The mechanism", rows)
+
+
+def _fields(value: Any) -> str:
+    return ", ".join(f"{field.name} {getattr(value, field.name)}" for field in fields(value))
+
+
+def _signature() -> list[str]:
+    rows = "".join(f'<tr><th scope="row">{what}</th><td></td></tr>' for what in ("Name and role", "Date", "Signature"))
+    return ["<h2>Reviewed by</h2>", f'<table class="sign"><caption>To be filled in on paper</caption>{rows}</table>']
+
+
+def _facts_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
+    cells = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(text)}</td></tr>' for name, text in rows)
+    return f"<table><caption>{escape(caption)}</caption>{cells}</table>"
+
+
+def _table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in header)
+    cells = ("".join(f'<td class="number">{escape(text)}</td>' for text in row) for row in rows)
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    return f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _list(items: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in items) + "</ul>"

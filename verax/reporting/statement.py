@@ -1,0 +1,178 @@
+"""What a reviewer signs: a statement of privacy as prose, as JSON and as a page that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from verax.mechanism import Mechanism, Phases
+from verax.privacy.guarantee import Bracket, Guarantee
+from verax.reporting import page, words
+from verax.reporting.facts import Facts
+from verax.training.ran import Run
+
+SCHEMA = 1
+"""Version of the JSON; docs/statement.schema.json describes it. A change of meaning gets a new number."""
+
+
+class Statement(str):
+    """A statement of privacy. It is its own prose, a ``str``, and carries the facts that the prose was written from.
+
+    >>> from verax import Mechanism, Poisson
+    >>> statement = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0).guarantee().statement(delta=1e-5)
+    >>> print(statement.splitlines()[6])
+    In words: An attacker with 1 % false alarms finds at most 2.92 % of members. Asked at even odds ...
+    >>> statement.content()["epsilon"]["evidence"]
+    'proved'
+    >>> statement.html().startswith("<!doctype html>")
+    True
+    """
+
+    __slots__ = ("_facts",)
+    _facts: Facts
+
+    def __new__(cls, facts: Facts) -> Statement:
+        """Write the prose of these facts."""
+        new = super().__new__(cls, words.prose(facts))
+        object.__setattr__(new, "_facts", facts)
+        return new
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a statement does not change: {name} cannot be set")
+
+    def __reduce__(self) -> tuple[type[Statement], tuple[Facts]]:
+        return Statement, (self._facts,)
+
+    @classmethod
+    def of(cls, guarantee: Guarantee, delta: float, runs: Sequence[Run] = (), *, private: bool = True) -> Statement:
+        """The statement of a guarantee.
+
+        Args:
+            guarantee: what is proved.
+            delta: at which epsilon is stated.
+            runs: what the ledgers say of the runs that it is the guarantee of, if there are any.
+            private: False if somebody chose the seed of the run's randomness.
+        """
+        return cls(Facts.of(guarantee, delta, tuple(runs), private=private))
+
+    @classmethod
+    def of_runs(cls, runs: Sequence[Run], delta: float, group: int = 1) -> Statement:
+        """The statement of runs on the same data, taken together, from their ledgers."""
+        return cls(Facts.of_runs(tuple(runs), delta, group))
+
+    @property
+    def facts(self) -> Facts:
+        """What is stated, as values."""
+        return self._facts
+
+    def prose(self) -> str:
+        """The statement in words."""
+        return str(self)
+
+    def content(self) -> dict[str, Any]:
+        """The statement as values that JSON can hold; see docs/statement.md."""
+        return _content(self._facts)
+
+    def to_json(self) -> str:
+        """The statement as a JSON document."""
+        return json.dumps(self.content(), indent=2, allow_nan=False) + "\n"
+
+    def html(self) -> str:
+        """The statement as a page with figures, all in one file."""
+        return page.html(self._facts, self.to_json())
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Save it: as a page if the name ends in ``.html``, as JSON if in ``.json``, otherwise as prose."""
+        target = Path(path)
+        kinds = {".html": self.html, ".htm": self.html, ".json": self.to_json}
+        text = kinds.get(target.suffix.lower(), lambda: f"{self}\n")()
+        try:
+            target.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"path must be one that can be written, got {str(target)!r}: {error.strerror}") from error
+        return target
+
+
+def _content(facts: Facts) -> dict[str, Any]:
+    advantage = facts.advantage
+    return {
+        "verax_statement": SCHEMA,
+        "protected": {"unit": "record", "group": facts.group, "words": words.who(facts)},
+        "relation": {"name": facts.relation, "words": words.neighbours(facts)},
+        "adversary": {"name": facts.adversary, "words": words.against(facts)},
+        "assuming": facts.assuming,
+        "delta": facts.delta,
+        "epsilon": _bracket(facts.epsilon),
+        "if_stopping_is_independent": facts.if_independent and _bracket(facts.if_independent),
+        "attacker": {
+            "reach": [asdict(reach) | {"words": words.finds(facts, reach)} for reach in facts.reach],
+            "advantage": {"lower": advantage.lower, "upper": advantage.upper, "words": words.guesses(facts)},
+        },
+        "curve": [asdict(point) for point in facts.points],
+        "what_runs": {
+            "recorded": bool(facts.runs),
+            "by": facts.by,
+            "settings": [_setting(setting) for setting in facts.settings],
+        },
+        "runs": [_run(run) for run in facts.runs],
+        "private": facts.private,
+        "warnings": words.warnings(facts),
+        "not_covered": [
+            {"name": name, "words": said} for name, said in zip(facts.uncovered, words.uncovered(facts), strict=True)
+        ],
+        "software": dict(facts.software),
+    }
+
+
+def _bracket(bracket: Bracket) -> dict[str, Any]:
+    return {
+        "lower": _number(bracket.lower), "upper": _number(bracket.upper), "evidence": bracket.evidence,
+        "lower_by": bracket.lower_by, "upper_by": bracket.upper_by,
+    }  # fmt: skip
+
+
+def _number(value: float) -> float | str:
+    """JSON has no infinity."""
+    return "inf" if math.isinf(value) else value
+
+
+def _setting(setting: Phases) -> list[dict[str, Any]]:
+    return [_phase(phase) for phase in setting.mechanisms]
+
+
+def _phase(phase: Mechanism) -> dict[str, Any]:
+    return {
+        "sampler": _part(phase.sampler),
+        "rounds": len(phase.sampler),
+        "noise_multiplier": float(phase.noise_multiplier),
+        "clipping": _part(phase.clipping),
+    }
+
+
+def _part(value: Any) -> dict[str, Any]:
+    """A sampler or a clipping: its name and its fields, which are numbers and truth values."""
+    return {"kind": type(value).__name__} | {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def _run(run: Run) -> dict[str, Any]:
+    ended = run.ended
+    return {
+        "ledger": run.path,
+        "run": run.id,
+        "begun": run.time,
+        "verax": run.verax,
+        "head": run.head,
+        "declared": run.declared,
+        "released": run.released,
+        "resumed": sum(event.kind == "resumed" for event in run.events),
+        "torn": run.torn,
+        "ended": ended and {"how": ended.kind, "reason": ended.reason, "private": ended.private},
+        "population": run.population,
+        "insecure_seed": run.insecure_seed,
+        "phases": _setting(run.mechanism),
+    }

@@ -1,0 +1,131 @@
+"""A privacy statement in words: sentences that prose and page share."""
+
+from __future__ import annotations
+
+from verax.privacy.composition import LOWER, UPPER
+from verax.privacy.guarantee import shown
+from verax.reporting.facts import UNCOVERED, Facts, Reach
+from verax.training.ran import NOT_PRIVATE
+
+_NEIGHBOURS = {
+    "add-remove": "Two data sets are neighbours if they are alike but for {these}, which only one of them has.",
+    "zero-out": "Two data sets are neighbours if they are alike but for {these}, which in one of them count for "
+    "nothing; how many records there are is public.",
+    "replace": "Two data sets are neighbours if they are alike but for {these}, in whose place one of them has others; "
+    "how many records there are is public.",
+}
+_AGAINST = {
+    "A0": "Whoever sees every noisy sum of the run, and so every model on the way, and knows all other records and how "
+    "the run was set up; but neither who was drawn into which batch nor the noise.",
+    "A1": "Whoever sees every noisy sum of the run, and so every model on the way, knows all other records and how the "
+    "run was set up, and is told in which rounds and clip-groups the protected records were; but not the noise.",
+}
+
+
+def percent(share: float, side: int) -> str:
+    """A share as a percentage of three digits, rounded to its safe side.
+
+    >>> percent(0.031512, UPPER), percent(0.031512, LOWER), percent(1.0, UPPER)
+    ('3.16 %', '3.15 %', '100 %')
+    """
+    value = min(100.0 * share * (1.0 + 1e-15 if side == UPPER else 1.0), 100.0)
+    return f"{value:g} %" if value in (0.0, 100.0) else f"{shown(value, side, 3)} %"
+
+
+def who(facts: Facts) -> str:
+    """Who is protected."""
+    return "any 1 record" if facts.group == 1 else f"any {facts.group} records together"
+
+
+def headline(facts: Facts) -> str:
+    """The one sentence."""
+    subject = "Any 1 record is" if facts.group == 1 else f"Any {facts.group} records are"
+    by = f" {facts.by}" if facts.by else ""
+    return (
+        f"{subject} protected with epsilon at most {shown(facts.epsilon.upper, UPPER)} at delta {facts.delta!r}{by} "
+        f"(relation: {facts.relation})."
+    )
+
+
+def neighbours(facts: Facts) -> str:
+    """What the relation means."""
+    these = "1 record" if facts.group == 1 else f"up to {facts.group} records"
+    return _NEIGHBOURS[facts.relation].format(these=these)
+
+
+def against(facts: Facts) -> str:
+    """Whom the protection is against."""
+    return _AGAINST[facts.adversary]
+
+
+def finds(facts: Facts, reach: Reach) -> str:
+    """What one rate of false alarms buys, as a sentence."""
+    alarms, most = f"{100.0 * reach.false_alarms:g} %", percent(reach.most, UPPER)
+    if facts.relation == "replace":
+        records = "the record" if facts.group == 1 else "the records"
+        return f"An attacker with {alarms} false alarms recognises {records}, where used, in at most {most} of cases."
+    members = "members" if facts.group == 1 else "groups that were in the data"
+    return f"An attacker with {alarms} false alarms finds at most {most} of {members}."
+
+
+def guesses(facts: Facts) -> str:
+    """What the advantage means for a guess at even odds."""
+    most = facts.advantage.upper
+    return (
+        f"Asked at even odds which of two neighbouring data sets was used, no attacker is right more often than in "
+        f"{percent(0.5 + 0.5 * most, UPPER)} of cases; a coin is right in 50 %."
+    )
+
+
+def runs(facts: Facts) -> str:
+    """What runs, as the code that describes it."""
+    return " or ".join("; then ".join(repr(phase) for phase in setting.mechanisms) for setting in facts.settings)
+
+
+def uncovered(facts: Facts) -> list[str]:
+    """What is not covered, a sentence each."""
+    records = "1 record" if facts.group == 1 else f"{facts.group} records"
+    return [UNCOVERED[name].format(records=records) for name in facts.uncovered]
+
+
+def warnings(facts: Facts) -> list[str]:
+    """What takes the guarantee away."""
+    found = [] if facts.private else [NOT_PRIVATE]
+    found += [
+        f"{run.path}: that it stopped where it did shows something of the data, without noise. This is not covered."
+        for run in facts.runs
+        if run.ended and run.ended.private
+    ]
+    return found
+
+
+def independently(facts: Facts) -> str:
+    """The smaller number of a run that broke off for reasons of its own, or nothing."""
+    if facts.if_independent is None:
+        return ""
+    return (
+        "If data and results had no say in when a run ended (a crash, a deadline), "
+        f"epsilon is at most {shown(facts.if_independent.upper, UPPER)}."
+    )
+
+
+def prose(facts: Facts) -> str:
+    """The whole statement, a line for each thing said."""
+    bracket = facts.epsilon
+    assuming = f" Assuming {facts.assuming}." if facts.assuming else ""
+    what = "What one trial runs" if facts.by else "What ran, by its ledger" if facts.runs else "What runs"
+    lines = [
+        *warnings(facts),
+        headline(facts) + assuming,
+        f"No analysis can show less than {shown(bracket.lower, LOWER)}: {bracket.lower_by}.",
+        f"Upper bound: {bracket.upper_by}.",
+        f"Evidence: {bracket.evidence}. {what}: {runs(facts)}.",
+        *(run.account() for run in facts.runs),
+        independently(facts),
+        f"Neighbours: {neighbours(facts)}",
+        f"Against: {against(facts)}",
+        f"In words: {finds(facts, facts.reach[1])} {guesses(facts)}",
+        "Not covered: " + " ".join(uncovered(facts)),
+        "Stated by: " + ", ".join(f"{name} {number}" for name, number in facts.software) + ".",
+    ]
+    return "\n".join(line for line in lines if line)
