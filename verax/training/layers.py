@@ -21,6 +21,8 @@ Factors = Iterator[tuple[nn.Parameter, Kind]]
 Finish = Callable[[Tensor], Factors]
 Rule = Callable[[nn.Module, Tensor], Finish]
 
+_NEAR = 2**21  # bytes of patches made at once: they are written and read again while in the cache
+
 RULES: dict[type[nn.Module], Rule] = {}
 
 
@@ -74,18 +76,28 @@ def _convolution(module: nn.Module, x: Tensor) -> Finish:
         assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)  # noqa: S101
         g = single_precision(g).flatten(2)  # records, channels, places
         if trainable(module.weight):
-            columns, shape = patches(module, single_precision(x)), module.weight.shape
-            if module.groups == 1:
-                rows = torch.bmm(g, columns.flatten(2)).flatten(1)
-            else:  # columns of a group are its share of the channels
-                columns = columns.unflatten(-1, (module.groups, -1)).movedim(-2, 1)
-                columns = columns.reshape(len(g) * module.groups, g.shape[2], -1)
-                rows = torch.bmm(g.reshape(len(columns), -1, g.shape[2]), columns).view(len(g), -1)
-            yield module.weight, Kernels(rows, shape)
+            seen, rows = single_precision(x), g.new_empty(len(g), module.weight.numel())
+            each = 4 * g.shape[2] * module.weight[0].numel() * module.groups
+            few = max(_NEAR // each, 1)
+            for start in range(0, len(g), few):
+                some = slice(start, start + few)
+                _per_record_kernels(module, seen[some], g[some], rows[some])
+            yield module.weight, Kernels(rows, module.weight.shape)
         if module.bias is not None and module.bias.requires_grad:
             yield module.bias, Explicit(g.sum(dim=2))
 
     return finish
+
+
+def _per_record_kernels(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, g: Tensor, out: Tensor) -> None:
+    """The gradients of the weight, in the order (out, *kernel, in), record by record."""
+    columns = patches(module, x)
+    if module.groups == 1:
+        torch.bmm(g, columns.flatten(2), out=out.view(len(g), g.shape[1], -1))
+        return
+    columns = columns.unflatten(-1, (module.groups, -1)).movedim(-2, 1)  # a group has its share of the channels
+    columns = columns.reshape(len(g) * module.groups, g.shape[2], -1)
+    torch.bmm(g.reshape(len(columns), -1, g.shape[2]), columns, out=out.view(len(columns), -1, columns.shape[2]))
 
 
 def patches(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
