@@ -1,8 +1,8 @@
 PYTHON       ?= python3
 VENV         ?= .venv
 BENCH_VENV   ?= .venv-bench
-DEMO_EXTRAS  ?= figures
-TEST_EXTRAS  ?= dev,figures,train
+DEMO_EXTRAS  ?= figures,train
+TEST_EXTRAS  ?= dev,docs,figures,train,web
 PYTEST_FLAGS ?=
 
 BIN   := $(VENV)/bin
@@ -28,12 +28,12 @@ define new_venv
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench clean
+.PHONY: help demo test test-all lint docs format bench studies clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-demo: $(DEMO_STAMP)  ## install if needed, then a short tour: verax demo
+demo: $(DEMO_STAMP)  ## install if needed, then price, plan, train, state and audit: verax demo
 	$(BIN)/verax demo
 
 test: lint  ## install if needed, then lint, types, tests and doctests
@@ -47,12 +47,23 @@ lint: $(TEST_STAMP)  ## ruff check, ruff format --check, mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(TEST_STAMP)  ## build the documentation into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 format: $(TEST_STAMP)  ## sort imports, fix what ruff can fix, format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
 bench: $(BENCH_STAMP)  ## compare with other accountants, in an environment of its own
 	$(BENCH_VENV)/bin/python benchmarks/accounting.py
+
+CELLS := $(foreach way,shuffling subsampling,$(addprefix $(way):,individual:256:1.0 mixed:1024:0.27 batch:64:0.017))
+
+studies: $(DEMO_STAMP)  ## train on real data for docs/studies.md; VERAX_DATA names the folder with them; hours
+	$(BIN)/python studies/proactive.py
+	$(BIN)/python studies/proactive.py --problems non-convex --seeds 1
+	$(BIN)/python studies/mnist_clippings.py --epochs 10 --cells $(subst $() ,$(comma),$(CELLS))
+	$(BIN)/python studies/equal_epsilon.py
 
 clean:  ## remove the environments, caches and build products
 	rm -rf $(VENV) $(BENCH_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
