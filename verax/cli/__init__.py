@@ -13,10 +13,12 @@ from verax.cli.audit import audit
 from verax.cli.calibrate import calibrate
 from verax.cli.compare import compare
 from verax.cli.demo import demo
+from verax.cli.federate import federate
 from verax.cli.group import group
 from verax.cli.plan import plan
 from verax.cli.report import report
 from verax.cli.reproduce import reproduce
+from verax.cli.serve import serve
 from verax.cli.train import train
 from verax.cli.users import users
 
@@ -35,10 +37,12 @@ app.add_typer(audit, name="audit")
 app.command()(calibrate)
 app.command()(compare)
 app.command()(demo)
+app.command()(federate)
 app.command()(group)
 app.add_typer(plan, name="plan")
 app.command()(report)
 app.command()(reproduce)
+app.command()(serve)
 app.command()(users)
 app.command()(train)
 

@@ -26,7 +26,7 @@ from verax.privacy.largest import largest_sum
 from verax.privacy.mixtures import binomial, crowded, distinct_groups, mixture_round, truncated_rate
 from verax.privacy.noiseless import Noiseless
 from verax.privacy.pairs import Pair
-from verax.privacy.participation import LARGEST_UNIT, LEANS, Sure, both_ways, leaning, participating, silent
+from verax.privacy.participation import LARGEST_UNIT, Sure, both_ways, leaning, leans, participating, silent
 from verax.privacy.revealed import Revealed
 from verax.privacy.several import some_of
 from verax.privacy.strong import strong
@@ -489,12 +489,10 @@ def _(sampler: RandomParticipation, mechanism: Mechanism, group: Group) -> Analy
             uppers, None, "participation known: a Poisson round or none (docs/random-participation.md, theorem 3)",
             "achieved by fixed gradients of full norm in one direction", visible,
         )  # fmt: skip
-    if individual and unit <= LARGEST_UNIT:
-        seen = {name: Round(leaning(p, q, records, unit, lean)) for name, lean in LEANS.items()}
-        why = "the other gradients in one direction, the record's across or leaning (docs/random-participation.md)"
-    else:
-        seen = {"alone": Round(Pair.subsampled(p * q, unit if individual else unit / 2.0))}
-        why = "the record alone, all the others' gradients being 0"
+    tried = leans(records * q) if individual and unit <= LARGEST_UNIT else ()
+    seen = {f"{rank}": Round(leaning(p, q, records, unit, lean)) for rank, lean in enumerate(tried)}
+    seen["alone"] = Round(Pair.subsampled(p * q, unit if individual else unit / 2.0))
+    why = "the others' gradients 0, or all alike and the record's at an angle (docs/random-participation.md, section 3)"
     return Analysis(
         uppers, {f"remove, {name}": [(rnd, count)] for name, rnd in seen.items()},
         "the number of other records told, their gradients in the worst directions (docs/random-participation.md, "

@@ -262,7 +262,7 @@ class _Branch:
         for _ in range(_STEPS):
             value, slope = self._climb(u)
             with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-                off = goal - value
+                off = np.where(np.isfinite(u), goal - value, 0.0)
                 if not (np.abs(off) > _SOLVED * (1.0 + np.abs(goal))).any():
                     break
                 fresh = u + off / slope
@@ -281,7 +281,7 @@ class _Branch:
         bottomless = (self.gap > 0.0) | np.isinf(self.log_odds)
         deep = bottomless & (loss < _DEEP) & np.isfinite(loss)
         loss = np.where(np.isfinite(loss), np.minimum(loss, _DEEP), _DEEP)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             half = loss - math.log(2.0)
             right = np.maximum(-half / self.shift, np.where(self.gap > 0.0, (self.log_odds - half) / self.gap, 0.0))
         low, high = np.broadcast_to(-self.shift / 2.0, u.shape), np.maximum(right, 0.0)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from verax import checks
-from verax.reproduce import paper_000, paper_001, paper_002, paper_004
+from verax.reproduce import paper_000, paper_001, paper_002, paper_003, paper_004
 from verax.reproduce.rows import Progress, Row, quiet
 
 Reproduction = Callable[[Path, Progress], list[Row]]
@@ -19,6 +19,7 @@ PAPERS: dict[str, Reproduction] = {
     "000-tables": paper_000.reproduce,
     "001": paper_001.reproduce,
     "002": paper_002.reproduce,
+    "003": paper_003.reproduce,
     "004-tables": paper_004.reproduce,
 }
 """What can be reproduced, by name."""
@@ -30,7 +31,7 @@ def reproduce(name: str, folder: Path, progress: Progress = quiet) -> list[Row]:
     >>> from pathlib import Path
     >>> reproduce("1984", Path("."))
     Traceback (most recent call last):
-    ValueError: paper must be one of '000-tables', '001', '002', '004-tables', got '1984'
+    ValueError: paper must be one of '000-tables', '001', '002', '003', '004-tables', got '1984'
     """
     return PAPERS[checks.choice("paper", name, tuple(PAPERS))](folder, progress)
 

@@ -1,0 +1,199 @@
+"""From questions to answers: which tasks to compute in which order, and what is already known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verax.web import questions
+from verax.web.pool import Emit, Pool, Refused, Task, TooCostly
+
+NOISES = tuple(round(0.3 * 40.0 ** (i / 16), 4) for i in range(17))
+"""Where epsilon is read for a figure against noise: from 0.3 to 12, always the same, so that they are computed once."""
+EPOCHS = (1, 2, 3, 5, 8, 12, 20, 32, 50, 80, 120, 200)
+ROUNDS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
+CLIENT_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
+_RTOL, _FIGURE_RTOL = 1e-3, 1e-2
+QUICK = ("deterministic", "poisson", "truncated-poisson", "shuffle", "persistent-shuffle", "buffered-shuffle",
+          "without-replacement", "balls-in-bins", "random-allocation")  # fmt: skip
+_QUICK_IN_GROUPS = ("deterministic", "poisson", "shuffle", "persistent-shuffle", "buffered-shuffle")
+_SIDE_BY_SIDE = 3  # tasks of one question that are computed at the same time
+
+
+@dataclass(frozen=True)
+class Step:
+    """A task and what its parts are about."""
+
+    label: tuple[tuple[str, Any], ...]
+    task: Task
+
+    @staticmethod
+    def of(task: Task, **label: Any) -> Step:
+        """A step with this label."""
+        return Step(tuple(label.items()), task)
+
+
+class Known:
+    """Answers that were given lately, by task."""
+
+    def __init__(self, most: int = 20_000) -> None:
+        self._answers: OrderedDict[Task, Sequence[Any]] = OrderedDict()
+        self._most = most
+
+    def get(self, task: Task) -> Sequence[Any] | None:
+        """The parts of the answer, if it is known."""
+        found = self._answers.get(task)
+        if found is not None:
+            self._answers.move_to_end(task)
+        return found
+
+    def keep(self, task: Task, parts: Sequence[Any]) -> None:
+        """Remember the parts that are not provisional, and forget what was not asked for the longest."""
+        self._answers[task] = [part for part in parts if not part.get("provisional")]
+        while len(self._answers) > self._most:
+            self._answers.popitem(last=False)
+
+
+async def answer(pool: Pool, known: Known, steps: Sequence[Step], emit: Emit, seconds: float) -> None:
+    """Emit the parts of all steps: what is known at once, the rest in order, a few side by side.
+
+    A step that is refused says so in its place, unless it is the only one.
+    """
+    missing = []
+    for step in steps:
+        parts = known.get(step.task)
+        if parts is None:
+            missing.append(step)
+        for part in parts or ():
+            await emit(dict(step.label) | part)
+    rest = iter(missing)
+
+    async def one_after_the_other() -> None:
+        for step in rest:
+            parts: list[Any] = []
+
+            async def pass_on(part: Any, step: Step = step, parts: list[Any] = parts) -> None:
+                parts.append(part)
+                await emit(dict(step.label) | part)
+
+            try:
+                await pool.run(step.task, pass_on, seconds)
+            except Refused as error:
+                if len(steps) == 1:
+                    raise
+                await emit(dict(step.label) | {"why_not": str(error), "provisional": False})
+                if isinstance(error, TooCostly):
+                    continue  # perhaps not next time
+                parts.append({"why_not": str(error), "provisional": False})
+            known.keep(step.task, parts)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_SIDE_BY_SIDE):
+                group.create_task(one_after_the_other())
+    except* Refused as several:
+        raise several.exceptions[0] from None
+
+
+def compare(asked: questions.Compare) -> list[Step]:
+    """Rows first, the quick ones before the slow ones, then what the figure needs."""
+    ways = sorted(dict.fromkeys(asked.sampler), key=QUICK.index)
+    steps = [
+        Step.of(_epsilon(asked, way, _RTOL, True), kind="row", sampler=way) for way in ways
+    ]  # fmt: skip
+    match asked.figure:
+        case "noise":
+            steps += _along(asked, ways, "noise_multiplier", NOISES)
+        case "epochs":
+            fitting = [e for e in EPOCHS if e * asked.records <= questions.MOST_ROUNDS * asked.batch]
+            steps += _along(asked, ways, "epochs", fitting)
+        case "delta" | "tradeoff":
+            steps += [
+                Step.of(Task("curve", (asked.setting(way), asked.delta), True), kind="curve", sampler=way)
+                for way in ways
+            ]
+    return steps
+
+
+def _along(asked: questions.Compare, ways: Sequence[str], name: str, values: Sequence[float]) -> list[Step]:
+    return [
+        Step.of(_epsilon(asked, way, _FIGURE_RTOL, False, **{name: value}), kind="point", sampler=way, x=value)
+        for value in coarse_first(values)
+        for way in ways
+    ]
+
+
+def _epsilon(asked: questions.Compare, way: str, rtol: float, hurry: bool, **other: Any) -> Task:
+    slow = not hurry or _slow(asked, way)  # points of a figure can wait
+    return Task("epsilon", (asked.setting(way, **other), asked.delta, rtol, hurry), slow)
+
+
+def _slow(asked: questions.Compare, way: str) -> bool:
+    return way in questions.SLOW or (asked.group > 1 and way not in _QUICK_IN_GROUPS)
+
+
+def coarse_first(values: Sequence[Any]) -> Iterator[Any]:
+    """All values, the ends and the middle first, then ever finer.
+
+    >>> list(coarse_first([0, 1, 2, 3, 4]))
+    [0, 4, 2, 1, 3]
+    """
+    last = len(values) - 1
+    seen: set[int] = set()
+    parts = 1
+    while len(seen) < len(values):
+        for i in range(parts + 1):
+            place = round(i * last / parts)
+            if place not in seen:
+                seen.add(place)
+                yield values[place]
+        parts *= 2
+
+
+def plan(asked: questions.Plan) -> list[Step]:
+    """One task, which says how far it is."""
+    most = None if asked.rounds_at_most == questions.MOST_ROUNDS else asked.rounds_at_most
+    task = Task("plans", (asked.target(), asked.points(), asked.rounds_at_least, most, asked.rank), True)
+    return [Step.of(task, kind="plan")]
+
+
+def costs(asked: questions.Chosen) -> list[Step]:
+    """What changes to one plan cost."""
+    return [Step.of(Task("costs", (asked.target(), *asked.points()[0]), True), kind="change")]
+
+
+NAMES = ("CS", "participation", "WCS", "OLS")
+
+
+def federated(asked: questions.Federated) -> list[Step]:
+    """The client and what it is compared with, then what the figure needs."""
+    noise = asked.noise_multiplier
+
+    def task(name: str, rtol: float, noise: float = noise, **other: Any) -> Task:
+        return Task("participation", (name, asked.client(**other), noise, asked.delta, rtol), rtol != _RTOL)
+
+    steps = [Step.of(task(name, _RTOL), kind="row", sampler=name) for name in NAMES]
+    match asked.figure:
+        case "noise":
+            points = [
+                (value, task(name, _FIGURE_RTOL, value), name) for value in coarse_first(NOISES) for name in NAMES
+            ]
+        case "rounds":
+            points = [
+                (v, task(name, _FIGURE_RTOL, rounds=v), name) for v in coarse_first(ROUNDS) for name in NAMES
+            ]  # fmt: skip
+        case "client-rate":
+            points = [
+                (v, task(name, _FIGURE_RTOL, client_rate=v), name) for v in coarse_first(CLIENT_RATES) for name in NAMES
+            ]
+        case "delta" | "tradeoff":
+            curves = (Task("participation-curve", (name, asked.client(), noise, asked.delta), True) for name in NAMES)
+            return steps + [
+                Step.of(task, kind="curve", sampler=name) for name, task in zip(NAMES, curves, strict=True)
+            ]  # fmt: skip
+        case _:
+            points = []
+    return steps + [Step.of(one, kind="point", sampler=name, x=value) for value, one, name in points]

@@ -1,0 +1,19 @@
+"""Everything a computing process can be asked for, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from verax.web import ledgers, tasks
+
+TASKS: dict[str, Callable[..., Iterable[tasks.Part]]] = {
+    "epsilon": tasks.epsilon,
+    "curve": tasks.curve,
+    "plans": tasks.plans,
+    "costs": tasks.costs,
+    "participation": tasks.participation,
+    "participation-curve": tasks.participation_curve,
+    "ready": tasks.ready,
+    "summary": ledgers.summary,
+    "statement": ledgers.statement,
+}

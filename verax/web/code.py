@@ -1,0 +1,150 @@
+"""A plan as code and as command lines that run it."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import fields
+from typing import Any
+
+from verax.mechanism import Mixed
+from verax.planning import Plan
+from verax.samplers import (
+    BallsInBins,
+    BufferedShuffle,
+    Deterministic,
+    Poisson,
+    RandomAllocation,
+    Sampler,
+    Shuffle,
+    TruncatedPoisson,
+    WithoutReplacement,
+)
+
+_TEMPLATE = """\
+import torch
+from verax import {names}
+from verax.training import fit
+
+run = Mechanism(
+    {sampler},
+    noise_multiplier={noise!r},
+    clipping={clipping},
+    relation={relation!r},
+)
+print(run.guarantee({group}).epsilon(delta={delta!r}))  # its upper side is at most {epsilon!r}
+
+# Put your own model and data in place of these {records} made-up records.
+model = torch.nn.Linear(20, 2)
+data = torch.randn({records}, 20), torch.randint(0, 2, ({records},))
+
+fitted = fit(
+    model,
+    torch.nn.CrossEntropyLoss(),
+    data,
+    run,
+    optimizer=lambda parameters: torch.optim.Adam(parameters, lr=3e-3),
+    ledger="run.ledger",
+    delta={delta!r},
+)
+print(fitted.statement())
+"""
+
+
+def python_code(plan: Plan) -> str:
+    """A program that runs the plan, from the mechanism to the statement.
+
+    >>> from verax.planning import Planner, Target
+    >>> plan = Planner(Target(records=60000, epsilon=1.0, delta=1e-5)).plan("poisson", batch=600, epochs=10)
+    >>> "Poisson(rate=0.01, steps=1000)" in python_code(plan)
+    True
+    """
+    mechanism, target = plan.mechanism, plan.target
+    names = sorted({type(part).__name__ for part in (mechanism, mechanism.sampler, mechanism.clipping)})
+    return _TEMPLATE.format(
+        names=", ".join(names), sampler=_call(mechanism.sampler), noise=mechanism.noise_multiplier,
+        clipping=_call(mechanism.clipping), relation=mechanism.relation,
+        group=f"group={target.group}" if target.group > 1 else "",
+        delta=target.delta, epsilon=target.epsilon, records=target.records,
+    )  # fmt: skip
+
+
+def _call(value: Any) -> str:
+    """A frozen value as the call that makes it."""
+    arguments = (f"{field.name}={getattr(value, field.name)!r}" for field in fields(value) if field.init)
+    return f"{type(value).__name__}({', '.join(arguments)})"
+
+
+def command_lines(plan: Plan) -> list[str]:
+    """What to type: one line that accounts for exactly this run and, if the command line can train it, one that does.
+
+    >>> from verax.planning import Planner, Target
+    >>> plan = Planner(Target(records=60000, epsilon=1.0, delta=1e-5)).plan("balls-in-bins", batch=600, epochs=2)
+    >>> command_lines(plan)[0]
+    'verax account --sampler balls-in-bins --batches 100 --epochs 2 ...'
+    """
+    target = plan.target
+    noise = ["--noise-multiplier", repr(plan.noise_multiplier)]
+    clipping = ["--clipping", type(target.clipping).__name__.lower()]
+    if isinstance(target.clipping, Mixed):
+        clipping += ["--clip-groups", str(target.clipping.groups)]
+    account = [
+        "verax", "account", "--sampler", plan.way, *_described(plan.sampler, target.records), *noise, *clipping,
+        "--relation", plan.mechanism.relation, "--delta", repr(target.delta),
+    ]  # fmt: skip
+    if target.group > 1:
+        account += ["--group", str(target.group)]
+    lines = [shlex.join(account)]
+    if _trainable(plan):
+        train = [
+            "verax", "train", "--data", "yours.csv", "--sampler", plan.way, "--batch", str(plan.batch),
+            "--epochs", str(plan.epochs), *_special(plan.sampler), *noise, *clipping, "--delta", repr(target.delta),
+            "--ledger", "run.ledger",
+        ]  # fmt: skip
+        lines.append(shlex.join(train))
+    return lines
+
+
+def _described(sampler: Sampler, records: int) -> list[str]:
+    """Options of ``verax account`` that describe the sampler."""
+    match sampler:
+        case Poisson():
+            options = ["--rate", repr(sampler.rate), "--steps", str(sampler.steps)]
+        case TruncatedPoisson():
+            options = ["--rate", repr(sampler.rate), "--steps", str(sampler.steps), "--records", str(records)]
+        case WithoutReplacement():
+            options = ["--records", str(records), "--batch", str(sampler.batch), "--steps", str(sampler.steps)]
+        case RandomAllocation():
+            options = ["--batches", str(sampler.steps), "--epochs", str(sampler.epochs)]
+        case BallsInBins():
+            options = ["--batches", str(sampler.bins), "--epochs", str(sampler.epochs)]
+        case Deterministic() | Shuffle() | BufferedShuffle():
+            options = ["--batches", str(sampler.batches), "--epochs", str(sampler.epochs)]
+        case _:
+            raise ValueError(f"sampler must be one that can be named on the command line, got {sampler!r}")
+    return options + _special(sampler)
+
+
+def _special(sampler: Sampler) -> list[str]:
+    """Options that one sampler has."""
+    match sampler:
+        case TruncatedPoisson():
+            return ["--max-batch", str(sampler.max_batch)]
+        case RandomAllocation():
+            return ["--times", str(sampler.times)]
+        case BufferedShuffle():
+            return ["--buffer", str(sampler.buffer)]
+    return []
+
+
+def _trainable(plan: Plan) -> bool:
+    """Whether ``verax train`` on so many records runs this very sampler, for one record under its own relation."""
+    own = plan.mechanism.relation == plan.sampler.relation
+    match plan.sampler:
+        case RandomAllocation():  # spread over all epochs at once, which its options cannot say
+            return False
+        case Poisson() | TruncatedPoisson():
+            return own and math.ceil(plan.epochs / plan.sampler.rate) == plan.sampler.steps
+        case WithoutReplacement():
+            return own and math.ceil(plan.epochs * plan.target.records / plan.batch) == plan.sampler.steps
+    return own

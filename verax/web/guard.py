@@ -1,0 +1,127 @@
+"""Who may ask: host names, tokens, other sites; and headers that keep a page to itself. Plain ASGI."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import urlsplit
+
+from verax.web.settings import Settings
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+COOKIE = "verax_session"
+OPEN_PATHS = ("/login", "/api/login", "/static/login.js", "/static/style.css")
+"""What can be seen without a token."""
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+class Guard:
+    """Lets a request through to ``api`` if it is meant for us, comes from us and shows the token."""
+
+    def __init__(self, api: Any, settings: Settings) -> None:
+        self.api, self._settings = api, settings
+        self._key = secrets.token_bytes(32)  # cookies end with the process
+
+    @property
+    def session(self) -> str:
+        """What the cookie of somebody who has shown the token holds."""
+        return hmac.new(self._key, self._settings.token.encode(), hashlib.sha256).hexdigest()
+
+    def knows(self, token: str) -> bool:
+        """Whether this is the token."""
+        return bool(self._settings.token) and hmac.compare_digest(token.encode(), self._settings.token.encode())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or pass on with our headers on the answer."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.api(scope, receive, send)
+            return
+        scope["verax.guard"] = self
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        refusal = self._refusal(scope["path"], headers)
+
+        async def with_headers(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                present = {name for name, _ in message["headers"]}
+                ours = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                if scope["path"].startswith("/api"):
+                    ours.append((b"cache-control", b"no-store"))
+                message["headers"] = [*message["headers"], *(one for one in ours if one[0] not in present)]
+            await send(message)
+
+        if refusal is None:
+            await self.api(scope, receive, with_headers)
+        else:
+            await _refuse(with_headers, *refusal, scope["path"])
+
+    def _refusal(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
+        """Status and words of a refusal, or None."""
+        host = _name(headers.get("host", ""))
+        if host is None or not self._settings.answers_to(host):
+            return 421, "this server does not answer to that host name; start it with --allow-host to add one"
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and path.startswith("/api"):
+            return 403, "requests from other sites are refused"
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+            return 403, "requests from other sites are refused"
+        if self._settings.token and path not in OPEN_PATHS and not self._shown(headers):
+            return 401, "this server asks for a token: send it as 'Authorization: Bearer ...', or log in at /login"
+        return None
+
+    def _shown(self, headers: dict[str, str]) -> bool:
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and token.isascii():
+            return self.knows(token.strip())
+        try:
+            cookies = SimpleCookie(headers.get("cookie", ""))
+        except CookieError:
+            return False
+        found = cookies.get(COOKIE)
+        return found is not None and found.value.isascii() and hmac.compare_digest(found.value, self.session)
+
+
+def _name(host: str) -> str | None:
+    """The name in a Host header, without its port; None if it is not one.
+
+    >>> _name("localhost:8000"), _name("[::1]:80"), _name("a b")
+    ('localhost', '::1', None)
+    """
+    try:
+        parts = urlsplit(f"//{host}")
+        good = bool(host) and parts.netloc == host and "@" not in host and " " not in host and (parts.port or 1) > 0
+    except ValueError:
+        return None
+    return parts.hostname if good else None
+
+
+async def _refuse(send: Send, status: int, words: str, path: str) -> None:
+    if status == 401 and not path.startswith(("/api", "/static")):
+        await send({"type": "http.response.start", "status": 303, "headers": [(b"location", b"/login")]})
+        await send({"type": "http.response.body", "body": b""})
+        return
+    headers = [(b"content-type", b"application/json")]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps({"message": words}).encode()})

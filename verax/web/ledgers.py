@@ -1,0 +1,162 @@
+"""Ledgers in a browser: what they prove, how far a run is, and the statement to download.
+
+Of a run in progress its ledger is all that is shown, and of a log that the run itself published what it says. Loss,
+norms of gradients and fractions clipped are functions of private data, which a trainer must not write down.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from verax.checks import NoGuarantee
+from verax.reporting.statement import Statement
+from verax.training.entries import LedgerError, parse
+from verax.training.ran import Run, if_independent
+from verax.web.tasks import Part, plain
+
+SUFFIX, LOG_SUFFIX = ".ledger", ".log"
+MOST_FILES = 500
+MOST_LOGGED = 2_000
+LARGEST_LOG = 2**22
+MOST_SERIES = 12
+LARGEST_LOGGED = 1e300
+_COUNTS = 12  # numbers of rounds at which epsilon is read for the figure
+_RTOL = 1e-2
+
+Source = tuple[str, bytes | None, str]
+"""Name to call it by, its bytes if it was sent to us, the file it is in if not."""
+
+
+def find(folder: Path) -> list[str]:
+    """Names of the ledgers in a folder and the folders in it, without links that lead out of it."""
+    root = folder.resolve()
+    found: list[str] = []
+    for place, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            path = Path(place, name)
+            if name.endswith(SUFFIX) and path.resolve().is_relative_to(root):
+                found.append(path.relative_to(root).as_posix())
+        if len(found) >= MOST_FILES:
+            break
+    return sorted(found)[:MOST_FILES]
+
+
+def inside(folder: Path, name: str) -> Path | None:
+    """The file of this name, if it is a ledger in the folder."""
+    root = folder.resolve()
+    try:
+        path = (root / name).resolve()
+        good = path.is_relative_to(root) and path.suffix == SUFFIX and path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return None
+    return path if good else None
+
+
+def opened(source: Source) -> Run:
+    """Check a ledger."""
+    name, content, path = source
+    if content is not None:
+        return Run.of(parse(io.BytesIO(content), name))
+    try:
+        with open(path, "rb") as file:
+            return Run.of(parse(file, name))
+    except OSError as error:
+        raise LedgerError(f"{name} cannot be read: {error.strerror}") from error
+
+
+def summary(source: Source, delta: float, group: int) -> Iterator[Part]:
+    """What a ledger proves; then its epsilon against the number of rounds, for a figure."""
+    run = opened(source)
+    about = _about(run) | {"delta": delta, "group": group, "log": _log(source)}
+    try:
+        declared = run.guarantee(group).epsilon(delta)
+        independent = if_independent([run], group)
+        spent = declared if independent is None else independent.epsilon(delta)
+    except NoGuarantee as error:
+        yield about | {"epsilon": None, "spent": None, "why_not": str(error), "points": [], "provisional": False}
+        return
+    about |= {"epsilon": plain(declared), "spent": plain(spent), "why_not": None}
+    yield about | {"points": [], "provisional": True}
+    yield about | {"points": list(_points(run, delta, group)), "provisional": False}
+
+
+def _about(run: Run) -> Part:
+    ended = run.ended
+    norms = run.clip_norms and [norm for norm, _ in run.clip_norms]
+    return {
+        "name": run.path, "run": run.id, "begun": run.time, "verax": run.verax, "head": run.head,
+        "declared": run.declared, "released": run.released, "complete": run.complete, "over": ended is not None,
+        "ended": ended and {"how": ended.kind, "reason": ended.reason, "private": ended.private},
+        "resumed": sum(event.kind == "resumed" for event in run.events), "torn": run.torn,
+        "population": run.population, "insecure_seed": run.insecure_seed, "relation": run.mechanism.relation,
+        "mechanism": [repr(phase) for phase in run.mechanism.mechanisms],
+        "noise_multiplier": [float(phase.noise_multiplier) for phase in run.mechanism.mechanisms],
+        "clip_norm": norms or [float(phase.clipping.norm) for phase in run.mechanism.mechanisms],
+        "account": run.account(),
+    }  # fmt: skip
+
+
+def _points(run: Run, delta: float, group: int) -> Iterator[Part]:
+    """Epsilon of the run had it been declared to end after so many rounds."""
+    counts = sorted({math.ceil(run.declared * i / _COUNTS) for i in range(1, _COUNTS + 1)})
+    for count in counts:
+        part = replace(run, released=count)
+        bracket = part.guarantee(group, stopping="independent").epsilon(delta, _RTOL)
+        yield {"rounds": count, "epsilon": plain(bracket)}
+
+
+def _log(source: Source) -> list[Part]:
+    """Numbers that the run itself published next to its ledger: JSON lines with a round each."""
+    if source[1] is not None:
+        return []
+    path = Path(source[2]).with_suffix(LOG_SUFFIX)
+    try:
+        if not path.is_file() or path.is_symlink() or path.stat().st_size > LARGEST_LOG:
+            return []
+        lines = path.read_text(encoding="utf-8").splitlines()[-MOST_LOGGED:]
+    except (OSError, ValueError):
+        return []
+    series: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        for name, number, value in _logged(line):
+            if name in series or len(series) < MOST_SERIES:
+                series.setdefault(name, []).append((number, value))
+    return [{"name": name, "points": points} for name, points in sorted(series.items())]
+
+
+def _logged(line: str) -> Iterator[tuple[str, int, float]]:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return
+    number = entry.get("round") if isinstance(entry, dict) else None
+    if not isinstance(number, int) or isinstance(number, bool):
+        return
+    for name, value in entry.items():
+        told = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_LOGGED
+        if told and name not in ("round", "rounds", "delta"):
+            yield str(name)[:40], number, float(value)
+
+
+def statement(sources: Sequence[Source], delta: float, group: int, kind: str) -> Iterator[Part]:
+    """The statement of runs on the same data, as a page, JSON or prose."""
+    made = Statement.of_runs([opened(source) for source in sources], delta, group)
+    kinds = {"html": made.html, "json": made.to_json}
+    yield {"text": kinds[kind]() if kind in kinds else f"{made}\n"}
+
+
+def stamp(path: str) -> tuple[Any, ...] | None:
+    """Something that changes whenever the file does; None if it is gone."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

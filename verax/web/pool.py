@@ -1,0 +1,224 @@
+"""A few processes that compute, each on one thing at a time, and none for long.
+
+A question that turns out to be costly cannot hold up the server: its process is ended at its deadline, or soon after
+nobody waits for the answer any more, and another takes its place. How much memory it may use is limited by the system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+Emit = Callable[[Any], Awaitable[None]]
+PART, END, REFUSED = "part", "end", "refused"
+_GRACE = 0.3  # seconds in which a process may finish what nobody waits for any more
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class Refused(ValueError):  # noqa: N818 - reads as a verdict
+    """A question that cannot be answered, with words for whoever asked."""
+
+
+class TooCostly(Refused):
+    """A question that takes longer than one may."""
+
+
+class Busy(Exception):  # noqa: N818 - reads as a state
+    """Too many are asking at once."""
+
+
+class Crashed(Exception):  # noqa: N818 - reads as a state
+    """A computing process ended unexpectedly; its own words are on standard error."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something to compute: a name in :mod:`verax.web.catalogue` and arguments, which are hashable."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    slow: bool = False
+    """Whether it may take more than a moment. One process is always kept free of these."""
+
+
+def work(connection: Connection, memory: int) -> None:
+    """What a computing process does until its other end goes away."""
+    from verax.web.catalogue import TASKS
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then ends us
+    if sys.platform != "win32":
+        os.nice(5)
+        import resource
+
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            name, arguments = connection.recv()
+            try:
+                for part in TASKS[name](*arguments):
+                    connection.send((PART, part))
+                answer: tuple[str, str] = (END, "")
+            except MemoryError:
+                answer = (REFUSED, "this takes more memory than one request may use; ask for something smaller")
+            except (ValueError, ArithmeticError) as error:
+                answer = (REFUSED, str(error))
+            connection.send(answer)
+
+
+class _Worker:
+    """A process and our end of its pipe, which is read by a thread."""
+
+    def __init__(self, context: Any, memory: int, threads: ThreadPoolExecutor) -> None:
+        self._connection, other = context.Pipe()
+        self._threads, self._reading = threads, list[Future[Any]]()
+        self._process = context.Process(target=work, args=(other, memory), daemon=True)
+        self._process.start()
+        other.close()
+
+    def give(self, task: Task) -> None:
+        self._reading = []
+        self._connection.send((task.name, task.arguments))
+
+    async def hear(self) -> tuple[str, Any]:
+        self._reading = [self._threads.submit(self._connection.recv)]
+        kind, said = await asyncio.wrap_future(self._reading[0])
+        return kind, said
+
+    def finishes(self, seconds: float) -> bool:
+        """Whether it ends what it does within this time; what it says is dropped."""
+        deadline = time.monotonic() + seconds
+        try:
+            while True:
+                reading = self._reading[0] if self._reading else self._threads.submit(self._connection.recv)
+                kind, _ = reading.result(max(deadline - time.monotonic(), 0.0))
+                if kind != PART:
+                    return True
+                self._reading = [self._threads.submit(self._connection.recv)]
+        except (TimeoutError, EOFError, OSError, CancelledError):
+            return False
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+        wait(self._reading)  # the thread sees the end of the pipe; only then may its number be used anew
+        self._connection.close()
+
+
+class Pool:
+    """The processes; :meth:`run` gives one a task and passes on what it says."""
+
+    def __init__(self, workers: int, memory: int) -> None:
+        for variable in _THREADS:  # processes are what runs side by side
+            os.environ.setdefault(variable, "1")
+        methods = multiprocessing.get_all_start_methods()
+        self._context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        if hasattr(self._context, "set_forkserver_preload"):
+            self._context.set_forkserver_preload(["verax.web.catalogue", "verax.cli"])  # so that a new one is quick
+        self._memory, self._count = memory, workers
+        self._threads = ThreadPoolExecutor(4 * workers, thread_name_prefix="verax-pool")
+        self._free: asyncio.Queue[_Worker] = asyncio.Queue()
+        self._slow = asyncio.Semaphore(workers - 1)
+        self._all: set[_Worker] = set()
+        self._repairs: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Start the processes, and see that they answer."""
+        for worker in await asyncio.gather(*(self._new() for _ in range(self._count))):
+            self._free.put_nowait(worker)
+        await asyncio.gather(*(self.run(Task("ready", ()), _ignore, 60.0) for _ in range(self._count)))
+
+    async def stop(self) -> None:
+        """End them, whatever they do."""
+        for repair in list(self._repairs):
+            repair.cancel()
+        for worker in list(self._all):
+            self._all.discard(worker)
+            worker.kill()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, task: Task, emit: Emit, seconds: float) -> None:
+        """Compute, and pass every part of the answer on as it comes, until this is cancelled."""
+        worker = await self._take(task)
+        patience: float | None = _GRACE  # None if it is done already
+        try:
+            async with asyncio.timeout(seconds):
+                await self._talk(worker, task, emit)
+            patience = None
+        except TimeoutError:
+            patience = 0.0
+            raise TooCostly(
+                f"this takes more than {seconds:g} seconds, the most that one computation may take; ask for "
+                "something smaller, or use the command line, which waits"
+            ) from None
+        except Refused:
+            patience = None
+            raise
+        except (EOFError, OSError):
+            patience = 0.0
+            raise Crashed from None
+        finally:
+            self._give_back(worker, task, patience)
+
+    async def _take(self, task: Task) -> _Worker:
+        if task.slow:
+            await self._slow.acquire()
+        try:
+            return await self._free.get()
+        except asyncio.CancelledError:
+            if task.slow:
+                self._slow.release()
+            raise
+
+    def _give_back(self, worker: _Worker, task: Task, patience: float | None) -> None:
+        """At once if it is done; otherwise it has a moment to finish, or is replaced."""
+        if patience is None:
+            self._back(worker, task)
+        elif worker in self._all:
+            repair = asyncio.get_running_loop().create_task(self._repair(worker, task, patience))
+            self._repairs.add(repair)
+            repair.add_done_callback(self._repairs.discard)
+
+    def _back(self, worker: _Worker, task: Task) -> None:
+        self._free.put_nowait(worker)
+        if task.slow:
+            self._slow.release()
+
+    async def _repair(self, worker: _Worker, task: Task, patience: float) -> None:
+        loop = asyncio.get_running_loop()
+        if patience and await loop.run_in_executor(self._threads, worker.finishes, patience):
+            self._back(worker, task)
+            return
+        self._all.discard(worker)
+        await loop.run_in_executor(self._threads, worker.kill)
+        self._back(await self._new(), task)
+
+    async def _talk(self, worker: _Worker, task: Task, emit: Emit) -> None:
+        worker.give(task)
+        while True:
+            kind, said = await worker.hear()
+            if kind == END:
+                return
+            if kind == REFUSED:
+                raise Refused(said)
+            await emit(said)
+
+    async def _new(self) -> _Worker:
+        loop = asyncio.get_running_loop()
+        worker = await loop.run_in_executor(self._threads, _Worker, self._context, self._memory, self._threads)
+        self._all.add(worker)
+        return worker
+
+
+async def _ignore(_: Any) -> None:
+    pass

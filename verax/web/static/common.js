@@ -1,0 +1,267 @@
+// What the pages share: a form that is a URL, answers that come piece by piece, tables, copying.
+
+export const SAMPLERS = {
+  "poisson": "Poisson",
+  "balls-in-bins": "balls in bins",
+  "random-allocation": "random allocation",
+  "truncated-poisson": "truncated Poisson",
+  "without-replacement": "without replacement",
+  "shuffle": "shuffled each epoch",
+  "persistent-shuffle": "shuffled once",
+  "buffered-shuffle": "shuffled in a buffer",
+  "deterministic": "fixed batches",
+};
+export const COLOURS = Object.fromEntries(Object.keys(SAMPLERS).map((name, i) => [name, i]));
+
+export const $ = (id) => document.getElementById(id);
+
+export function make(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === true) element.setAttribute(key, "");
+    else if (value !== false && value !== undefined) element.setAttribute(key, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+export const value = (side) => (side === "inf" ? Infinity : side);
+export const inWords = (text) => (text === "inf" ? "infinite" : text);
+
+// ---- a form that is a URL -------------------------------------------------------------------------------------------
+
+// A field: {name, label, kind: "slider" | "text" | "choice" | "many" | "one", value, ...}. Sliders are logarithmic.
+export class Form {
+  constructor(element, fields, changed) {
+    this.fields = fields;
+    this.element = element;
+    this.extra = {};
+    const more = make("details", {}, make("summary", {}, "More settings"));
+    for (const field of fields) (field.more ? more : element).append(build(field));
+    if (fields.some((field) => field.more)) element.append(more);
+    this.read(location.search);
+    element.addEventListener("submit", (event) => event.preventDefault());
+    element.addEventListener("input", (event) => {
+      pair(event.target);
+      this.write();
+      changed();
+    });
+    addEventListener("popstate", () => {
+      this.read(location.search);
+      changed();
+    });
+    this.write();
+  }
+
+  // Put the values of a URL into the form; what it does not name has its usual value.
+  read(search) {
+    const asked = new URLSearchParams(search);
+    this.extra = {};
+    for (const field of this.fields) {
+      const given = asked.getAll(field.name);
+      set(this.element, field, given.length ? given : [].concat(field.value).map(String));
+      asked.delete(field.name);
+    }
+    for (const [name, text] of asked) this.extra[name] = text;
+  }
+
+  // The values as parameters of a request, all of them or only those that are not the usual ones.
+  values(all = true) {
+    const params = new URLSearchParams();
+    for (const field of this.fields) {
+      const now = get(this.element, field);
+      const usual = [].concat(field.value).map(String);
+      if (field.local && all) continue;
+      if (all ? field.min !== undefined || now.some((text) => text !== "") : now.join() !== usual.join()) for (const text of now) params.append(field.name, text);
+    }
+    return params;
+  }
+
+  get(name) {
+    return get(this.element, this.fields.find((field) => field.name === name))[0];
+  }
+
+  // Keep the state in the address, so that it can be shared.
+  write() {
+    const params = this.values(false);
+    for (const [name, text] of Object.entries(this.extra)) params.set(name, text);
+    const query = params.toString();
+    history.replaceState(null, "", query ? `?${query}` : location.pathname);
+  }
+}
+
+function build(field) {
+  if (field.kind === "many" || field.kind === "one") {
+    const box = make("fieldset", {}, make("legend", {}, field.label));
+    for (const [name, label] of Object.entries(field.options)) {
+      const id = `${field.name}-${name}`;
+      const input = make("input", {type: field.kind === "many" ? "checkbox" : "radio", name: field.name, value: name, id});
+      box.append(make("div", {class: "choice"}, input, make("label", {for: id}, label)));
+    }
+    return box;
+  }
+  const box = make("div", {class: "field"}, make("label", {for: field.name}, field.label));
+  const told = field.help ? {"aria-describedby": `${field.name}-help`} : {};
+  if (field.kind === "choice") {
+    const select = make("select", {id: field.name, name: field.name, ...told});
+    for (const [name, label] of Object.entries(field.options)) select.append(make("option", {value: name}, label));
+    box.append(select);
+  } else if (field.kind === "text") {
+    box.append(make("input", {type: "text", id: field.name, name: field.name, spellcheck: "false", ...told}));
+  } else {
+    const exact = make("input", {type: "number", id: field.name, name: field.name, min: field.min, max: field.max, step: field.whole ? 1 : "any", required: true, ...told});
+    const slider = make("input", {type: "range", "data-for": field.name, "aria-label": `${field.label}, slider`, min: 0, max: 1, step: 1 / 240});
+    slider.field = field;
+    exact.field = field;
+    box.append(make("div", {class: "pair"}, slider, exact));
+  }
+  if (field.help) box.append(make("span", {class: "help", id: `${field.name}-help`}, field.help));
+  return box;
+}
+
+function atShare({min, max, whole, from, to}, share) {
+  const [low, high] = [from ?? min, to ?? max];
+  if (share <= 0) return low;
+  if (share >= 1) return high;
+  const raw = low * (high / low) ** share;
+  return whole ? Math.round(raw) : Number(raw.toPrecision(3));
+}
+
+function shareOf({min, max, from, to}, number) {
+  const [low, high] = [from ?? min, to ?? max];
+  return Math.log(Math.min(Math.max(number, low), high) / low) / Math.log(high / low);
+}
+
+// A slider and its number follow each other.
+function pair(input) {
+  if (!input.field) return;
+  if (input.type === "range") {
+    const exact = document.getElementById(input.dataset.for);
+    exact.value = atShare(input.field, Number(input.value));
+    input.setAttribute("aria-valuetext", exact.value);
+  } else {
+    const slider = document.querySelector(`[data-for="${input.id}"]`);
+    slider.value = shareOf(input.field, Number(input.value));
+    slider.setAttribute("aria-valuetext", input.value);
+  }
+}
+
+function set(form, field, texts) {
+  if (field.kind === "many" || field.kind === "one") {
+    for (const input of form.querySelectorAll(`[name="${field.name}"]`)) input.checked = texts.includes(input.value);
+  } else {
+    const input = form.querySelector(`[name="${field.name}"]`);
+    input.value = texts[0];
+    pair(input);
+  }
+}
+
+function get(form, field) {
+  if (field.kind === "many" || field.kind === "one") return [...form.querySelectorAll(`[name="${field.name}"]:checked`)].map((input) => input.value);
+  return [form.querySelector(`[name="${field.name}"]`).value];
+}
+
+// ---- answers --------------------------------------------------------------------------------------------------------
+
+async function refusal(response) {
+  if (response.status === 401) location.assign("/login");
+  try {
+    return (await response.json()).message;
+  } catch {
+    return `the server answered ${response.status}`;
+  }
+}
+
+export async function ask(path, params, options = {}) {
+  const response = await fetch(`${path}?${params}`, options);
+  if (!response.ok) throw new Error(await refusal(response));
+  return response;
+}
+
+// Server-sent events of one request; resolves when they end, throws with the server's words.
+export async function stream(path, params, part, signal) {
+  const response = await ask(path, params, {signal});
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const {value: text, done} = await reader.read();
+    if (done) return;
+    const events = (rest + text).split("\n\n");
+    rest = events.pop();
+    for (const one of events) {
+      const [, name, data] = /^event: (.*)\ndata: (.*)$/s.exec(one) ?? [];
+      if (name === "part") part(JSON.parse(data));
+      if (name === "error") throw new Error(JSON.parse(data).message);
+    }
+  }
+}
+
+// One question at a time: a new one cancels the old one. Shows progress, the Stop button and problems.
+export class Asking {
+  constructor({wait = 60} = {}) {
+    this.wait = wait;
+    $("stop")?.addEventListener("click", () => {
+      this.control?.abort();
+      this.idle("Stopped. Change something to go on.");
+    });
+  }
+
+  later(question) {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.now(question), this.wait);
+  }
+
+  async now(question) {
+    this.control?.abort();
+    const control = new AbortController();
+    this.control = control;
+    $("problem").hidden = true;
+    $("stop").hidden = false;
+    document.body.dataset.state = "asking";
+    try {
+      const words = await question(control.signal);
+      if (!control.signal.aborted) this.idle(words ?? "");
+    } catch (error) {
+      if (control.signal.aborted) return;
+      this.idle("");
+      problem(error instanceof TypeError ? "The server cannot be reached." : error.message);
+    }
+  }
+
+  idle(words) {
+    $("stop").hidden = true;
+    status(words);
+    document.body.dataset.state = "idle";
+  }
+}
+
+export function status(words) {
+  if ($("status").textContent !== words) $("status").textContent = words;
+}
+
+export function problem(words) {
+  $("problem").textContent = words;
+  $("problem").hidden = false;
+}
+
+export function progress(done, of) {
+  const bar = $("progress");
+  bar.max = of || 1;
+  bar.value = done;
+}
+
+export function copyable(button, text) {
+  const usual = button.textContent;
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(text());
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = usual; }, 1500);
+  });
+}
+
+// A table of numbers next to a figure, for those who do not see it.
+export function table(caption, header, rows) {
+  const head = make("tr", {}, ...header.map((text) => make("th", {scope: "col"}, text)));
+  const body = rows.map((row) => make("tr", {}, ...row.map((text) => make("td", {}, String(text)))));
+  return make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...body));
+}

@@ -1,0 +1,191 @@
+"""What the computing processes compute: generators, whose parts are values that JSON can hold.
+
+A part with ``"provisional": True`` is true, and is followed by a better one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from verax.checks import NoGuarantee
+from verax.mechanism import Clipping, Individual, Mechanism
+from verax.planning import Plan, Planner, Target, changes, drawn, frontier, full_batch_signal, ranked, undominated
+from verax.planning.accountant import upper_only
+from verax.privacy.composition import LOWER, UPPER
+from verax.privacy.guarantee import Bracket, Guarantee, shown
+from verax.privacy.participation import baseline
+from verax.privacy.tradeoff import between
+from verax.reporting.plans import plain as plain_plan
+from verax.samplers import RandomParticipation
+from verax.web.code import command_lines, python_code
+
+Part = dict[str, Any]
+HURRIED = ("shuffle", "persistent-shuffle", "buffered-shuffle", "balls-in-bins", "random-allocation")
+"""Samplers whose attacks take long, so that the upper bound alone is worth having first."""
+_LEVELS = (6, 12, 24)  # epsilons at which a curve is bracketed, ever finer
+_BELOW = 1e-2  # how far below the stated delta a curve goes
+_LEAST_DELTA = 1e-12
+_NO_REACH = 20.0  # how far to look where no epsilon is finite
+_CURVE_RTOL = 0.01
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run in the words of a form: what :func:`verax.planning.drawn` and :class:`verax.Mechanism` take."""
+
+    sampler: str
+    records: int
+    batch: int
+    epochs: int
+    noise_multiplier: float
+    clipping: Clipping = Individual()
+    relation: str = ""
+    group: int = 1
+
+    def mechanism(self) -> Mechanism:
+        """The run."""
+        sampler = drawn(self.sampler, self.records, self.batch, self.epochs)
+        return Mechanism(sampler, self.noise_multiplier, self.clipping, self.relation)
+
+    def guarantee(self) -> Guarantee:
+        """Its privacy."""
+        return self.mechanism().guarantee(self.group)
+
+
+def number(value: float) -> float | str:
+    """JSON has no infinity."""
+    return "inf" if math.isinf(value) else value
+
+
+def plain(bracket: Bracket) -> Part:
+    """A bracket, with its sides also in a few digits, each rounded to its safe side."""
+    return {
+        "lower": number(bracket.lower), "upper": number(bracket.upper), "evidence": bracket.evidence,
+        "lower_by": bracket.lower_by, "upper_by": bracket.upper_by,
+        "shown": {"lower": shown(bracket.lower, LOWER), "upper": shown(bracket.upper, UPPER)},
+    }  # fmt: skip
+
+
+def epsilon(setting: Setting, delta: float, rtol: float, hurry: bool) -> Iterator[Part]:
+    """The bracket on epsilon of one run, or why there is none; in a ``hurry`` the upper side first.
+
+    >>> from verax.web.tasks import Setting, epsilon
+    >>> [part] = epsilon(Setting("poisson", 60000, 600, 10, 1.0), 1e-5, 1e-3, False)
+    >>> part["epsilon"]["shown"]
+    {'lower': '1.8278', 'upper': '1.8290'}
+    """
+    mechanism = setting.mechanism()
+    about = {"mechanism": repr(mechanism), "relation": mechanism.relation, "rounds": len(mechanism.sampler)}
+    try:
+        if hurry and setting.sampler in HURRIED and setting.group == 1:
+            first = upper_only(mechanism).epsilon(delta, rtol)
+            early = replace(first, lower_by="not computed yet")
+            yield about | {"epsilon": plain(early), "why_not": None, "provisional": True}
+        bracket = mechanism.guarantee(setting.group).epsilon(delta, rtol)
+    except NoGuarantee as error:
+        yield about | {"epsilon": None, "why_not": str(error), "provisional": False}
+    else:
+        yield about | {"epsilon": plain(bracket), "why_not": None, "provisional": False}
+
+
+def curve(setting: Setting, delta: float) -> Iterator[Part]:
+    """Delta against epsilon and the trade-off curve of one run, ever finer."""
+    try:
+        guarantee = setting.guarantee()
+        yield from _curve(guarantee, delta)
+    except NoGuarantee as error:
+        yield {"why_not": str(error), "deltas": [], "tradeoff": None, "provisional": False}
+
+
+def _curve(guarantee: Guarantee, delta: float) -> Iterator[Part]:
+    reach = guarantee.epsilon(max(delta * _BELOW, min(_LEAST_DELTA, delta)), rtol=0.1).upper
+    top = max(reach, 1e-3) if math.isfinite(reach) else _NO_REACH
+    known: dict[float, Bracket] = {}
+    for level in _LEVELS:
+        for i in range(level + 1):
+            share = i / level
+            if share not in known:
+                known[share] = guarantee.delta(top * share, rtol=_CURVE_RTOL)
+        points = [(top * share, known[share]) for share in sorted(known)]
+        lower, upper = [b.lower for _, b in points], [b.upper for _, b in points]
+        proved = between([e for e, _ in points], lower, upper)
+        above = proved.above or proved
+        yield {
+            "why_not": None,
+            "deltas": [{"epsilon": e, "lower": b.lower, "upper": b.upper} for e, b in points],
+            "tradeoff": {
+                "certified": {"alpha": proved.alpha.tolist(), "beta": proved.beta.tolist()},
+                "above": {"alpha": above.alpha.tolist(), "beta": above.beta.tolist()},
+            },
+            "provisional": level != _LEVELS[-1],
+        }
+
+
+def plans(
+    target: Target,
+    points: tuple[tuple[str, int, int], ...],
+    rounds_at_least: int,
+    rounds_at_most: int | None,
+    rank: str,
+) -> Iterator[Part]:
+    """How many plans there are, the plans in the order of ``points`` (sampler, batch, epochs), and how they rank."""
+    most = math.inf if rounds_at_most is None else rounds_at_most
+    kept = [p for p in points if rounds_at_least <= len(drawn(p[0], target.records, p[1], p[2])) <= most]
+    if not kept:  # the planner knows which limit is in the way
+        ways, sizes, passes = (dict.fromkeys(column) for column in zip(*points, strict=True))
+        limits: dict[str, Any] = {"rounds_at_least": rounds_at_least, "rounds_at_most": rounds_at_most}
+        frontier(target, sizes, passes, list(ways), **limits)
+    yield {"of": len(kept), "full_batch_signal": number(full_batch_signal(target))}
+    planner, found = Planner(target), list[Plan]()
+    for way, batch, epochs in kept:
+        try:
+            found.append(planner.plan(way, batch, epochs))
+        except ValueError as error:
+            why = str(error)
+            yield {"plan": None, "why_not": why}
+        else:
+            yield {"plan": _plan(found[-1], epochs), "why_not": None}
+    if not found:
+        raise ValueError(why)
+    place = {id(one): i for i, one in enumerate(found)}
+    yield {
+        "ranked": [place[id(one)] for one in ranked(found, rank)],
+        "undominated": sorted(place[id(one)] for one in undominated(found)),
+    }
+
+
+def _plan(plan: Plan, epochs: int) -> Part:
+    said = plain_plan(plan)
+    del said["undominated"]  # not known before the last plan
+    numbers = {name: number(value) if isinstance(value, float) else value for name, value in said.items()}
+    return numbers | {"passes": epochs, "python": python_code(plan), "command_lines": command_lines(plan)}
+
+
+def costs(target: Target, way: str, batch: int, epochs: int) -> Iterator[Part]:
+    """What changes to one plan cost."""
+    for change in changes(Planner(target).plan(way, batch, epochs)):
+        yield {"words": str(change), "plan": _plan(change.after, change.after.epochs)}
+
+
+def participation(name: str, sampler: RandomParticipation, noise: float, delta: float, rtol: float) -> Iterator[Part]:
+    """The epsilon of a client's record under random participation, or of a run that it is compared with."""
+    mechanism = Mechanism(sampler, noise) if name == "participation" else baseline(name, sampler, noise)
+    bracket = mechanism.guarantee().epsilon(delta, rtol)
+    yield {
+        "mechanism": repr(mechanism), "relation": mechanism.relation, "rounds": len(mechanism.sampler),
+        "epsilon": plain(bracket), "why_not": None, "provisional": False,
+    }  # fmt: skip
+
+
+def participation_curve(name: str, sampler: RandomParticipation, noise: float, delta: float) -> Iterator[Part]:
+    """Its delta against epsilon and its trade-off curve."""
+    mechanism = Mechanism(sampler, noise) if name == "participation" else baseline(name, sampler, noise)
+    yield from _curve(mechanism.guarantee(), delta)
+
+
+def ready() -> Sequence[Part]:
+    """Nothing: whoever can answer this has started."""
+    return ()
