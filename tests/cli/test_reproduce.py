@@ -40,7 +40,7 @@ def test_machines_get_the_rows_and_the_names_of_the_files(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("reproduce 1984", "paper must be one of '000-tables', '001', '002', '004-tables', got '1984'"),
+        ("reproduce 1984", "paper must be one of '000-tables', '001', '002', '003', '004-tables', got '1984'"),
         ("reproduce 002 --out /dev/null/folder", "--out must be a folder that can be written"),
     ],
 )
