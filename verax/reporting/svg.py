@@ -13,7 +13,7 @@ from verax.reporting import words
 from verax.reporting.facts import Facts
 
 _Points = Sequence[tuple[float, float]]
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 560, 400, 66, 16, 14, 52
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 560, 400, 66, 24, 14, 52
 _MARKED = 1  # of the rates of false alarms, the one shown as a dot
 _SMALLEST = 1e-300
 

@@ -21,7 +21,7 @@ from typing import Any
 
 Emit = Callable[[Any], Awaitable[None]]
 PART, END, REFUSED = "part", "end", "refused"
-_GRACE = 0.3  # seconds in which a process may finish what nobody waits for any more
+_GRACE = {True: 1.0, False: 3.0}  # seconds in which a process may finish what nobody waits for, if it is slow or not
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -57,7 +57,6 @@ def work(connection: Connection, memory: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then ends us
     if sys.platform != "win32":
-        os.nice(5)
         import resource
 
         with suppress(ValueError, OSError):
@@ -150,7 +149,7 @@ class Pool:
     async def run(self, task: Task, emit: Emit, seconds: float) -> None:
         """Compute, and pass every part of the answer on as it comes, until this is cancelled."""
         worker = await self._take(task)
-        patience: float | None = _GRACE  # None if it is done already
+        patience: float | None = _GRACE[task.slow]  # None if it is done already
         try:
             async with asyncio.timeout(seconds):
                 await self._talk(worker, task, emit)
