@@ -2,7 +2,7 @@ PYTHON       ?= python3
 VENV         ?= .venv
 BENCH_VENV   ?= .venv-bench
 DEMO_EXTRAS  ?= figures,train
-TEST_EXTRAS  ?= dev,docs,figures,train,web
+TEST_EXTRAS  ?= dev,docs,federated,figures,train,web
 PYTEST_FLAGS ?=
 
 BIN   := $(VENV)/bin

@@ -243,3 +243,31 @@ def test_nothing_secret_is_shown(world, tmp_path):
     held = torch.load(tmp_path / "state", weights_only=True)
     assert set(held) == {"plan", "run", "weights", "optimizer"}
     assert not re.search("seed|key|lots", " ".join(held))
+
+
+@pytest.mark.parametrize("stop", range(5))
+def test_whoever_restarts_within_an_epoch_of_bins_has_no_second_turn(world, stop):
+    """The picks of the epoch are lost with the old key, so the rest of it is silent; later epochs are as planned."""
+    run = world.plan(unit="client", bins=3, client_rate=1.0 / 3.0)
+    before, after = Lots(Source.insecure(1)), Lots(Source.insecure(2), since=stop)
+    everybody = np.arange(8)
+    turns = [
+        taking_part(before if number < stop else after, run, number, everybody).tolist() for number in range(run.rounds)
+    ]
+    for epoch in range(2):
+        had = sum(turns[3 * epoch : 3 * epoch + 3], [])
+        assert len(had) == len(set(had))
+    assert all(turn == [] for turn in turns[stop : -(-stop // 3) * 3])
+    assert sorted(sum(turns[-(-stop // 3) * 3 :], [])) == sorted(everybody.tolist() * (2 - -(-stop // 3)))
+
+
+def test_a_client_that_goes_on_from_its_ledger_knows_that_its_key_is_new(world, tmp_path):
+    run = world.plan(unit="client", bins=3, client_rate=1.0 / 3.0)
+    first = Client(0, world.own(0), run, world.make(), world.loss, ledger=tmp_path / "a.ledger")
+    first.charge(0)
+    assert first._lots.since == 0
+    first._ledger.close()
+    again = Client(0, world.own(0), run, world.make(), world.loss, ledger=Ledger.open(tmp_path / "a.ledger"))
+    assert again._lots.since == 1
+    assert again.contribution(1) is None
+    assert again.contribution(2) is None

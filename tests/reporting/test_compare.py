@@ -65,6 +65,7 @@ def test_a_sampler_without_a_guarantee_is_a_row_that_says_why(monkeypatch):
     def refuse(sampler, mechanism, group):
         raise NoGuarantee("nobody knows")
 
+    refuse.registry = analysis.price.registry
     monkeypatch.setattr(analysis, "price", refuse)
     rows = compare(0.7, 100, delta=1e-5)
     assert {row.why for row in rows} == {"nobody knows"}
@@ -87,6 +88,7 @@ def test_a_relation_without_analysis_gives_way_to_the_samplers_own(monkeypatch):
             raise NoGuarantee("not under zero-out")
         return real(sampler, mechanism, group)
 
+    choosy.registry = real.registry
     monkeypatch.setattr(analysis, "price", choosy)
     poisson = next(row for row in compare(0.7, 100, delta=1e-5) if row.name == "Poisson")
     assert poisson.relation == "add-remove"

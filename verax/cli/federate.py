@@ -42,6 +42,13 @@ class NoiseName(StrEnum):
     visible = "visible"
 
 
+class EngineName(StrEnum):
+    """What carries the messages."""
+
+    embedded = "embedded"
+    flower = "flower"
+
+
 def federate(
     data: Annotated[str, typer.Option(help="digits, mnist, heart (see VERAX_DATA), or a .csv, class last.")] = "digits",
     by: Annotated[str | None, typer.Option(help="Clients are writers (mnist), or a column of the .csv.")] = None,
@@ -63,6 +70,9 @@ def federate(
     clip_norm: Annotated[float, typer.Option(help="The norm that records, or clients, are clipped to.")] = 1.0,
     optimizer: Annotated[OptimizerName, typer.Option(help="What uses the noisy sums.")] = OptimizerName.adam,
     learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Its step size.")] = 3e-3,
+    engine: Annotated[
+        EngineName, typer.Option(help="One process, or Flower with a process for each client, on this host.")
+    ] = EngineName.embedded,
     ledger: Annotated[Path | None, typer.Option(help="Record every release in this new file.")] = None,
     state: Annotated[Path | None, typer.Option(help="Keep the server's state here, to go on after a crash.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from --ledger and --state.")] = False,
@@ -97,22 +107,23 @@ def federate(
         torch.manual_seed(insecure_seed)
     network = build(model.value, found.examples)
     kinds: dict[OptimizerName, Any] = {OptimizerName.sgd: torch.optim.SGD, OptimizerName.adam: torch.optim.Adam}
-    how = Embedded.restart if resume else Embedded
+    kind = Embedded if engine is EngineName.embedded else _flower()
+    how = kind.restart if resume else kind
     files: dict[str, Any] = {"ledger": ledger, "state": state}
-    engine = how(
+    run = how(
         plan, network, torch.nn.CrossEntropyLoss(), found.examples.train, found.sizes,
         lambda p: kinds[optimizer](p, learning_rate), insecure_seed=insecure_seed, **files,
     )  # fmt: skip
     console = Console(highlight=False, markup=False, soft_wrap=True, quiet=json)
     console.print(_opening(plan))
     with _reporting(console, plan, delta, log, lambda: accuracy(network, found.examples.test)) as (after, entries):
-        engine.run(after)
-    statement = engine.statement(delta)
+        run.run(after)
+    statement = run.statement(delta)
     if out is not None:
         torch.save(network.state_dict(), out)
     if report is not None:
         statement.write(report)
-    least, most = (g.epsilon(delta) for g in engine.guarantees())
+    least, most = (g.epsilon(delta) for g in run.guarantees())
     if json:
         common.print_json({
             "plan": {name: getattr(plan, name) for name in plan.__dataclass_fields__}, "delta": delta,
@@ -126,6 +137,16 @@ def federate(
         f"epsilon from {shown(least.upper, UPPER, 4)} (fewest records) to {shown(most.upper, UPPER, 4)} (most)"
     )
     console.print(statement)
+
+
+def _flower() -> type[Embedded]:
+    try:
+        from verax.federated.flower_local import OneHost
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"--engine flower needs {error.name}, which is not installed: pip install 'verax[federated]'"
+        ) from error
+    return OneHost
 
 
 def _planned(plan: Plan, epsilon: float, delta: float) -> Plan:

@@ -105,13 +105,13 @@ class Client:
         self._worker = Worker(model, loss, plan, inner, micro_batch)
         source = Source.system() if insecure_seed is None else Source.insecure(insecure_seed)
         self.private = source.secure
-        self._lots = Lots(source.spawn("lots"))
         self._noise = source.spawn(f"noise of client {self.number}")
         self._ledger = self._opened(ledger)
         self._spent = 0 if self._ledger is None else self._ledger.released
         if budget is not None:
             self._rates[: len(budget.phases)] = [phase.sampler.record_rate for phase in budget.phases]  # type: ignore[attr-defined]
             self._spent = len(budget.phases)
+        self._lots = Lots(source.spawn("lots"), self._spent if self.private else 0)  # a seed gives the same key again
         self._run: bytes | None = None
 
     def _opened(self, ledger: str | os.PathLike[str] | Ledger | None) -> Ledger | None:
@@ -248,6 +248,8 @@ def taking_part(lots: Lots, plan: Plan, number: int, clients: Numbers) -> Number
     """Which of these clients take part in a round, by their places in the list."""
     if plan.bins is not None:
         epoch, now = divmod(number, plan.bins)
+        if epoch * plan.bins < lots.since:  # under an earlier key some had their turn: nobody may have a second one
+            return np.empty(0, dtype=np.int64)
         return np.flatnonzero(lots.picks(plan.bins, epoch, clients) == now)
     return np.flatnonzero(lots.clients(plan.client_rate, number, clients))
 

@@ -81,10 +81,11 @@ class Embedded:
         self._starts = np.cumsum(self.sizes) - self.sizes
         self._clients = np.arange(plan.clients)
         source = Source.system() if insecure_seed is None else Source.insecure(insecure_seed)
-        self._lots, self._noise = Lots(source.spawn("lots")), source.spawn("noise of all clients")
         self.server = server or Server(
             plan, weights_of(model), optimizer, ledger=ledger, state=state, insecure_seed=insecure_seed
         )
+        self._lots = Lots(source.spawn("lots"), self.server.round if source.secure else 0)  # a seed: the same key again
+        self._noise = source.spawn("noise of all clients")
         self.model = model
         now = self.server.weights.clone()
         self._worker = Worker(model, loss, plan, inner, micro_batch, self.server.weights)

@@ -26,6 +26,7 @@ class Lots(Secret):
 
     Args:
         source: where the key comes from. Sources in the same state give the same coins.
+        since: the first round it is used in.
 
     >>> from verax.randomness import Source
     >>> lots = Lots(Source.insecure(1))
@@ -34,12 +35,13 @@ class Lots(Secret):
     True
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, since: int = 0) -> None:
         from cryptography.hazmat.primitives.ciphers import Cipher
         from cryptography.hazmat.primitives.ciphers.algorithms import AES
         from cryptography.hazmat.primitives.ciphers.modes import ECB
 
         key = source.generator().integers(0, 2**64, 4, dtype=np.uint64).tobytes()
+        self.since = since
         # Every block is encrypted once per purpose, so this is counter mode with chosen counters.
         self._encryptor: Any = Cipher(AES(key), ECB()).encryptor()
 

@@ -19,7 +19,8 @@ CLIENT_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 _RTOL, _FIGURE_RTOL = 1e-3, 1e-2
 QUICK = ("deterministic", "poisson", "truncated-poisson", "shuffle", "persistent-shuffle", "buffered-shuffle",
           "without-replacement", "balls-in-bins", "random-allocation")  # fmt: skip
-_QUICK_IN_GROUPS = ("deterministic", "poisson", "shuffle", "persistent-shuffle", "buffered-shuffle")
+_AT_MOST_FIRST = ("shuffle", "persistent-shuffle", "buffered-shuffle", "balls-in-bins", "random-allocation")
+_QUICK_IN_GROUPS = ("deterministic", "poisson")
 _SIDE_BY_SIDE = 3  # tasks of one question that are computed at the same time
 
 
@@ -29,11 +30,13 @@ class Step:
 
     label: tuple[tuple[str, Any], ...]
     task: Task
+    until: Task | None = None
+    """For a step whose answer is provisional: the task that makes it needless."""
 
     @staticmethod
-    def of(task: Task, **label: Any) -> Step:
+    def of(task: Task, until: Task | None = None, /, **label: Any) -> Step:
         """A step with this label."""
-        return Step(tuple(label.items()), task)
+        return Step(tuple(label.items()), task, until)
 
 
 class Known:
@@ -64,6 +67,8 @@ async def answer(pool: Pool, known: Known, steps: Sequence[Step], emit: Emit, se
     """
     missing = []
     for step in steps:
+        if step.until is not None and known.get(step.until) is not None:
+            continue
         parts = known.get(step.task)
         if parts is None:
             missing.append(step)
@@ -82,6 +87,8 @@ async def answer(pool: Pool, known: Known, steps: Sequence[Step], emit: Emit, se
             try:
                 await pool.run(step.task, pass_on, seconds)
             except Refused as error:
+                if step.until is not None:
+                    continue
                 if len(steps) == 1:
                     raise
                 await emit(dict(step.label) | {"why_not": str(error), "provisional": False})
@@ -101,9 +108,15 @@ async def answer(pool: Pool, known: Known, steps: Sequence[Step], emit: Emit, se
 def compare(asked: questions.Compare) -> list[Step]:
     """Rows first, the quick ones before the slow ones, then what the figure needs."""
     ways = sorted(dict.fromkeys(asked.sampler), key=QUICK.index)
-    steps = [
-        Step.of(_epsilon(asked, way, _RTOL, True), kind="row", sampler=way) for way in ways
-    ]  # fmt: skip
+    rows = {way: _epsilon(asked, way, _RTOL) for way in ways}
+    steps = [Step.of(task, kind="row", sampler=way) for way, task in rows.items() if not task.slow]
+    if asked.group == 1:
+        steps += [
+            Step.of(Task("at-most", task.arguments, way in questions.SLOW), task, kind="row", sampler=way)
+            for way, task in rows.items()
+            if way in _AT_MOST_FIRST
+        ]
+    steps += [Step.of(task, kind="row", sampler=way) for way, task in rows.items() if task.slow]
     match asked.figure:
         case "noise":
             steps += _along(asked, ways, "noise_multiplier", NOISES)
@@ -120,19 +133,15 @@ def compare(asked: questions.Compare) -> list[Step]:
 
 def _along(asked: questions.Compare, ways: Sequence[str], name: str, values: Sequence[float]) -> list[Step]:
     return [
-        Step.of(_epsilon(asked, way, _FIGURE_RTOL, False, **{name: value}), kind="point", sampler=way, x=value)
+        Step.of(_epsilon(asked, way, _FIGURE_RTOL, **{name: value}), kind="point", sampler=way, x=value)
         for value in coarse_first(values)
         for way in ways
     ]
 
 
-def _epsilon(asked: questions.Compare, way: str, rtol: float, hurry: bool, **other: Any) -> Task:
-    slow = not hurry or _slow(asked, way)  # points of a figure can wait
-    return Task("epsilon", (asked.setting(way, **other), asked.delta, rtol, hurry), slow)
-
-
-def _slow(asked: questions.Compare, way: str) -> bool:
-    return way in questions.SLOW or (asked.group > 1 and way not in _QUICK_IN_GROUPS)
+def _epsilon(asked: questions.Compare, way: str, rtol: float, **other: Any) -> Task:
+    slow = rtol != _RTOL or way in _AT_MOST_FIRST or (asked.group > 1 and way not in _QUICK_IN_GROUPS)
+    return Task("epsilon", (asked.setting(way, **other), asked.delta, rtol), slow)
 
 
 def coarse_first(values: Sequence[Any]) -> Iterator[Any]:

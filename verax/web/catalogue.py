@@ -8,12 +8,12 @@ from verax.web import ledgers, tasks
 
 TASKS: dict[str, Callable[..., Iterable[tasks.Part]]] = {
     "epsilon": tasks.epsilon,
+    "at-most": tasks.at_most,
     "curve": tasks.curve,
     "plans": tasks.plans,
     "costs": tasks.costs,
     "participation": tasks.participation,
     "participation-curve": tasks.participation_curve,
-    "ready": tasks.ready,
     "summary": ledgers.summary,
     "statement": ledgers.statement,
 }

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -62,6 +62,7 @@ def work(connection: Connection, memory: int) -> None:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     with suppress(EOFError, BrokenPipeError):
+        connection.send((END, ""))  # ready
         while True:
             name, arguments = connection.recv()
             try:
@@ -84,6 +85,7 @@ class _Worker:
         self._process = context.Process(target=work, args=(other, memory), daemon=True)
         self._process.start()
         other.close()
+        self._connection.recv()  # it has loaded what it needs: whoever gets it does not have to wait for that
 
     def give(self, task: Task) -> None:
         self._reading = []
@@ -99,12 +101,13 @@ class _Worker:
         deadline = time.monotonic() + seconds
         try:
             while True:
-                reading = self._reading[0] if self._reading else self._threads.submit(self._connection.recv)
-                kind, _ = reading.result(max(deadline - time.monotonic(), 0.0))
+                if not self._reading or self._reading[0].cancelled():  # before its thread began
+                    self._reading = [self._threads.submit(self._connection.recv)]
+                kind, _ = self._reading[0].result(max(deadline - time.monotonic(), 0.0))
                 if kind != PART:
                     return True
-                self._reading = [self._threads.submit(self._connection.recv)]
-        except (TimeoutError, EOFError, OSError, CancelledError):
+                self._reading = []
+        except (TimeoutError, EOFError, OSError):
             return False
 
     def kill(self) -> None:
@@ -126,16 +129,15 @@ class Pool:
             self._context.set_forkserver_preload(["verax.web.catalogue", "verax.cli"])  # so that a new one is quick
         self._memory, self._count = memory, workers
         self._threads = ThreadPoolExecutor(4 * workers, thread_name_prefix="verax-pool")
-        self._free: asyncio.Queue[_Worker] = asyncio.Queue()
+        self._free: asyncio.Queue[_Worker] = asyncio.LifoQueue()  # the last one used has warm caches
         self._slow = asyncio.Semaphore(workers - 1)
         self._all: set[_Worker] = set()
         self._repairs: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start the processes, and see that they answer."""
+        """Start the processes."""
         for worker in await asyncio.gather(*(self._new() for _ in range(self._count))):
             self._free.put_nowait(worker)
-        await asyncio.gather(*(self.run(Task("ready", ()), _ignore, 60.0) for _ in range(self._count)))
 
     async def stop(self) -> None:
         """End them, whatever they do."""
@@ -217,7 +219,3 @@ class Pool:
         worker = await loop.run_in_executor(self._threads, _Worker, self._context, self._memory, self._threads)
         self._all.add(worker)
         return worker
-
-
-async def _ignore(_: Any) -> None:
-    pass

@@ -6,7 +6,8 @@ A part with ``"provisional": True`` is true, and is followed by a better one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,8 +24,6 @@ from verax.samplers import RandomParticipation
 from verax.web.code import command_lines, python_code
 
 Part = dict[str, Any]
-HURRIED = ("shuffle", "persistent-shuffle", "buffered-shuffle", "balls-in-bins", "random-allocation")
-"""Samplers whose attacks take long, so that the upper bound alone is worth having first."""
 _LEVELS = (6, 12, 24)  # epsilons at which a curve is bracketed, ever finer
 _BELOW = 1e-2  # how far below the stated delta a curve goes
 _LEAST_DELTA = 1e-12
@@ -69,26 +68,33 @@ def plain(bracket: Bracket) -> Part:
     }  # fmt: skip
 
 
-def epsilon(setting: Setting, delta: float, rtol: float, hurry: bool) -> Iterator[Part]:
-    """The bracket on epsilon of one run, or why there is none; in a ``hurry`` the upper side first.
+def epsilon(setting: Setting, delta: float, rtol: float) -> Iterator[Part]:
+    """The bracket on epsilon of one run, or why there is none.
 
     >>> from verax.web.tasks import Setting, epsilon
-    >>> [part] = epsilon(Setting("poisson", 60000, 600, 10, 1.0), 1e-5, 1e-3, False)
+    >>> [part] = epsilon(Setting("poisson", 60000, 600, 10, 1.0), 1e-5, 1e-3)
     >>> part["epsilon"]["shown"]
     {'lower': '1.8278', 'upper': '1.8290'}
     """
     mechanism = setting.mechanism()
-    about = {"mechanism": repr(mechanism), "relation": mechanism.relation, "rounds": len(mechanism.sampler)}
     try:
-        if hurry and setting.sampler in HURRIED and setting.group == 1:
-            first = upper_only(mechanism).epsilon(delta, rtol)
-            early = replace(first, lower_by="not computed yet")
-            yield about | {"epsilon": plain(early), "why_not": None, "provisional": True}
         bracket = mechanism.guarantee(setting.group).epsilon(delta, rtol)
     except NoGuarantee as error:
-        yield about | {"epsilon": None, "why_not": str(error), "provisional": False}
+        yield _about(mechanism) | {"epsilon": None, "why_not": str(error), "provisional": False}
     else:
-        yield about | {"epsilon": plain(bracket), "why_not": None, "provisional": False}
+        yield _about(mechanism) | {"epsilon": plain(bracket), "why_not": None, "provisional": False}
+
+
+def at_most(setting: Setting, delta: float, rtol: float) -> Iterator[Part]:
+    """The upper side alone, which comes soon where attacks take long; nothing if there is none."""
+    mechanism = setting.mechanism()
+    with suppress(NoGuarantee):
+        bracket = replace(upper_only(mechanism).epsilon(delta, rtol), lower_by="not computed yet")
+        yield _about(mechanism) | {"epsilon": plain(bracket), "why_not": None, "provisional": True}
+
+
+def _about(mechanism: Mechanism) -> Part:
+    return {"mechanism": repr(mechanism), "relation": mechanism.relation, "rounds": len(mechanism.sampler)}
 
 
 def curve(setting: Setting, delta: float) -> Iterator[Part]:
@@ -174,18 +180,10 @@ def participation(name: str, sampler: RandomParticipation, noise: float, delta: 
     """The epsilon of a client's record under random participation, or of a run that it is compared with."""
     mechanism = Mechanism(sampler, noise) if name == "participation" else baseline(name, sampler, noise)
     bracket = mechanism.guarantee().epsilon(delta, rtol)
-    yield {
-        "mechanism": repr(mechanism), "relation": mechanism.relation, "rounds": len(mechanism.sampler),
-        "epsilon": plain(bracket), "why_not": None, "provisional": False,
-    }  # fmt: skip
+    yield _about(mechanism) | {"epsilon": plain(bracket), "why_not": None, "provisional": False}
 
 
 def participation_curve(name: str, sampler: RandomParticipation, noise: float, delta: float) -> Iterator[Part]:
     """Its delta against epsilon and its trade-off curve."""
     mechanism = Mechanism(sampler, noise) if name == "participation" else baseline(name, sampler, noise)
     yield from _curve(mechanism.guarantee(), delta)
-
-
-def ready() -> Sequence[Part]:
-    """Nothing: whoever can answer this has started."""
-    return ()

@@ -198,7 +198,7 @@ export async function stream(path, params, part, signal) {
 
 // One question at a time: a new one cancels the old one. Shows progress, the Stop button and problems.
 export class Asking {
-  constructor({wait = 60} = {}) {
+  constructor({wait = 30} = {}) {
     this.wait = wait;
     $("stop")?.addEventListener("click", () => {
       this.control?.abort();

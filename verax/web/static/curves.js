@@ -19,7 +19,7 @@ export class Parts {
   add(part) {
     if (part.kind === "begin") this.of = part.of;
     else if (!part.provisional) this.done += 1;
-    if (part.kind === "row") this.rows.set(part.sampler, part);
+    if (part.kind === "row" && !(part.provisional && this.rows.has(part.sampler))) this.rows.set(part.sampler, part);
     if (part.kind === "point" && part.epsilon) this.points.get(part.sampler)?.set(part.x, part.epsilon);
     if (part.kind === "curve" && part.deltas?.length) this.curves.set(part.sampler, part);
   }

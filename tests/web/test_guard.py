@@ -1,0 +1,211 @@
+"""Who may ask: host names, other sites, tokens; headers; the folder of ledgers; uploads."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+pytest.importorskip("fastapi")
+
+from verax.training.ledger import read
+from verax.web import ledgers
+from verax.web.app import PAGES, STATIC, create_app
+from verax.web.guard import HEADERS
+from verax.web.settings import Settings
+
+TOKEN = "a-secret-of-some-length"
+
+
+@pytest.fixture(scope="module")
+def quiet(asked):
+    """Asked in this process; nothing is computed, so no process is started."""
+    return asked(create_app(Settings()), "http://localhost")
+
+
+@pytest.fixture(scope="module")
+def locked(asked):
+    app = create_app(Settings(host="0.0.0.0", token=TOKEN, names=("verax.example",)))
+    return asked(app, "http://verax.example")
+
+
+class TestHosts:
+    @pytest.mark.parametrize("host", ["localhost", "localhost:8321", "127.0.0.1:80", "[::1]:8321", "LOCALHOST"])
+    def test_ours(self, quiet, host):
+        assert quiet.get("/api/about", headers={"host": host}).status_code == 200
+
+    @pytest.mark.parametrize(
+        "host", ["evil.example", "localhost.evil.example", "evil.example:8321", "", "a@localhost", "localhost:x", "[::"]
+    )
+    def test_others_are_refused(self, quiet, host):
+        for path in ("/", "/api/about", "/static/common.js"):
+            response = quiet.get(path, headers={"host": host})
+            assert response.status_code == 421
+            assert "host name" in response.json()["message"]
+
+
+class TestOtherSites:
+    @pytest.mark.parametrize(
+        "headers",
+        [{"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"origin": "http://evil.example"},
+         {"origin": "null"}],
+    )  # fmt: skip
+    def test_are_refused(self, quiet, headers):
+        assert quiet.get("/api/about", headers=headers).status_code == 403
+
+    def test_our_own_pages_are_not(self, quiet):
+        ours = {"sec-fetch-site": "same-origin", "origin": "http://localhost"}
+        assert quiet.get("/api/about", headers=ours).status_code == 200
+
+    def test_nobody_is_invited(self, quiet):
+        answer = quiet.get("/api/about", headers={"origin": "http://localhost"})
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+class TestHeaders:
+    @pytest.mark.parametrize(
+        "path", ["/", "/plan", "/api/about", "/static/style.css", "/nothing", "/api/compare?batch=0"]
+    )
+    def test_every_answer_has_them(self, quiet, path):
+        answer = quiet.get(path)
+        for name, value in HEADERS.items():
+            assert answer.headers[name] == value
+        assert "unsafe" not in answer.headers["content-security-policy"]
+
+    def test_nothing_comes_from_outside(self):
+        for path in STATIC.iterdir():
+            text = path.read_text()
+            for start in ("http://", "https://", "//cdn"):
+                found = text.replace("http://www.w3.org/2000/svg", "")
+                assert start not in found, path
+            assert " style=" not in text
+            assert "innerHTML" not in text
+        assert {f"{name}.html" for name in PAGES} <= {path.name for path in STATIC.iterdir()}
+
+    def test_unknown_addresses_and_methods_are_messages(self, quiet):
+        assert quiet.get("/nothing").json() == {"message": "Not Found"}
+        assert quiet.delete("/api/about").status_code == 405
+        assert quiet.get("/static/../app.py").status_code == 404
+        assert quiet.get("/static/%2e%2e/app.py").status_code == 404
+
+
+class TestToken:
+    def test_nothing_without_it(self, locked):
+        assert locked.get("/api/about").status_code == 401
+        assert locked.get("/api/openapi.json").status_code == 401
+        assert locked.get("/static/common.js").status_code == 401
+        answer = locked.get("/plan?records=5")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+        assert locked.get("/login").status_code == 200
+
+    @pytest.mark.parametrize("word", ["Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer", "Bearer é"])
+    def test_a_wrong_one_is_refused(self, locked, word):
+        assert locked.get("/api/about", headers={"authorization": word.encode()}).status_code == 401
+
+    def test_a_program_shows_it(self, locked):
+        assert locked.get("/api/about", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+    def test_a_browser_logs_in(self, locked):
+        assert locked.post("/api/login", json={"token": "wrong"}).status_code == 401
+        answer = locked.post("/api/login", json={"token": TOKEN})
+        assert answer.status_code == 200
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "samesite=strict" in cookie.lower()
+        assert TOKEN not in cookie
+        shown = {"cookie": cookie.partition(";")[0]}
+        assert locked.get("/api/about", headers=shown).status_code == 200
+        assert locked.get("/api/about", headers={"cookie": "verax_session=wrong"}).status_code == 401
+
+    def test_settings_ask_for_one_where_others_can_listen(self):
+        for host in ("0.0.0.0", "::", "192.168.1.2", "verax.example"):
+            with pytest.raises(ValueError, match="token must be given"):
+                Settings(host=host)
+        for host in ("127.0.0.1", "127.3.2.1", "::1", "localhost"):
+            assert Settings(host=host).token == ""
+        with pytest.raises(ValueError, match="at least 16"):
+            Settings(token="short")
+
+
+class TestFolder:
+    def test_its_ledgers_are_listed(self, client):
+        answer = client.get("/api/runs").json()
+        assert answer["folder"] is True
+        assert {"whole.ledger", "part.ledger"} <= set(answer["runs"])
+        assert "link.ledger" not in answer["runs"]
+
+    @pytest.mark.parametrize(
+        "name", ["../outside.ledger", "/etc/passwd", "link.ledger", "part.log", "nothing.ledger", "a\x00b.ledger",
+                 "x" * 400, ".", "whole.ledger/../../outside.ledger"],
+    )  # fmt: skip
+    def test_nothing_else_is_read(self, client, name):
+        for path in ("/api/run", "/api/run/stream", "/api/run/statement"):
+            assert client.get(path, params={"name": name}).status_code == 404
+
+    def test_without_a_folder_there_is_nothing(self, quiet):
+        assert quiet.get("/api/runs").json() == {"folder": False, "runs": []}
+        assert quiet.get("/api/run", params={"name": "whole.ledger"}).status_code == 404
+
+    def test_a_run_is_what_the_ledger_says(self, client, folder):
+        answer = client.get("/api/run", params={"name": "part.ledger"}).json()
+        run = read(folder / "part.ledger")
+        assert (answer["released"], answer["declared"], answer["over"]) == (10, 40, False)
+        assert answer["epsilon"]["upper"] == run.guarantee().epsilon(1e-5).upper
+        assert answer["spent"]["upper"] == run.guarantee(stopping="independent").epsilon(1e-5).upper
+        assert answer["head"] == run.head
+        assert answer["log"] == [{"name": "accuracy", "points": [[5, 0.5], [10, 0.75]]}]
+        assert str(folder) not in json.dumps(answer)
+        rising = [point["epsilon"]["upper"] for point in answer["points"]]
+        assert rising == sorted(rising)
+        assert answer["points"][-1]["rounds"] == 40
+
+    def test_statements(self, client, folder):
+        names = ["whole.ledger", "part.ledger"]
+        answer = client.get("/api/run/statement", params={"name": names, "format": "json", "delta": 1e-6})
+        assert "attachment" in answer.headers["content-disposition"]
+        runs = [read(folder / name) for name in names]
+        assert answer.json()["delta"] == 1e-6
+        assert [run["run"] for run in answer.json()["runs"]] == [run.id for run in runs]
+        assert str(folder) not in answer.text
+        prose = client.get("/api/run/statement", params={"name": "seeded.ledger", "format": "txt"}).text
+        assert "NOT private" in prose
+        twice = client.get("/api/run/statement", params={"name": ["whole.ledger", "whole.ledger"]})
+        assert twice.status_code == 422
+        assert "copies of one run" in twice.json()["message"]
+
+    def test_damage_is_told(self, client):
+        answer = client.get("/api/run", params={"name": "damaged.ledger"})
+        assert answer.status_code == 422
+        assert "damaged.ledger" in answer.json()["message"]
+
+
+class TestSent:
+    def test_a_ledger_is_read_and_stated(self, client, folder):
+        content = (folder / "whole.ledger").read_bytes()
+        answer = client.post("/api/run", content=content, params={"group": 2}).json()
+        assert (answer["complete"], answer["group"], answer["log"]) == (True, 2, [])
+        page = client.post("/api/run/statement", content=content)
+        assert page.text.startswith("<!doctype html>")
+
+    @pytest.mark.parametrize("content", [b"", b"\x00\xff", b"{}\n", b"[" * 5000, b'{"verax_ledger":9}\n'])
+    def test_rubbish_is_refused_in_words(self, client, content):
+        for path in ("/api/run", "/api/run/statement"):
+            answer = client.post(path, content=content)
+            assert answer.status_code == 422
+            assert "the ledger" in answer.json()["message"]
+
+    def test_a_large_one_is_refused_early(self, client):
+        def endless():
+            for _ in range(10_000):
+                yield b"x" * 10_000
+
+        try:
+            answer = client.post("/api/run", content=endless())
+        except httpx.WriteError:
+            return  # the server hung up while we were still sending
+        assert answer.status_code == 413
+
+    def test_names_stay_inside(self, folder):
+        assert ledgers.inside(folder, "whole.ledger") == (folder / "whole.ledger").resolve()
+        assert ledgers.inside(folder, "../runs0/whole.txt") is None

@@ -1,0 +1,195 @@
+"""The server's process: the part of Flower's SuperLink that nodes talk to, over TLS, and the ServerApp behind it.
+
+Flower's own ``flower-superlink`` serves three interfaces on one port, and asks only nodes who they are: whoever reaches
+the port may register a node of their own, or start a run. Here nodes have one interface, the keys of all clients are
+known before the first of them connects, and nothing else answers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import verax.federated.flower_quiet  # noqa: F401 - before flwr
+
+# isort: split
+import uvicorn
+from fastapi import FastAPI, HTTPException
+from flwr.app import Context, RecordDict
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID, SubStatus
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.serverapp import ServerApp
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.error import http_error_translator
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.federation import NoOpFederationManager
+from flwr.superlink.grid import HttpGrid
+from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
+from flwr.superlink.routers.fleet.router import router
+from flwr.superlink.servicer.runtime import runtime_handlers as handlers
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+
+from verax import checks
+
+AnyPath = str | os.PathLike[str]
+_START = 30.0  # seconds within which the port must answer
+_LOOK = 0.01  # seconds between two looks for an object
+
+
+def serve(
+    app: ServerApp, keys: Sequence[bytes], certificate: AnyPath, private_key: AnyPath, host: str = "127.0.0.1",
+    port: int = 9092, ready: Callable[[int], None] | None = None, upload: float = 60.0,
+) -> None:  # fmt: skip
+    """Run a ServerApp to its end, for nodes with these public keys and for no others.
+
+    Args:
+        app: see :func:`verax.federated.flower.server_app`.
+        keys: public keys of the clients.
+        certificate: a file with the server's certificate (and those between it and the root, if any).
+        private_key: the file with its private key.
+        host: address to listen on.
+        port: port to listen on; 0 for a free one.
+        ready: called with the port once nodes can connect.
+        upload: seconds that an answer may take to arrive once it was announced; a node that dies meanwhile holds the
+            server up for so long.
+    """
+    factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory())
+    state = factory.state()
+    for key in keys:
+        state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
+    with _listening(factory, certificate, private_key, host, port) as bound:
+        if ready is not None:
+            ready(bound)
+        _run(app, state, checks.positive("upload", upload))
+
+
+def _run(app: ServerApp, state: Any, upload: float) -> None:
+    """What Flower does around a ServerApp, in this process."""
+    run = state.create_run(
+        "verax/federated", "1", None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
+    )
+    info = state.get_run_info(run_ids=[run])[0]
+    task = state.get_tasks(task_ids=[info.primary_task_id])[0]
+    state.claim_task(task.task_id)
+    state.activate_task(task.task_id)
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, run, SUPERLINK_NODE_ID
+    heart = HeartbeatSender(lambda: bool(state.acknowledge_task_heartbeat(task.task_id)))
+    heart.start()
+    ended = SubStatus.FAILED
+    try:
+        app(_Here(state, task, info, upload), Context(run, SUPERLINK_NODE_ID, {}, RecordDict(), {}))
+        ended = SubStatus.COMPLETED
+    finally:
+        heart.stop()
+        state.finish_task(task.task_id, ended, "")
+
+
+class _Here(HttpGrid):
+    """Flower's Grid, whose calls are made in this process: there is no port at which anybody else could make them."""
+
+    def __init__(self, state: Any, task: Any, run: Any, upload: float) -> None:
+        super().__init__(token="none is needed")
+        self._state, self._task, self._upload = state, task, upload
+        self._client = self
+        self.set_run(run)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def GetNodes(self, request: Any) -> Any:  # noqa: N802 - names of Flower's protocol, here and below
+        return handlers.get_nodes(request, self._state, self._task)
+
+    def PushMessages(self, request: Any) -> Any:  # noqa: N802
+        return handlers.push_messages(request, self._state, self._task)
+
+    def PullMessages(self, request: Any) -> Any:  # noqa: N802
+        return handlers.pull_messages(request, self._state, self._task)
+
+    def PushObject(self, request: Any) -> Any:  # noqa: N802
+        return handlers.push_object(request, self._state, self._task)
+
+    def PullObject(self, request: Any) -> Any:  # noqa: N802
+        """An object, once it is there. Flower would look once a second, for two hours."""
+        end = time.monotonic() + self._upload
+        found = handlers.pull_object(request, self._state, self._task)
+        while found.object_found and not found.object_available:
+            if time.monotonic() > end:
+                return PullObjectResponse(object_found=False, object_available=False)
+            time.sleep(_LOOK)
+            found = handlers.pull_object(request, self._state, self._task)
+        return found
+
+    def ConfirmMessageReceived(self, request: Any) -> Any:  # noqa: N802
+        return handlers.confirm_message_received(request, self._state, self._task)
+
+
+async def _own_name_only(request: Any, call_next: Any) -> Any:
+    """Flower checks which node a request comes from, but not that the messages in it are from that node.
+
+    Nor does it let a node that died come back before a minute is over. Whoever shows the key is the node.
+    """
+    message = getattr(request.state, "protobuf_request", None)
+    if message is None:  # nor would it have been authenticated
+        raise HTTPException(404)
+    if isinstance(message, PushMessagesRequest) and any(
+        piece.metadata.src_node_id != message.node.node_id for piece in message.messages_list
+    ):
+        raise HTTPException(401, "a node speaks for itself only")
+    if isinstance(message, ActivateNodeRequest):
+        state = request.app.state.linkstate_factory.state()
+        node = state.get_node_id_by_public_key(message.public_key)
+        if node is not None:
+            state.deactivate_node(node)
+    return await call_next(request)
+
+
+def _fleet(factory: LinkStateFactory) -> FastAPI:
+    """The interface of nodes, each request authenticated."""
+    app = FastAPI(
+        docs_url=None, redoc_url=None, openapi_url=None,
+        middleware=[
+            Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
+            Middleware(ProtobufTranslationMiddleware),
+            Middleware(NodeAuthMiddleware),
+            Middleware(BaseHTTPMiddleware, dispatch=_own_name_only),
+        ],
+    )  # fmt: skip
+    app.state.linkstate_factory = factory
+    app.state.enable_supernode_auth = True  # so that no node can register itself
+    app.include_router(router)
+    return app
+
+
+@contextmanager
+def _listening(
+    factory: LinkStateFactory, certificate: AnyPath, private_key: AnyPath, host: str, port: int
+) -> Iterator[int]:
+    config = uvicorn.Config(
+        _fleet(factory), ssl_certfile=os.fspath(certificate), ssl_keyfile=os.fspath(private_key),
+        log_level="warning", access_log=False,
+    )  # fmt: skip
+    with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as door:
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([door],), daemon=True)
+        thread.start()
+        end = time.monotonic() + _START
+        while not server.started:
+            if not thread.is_alive() or time.monotonic() > end:
+                raise RuntimeError(f"no server could be started at {host}:{port}")
+            time.sleep(0.01)
+        try:
+            yield door.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(_START)
