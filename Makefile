@@ -3,7 +3,7 @@ VENV         ?= .venv
 BENCH_VENV   ?= .venv-bench
 DEMO_EXTRAS  ?= figures,train
 TEST_EXTRAS  ?= dev,docs,federated,figures,train,web
-PYTEST_FLAGS ?=
+PYTEST_FLAGS ?= -n auto
 
 BIN   := $(VENV)/bin
 comma := ,
