@@ -38,7 +38,7 @@ def test_the_registry_runs_what_is_asked_for(tmp_path, monkeypatch):
     row = Row("", "", "", "", "agrees")
     monkeypatch.setitem(PAPERS, "test", lambda folder, progress: [row] if folder == tmp_path else [])
     assert reproduce("test", tmp_path) == [row]
-    with pytest.raises(ValueError, match="paper must be one of '000-tables', .*, 'test', got 'none'"):
+    with pytest.raises(ValueError, match=r"paper must be one of '000-tables', .*, 'test', got 'none'"):
         reproduce("none", tmp_path)
     with quiet("nothing"):
         pass
