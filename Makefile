@@ -57,12 +57,11 @@ format: $(TEST_STAMP)  ## sort imports, fix what ruff can fix, format
 bench: $(BENCH_STAMP)  ## compare with other accountants, in an environment of its own
 	$(BENCH_VENV)/bin/python benchmarks/accounting.py
 
-CELLS := $(foreach way,shuffling subsampling,$(addprefix $(way):,individual:256:1.0 mixed:1024:0.27 batch:64:0.017))
 
 studies: $(DEMO_STAMP)  ## train on real data for docs/studies.md; VERAX_DATA names the folder with them; hours
 	$(BIN)/python studies/proactive.py
 	$(BIN)/python studies/proactive.py --problems non-convex --seeds 1
-	$(BIN)/python studies/mnist_clippings.py --epochs 10 --cells $(subst $() ,$(comma),$(CELLS))
+	$(BIN)/python studies/mnist_clippings.py --epochs 10
 	$(BIN)/python studies/equal_epsilon.py
 
 clean:  ## remove the environments, caches and build products

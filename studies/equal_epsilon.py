@@ -1,7 +1,8 @@
 """Accuracy against epsilon for three ways of drawing batches, each with the noise that its own proved bound asks for.
 
-Run it with ``python studies/equal_epsilon.py``; it writes docs/study-equal-epsilon.csv and .svg. A perceptron on MNIST,
-the same epochs, batches and learning rate for all; only the sampler and the noise it needs differ.
+Run it with ``python studies/equal_epsilon.py``; it writes docs/study-equal-epsilon.csv and .svg, and goes on where it
+was interrupted. A perceptron on MNIST, the same epochs, batches and learning rate for all; only the sampler and the
+noise it needs differ.
 """
 
 from __future__ import annotations
@@ -53,16 +54,22 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_blocks()
     data = load("mnist")
-    found: dict[str, list[tuple[float, float, float]]] = {}
-    with options.out.open("w", newline="") as file:
+    found: dict[str, list[tuple[float, float]]] = {}
+    if not options.out.exists():
+        options.out.write_text("sampler,epsilon,noise multiplier,accuracy,least,most\n")
+    with options.out.open(newline="") as file:
+        for row in csv.DictReader(file):
+            found.setdefault(row["sampler"], []).append((float(row["epsilon"]), float(row["accuracy"]) / 100.0))
+    with options.out.open("a", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["sampler", "epsilon", "noise multiplier", "accuracy", "least", "most"])
         for epsilon in map(float, options.epsilons.split(",")):
             for name, sampler in samplers(len(data.train[1]) // BATCH, options.epochs).items():
+                if any(done == epsilon for done, _ in found.get(name, [])):
+                    continue
                 noise = calibrate.noise_multiplier(sampler, epsilon, DELTA)
                 runs = [train(data, sampler, noise, seed) for seed in range(options.seeds)]
                 mean = sum(runs) / len(runs)
-                found.setdefault(name, []).append((epsilon, mean, noise))
+                found.setdefault(name, []).append((epsilon, mean))
                 writer.writerow(
                     [name, epsilon, f"{noise:.4f}", *(f"{100 * a:.2f}" for a in (mean, min(runs), max(runs)))]
                 )
@@ -71,7 +78,7 @@ def main() -> None:
     draw(found, options.out.with_suffix(".svg"))
 
 
-def draw(found: dict[str, list[tuple[float, float, float]]], path: Path) -> None:
+def draw(found: dict[str, list[tuple[float, float]]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 4))

@@ -29,6 +29,11 @@ PAPER = {
     ("subsampling", "individual"): 98.41, ("subsampling", "batch"): 98.21, ("subsampling", "mixed"): 97.50,
     ("shuffling", "individual"): 98.38, ("shuffling", "batch"): 98.33, ("shuffling", "mixed"): 96.97,
 }  # fmt: skip
+CELLS = ",".join(
+    f"{sampling}:{cell}"
+    for sampling in ("shuffling", "subsampling")
+    for cell in ("individual:256:1.0", "mixed:1024:0.27", "batch:64:0.017")
+)
 COLUMNS = [
     "sampling", "clipping", "batch", "clip norm", "noise", "epochs", "accuracy", "best", "paper",
     "epsilon lower", "epsilon upper", "relation", "seconds",
@@ -92,7 +97,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--noise", type=float, default=4.0)
     parser.add_argument("--rate", type=float, default=0.025)
-    parser.add_argument("--cells", default="", help="sampling:clipping:batch:norm, comma separated")
+    parser.add_argument("--cells", default=CELLS, help="sampling:clipping:batch:norm, comma separated")
     parser.add_argument("--out", type=Path, default=Path("docs/study-mnist.csv"))
     options = parser.parse_args()
     torch.set_num_threads(1)
