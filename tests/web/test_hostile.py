@@ -80,7 +80,7 @@ def test_extreme_parameters_are_answered_or_refused(tight):
             begun = time.monotonic()
             answer = one.get("/api/compare", params=corner | {"sampler": [ways[i % 9], ways[(i + 4) % 9]]})
             assert answer.status_code in (200, 422), answer.text
-            assert time.monotonic() - begun < 15.0, corner
+            assert time.monotonic() - begun < 50.0, corner
             for row in answer.json().get("rows", ()):
                 assert row["epsilon"] or row["why_not"]
     assert alive(tight)
