@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.training.capture import Layers
 from verax.training.data import part, slices
+from verax.training.factors import HALF
 from verax.training.records import Losses, Records, one_each
 
 MICRO_BATCH = 1024
@@ -73,14 +74,13 @@ class MeanGradient:
         self, model: nn.Module, losses: Losses, batch: Any, records: int, parameters: list[nn.Parameter]
     ) -> list[Tensor]:
         """One backward pass."""
-        total = [torch.zeros_like(p) for p in parameters]
+        total: list[Tensor | None] = [None] * len(parameters)
         for piece, size in slices(batch, self.micro_batch or records, records):
             with torch.enable_grad():
                 loss = one_each(losses(model, piece), size).sum() / records
-            for into, g in zip(total, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
-                if g is not None:
-                    into += g
-        return total
+            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+            total = [g if old is None else old if g is None else old + g for old, g in zip(total, found, strict=True)]
+        return [torch.zeros_like(p) if g is None else g for g, p in zip(total, parameters, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,8 @@ class Clipper:
         refuse_statistics(self.model)
         found = self._inner(self.model, self.losses, batch, records, into.parameters)
         with torch.no_grad():
-            size = math.sqrt(math.fsum(float(g.double().square().sum()) for g in found))
+            wide = [g.float() if g.dtype in HALF else g for g in found]
+            size = float(nn.utils.get_total_norm(wide))  # _INSIDE has room for its rounding
             if not math.isfinite(size):
                 raise NotFinite("the aggregate of a clip-group is not finite")
             weight = min(1.0, norm * _INSIDE / size) if size > 0.0 else 0.0

@@ -226,7 +226,7 @@ def _squares(rows: Tensor) -> Tensor:
 
 def single_precision(x: Tensor) -> Tensor:
     """Half precision raised to single: sums of many records need the digits."""
-    return x.float() if x.dtype in _HALF else x
+    return x.float() if x.dtype in HALF else x
 
 
-_HALF = (torch.bfloat16, torch.float16)
+HALF = (torch.bfloat16, torch.float16)
