@@ -1,5 +1,6 @@
 """What goes wrong in a round is refused and counted; the round goes on, and nobody's privacy is under-counted."""
 
+import math
 import subprocess
 import sys
 
@@ -193,3 +194,25 @@ def test_kill_9_and_go_on(tmp_path):
     found = ledger.read(tmp_path / "ledger")
     assert found.complete
     assert [event.kind for event in found.events] == ["resumed", "finished"]
+
+
+def test_a_record_that_is_not_finite_counts_as_nothing_wherever_it_is_found(world, monkeypatch):
+    """Large models are worked on in small pieces: those added before it was found must not be added twice."""
+    monkeypatch.setattr("verax.training.records._FIT", 1.0)  # the fewest records at once
+    run = world.plan(noise_multiplier=0.0, client_rate=1.0, record_rate=1.0, records=100, largest=100, clients=1)
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(3))
+    y = torch.zeros(50, dtype=torch.int64)
+    x[41] = math.nan
+    kept = torch.arange(50) != 41
+
+    def answer(records):
+        model = torch.nn.Sequential(
+            torch.nn.Linear(6, 5), torch.nn.LayerNorm(5), torch.nn.Linear(5, 3)
+        )  # no plain chain
+        torch.manual_seed(0)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter)
+        hand = Client(0, records, run, model, world.loss, insecure_seed=5)
+        return hand.contribution(0).copy()
+
+    np.testing.assert_allclose(answer((x, y)), answer((x[kept], y[kept])), rtol=1e-5, atol=1e-6)

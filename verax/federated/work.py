@@ -12,7 +12,7 @@ from verax.federated.messages import Values
 from verax.federated.plan import Plan
 from verax.mechanism import Individual
 from verax.training.clipped import MICRO_BATCH, Clipper, Flat, Inner, NotFinite
-from verax.training.data import part, slices
+from verax.training.data import part
 from verax.training.losses import Criterion, PerRecord
 
 
@@ -80,19 +80,20 @@ class Worker:
         except NotFinite:
             self._flat.buffer.zero_()
             if isinstance(self._clipper.clipping, Individual):
-                for piece, size in slices(batch, self._clipper.micro_batch, records):
-                    self._add_finite(piece, size)
+                self._add_finite(batch, records)
         found: Values = self._flat.buffer.numpy()
         return found
 
     def _add_finite(self, batch: Any, records: int) -> None:
         """Leave out records whose gradients are not finite: they count as 0, whatever the others are.
 
-        Within one micro-batch the clipper finds them before it adds anything.
+        The clipper may have added some of a batch when it finds one; that is taken back before the halves are tried.
         """
+        before = self._flat.buffer.clone()
         try:
             self._clipper.add(batch, records, self._flat, self._unused)
         except NotFinite:
+            self._flat.buffer.copy_(before)
             if records > 1:
                 half = records // 2
                 self._add_finite(part(batch, slice(0, half)), half)
