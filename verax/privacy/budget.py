@@ -12,12 +12,13 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
 
 from verax import checks
+from verax.description import describe, restore
+from verax.durable import START, append, chain, encode, sync_directory
 from verax.mechanism import RELATIONS, Mechanism, Phases
 from verax.privacy.composition import UPPER
 from verax.privacy.guarantee import Bracket, shown
@@ -92,7 +93,7 @@ class Budget:
         self.orders = None if orders is None else _checked(orders)
         self.phases: tuple[Mechanism, ...] = ()
         self._spent: dict[str, Floats] = {}
-        self._path, self._size, self._head = None if path is None else os.fspath(path), 0, "0" * 64
+        self._path, self._size, self._head = None if path is None else os.fspath(path), 0, START
         if self._path is not None:
             self._begin(self._path)
 
@@ -107,7 +108,7 @@ class Budget:
         orders, after = self._with(phase)
         if self._log_delta(orders, after, self.epsilon) > math.log(self.delta):
             raise self._over(phase, orders, after)
-        self._append({"phase": _describe(phase), "orders": sorted(orders.items())})
+        self._append({"phase": describe(phase), "orders": sorted(orders.items())})
         self.orders, self._spent, self.phases = orders, after, (*self.phases, phase)
 
     def fits(self, phase: Mechanism) -> bool:
@@ -269,11 +270,10 @@ class Budget:
         except OSError as error:
             raise ValueError(f"path must be a budget that can be read, got {name!r}: {error.strerror}") from error
         lines: list[bytes] = []
-        head = "0" * 64
+        head = START
         for number, line in enumerate(content.splitlines(keepends=True), start=1):
-            body, _, tail = line.rpartition(b',"hash":"')
-            chained = sha256(head.encode() + body).hexdigest()
-            if tail.rstrip(b"\n") == f'{chained}"}}'.encode():
+            expected, chained = chain(line.rpartition(b',"hash":"')[0], head)
+            if line.rstrip(b"\n") + b"\n" == expected:
                 lines, head = [*lines, line.rstrip(b"\n")], chained
             elif line.endswith(b"\n") or number == 1:
                 raise DamagedBudget(f"{name}, line {number}: its hash does not fit: the file was edited or damaged")
@@ -309,19 +309,13 @@ class Budget:
         orders = None if self.orders is None else sorted(self.orders.items())
         self._append({"verax_budget": FORMAT, "epsilon": self.epsilon, "delta": self.delta, "relation": self.relation,
                       "group": self.group, "orders": orders})  # fmt: skip
-        folder = os.open(os.path.dirname(os.path.realpath(name)), os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_directory(name)
 
     def _append(self, content: dict[str, Any]) -> None:
         """One line more, forced to disk; the hash of each covers all before it."""
         if self._path is None:
             return
-        body = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()[:-1]
-        head = sha256(self._head.encode() + body).hexdigest()
-        line = body + f',"hash":"{head}"}}\n'.encode()
+        line, head = chain(encode(content), self._head)
         _write(self._path, line, self._size)
         self._size, self._head = self._size + len(line), head
 
@@ -332,9 +326,7 @@ def _write(name: str, line: bytes, size: int) -> None:
     try:
         if os.fstat(fd).st_size != size:
             raise DamagedBudget(f"{name}: someone else wrote to it, or a write failed; Budget.open it again")
-        while line:
-            line = line[os.write(fd, line) :]
-        os.fsync(fd)
+        append(fd, line)
     finally:
         os.close(fd)
 
@@ -369,15 +361,7 @@ def _resized(phase: Mechanism, unit: str, length: int) -> Mechanism:
     return replace(phase, sampler=replace(phase.sampler, **{unit: length}))  # type: ignore[type-var]
 
 
-def _describe(phase: Mechanism) -> dict[str, Any]:
-    from verax.training.description import describe  # plain JSON of a mechanism; needs nothing of training
-
-    return describe(phase)
-
-
 def _restore(description: Any) -> Mechanism:
-    from verax.training.description import restore
-
     phase = restore(description)
     if not isinstance(phase, Mechanism):
         raise DamagedBudget(f"a budget's entry must describe one phase, got {description!r}")

@@ -22,11 +22,11 @@ def obtain(name: str, address: str, digest: str) -> bytes:
     """
     folder = os.environ.get("VERAX_DATA")
     if folder:
-        return _read(Path(folder) / name, digest)
+        return checked(Path(folder) / name, digest)
     kept = _cache() / name
     if kept.exists():
         try:
-            return _read(kept, digest)
+            return checked(kept, digest)
         except ValueError:
             kept.unlink()
     try:
@@ -36,7 +36,7 @@ def obtain(name: str, address: str, digest: str) -> bytes:
         raise ValueError(
             f"{name} could not be fetched from {address} ({error}); put it into a folder and name that by VERAX_DATA"
         ) from error
-    if hashlib.sha256(content).hexdigest() != digest:
+    if not _fits(content, digest):
         raise ValueError(f"{name} as fetched from {address} is not the official file (its SHA-256 differs)")
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
@@ -49,11 +49,16 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verax"
 
 
-def _read(path: Path, digest: str) -> bytes:
+def checked(path: Path, digest: str) -> bytes:
+    """The bytes of a file that must have this SHA-256."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    if hashlib.sha256(content).hexdigest() != digest:
+    if not _fits(content, digest):
         raise ValueError(f"{path} is not the official file (its SHA-256 differs)")
     return content
+
+
+def _fits(content: bytes, digest: str) -> bool:
+    return hashlib.sha256(content).hexdigest() == digest

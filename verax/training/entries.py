@@ -11,18 +11,17 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from itertools import accumulate, groupby
 from typing import Any
 
 from verax import checks
+from verax.description import describe, restore
+from verax.durable import START, chain, encode
 from verax.mechanism import Phases
-from verax.training.description import describe, restore
 
 FORMAT = 1
 SCHEDULED = 2  # the format of a ledger that declares a clip norm for every round
 OPENING = b'{"verax_ledger":'
-_START = "0" * 64  # what the first line is chained to
 _FIELDS = {"verax_ledger", "verax", "run", "time", "insecure_seed", "population", "mechanism"}
 _LONGEST = 500  # characters of a reason
 _CUT = "cut short by a crash"
@@ -84,7 +83,7 @@ class Header:
         }
         if self.clip_norms is not None:
             content["clip_norms"] = self.clip_norms
-        return _chain(_encode(content), _START)
+        return chain(encode(content), START)
 
 
 @dataclass(frozen=True)
@@ -136,15 +135,15 @@ class Log:
         """The line that records the next round, and its hash. It says nothing else: not even when."""
         if self._changes and self.released < self.declared:
             norm = repr(self.due(self.released)[0]).encode()
-            return _chain(b'{"round":%d,"clip_norm":%b' % (self.released, norm), self.head)
-        return _chain(b'{"round":%d' % self.released, self.head)
+            return chain(b'{"round":%d,"clip_norm":%b' % (self.released, norm), self.head)
+        return chain(b'{"round":%d' % self.released, self.head)
 
     def event_line(self, event: Event) -> tuple[bytes, str]:
         """The line that records an event, and its hash."""
         content: dict[str, Any] = {"event": event.kind, "released": event.released}
         if event.kind == "stopped":
             content |= {"private": event.private, "reason": event.reason}
-        return _chain(_encode(content), self.head)
+        return chain(encode(content), self.head)
 
     def add(self, line: bytes, digest: str, event: Event | None = None) -> None:
         """Count a line: a round, or an event."""
@@ -177,7 +176,7 @@ class Log:
         if entry is None:
             raise self._wrong("it is not a JSON object")
         body, found, _ = line.rpartition(b',"hash":"')
-        if not found or _chain(body, self.head)[0] != line:
+        if not found or chain(body, self.head)[0] != line:
             raise self._wrong("its hash does not fit: this or an earlier line was edited, added, removed or moved")
         if self.over:
             raise self._wrong(f"the run was {self.over.kind} on the line before, and nothing may follow")
@@ -307,11 +306,6 @@ def _schedule(found: Any, phases: Phases) -> Schedule:
     return schedule
 
 
-def _encode(content: dict[str, Any]) -> bytes:
-    """JSON in one way only, without its last brace."""
-    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()[:-1]
-
-
 def _decode(line: bytes) -> dict[str, Any] | None:
     """The object on a line, or None if there is none."""
     try:
@@ -319,9 +313,3 @@ def _decode(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None
-
-
-def _chain(body: bytes, previous: str) -> tuple[bytes, str]:
-    """A whole line, and its hash."""
-    digest = sha256(previous.encode() + body).hexdigest()
-    return b'%b,"hash":"%b"}\n' % (body, digest.encode()), digest

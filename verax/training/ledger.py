@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import verax
 from verax import checks
+from verax.durable import append, sync_directory
 from verax.mechanism import Mechanism, Phases
 from verax.training.entries import (
     DamagedLedger,
@@ -118,8 +119,8 @@ class Ledger:
                 if not unfinished_header(file.readline()):
                     raise LedgerError(f"path must be new, got {name!r}, which exists; Ledger.open resumes a run")
             os.ftruncate(fd, 0)
-            _write(fd, line)
-            _sync_directory(name)
+            append(fd, line)
+            sync_directory(name)
         except BaseException as error:
             os.close(fd)
             if isinstance(error, OSError):
@@ -147,7 +148,7 @@ class Ledger:
                 _same(name, log.header.mechanism, mechanism)
             if log.over:
                 raise _over(log)
-            _write(fd, log.missing)
+            append(fd, log.missing)
         except BaseException:
             os.close(fd)
             raise
@@ -283,7 +284,7 @@ class Ledger:
                 raise DamagedLedger(f"{self.path} was deleted or replaced while it was being written; {otherwise}")
             if now.st_size != self._log.size:
                 raise damaged(self.path, self._log.lines + 1, f"someone else changed the file; {otherwise}")
-            _write(self._fd, line)
+            append(self._fd, line)
             self._log.add(line, digest, event)
             done = True
         except OSError as error:
@@ -347,25 +348,6 @@ def _locked(name: str, create: int = 0) -> int:
             raise LedgerBusy(f"{name} is being written by another process; one ledger has one writer") from None
         raise LedgerError(f"{name} cannot be locked ({error.strerror}); keep it on a local disk") from error
     return fd
-
-
-def _write(fd: int, line: bytes) -> None:
-    """Append, and force to disk; on macOS fsync alone leaves it in the drive's cache."""
-    while line:
-        line = line[os.write(fd, line) :]
-    if sys.platform == "darwin":
-        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-    else:
-        os.fsync(fd)
-
-
-def _sync_directory(name: str) -> None:
-    """Force the file's name to disk."""
-    fd = os.open(os.path.dirname(os.path.realpath(name)), os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 _OPEN: weakref.WeakSet[Ledger] = weakref.WeakSet()

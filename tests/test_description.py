@@ -27,9 +27,9 @@ from verax import (
     TruncatedPoisson,
     WithoutReplacement,
 )
+from verax.description import SAMPLERS, describe, restore
 from verax.mechanism import RELATIONS
 from verax.samplers import Sampler
-from verax.training.description import SAMPLERS, describe, restore
 
 counts = st.integers(1, 2**31)
 few = st.integers(1, 1000)
