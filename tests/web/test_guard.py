@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import httpx
 import pytest
@@ -10,8 +11,8 @@ import pytest
 pytest.importorskip("fastapi")
 
 from verax.training.ledger import read
-from verax.web import ledgers
-from verax.web.app import PAGES, STATIC, create_app
+from verax.web import ledgers, pages
+from verax.web.app import STATIC, create_app
 from verax.web.guard import HEADERS
 from verax.web.settings import Settings
 
@@ -74,14 +75,15 @@ class TestHeaders:
         assert "unsafe" not in answer.headers["content-security-policy"]
 
     def test_nothing_comes_from_outside(self):
-        for path in STATIC.iterdir():
+        files = [*STATIC.iterdir(), *Path(pages.__file__).parent.glob("*.html")]
+        for path in files:
             text = path.read_text()
             for start in ("http://", "https://", "//cdn"):
                 found = text.replace("http://www.w3.org/2000/svg", "")
                 assert start not in found, path
             assert " style=" not in text
             assert "innerHTML" not in text
-        assert {f"{name}.html" for name in PAGES} <= {path.name for path in STATIC.iterdir()}
+        assert {f"{name}.html" for name in pages.NAMES} <= {path.name for path in files}
 
     def test_unknown_addresses_and_methods_are_messages(self, quiet):
         assert quiet.get("/nothing").json() == {"message": "Not Found"}

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from pydantic import Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 import verax
-from verax.web import answers, ledgers, questions, shapes
+from verax.web import answers, ledgers, pages, questions, shapes
 from verax.web.desk import Desk
 from verax.web.guard import COOKIE, Guard
 from verax.web.pool import Busy, Crashed, Refused, Task
@@ -23,7 +23,7 @@ from verax.web.settings import Settings
 from verax.web.stream import CRASHED, EventStream
 
 STATIC = Path(__file__).parent / "static"
-PAGES = ("compare", "plan", "runs", "federated", "api", "login")
+_FRESH = {"Cache-Control": "no-cache"}
 _TYPES = {"html": "text/html; charset=utf-8", "json": "application/json", "txt": "text/plain; charset=utf-8"}
 _EVENTS: dict[int | str, dict[str, Any]] = {
     200: {"description": "Server-sent events: `part`, then `end` or `error`.", "content": {"text/event-stream": {}}}
@@ -106,12 +106,15 @@ def _said(error: dict[str, Any]) -> str:
     return f"{name}: {words[0].lower()}{words[1:]}, got {given if len(given) <= 60 else given[:60] + '...'}"
 
 
+def _about(settings: Settings) -> shapes.About:
+    return shapes.About(verax=verax.__version__, folder=settings.runs is not None, largest_ledger=settings.upload)
+
+
 def _questions(api: FastAPI, desk: Desk) -> None:
     @api.get("/api/about")
     async def about() -> shapes.About:
         """What this server is."""
-        found = desk.settings
-        return shapes.About(verax=verax.__version__, folder=found.runs is not None, largest_ledger=found.upload)
+        return _about(desk.settings)
 
     @api.get("/api/compare")
     async def compare(asked: Annotated[questions.Compare, Query()]) -> shapes.Comparison:
@@ -249,18 +252,22 @@ def _pages(api: FastAPI, settings: Settings) -> None:
         guard: Guard = request.scope["verax.guard"]
         if not guard.knows(shown.token):
             raise HTTPException(401, "this is not the token")
-        answer: Any = JSONResponse({"verax": verax.__version__, "folder": settings.runs is not None,
-                                    "largest_ledger": settings.upload})  # fmt: skip
+        answer: Any = JSONResponse(_about(settings).model_dump())
         answer.set_cookie(COOKIE, guard.session, httponly=True, samesite="strict", path="/")
         return answer  # type: ignore[no-any-return]
 
-    for name in PAGES:
-        _page(api, f"/{name}", STATIC / f"{name}.html")
-    _page(api, "/", STATIC / "compare.html")
-    _page(api, "/favicon.ico", STATIC / "icon.svg")
+    for name in pages.NAMES:
+        _page(api, f"/{name}", name)
+    _page(api, "/", "compare")
+
+    @api.get("/favicon.ico", include_in_schema=False)
+    async def icon() -> FileResponse:
+        return FileResponse(STATIC / "icon.svg", headers=_FRESH)
 
 
-def _page(api: FastAPI, path: str, file: Path) -> None:
+def _page(api: FastAPI, path: str, name: str) -> None:
+    whole = pages.page(name)
+
     @api.get(path, include_in_schema=False)
-    async def page() -> FileResponse:
-        return FileResponse(file, headers={"Cache-Control": "no-cache"})
+    async def page() -> HTMLResponse:
+        return HTMLResponse(whole, headers=_FRESH)
