@@ -320,11 +320,14 @@ def calibration(options: Options) -> list[Table]:
 
 
 def _epsilon_at(noise: float | None, rate: float, steps: int, delta: float) -> str:
+    from verax.privacy.composition import LOWER, UPPER
+    from verax.privacy.guarantee import shown
+
     if noise is None:
         return "-"
     answer = race({"verax": (lambda _: verax_mechanism(noise, rate, steps).guarantee().epsilon(delta=delta), 1)})
     bracket = answer["verax"].value
-    return "-" if bracket is None else f"{bracket.lower:.7f} to {bracket.upper:.7f}"
+    return "-" if bracket is None else f"{shown(bracket.lower, LOWER, 7)} to {shown(bracket.upper, UPPER, 7)}"
 
 
 def different_rounds(options: Options) -> list[Table]:

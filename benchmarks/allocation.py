@@ -21,6 +21,8 @@ import PLD_accounting
 
 from verax import Mechanism, RandomAllocation
 from verax.privacy import averages, largest, several
+from verax.privacy.composition import LOWER, UPPER
+from verax.privacy.guarantee import shown
 
 SETTINGS = [  # noise, times, steps, epochs, delta
     (1.0, 1, 100, 1, 1e-6),
@@ -66,9 +68,9 @@ def main() -> None:
         other = time.process_time() - start
         mine = statistics.median(spent)
         print(
-            f"| {noise:g} | {times} of {steps} | {epochs} | {delta:g} | {low:.5f} to {high:.5f} | {high / low - 1:.2%} "
-            f"| {mine:.2f} | {low_peer:.5f} to {high_peer:.5f} | {high_peer / low_peer - 1:.2%} | {other:.1f} "
-            f"| {other / mine:.0f} |",
+            f"| {noise:g} | {times} of {steps} | {epochs} | {delta:g} | {shown(low, LOWER)} to {shown(high, UPPER)} "
+            f"| {high / low - 1:.2%} | {mine:.2f} | {low_peer:.5f} to {high_peer:.5f} | {high_peer / low_peer - 1:.2%} "
+            f"| {other:.1f} | {other / mine:.0f} |",
             flush=True,
         )
 

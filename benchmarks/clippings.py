@@ -13,6 +13,8 @@ import math
 import time
 
 from verax import Batch, Individual, Mechanism, Mixed, Poisson
+from verax.privacy.composition import UPPER
+from verax.privacy.guarantee import shown as above
 from verax.privacy.uses import crossover
 
 SETTINGS = [
@@ -48,9 +50,9 @@ def main() -> None:
     for noise, rate, steps in SETTINGS[-3:] if few else SETTINGS:
         clippings = (Individual(), Batch(), Mixed(groups=CLIP_GROUPS))
         one, batch, mixed = (Mechanism(Poisson(rate, steps), noise, clipping) for clipping in clippings)
-        epsilons = [f"{run.guarantee().epsilon(DELTA).upper:.4g}" for run in (one, batch)]
+        epsilons = [above(run.guarantee().epsilon(DELTA).upper, UPPER, 4) for run in (one, batch)]
         first, second = (crossover(one, run, DELTA, most=MOST) for run in (batch, mixed))
-        there = f"{batch.guarantee(first[1]).epsilon(DELTA).upper:.3g}" if first else ""
+        there = above(batch.guarantee(first[1]).epsilon(DELTA).upper, UPPER, 3) if first else ""
         cells = [
             f"{noise:g}", f"{rate:g}", f"{steps}", *epsilons, shown(first), f"{first[1] * rate:.3g}" if first else "",
             there, f"{large_noise(rate)}", shown(second), f"{large_noise(rate, CLIP_GROUPS)}",

@@ -20,6 +20,8 @@ from torch import nn
 
 from verax import Batch, Individual, Mechanism, Mixed, Poisson, Shuffle
 from verax.mechanism import Clipping
+from verax.privacy.composition import LOWER, UPPER
+from verax.privacy.guarantee import shown
 from verax.training import PrivateTrainer
 from verax.training.examples import Examples, accuracy, build, load
 from verax.training.memory import keep_freed_blocks
@@ -86,8 +88,9 @@ def run(cell: Cell, data: Examples, rate: float) -> dict[str, object]:
         "sampling": cell.sampling, "clipping": cell.clipping, "batch": cell.batch, "clip norm": cell.norm,
         "noise": cell.noise, "epochs": cell.epochs,
         "accuracy": f"{100 * seen[-1]:.2f}", "best": f"{100 * max(seen):.2f}",
-        "paper": PAPER[cell.sampling, cell.clipping] if cell.noise else "", "epsilon lower": f"{epsilon.lower:.4f}",
-        "epsilon upper": f"{epsilon.upper:.4f}", "relation": mechanism.relation,
+        "paper": PAPER[cell.sampling, cell.clipping] if cell.noise else "",
+        "epsilon lower": shown(epsilon.lower, LOWER), "epsilon upper": shown(epsilon.upper, UPPER),
+        "relation": mechanism.relation,
         "seconds": f"{time.perf_counter() - started:.0f}",
     }  # fmt: skip
 

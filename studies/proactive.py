@@ -29,6 +29,8 @@ from torch import Tensor, nn
 from verax import Individual, Mechanism, Poisson, calibrate
 from verax.planning.calculator import budget, simple
 from verax.planning.utility import mean_band
+from verax.privacy.composition import LOWER, UPPER
+from verax.privacy.guarantee import shown
 from verax.reporting.figures import OKABE_ITO, panels
 from verax.training import fit
 from verax.training.examples import Examples, build
@@ -186,8 +188,8 @@ def measure(run: Run, problem: Problem) -> dict[str, object]:
     found = accuracy(train(run, problem), load(run.data).test)
     tight = run.mechanism.guarantee().epsilon(1.0 / run.records)
     return {
-        **asdict(run), "accuracy": f"{100 * found:.2f}", "epsilon lower": f"{tight.lower:.6f}",
-        "epsilon upper": f"{tight.upper:.6f}", "seconds": f"{time.process_time() - started:.1f}",
+        **asdict(run), "accuracy": f"{100 * found:.2f}", "epsilon lower": shown(tight.lower, LOWER),
+        "epsilon upper": shown(tight.upper, UPPER), "seconds": f"{time.process_time() - started:.1f}",
     }  # fmt: skip
 
 

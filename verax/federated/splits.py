@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verax import checks
+from verax.training.download import checked
 from verax.training.examples import Examples, load
 
 QMNIST = (
@@ -92,13 +92,7 @@ def _folder() -> Path:
 def _writers() -> NDArray[np.int64]:
     """The writer of each of MNIST's training images, from the labels of QMNIST."""
     name, digest = QMNIST
-    path = _folder() / "qmnist-labels" / name
-    try:
-        packed = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"by='writer' needs {path}, which cannot be read: {error.strerror}") from error
-    if hashlib.sha256(packed).hexdigest() != digest:
-        raise ValueError(f"by='writer': {path} is not the official file (its SHA-256 differs)")
+    packed = checked(_folder() / "qmnist-labels" / name, digest)
     table = np.frombuffer(gzip.decompress(packed), dtype=">i4", offset=12).reshape(-1, 8)
     return table[:, 2].astype(np.int64)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from scipy import special
@@ -19,7 +20,7 @@ from verax.samplers import (
     WithoutReplacement,
 )
 
-_RARE = 1e-20  # how seldom some batch of a truncated run is cut: below any usual delta
+_RARE = 1e-20  # how seldom some batch of a run is cut: below any usual delta, also times the e^epsilon it may cost
 
 
 def _poisson(records: int, batch: int, epochs: int) -> Poisson:
@@ -28,7 +29,7 @@ def _poisson(records: int, batch: int, epochs: int) -> Poisson:
 
 def _truncated(records: int, batch: int, epochs: int) -> TruncatedPoisson:
     rate, rounds = batch / records, _rounds(records, batch, epochs)
-    return TruncatedPoisson(rate, rounds, _rarely_more(records, rate, _RARE / rounds), records)
+    return TruncatedPoisson(rate, rounds, uncut(records, rate, rounds), records)
 
 
 def _buffered(records: int, batch: int, epochs: int) -> BufferedShuffle:
@@ -76,12 +77,12 @@ def drawn(way: str, records: int, batch: int, epochs: int) -> Sampler:
     return make(records, checks.count("batch", batch, maximum=records), epochs)
 
 
-def _rarely_more(records: int, rate: float, chance: float) -> int:
-    """The smallest batch that a Poisson one exceeds with at most this probability."""
-    low, high = max(int(rate * records), 1), records
+def uncut(records: int, rate: float, rounds: int) -> int:
+    """The smallest batch that hardly any run of so many Poisson rounds exceeds."""
+    low, high = math.ceil(rate * records), records  # P[Bin > k] is betainc(k + 1, records - k, rate)
     while low < high:
         middle = (low + high) // 2
-        if special.betainc(middle + 1.0, float(records - middle), rate) <= chance:  # P[Bin > middle]
+        if special.betainc(middle + 1.0, float(records - middle), rate) <= _RARE / rounds:
             high = middle
         else:
             low = middle + 1

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scipy import special
-
 from verax import checks
 from verax.checks import NoGuarantee
 from verax.mechanism import Clipping, Individual, Mechanism
+from verax.planning.ways import uncut
 from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
 from verax.reporting.figures import OKABE_ITO, drawing, matplotlib
@@ -29,7 +28,6 @@ from verax.samplers import (
 )
 
 RECORDS_PER_BATCH = 100
-_RARE = 1e-20  # how seldom a batch of the run is cut: below any usual delta, also times the e^epsilon that may cost
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def samplers(batches: int, epochs: int = 1, records: int | None = None) -> Itera
     batches, epochs = checks.count("batches", batches), checks.count("epochs", epochs)
     count = checks.count("records", RECORDS_PER_BATCH * batches if records is None else records, minimum=batches)
     steps, rate, buffer = batches * epochs, 1.0 / batches, max(1, batches // 10)
-    most = _rarely_more(count, rate, _RARE / steps)
+    most = uncut(count, rate, steps)
     yield "fixed", Deterministic(batches, epochs)
     yield "shuffled" if epochs == 1 else "shuffled each epoch", Shuffle(batches, epochs)
     if epochs > 1:
@@ -64,18 +62,6 @@ def samplers(batches: int, epochs: int = 1, records: int | None = None) -> Itera
     if epochs > 1:  # for one epoch this is balls in bins
         yield f"exactly {epochs} rounds", RandomAllocation(epochs, steps)
     yield "without replacement", WithoutReplacement(math.ceil(count / batches), count, steps)
-
-
-def _rarely_more(records: int, rate: float, chance: float) -> int:
-    """The smallest batch that a Poisson one exceeds with at most this probability."""
-    low, high = math.ceil(rate * records), records  # P[Bin > k] is betainc(k + 1, records - k, rate)
-    while low < high:
-        middle = (low + high) // 2
-        if special.betainc(middle + 1.0, float(records - middle), rate) <= chance:
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 def compare(

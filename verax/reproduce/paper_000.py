@@ -130,7 +130,9 @@ def judge(case: Case) -> tuple[Row, list[object]]:
     what = f"ε, {case.clipping}, {case.sampling}, g={case.group}, E={case.epochs}"
     here = f"{shown(low, LOWER)} to {shown(high, UPPER)}; A0 <= {shown(a0, UPPER)}"
     if case.ceiling is None:
-        remark += f"; alone it gives {standard.upper:.5g}, but what holds for A1 holds for A0" if a0 == high else ""
+        remark += (
+            f"; alone it gives {shown(standard.upper, UPPER)}, but what holds for A1 holds for A0" if a0 == high else ""
+        )
         here = f"A0 {shown(min(standard.lower, a0), LOWER)} to {shown(a0, UPPER)}; A1 {shown(high, UPPER)}"
     row = Row(f"table {case.table}, row {case.row}", what, _printed(case, most, least), here, found, remark)
     line: list[object] = [
