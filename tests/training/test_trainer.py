@@ -14,7 +14,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset  # noqa: E4
 
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed, Poisson, Shuffle, WithoutReplacement  # noqa: E402
 from verax.training import LeftMechanism, LocalSteps, PrivateTrainer, ledger  # noqa: E402
-from verax.training.clipped import Clipper, Flat  # noqa: E402
+from verax.training.clipped import Clipper  # noqa: E402
+from verax.training.flat import Flat  # noqa: E402
 from verax.training.trainer import NOT_PRIVATE, PerRecord  # noqa: E402
 
 torch.set_num_threads(1)

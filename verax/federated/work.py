@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from verax.federated.messages import Values
 from verax.federated.plan import Plan
 from verax.mechanism import Individual
-from verax.training.clipped import MICRO_BATCH, Clipper, Flat, Inner, NotFinite
+from verax.training.clipped import MICRO_BATCH, Clipper, Inner, NotFinite
 from verax.training.data import part
+from verax.training.flat import Flat
 from verax.training.losses import Criterion, PerRecord
 
 

@@ -6,7 +6,7 @@ none: its backward pass is a product and a mask per layer. Only the loss is left
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +86,13 @@ class Pass:
     def factors(self, g: Tensor) -> dict[nn.Parameter, list[Kind]]:
         """From the gradient of the output to the factors of all parameters."""
         found: dict[nn.Parameter, list[Kind]] = {}
+        for layer, x, at_output in self.backward(g):
+            for parameter, factor in affine(layer.weight, layer.bias, x, at_output):
+                found.setdefault(parameter, []).append(factor)
+        return found
+
+    def backward(self, g: Tensor) -> Iterator[tuple[nn.Linear, Tensor, Tensor]]:
+        """Back to the first trained layer: every linear layer, its input, and the gradient of its output."""
         trained = [
             isinstance(layer, nn.Linear) and any(p.requires_grad for p in layer.parameters()) for layer in self._layers
         ]  # fmt: skip
@@ -93,11 +100,9 @@ class Pass:
         for at in range(len(self._layers) - 1, first - 1, -1):
             layer, before, after = self._layers[at], self._values[at], self._values[at + 1]
             if isinstance(layer, nn.Linear):
-                for parameter, factor in affine(layer.weight, layer.bias, before, g):
-                    found.setdefault(parameter, []).append(factor)
+                yield layer, before, g
                 g = g @ layer.weight if at > first else g
             elif isinstance(layer, nn.Flatten):
                 g = g.view(before.shape)
             else:
                 g = ACTIVATIONS[type(layer)][1](after, g)
-        return found

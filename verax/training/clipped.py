@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +16,8 @@ from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.training.capture import Layers
 from verax.training.data import part, slices
 from verax.training.factors import HALF
+from verax.training.flat import Flat
+from verax.training.grouped import GroupMeans
 from verax.training.records import Losses, Records, one_each
 
 MICRO_BATCH = 1024
@@ -25,34 +26,6 @@ _INSIDE = 1.0 - 2.0**-16  # of the clip norm: what single precision may add to a
 
 class NotFinite(ValueError):  # noqa: N818  it says what is wrong
     """A gradient is infinite or not a number, so it cannot be clipped."""
-
-
-class Flat:
-    """One buffer for all trained parameters, with a view of each."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self.parameters = list(parameters)
-        if not self.parameters:
-            raise ValueError("model must have at least one trainable parameter in the optimizer, got none")
-        sizes = [p.numel() for p in self.parameters]
-        first = self.parameters[0]
-        self.buffer = torch.zeros(sum(sizes), dtype=torch.float32, device=first.device)
-        self.views = {
-            p: piece.view_as(p) for p, piece in zip(self.parameters, self.buffer.split(sizes), strict=True)
-        }  # fmt: skip
-
-    def again(self, parameters: list[nn.Parameter]) -> Flat:
-        """Empty, for these parameters: the same buffer if they are the same."""
-        if len(parameters) == len(self.parameters) and all(map(operator.is_, parameters, self.parameters)):
-            self.buffer.zero_()
-            return self
-        return Flat(parameters)
-
-    def put_gradients(self, denominator: float) -> None:
-        """Set every parameter's gradient to its share of the buffer, divided."""
-        self.buffer.div_(denominator)
-        for parameter, view in self.views.items():
-            parameter.grad = view if view.dtype is parameter.dtype else view.to(parameter.dtype)
 
 
 class Inner(Protocol):
@@ -136,6 +109,8 @@ class Clipper:
         self.micro_batch = micro_batch
         self._records = Records(model, losses)
         self._inner: Inner = inner or MeanGradient()
+        self._means = GroupMeans(model, losses) if inner is None else None
+        self.norms: Callable[[Tensor], None] | None = None  # told the norms before clipping, if somebody watches
 
     def denominator(self, expected_batch: float) -> float:
         """What the noisy sum is divided by: the expected batch, or the number of clip-groups."""
@@ -161,13 +136,13 @@ class Clipper:
                 for piece, size in slices(batch, most, records):
                     self._add_records(piece, size, layers, norm, into)
             case Batch(norm=norm):
-                self._add_group(batch, records, norm, into)
+                self._add_groups(batch, [records], norm, into)
             case Mixed(norm=norm, groups=groups):
-                drawn = torch.from_numpy(rng.integers(0, groups, records) if labels is None else labels)
-                for group in range(groups):
-                    chosen = torch.nonzero(drawn == group)[:, 0]
-                    if len(chosen):
-                        self._add_group(part(batch, chosen), len(chosen), norm, into)
+                drawn = rng.integers(0, groups, records) if labels is None else labels
+                if (drawn[1:] < drawn[:-1]).any():
+                    batch = part(batch, torch.from_numpy(np.argsort(drawn, kind="stable")))
+                sizes = [size for size in np.bincount(drawn, minlength=groups).tolist() if size]
+                self._add_groups(batch, sizes, norm, into)
 
     def _add_records(self, batch: Any, records: int, layers: Layers, norm: float, into: Flat) -> None:
         factors = self._records.factors(batch, records, layers)
@@ -180,21 +155,40 @@ class Clipper:
                 squares = squares + factor.squares()
             if not math.isfinite(float(squares.sum())) and not bool(torch.isfinite(squares).all()):
                 raise NotFinite("the gradient of a record is not finite")
+            if self.norms is not None:
+                self.norms(squares.sqrt())
             weights = squares.rsqrt().mul_(norm * _INSIDE).clamp_(max=1.0)  # a gradient of 0 has weight 1
             for factor, view in used:
                 factor.add(weights, view)
 
-    def _add_group(self, batch: Any, records: int, norm: float, into: Flat) -> None:
+    def _add_groups(self, batch: Any, sizes: list[int], norm: float, into: Flat) -> None:
+        """Clip-groups that lie one behind the other."""
+        means = None if self._means is None else self._means.of(batch, sizes, into.parameters)
+        if means is not None:
+            for rows in means:
+                lengths = torch.linalg.vector_norm(rows, dim=1)
+                into.buffer.addmv_(rows.t(), _clip_weights(lengths, norm, self.norms))
+            return
         refuse_statistics(self.model)
-        found = self._inner(self.model, self.losses, batch, records, into.parameters)
-        with torch.no_grad():
-            wide = [g.float() if g.dtype in HALF else g for g in found]
-            size = float(nn.utils.get_total_norm(wide))  # _INSIDE has room for its rounding
-            if not math.isfinite(size):
-                raise NotFinite("the aggregate of a clip-group is not finite")
-            weight = min(1.0, norm * _INSIDE / size) if size > 0.0 else 0.0
-            for parameter, g in zip(into.parameters, found, strict=True):
-                into.views[parameter].add_(g.to(into.buffer.dtype), alpha=weight)
+        start = 0
+        for size in sizes:
+            group = batch if len(sizes) == 1 else part(batch, slice(start, start + size))
+            found = self._inner(self.model, self.losses, group, size, into.parameters)
+            start += size
+            with torch.no_grad():
+                total = nn.utils.get_total_norm([g.float() if g.dtype in HALF else g for g in found])
+                weight = float(_clip_weights(total, norm, self.norms))
+                for parameter, g in zip(into.parameters, found, strict=True):
+                    into.views[parameter].add_(g.to(into.buffer.dtype), alpha=weight)
+
+
+def _clip_weights(sizes: Tensor, norm: float, tell: Callable[[Tensor], None] | None) -> Tensor:
+    """What aggregates of these sizes are multiplied by; _INSIDE has room for the rounding of their norms."""
+    if not math.isfinite(float(sizes.sum())) and not bool(torch.isfinite(sizes).all()):
+        raise NotFinite("the aggregate of a clip-group is not finite")
+    if tell is not None:
+        tell(sizes)
+    return (norm * _INSIDE / sizes).clamp_(max=1.0)  # an aggregate of 0 has weight 1
 
 
 def refuse_statistics(model: nn.Module) -> None:

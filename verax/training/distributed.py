@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from verax.mechanism import Batch, Clipping, Mixed
-from verax.training.clipped import _INSIDE, Clipper, Flat, MeanGradient, NotFinite
+from verax.training.clipped import _INSIDE, Clipper, MeanGradient, NotFinite
+from verax.training.flat import Flat
 
 T = TypeVar("T")
 

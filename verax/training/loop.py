@@ -18,6 +18,7 @@ from verax.mechanism import Mechanism
 from verax.privacy.composition import UPPER
 from verax.privacy.guarantee import Guarantee, shown
 from verax.training.clipped import MICRO_BATCH, Inner
+from verax.training.diagnostics import PublicLog
 from verax.training.ledger import Ledger
 from verax.training.losses import Criterion
 from verax.training.trainer import Norms, PrivateTrainer
@@ -62,6 +63,8 @@ def fit(
     schedule: Schedule | None = None,
     records: int | None = None,
     processes: Any = None,
+    log: PublicLog | None = None,
+    diagnostics: str | os.PathLike[str] | None = None,
     progress: bool = True,
     insecure_seed: int | None = None,
 ) -> Fitted:
@@ -82,6 +85,9 @@ def fit(
         schedule: from the optimizer to a ``torch.optim.lr_scheduler`` for its step sizes, stepped once a round.
         records: a public number of records by which updates are scaled; by default the data set's own.
         processes: None for all processes of ``torch.distributed``, if it was initialised; 1 for this one alone.
+        log: scores on public data, to be written down on the way.
+        diagnostics: a new file for losses and gradient norms of the batches, which **no noise protects**: for the eyes
+            of those who may see the data. By custom the ledger's name with the ending ``.private``.
         progress: whether to show a bar, if standard error is a terminal.
         insecure_seed: for tests and research only: makes the run repeatable, and not private.
 
@@ -110,13 +116,15 @@ def fit(
         )
     trainer = PrivateTrainer(
         model, chosen, mechanism, ledger=ledger, inner=inner, micro_batch=micro_batch, clip_norms=clip_norms,
-        records=records, processes=processes, insecure_seed=insecure_seed,
+        records=records, processes=processes, diagnostics=diagnostics, insecure_seed=insecure_seed,
     )  # fmt: skip
     with _bar(len(mechanism.sampler), progress and trainer.first) as show:
         for batch in trainer.batches(dataset):
             trainer.step(batch, loss)
             if sizes is not None:
                 sizes.step()
+            if log is not None and trainer.first:
+                log.after(model, trainer.rounds, last=trainer.rounds == len(mechanism.sampler))
             show(trainer, delta)
     return Fitted(trainer, delta)
 

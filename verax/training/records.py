@@ -31,8 +31,8 @@ Found = dict[nn.Parameter, Kind]
 _FOLDED = -1
 _FEWEST = 16  # records worked on at once, whatever the model
 _FIT = 2.0**25  # bytes that those worked on at once may leave behind
-_AGREE = 1e-3  # relative difference from plain autograd that is still rounding
-_AGREE_HALF = 5e-2  # the same in half precision
+AGREE = 1e-3  # relative difference from plain autograd that is still rounding
+AGREE_HALF = 5e-2  # the same in half precision
 
 
 class MixedRecords(ValueError):  # noqa: N818  it says what is wrong
@@ -225,7 +225,7 @@ class Records:
             if factor is not None:
                 factor.add(pick, mine)
             exact = torch.zeros_like(parameter) if exact is None else exact
-            allowed = _AGREE_HALF if parameter.dtype in (torch.bfloat16, torch.float16) else _AGREE
+            allowed = AGREE_HALF if parameter.dtype in (torch.bfloat16, torch.float16) else AGREE
             if not (mine - exact).norm() <= allowed * (exact.norm() + 1e-3 * size + 1e-12):
                 return False
         return True

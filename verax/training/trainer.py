@@ -22,11 +22,13 @@ from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
 from verax.privacy.guarantee import Guarantee
 from verax.randomness import Source
 from verax.samplers.stream import Batches, resume
-from verax.training.clipped import MICRO_BATCH, Clipper, Flat, Inner, NotFinite
+from verax.training.clipped import MICRO_BATCH, Clipper, Inner, NotFinite
 from verax.training.data import Data, Stream, WrongLength, taken_from
+from verax.training.diagnostics import Diagnostics
 from verax.training.distributed import Leaving, LostProcess, add_share, clip_whole, processes_of
 from verax.training.entries import schedule_of
 from verax.training.files import write_secret
+from verax.training.flat import Flat
 from verax.training.ledger import Ledger, LeftMechanism, read
 from verax.training.losses import Criterion, PerRecord
 from verax.training.ran import NOT_PRIVATE as NOT_PRIVATE
@@ -76,6 +78,8 @@ class PrivateTrainer:
             neighbours, and the guarantee names it as an assumption.
         processes: None for all processes of ``torch.distributed`` if it was initialised, which then train one model
             together; 1 for a run of this process alone; or a process group.
+        diagnostics: a new file for losses and gradient norms of the batches, which **no noise protects**: for the eyes
+            of those who may see the data (see ``verax.training.diagnostics``). For runs of one process.
         insecure_seed: for tests and research only: makes the run repeatable, and not private.
 
     >>> import torch
@@ -104,6 +108,7 @@ class PrivateTrainer:
         clip_norms: Norms | None = None,
         records: int | None = None,
         processes: Any = None,
+        diagnostics: str | os.PathLike[str] | None = None,
         insecure_seed: int | None = None,
     ) -> None:
         refuse_run(model, optimizer, mechanism, inner)
@@ -130,8 +135,13 @@ class PrivateTrainer:
         self._peers = processes_of(processes, next((p.device for p in model.parameters()), torch.device("cpu")))
         if self._peers is None:
             self._open(ledger)
+        elif diagnostics is not None:
+            raise ValueError("diagnostics are of one process, which sees whole batches: leave them out here")
         else:
             self._join(ledger)
+        self._diagnostics = None if diagnostics is None else Diagnostics(
+            diagnostics, len(mechanism.sampler), mechanism.noise_multiplier, resumed=self._next > 0
+        )  # fmt: skip
 
     def _open(self, ledger: str | os.PathLike[str] | Ledger | None) -> None:
         """Begin a ledger, or take one that was opened: it must declare this very run."""
@@ -223,11 +233,13 @@ class PrivateTrainer:
     def _round(self, indices: NDArray[np.int64]) -> Round:
         assert self._data is not None  # noqa: S101
         number, records = self._next, len(indices)
-        if self._peers is None:
-            return Round(number, self._data.take(indices, number), records)
         clipping, labels = self.mechanism.clipping, None
-        if isinstance(clipping, Mixed):  # for the whole batch, as one process would draw them
+        if isinstance(clipping, Mixed):  # for the whole batch, whoever works on it; groups lie one behind the other
             labels = self._groups.generator().integers(0, clipping.groups, records)
+            order = np.argsort(labels, kind="stable")
+            indices, labels = indices[order], labels[order]
+        if self._peers is None:
+            return Round(number, self._data.take(indices, number), records, labels=labels)
         split = self._peers.split(clipping, self._inner, self.model)
         mine = self._peers.mine(records, clipping, labels, split)
         here = len(indices[mine])
@@ -277,7 +289,8 @@ class PrivateTrainer:
             if batch.share is not None:
                 add_share(clipper, batch.data, batch.records, batch.share, total)
             else:
-                clipper.add(batch.data, batch.records, total, self._groups.generator(), batch.labels)
+                add = clipper.add if self._diagnostics is None else self._diagnostics.adding(clipper, batch.number)
+                add(batch.data, batch.records, total, self._groups.generator(), batch.labels)
         except NotFinite as error:
             raise Leaving(str(error), private=True) from None
         return total, clipper.denominator(self._expected)

@@ -1,0 +1,151 @@
+"""Clip-groups of a plain chain from one pass: the same as one group after the other, and never across groups."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from verax import Batch, Mixed  # noqa: E402
+from verax.training import grouped  # noqa: E402
+from verax.training.clipped import Clipper, MeanGradient, NotFinite  # noqa: E402
+from verax.training.flat import Flat  # noqa: E402
+from verax.training.losses import PerRecord  # noqa: E402
+
+
+def perceptron():
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 5, bias=False), nn.Tanh(), nn.Linear(5, 3)
+    )
+
+
+def frozen():
+    model = perceptron()
+    model[1].weight.requires_grad_(False)
+    model[5].bias.requires_grad_(False)
+    return model
+
+
+def shared():
+    layer = nn.Linear(12, 12)
+    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(inplace=True), layer, nn.Linear(12, 3))
+
+
+def logistic():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+
+
+def total(model, loss, batch, clipping, labels=None, inner=None, parameters=None):
+    """The clipped sum, and whether one pass served all groups."""
+    clipper = Clipper(model, PerRecord(loss), clipping, inner)
+    into = Flat(parameters or [p for p in model.parameters() if p.requires_grad])
+    for _ in range(2):  # the first is checked against autograd, the second is not
+        into.buffer.zero_()
+        clipper.add(batch, len(batch[1]), into, np.random.default_rng(0), labels)
+    means = clipper._means
+    return into.buffer.clone(), means is not None and bool(means._checked)
+
+
+def data(records, seed=0, classes=3):
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(records, 3, 4, generator=rng), torch.randint(0, classes, (records,), generator=rng)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("make", [logistic, perceptron, frozen, shared])
+@pytest.mark.parametrize("clipping", [Batch(0.02), Batch(100.0), Mixed(0.02, 4), Mixed(100.0, 40)])
+def test_one_pass_equals_a_loop_over_groups(make, clipping):
+    model, batch = make(), data(30)
+    mine, together = total(model, nn.CrossEntropyLoss(), batch, clipping)
+    want, apart = total(model, nn.CrossEntropyLoss(), batch, clipping, inner=MeanGradient())
+    assert together
+    assert not apart
+    torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-7)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    records=st.integers(1, 40), groups=st.integers(1, 9), held=st.integers(1, 5), norm=st.floats(1e-3, 10.0),
+    seed=st.integers(0, 2**16),
+)  # fmt: skip
+def test_any_groups_and_any_number_held_at_once(records, groups, held, norm, seed):
+    model, batch = perceptron(), data(records, seed)
+    labels = np.random.default_rng(seed).integers(0, groups, records)
+    size = sum(p.numel() for p in model.parameters())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouped, "_TOGETHER", held * size)
+        mine, together = total(model, nn.CrossEntropyLoss(), batch, Mixed(norm, groups), labels)
+    want, _ = total(model, nn.CrossEntropyLoss(), batch, Mixed(norm, groups), labels, MeanGradient())
+    assert together
+    torch.testing.assert_close(mine, want, rtol=1e-3, atol=1e-6)
+
+
+def test_positions_are_summed_within_their_group():
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    rng = torch.Generator().manual_seed(1)
+    batch = torch.randn(11, 3, 4, generator=rng), torch.randn(11, 3, 2, generator=rng)
+    mine, together = total(model, nn.MSELoss(), batch, Mixed(0.05, 3))
+    want, _ = total(model, nn.MSELoss(), batch, Mixed(0.05, 3), inner=MeanGradient())
+    assert together
+    torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-7)
+
+
+def test_half_precision_and_parameters_outside_the_model():
+    model = logistic().to(torch.bfloat16)
+    x, y = data(20)
+    mine, together = total(model, nn.CrossEntropyLoss(), (x.to(torch.bfloat16), y), Mixed(0.5, 2))
+    want, _ = total(model.float(), nn.CrossEntropyLoss(), (x, y), Mixed(0.5, 2))
+    assert together
+    assert (mine - want).norm() < 0.05 * want.norm()
+    beside = nn.Parameter(torch.ones(2))
+    more, _ = total(model, nn.CrossEntropyLoss(), (x, y), Mixed(0.5, 2), parameters=[*model.parameters(), beside])
+    torch.testing.assert_close(more, torch.cat([want, torch.zeros(2)]))
+
+
+def test_a_group_sees_nothing_of_the_others():
+    """One group's records are replaced: the sum moves by at most twice the clip norm, whatever they are."""
+    model, norm, labels = perceptron(), 0.01, np.repeat([0, 1, 2], 10)
+    x, y = data(30)
+    other = x.clone()
+    other[10:20] *= 1e3
+    before, _ = total(model, nn.CrossEntropyLoss(), (x, y), Mixed(norm, 3), labels)
+    after, together = total(model, nn.CrossEntropyLoss(), (other, y), Mixed(norm, 3), labels)
+    assert together
+    assert 0 < (before - after).norm() <= 2 * norm
+
+
+class Contrast(nn.Module):
+    """A loss that compares records with each other."""
+
+    def forward(self, outputs, target):
+        return (outputs - outputs.mean(dim=0)).square().sum(dim=1)
+
+
+def test_losses_that_compare_records_go_group_by_group():
+    model, batch, labels = perceptron(), data(30), np.repeat([0, 1, 2], 10)
+    mine, together = total(model, Contrast(), batch, Mixed(0.01, 3), labels)
+    want, _ = total(model, Contrast(), batch, Mixed(0.01, 3), labels, MeanGradient())
+    assert not together
+    torch.testing.assert_close(mine, want)
+
+
+def test_a_layer_that_is_no_link_of_a_chain_goes_group_by_group():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3))
+    mine, together = total(model, nn.CrossEntropyLoss(), data(30), Mixed(0.01, 3))
+    want, _ = total(model, nn.CrossEntropyLoss(), data(30), Mixed(0.01, 3), inner=MeanGradient())
+    assert not together
+    torch.testing.assert_close(mine, want)
+
+
+def test_an_aggregate_that_is_not_finite_is_refused():
+    x, y = data(30)
+    x[7] = float("nan")
+    with pytest.raises(NotFinite, match="clip-group"):
+        total(logistic(), nn.CrossEntropyLoss(), (x, y), Mixed(0.01, 3))

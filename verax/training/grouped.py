@@ -1,0 +1,120 @@
+"""Gradients of all clip-groups of a batch from one pass, for plain chains of layers.
+
+A clip-group's gradient may depend on the records of that group only. Chains of linear layers and activations treat
+records one by one, and so do the losses whose gradients are known in closed form; then one forward and one backward
+pass serve all groups, and only the last product of each layer is taken group by group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from verax.training.chain import NotAChain, Pass, chain_of
+from verax.training.factors import HALF, single_precision
+from verax.training.records import AGREE, AGREE_HALF, Losses, one_each
+
+_TOGETHER = 2**20  # numbers of the gradients that are held at once, unless one alone has more
+
+
+class GroupMeans:
+    """The gradient of every clip-group's mean loss."""
+
+    def __init__(self, model: nn.Module, losses: Losses) -> None:
+        self._model, self._losses = model, losses
+        self._rows: _Rows | None = None
+        self._checked: set[tuple[nn.Module | nn.Parameter, ...]] = set()
+        self._knotted = False
+
+    def of(self, batch: Any, sizes: list[int], parameters: list[nn.Parameter]) -> Iterator[Tensor] | None:
+        """Flat gradients, some groups at a time in memory that is used again; None if the model is no plain chain.
+
+        The first ``sizes[0]`` records of the batch are the first group, and so on.
+        """
+        layers, closed = chain_of(self._model), getattr(self._losses, "gradient", None)
+        if self._knotted or layers is None or closed is None:
+            return None
+        passed, records = Pass(layers, sum(sizes)), sum(sizes)
+        try:
+            with torch.no_grad():
+                g = closed(passed, batch)
+        except NotAChain:
+            g = None
+        if g is None:
+            return None
+        if self._rows is None or not self._rows.serve(parameters):
+            self._rows = _Rows(parameters)
+        key = *layers, *parameters
+        if key not in self._checked:
+            whole = next(self._rows.gradients(passed, g, [records]))
+            if not self._agrees(batch, records, parameters, whole[0]):
+                self._knotted = True
+                return None
+            self._checked.add(key)
+        return self._rows.gradients(passed, g, sizes)
+
+    def _agrees(self, batch: Any, records: int, parameters: list[nn.Parameter], whole: Tensor) -> bool:
+        """Whether the gradient of the whole batch's mean loss is what plain autograd says."""
+        with torch.enable_grad():
+            loss = one_each(self._losses(self._model, batch), records).mean()
+        truth = torch.autograd.grad(loss, parameters, allow_unused=True)
+        full = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, truth, strict=True)]
+        exact = torch.cat([g.float().flatten() for g in full])
+        half = any(p.dtype in HALF for p in parameters)
+        return bool((whole - exact).norm() <= (AGREE_HALF if half else AGREE) * (exact.norm() + 1e-12))
+
+
+class _Rows:
+    """Flat gradients of a few groups, one a row, with a view of each parameter in each row."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        sizes = [p.numel() for p in parameters]
+        self._most = max(_TOGETHER // sum(sizes), 1)
+        self._rows = torch.zeros(self._most, sum(sizes), device=parameters[0].device)
+        self._ones = self._rows.new_ones(0)
+        self._views = {
+            p: [row.view_as(p) for row in columns]
+            for p, columns in zip(parameters, self._rows.split(sizes, dim=1), strict=True)
+        }
+
+    def serve(self, parameters: list[nn.Parameter]) -> bool:
+        """Whether they are for these parameters."""
+        return len(parameters) == len(self._parameters) and all(
+            mine is theirs for mine, theirs in zip(self._parameters, parameters, strict=True)
+        )
+
+    def gradients(self, passed: Pass, g: Tensor, sizes: list[int]) -> Iterator[Tensor]:
+        """Some rows at a time; parameters that no layer uses keep the zeros they were made with."""
+        with torch.no_grad():
+            uses = [(layer, _flat(x), _flat(g)) for layer, x, g in passed.backward(g)]
+        ones = max((len(x) for _, x, _ in uses), default=0)
+        if len(self._ones) < ones:
+            self._ones = self._rows.new_ones(ones)
+        records, stops = sum(sizes), list(accumulate(sizes))
+        for first in range(0, len(sizes), self._most):
+            these = range(first, min(first + self._most, len(sizes)))
+            with torch.no_grad():
+                begun: set[Tensor | None] = set()
+                for layer, x, out in uses:
+                    weight, bias = self._views.get(layer.weight), self._views.get(layer.bias)
+                    old = float(layer.weight in begun), float(layer.bias in begun)
+                    for row, group in enumerate(these):
+                        size = sizes[group]
+                        some = slice((stops[group] - size) * len(x) // records, stops[group] * len(x) // records)
+                        turned = out[some].t()
+                        if weight is not None:
+                            weight[row].addmm_(turned, x[some], beta=old[0], alpha=1.0 / size)
+                        if bias is not None:
+                            bias[row].addmv_(turned, self._ones[: turned.shape[1]], beta=old[1], alpha=1.0 / size)
+                    begun.update((layer.weight, layer.bias))
+            yield self._rows[: len(these)]
+
+
+def _flat(x: Tensor) -> Tensor:
+    x = single_precision(x)
+    return x if x.dim() == 2 else x.flatten(0, -2)
