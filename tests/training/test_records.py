@@ -319,3 +319,25 @@ def test_half_precision():
     torch.testing.assert_close(
         sum(f.squares() for f in factors.values()), sum(f.squares() for f in truth.values()), rtol=0.05, atol=1e-3
     )
+
+
+class Viewed(nn.Module):
+    """Takes a view of what its layers left in memory, as old code does, which fits one order of memory only."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(2, 3, 3), nn.Conv2d(3, 4, 3, stride=2), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.second(torch.tanh(self.first(x)))).view(len(x), -1))
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_images_lie_in_the_order_that_the_model_bears(last):
+    """The channels go last by themselves; a model that cannot bear that gets the order it knows."""
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(75, 3)) if last else Viewed()
+    x, records = torch.randn(RECORDS, 2, 7, 7), Records(model, losses)
+    check(model, x, 3)
+    for _ in range(2):
+        records.factors((x, torch.zeros(RECORDS, dtype=torch.int64)), RECORDS)
+    assert records._last is last

@@ -64,14 +64,15 @@ class Explicit:
 
 @dataclass
 class Kernels:
-    """Gradients of a convolution's weight, as rows in the order (out, *kernel, in)."""
+    """Gradients of a convolution's weight, as rows in the order (out, *kernel, in), and their norms."""
 
     rows: Tensor
+    norms: Tensor
     shape: torch.Size
 
     def squares(self) -> Tensor:
         """Squared norms."""
-        return _squares(self.rows)
+        return self.norms.square()
 
     def add(self, weights: Tensor, total: Tensor) -> None:
         """A matrix-vector product, put in the weight's own order."""

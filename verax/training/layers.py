@@ -76,13 +76,14 @@ def _convolution(module: nn.Module, x: Tensor) -> Finish:
         assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)  # noqa: S101
         g = single_precision(g).flatten(2)  # records, channels, places
         if trainable(module.weight):
-            seen, rows = single_precision(x), g.new_empty(len(g), module.weight.numel())
+            seen, rows, norms = single_precision(x), g.new_empty(len(g), module.weight.numel()), g.new_empty(len(g))
             each = 4 * g.shape[2] * module.weight[0].numel() * module.groups
             few = max(_NEAR // each, 1)
             for start in range(0, len(g), few):
                 some = slice(start, start + few)
                 _per_record_kernels(module, seen[some], g[some], rows[some])
-            yield module.weight, Kernels(rows, module.weight.shape)
+                torch.linalg.vector_norm(rows[some], dim=1, out=norms[some])  # while they are in the cache
+            yield module.weight, Kernels(rows, norms, module.weight.shape)
         if module.bias is not None and module.bias.requires_grad:
             yield module.bias, Explicit(g.sum(dim=2))
 
@@ -113,10 +114,13 @@ def patches(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
         slice(before, before + size) for (before, _), size in zip(around, x.shape[2:], strict=True)
     ]  # fmt: skip
     sizes = [before + size + after for (before, after), size in zip(around, x.shape[2:], strict=True)]
-    padded = _SCRATCH.take("padded", [len(x), *sizes, x.shape[1]], x)
-    if any(before or after for before, after in around):
-        padded.zero_()
-    padded[(slice(None), *inner)].copy_(x.movedim(1, -1))
+    padded = x.movedim(1, -1)
+    within = any(before or after for before, after in around)
+    if within or not padded.is_contiguous():
+        padded = _SCRATCH.take("padded", [len(x), *sizes, x.shape[1]], x)
+        if within:
+            padded.zero_()
+        padded[(slice(None), *inner)].copy_(x.movedim(1, -1))
     reach = [d * (k - 1) + 1 for d, k in zip(module.dilation, module.kernel_size, strict=True)]
     places = [(size - span) // step + 1 for size, span, step in zip(sizes, reach, module.stride, strict=True)]
     record, *along, channel = padded.stride()
