@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import mpmath
@@ -274,3 +275,15 @@ def test_a_finer_grid_gives_a_narrower_bracket_around_the_same_value():
         (a, b), (c, d) = ((pair[1].delta(epsilon)[0], pair[0].delta(epsilon)[1]) for pair in (coarse, fine))
         assert a <= c <= d <= b
         assert d - c < 0.25 * (b - a)
+
+
+@pytest.mark.parametrize("spread", [True, False])
+def test_a_law_with_itself_is_no_other_than_with_a_copy_of_itself(spread):
+    """Half of the sums are taken double instead of twice; the length is no multiple of the rows worked on at once."""
+    law = averages._average(3, 0.8, 0.2, spread)
+    assert len(law.q) > averages._ROWS
+    assert len(law.q) % averages._ROWS
+    grid = averages._grid(law, law, 0.5, 0.2, 0.1)
+    one, two = (averages._combine(law, other, 0.5, grid, spread) for other in (law, replace(law)))
+    np.testing.assert_allclose(one.q, two.q, rtol=1e-12)
+    np.testing.assert_allclose(one.places, two.places, rtol=1e-12)

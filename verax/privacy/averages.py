@@ -104,9 +104,14 @@ def _combine(a: Law, b: Law, share: float, grid: Array, spread: bool) -> Law:
     q, beyond = np.zeros(len(corners)), np.zeros(len(corners))
     most = 0
     tail = (1.0 - share) * b.places
+    twice = a is b and share == 0.5  # then every sum occurs in both orders: those above the diagonal count double
     for row in range(0, len(a.q), _ROWS):
-        places = (share * a.places[row : row + _ROWS, None] + tail).reshape(-1)
-        mass = (a.q[row : row + _ROWS, None] * b.q).reshape(-1)
+        first = row if twice else 0
+        places = (share * a.places[row : row + _ROWS, None] + tail[first:]).reshape(-1)
+        mass = a.q[row : row + _ROWS, None] * b.q[first:]
+        if twice:
+            mass[:, _ROWS:] *= 2.0
+        mass = mass.reshape(-1)
         cell = np.searchsorted(corners, places, side="right") - 1
         q += np.bincount(cell, weights=mass, minlength=len(corners))
         beyond += np.bincount(cell, weights=mass * (places - corners[cell]), minlength=len(corners))

@@ -14,7 +14,9 @@ from verax import checks
 from verax.mechanism import Clipping, Individual, Mechanism
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.roots import root
+from verax.samplers.allocation import RandomAllocation
 from verax.samplers.base import Sampler
+from verax.samplers.bins import BallsInBins
 from verax.samplers.poisson import Poisson
 
 _CLOSE = 1.0006  # ratio of a failing to a passing value at which a search over the reals ends
@@ -38,17 +40,28 @@ def noise_multiplier(
     """
     target = checks.positive("epsilon", epsilon)
 
-    def run(noise: float) -> Guarantee:
-        return Mechanism(sampler, noise, clipping or Individual(), relation).guarantee(group)
+    def run(noise: float, batches: Sampler = sampler) -> Guarantee:
+        return Mechanism(batches, noise, clipping or Individual(), relation).guarantee(group)
 
     if run(0.0).epsilon(delta).upper <= target:
         return 0.0
-    found = _boundary(run, target, delta, start=1.0, lowest=1e-3, highest=_LARGEST_NOISE, rising=False)
+    start = _rough(lambda noise: run(noise, _like(sampler)), target, delta, 1.0, 1e-3, _LARGEST_NOISE, rising=False)
+    found = _boundary(run, target, delta, start, lowest=1e-3, highest=_LARGEST_NOISE, rising=False)
     if math.isinf(found):
         raise ValueError(
             f"epsilon = {epsilon!r} at delta = {delta!r} needs noise_multiplier above {_LARGEST_NOISE:g}: raise epsilon"
         )
     return found
+
+
+def _like(sampler: Sampler) -> Sampler:
+    """Batches that cost about as much and are priced at once, to begin a search with."""
+    match sampler:
+        case BallsInBins(bins=bins, epochs=epochs):
+            return Poisson(1.0 / bins, bins * epochs)
+        case RandomAllocation(times=times, steps=count, epochs=epochs):
+            return Poisson(times / count, count * epochs)
+    return sampler
 
 
 def steps(
@@ -78,7 +91,8 @@ def steps(
             f"epsilon = {epsilon!r} at delta = {delta!r} does not allow one step: raise noise_multiplier "
             f"(now {noise_multiplier!r}) or epsilon"
         )
-    found = _boundary(run, target, delta, start=1e3, lowest=1.0, highest=_MOST_STEPS, rising=True, whole=True)
+    start = round(_rough(run, target, delta, 1e3, 1.0, _MOST_STEPS, rising=True))
+    found = _boundary(run, target, delta, start, lowest=1.0, highest=_MOST_STEPS, rising=True, whole=True)
     if math.isinf(found):
         raise ValueError(
             f"epsilon = {epsilon!r} at delta = {delta!r} allows more than {_MOST_STEPS:g} steps: lower noise_multiplier"
@@ -110,7 +124,8 @@ def rate(
 
     if run(1.0).epsilon(delta).upper <= target:
         return 1.0
-    found = _boundary(run, target, delta, start=0.01, lowest=_SMALLEST_RATE, highest=1.0, rising=True)
+    start = _rough(run, target, delta, 0.01, _SMALLEST_RATE, 1.0, rising=True)
+    found = _boundary(run, target, delta, start, lowest=_SMALLEST_RATE, highest=1.0, rising=True)
     if math.isnan(found):
         raise ValueError(
             f"epsilon = {epsilon!r} at delta = {delta!r} allows no rate above {_SMALLEST_RATE:g}: "
@@ -129,7 +144,7 @@ def _boundary(
     rising: bool,
     whole: bool = False,
 ) -> float:
-    """The last value that meets the target: found roughly by the saddle point, then by the proved upper bound.
+    """The last value that meets the target, by the proved upper bound, searched from ``start`` outwards.
 
     ``rising`` says whether epsilon grows with the value. Infinite if the boundary lies beyond ``highest``, nan if it
     lies below ``lowest``.
@@ -142,9 +157,9 @@ def _boundary(
             known[value] = math.log(max(bound, 1e-12) / target) if math.isfinite(bound) else 50.0
         return known[value]
 
-    value = _rough(run, target, delta, start, lowest, highest, rising)
-    value = float(round(value)) if whole else value
-    meets, factor, other = excess(value) <= 0.0, 1.02, value
+    value = other = float(start)
+    meets = excess(value) <= 0.0
+    factor = math.exp(min(max(0.02, 1.5 * abs(excess(value))), 0.7))  # a little further than a straight line says
     up = meets == rising  # which way the boundary lies
     end = highest if up else lowest
     while (excess(other) <= 0.0) == meets:
