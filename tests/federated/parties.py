@@ -72,7 +72,7 @@ def server(folder, port, plan, seed=None, again=False, asynchronous=False, **wai
     else:
         head = Server(here.plan, first, here.sgd, insecure_seed=seed, **files)
     app = server_app(
-        head, keys, Waiting(**{"gather": 60.0, "answers": 60.0, **waiting}),
+        head, keys, Waiting(**{"gather": 180.0, "answers": 60.0, **waiting}),
         lambda found: print(f"round {found.round}", flush=True),
     )  # fmt: skip
     serve(
@@ -96,12 +96,16 @@ def client(folder, port, plan, number, seed=None, asynchronous=False, pace=0.05)
     me = world(plan).client(number, seed, ledger=book)
     hand = AsyncClient(me, Diminishing(0.1, 0.1), Behind(0)) if asynchronous else None
     app = client_app(me, hand, lambda model: print(f"last model {model.round}", flush=True))
-    join(app, f"{folder}/{number}.key", f"{folder}/ca.pem", f"127.0.0.1:{port}", pace, poll=0.1, patience=60.0)
+    join(app, f"{folder}/{number}.key", f"{folder}/ca.pem", f"127.0.0.1:{port}", pace, poll=0.1, patience=180.0)
 
 
 def main():
+    import torch
+
     import verax.federated.flower_link
     import verax.federated.flower_node  # noqa: F401
+
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)  # imports more than a second's worth, once for all
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)

@@ -15,7 +15,17 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from verax import Mechanism, Poisson  # noqa: E402
-from verax.federated import AsyncClient, AsyncServer, Client, Diminishing, Model, Receipt, Update, unpack  # noqa: E402
+from verax.federated import (  # noqa: E402
+    AsyncClient,
+    AsyncServer,
+    Client,
+    Diminishing,
+    Model,
+    Receipt,
+    Update,
+    together,
+    unpack,
+)
 from verax.federated import weights_of as flat  # noqa: E402
 from verax.federated.asynchronous import ONE_BEHIND, Behind  # noqa: E402
 from verax.privacy.budget import Budget, OverBudget  # noqa: E402
@@ -186,6 +196,34 @@ def test_rates_chosen_on_the_way_are_spent_from_a_budget_that_holds(world, tmp_p
         world.client(4, run, budget=budget, ledger=tmp_path / "x.ledger")
     with pytest.raises(ValueError, match="declare record_rates"):
         world.client(4, run).charge(0, 0.1)
+
+
+def test_all_parties_in_one_process(world):
+    run = world.plan(noise="local", client_rate=1.0, clients=3, rounds=4)
+
+    def ends_with(behind, turns):
+        head, hands = federation(world, run, Behind(behind))
+        seen = []
+        together(head, hands, turns, lambda server: seen.append(server.round))
+        assert head.done
+        assert seen == [1, 2, 3, 4]
+        assert [hand.round for hand in hands] == [4, 4, 4]
+        assert not head.refused
+        return head.model().weights
+
+    in_order = ends_with(0, None)
+    # Nobody may be ahead: whatever the order, everybody works at the models that were broadcast.
+    np.testing.assert_allclose(ends_with(0, [2, 2, 1, 0, 0, 1, 2] * 4), in_order, rtol=1e-5, atol=1e-6)
+    ahead = ends_with(1, [0, 0, 0, 1, 2, 2] * 4)
+    assert np.abs(ahead - in_order).max() > 1e-4  # who is ahead works at other models
+    assert np.array_equal(ends_with(1, [0, 0, 0, 1, 2, 2] * 4), ahead)
+
+
+def test_all_parties_in_one_process_do_not_wait_for_ever(world):
+    run = world.plan(noise="local", client_rate=1.0)
+    head, hands = federation(world, run, lambda k, i: k > i)
+    with pytest.raises(ValueError, match="permitted must let somebody work with model 0"):
+        together(head, hands)
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------

@@ -120,6 +120,77 @@ def test_guarantees_range_from_the_smallest_to_the_largest_client(world):
     assert low.epsilon(1e-5).upper < high.epsilon(1e-5).upper
 
 
+OWN = np.array([0.5, 0.1, 0.4, 0.3, 0.2, 0.5, 0.05, 0.35])
+
+
+def own_rates(kind):
+    """Rates of clients and of records, all below the plan's: for all rounds, or a row for each."""
+    if kind == "clients":
+        return OWN, OWN[::-1] * 0.8
+    rows = np.linspace(1.0, 0.5, 6)[:, None]
+    return OWN * rows, OWN[::-1] * 0.8 * rows[::-1]
+
+
+@pytest.mark.parametrize("kind", ["clients", "rounds"])
+@pytest.mark.parametrize("unit", ["record", "client"])
+def test_clients_with_rates_of_their_own(world, kind, unit):
+    run = world.plan(unit=unit)
+    p, q = own_rates(kind)
+    every = [np.broadcast_to(rates, (6, 8)) for rates in (p, q)]
+    amounts = every[0] * (every[1] * world.sizes if unit == "record" else 1.0)
+    head = world.server(run, expected=amounts.sum(axis=1).tolist())
+    hands = [
+        world.client(i, run, client_rates=every[0][:, i].tolist(), record_rates=every[1][:, i].tolist())
+        for i in range(8)
+    ]  # fmt: skip
+    for _ in range(run.rounds):
+        world.one_round(head, hands)
+    whole = engine(world, run, client_rates=p, record_rates=q)
+    whole.run()
+    np.testing.assert_allclose(whole.server.weights.numpy(), head.weights.numpy(), rtol=2e-5, atol=2e-6)
+    low, high = (guarantee.epsilon(1e-5).upper for guarantee in whole.guarantees())
+    for i in (0, 4, 6):
+        mine = whole.guarantee_of(i)
+        assert mine.mechanism == hands[i].mechanism  # from its own numbers only
+        assert low <= mine.epsilon(1e-5).upper * (1 + 1e-3)
+        assert mine.epsilon(1e-5).upper <= high * (1 + 1e-3)
+    assert high <= whole.server.guarantee.epsilon(1e-5).upper * (1 + 1e-3)
+
+
+def test_rates_of_their_own_after_a_crash(world, tmp_path):
+    files = {"ledger": tmp_path / "run.ledger", "state": tmp_path / "run.state"}
+    own = dict(zip(("client_rates", "record_rates"), own_rates("rounds"), strict=True))
+    first = engine(world, world.plan(), **own, **files)
+    first.step()
+    first.server.close()
+    again = Embedded.restart(
+        world.plan(), world.make(), world.loss, (world.x, world.y), world.sizes, world.sgd, insecure_seed=5, **own,
+        **files,
+    )  # fmt: skip
+    assert again.server._expected == first.server._expected
+    assert len(set(again.server._expected)) > 1
+    again.run()
+
+
+@pytest.mark.parametrize(
+    ("change", "own", "message"),
+    [
+        (
+            {},
+            {"client_rates": [0.1] * 7},
+            "one rate for each of the 8 clients, or a row of them for each of the 6 rounds",
+        ),
+        ({}, {"record_rates": [0.41] * 8}, "record_rates must lie between 2\\^-70 and the plan's record_rate, 0.4"),
+        ({}, {"client_rates": [float("nan")] * 8}, "client_rates must lie between"),
+        ({}, {"client_rates": [0.0] * 8}, "client_rates must lie between"),
+        ({"unit": "client", "bins": 2}, {"client_rates": [0.5] * 8}, "client_rates must not be given with bins"),
+    ],
+)
+def test_bad_rates(world, change, own, message):
+    with pytest.raises(ValueError, match=message):
+        engine(world, world.plan(**change), **own)
+
+
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [

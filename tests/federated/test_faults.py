@@ -13,7 +13,7 @@ pytest.importorskip("cryptography")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from verax.federated import Client, Model, Refused, Server, Update  # noqa: E402
+from verax.federated import Client, Embedded, Model, Refused, Server, Update  # noqa: E402
 from verax.training import ledger  # noqa: E402
 
 
@@ -194,6 +194,33 @@ def test_kill_9_and_go_on(tmp_path):
     found = ledger.read(tmp_path / "ledger")
     assert found.complete
     assert [event.kind for event in found.events] == ["resumed", "finished"]
+
+
+@pytest.mark.parametrize("kind", ["chain", "other"])
+def test_a_client_that_is_not_finite_counts_as_nothing_and_the_other_clients_as_ever(world, kind):
+    """Where clients are clipped, many go through one pass."""
+    run = world.plan(unit="client", client_rate=1.0, record_rate=1.0, noise_multiplier=0.0, rounds=1)
+    x = world.x.clone()
+    x[world.starts[4] + 2] = math.nan
+
+    def ends_with(left_out, micro_batch):
+        model = world.make() if kind == "chain" else torch.nn.Sequential(world.make(), torch.nn.LayerNorm(3))
+        whole = Embedded(
+            run, model, world.loss, (x, world.y), world.sizes, world.sgd, insecure_seed=5, micro_batch=micro_batch
+        )  # fmt: skip
+        if left_out is None:
+            whole.step()
+        else:
+            for i in set(range(8)) - {left_out}:
+                start = int(world.starts[i])
+                some = np.arange(start, start + int(world.sizes[i]))
+                whole.server.add(whole._worker.total(whole._data.take(some), len(some)))
+            whole.server.step()
+        return whole.server.weights.numpy().copy()
+
+    want = ends_with(4, 1024)
+    for micro_batch in (1024, 9):
+        np.testing.assert_allclose(ends_with(None, micro_batch), want, rtol=1e-5, atol=1e-6)
 
 
 def test_a_record_that_is_not_finite_counts_as_nothing_wherever_it_is_found(world, monkeypatch):

@@ -40,6 +40,19 @@ def test_a_coin_is_an_exact_comparison_of_128_bits(rate, high, low):
     assert bool(Lots._heads(rate, bits)[0]) == (Fraction(high * 2**64 + low, 2**128) < Fraction(rate))
 
 
+def test_rates_of_their_own_are_the_same_coins_as_one_by_one():
+    coins, clients, sizes = lots(), np.arange(5), np.array([4, 1, 30, 7, 2])
+    rates = np.array([1.0, 2.0**-70, 0.3, 0.7, 0.5])
+    together, records = coins.clients(rates, 9, clients), coins.records(rates, 9, clients, sizes)
+    for i, rate in enumerate(rates.tolist()):
+        me, start = np.array([i]), int(sizes[:i].sum())
+        assert coins.clients(rate, 9, me)[0] == together[i]
+        assert np.array_equal(coins.records(rate, 9, me, sizes[i : i + 1]), records[start : start + int(sizes[i])])
+    assert together[0]
+    assert records[:4].all()
+    assert not records[4]
+
+
 def test_the_threshold_itself_is_tails_and_the_number_below_it_heads():
     rate = 2.0**-70 * 1.5
     edge = int(Fraction(rate) * 2**128)

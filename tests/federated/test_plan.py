@@ -76,13 +76,31 @@ def test_a_client_with_more_records_has_the_weaker_guarantee():
     assert upper(PLAN.guarantee()) == found[-1]
 
 
+@settings(max_examples=5)
+@given(
+    st.sampled_from(("central", "visible")), st.sampled_from(("record", "client")), st.floats(0.05, 1.0),
+    st.floats(0.05, 1.0), st.integers(0, 30), st.floats(0.1, 1.0), st.floats(0.1, 1.0),
+)  # fmt: skip
+def test_smaller_rates_are_covered_by_the_largest(noise, unit, p, q, records, less, fewer):
+    """Theorem 5, one round as it is used: no smaller rate may cost more, at small and at large losses."""
+    plan = replace(PLAN, noise=noise, unit=unit, client_rate=p, record_rate=q, rounds=2)
+    small = replace(plan, client_rate=less * p, record_rate=fewer * q)
+    for delta in (1e-3, 1e-7):
+        assert upper(small.guarantee(records), delta) <= upper(plan.guarantee(), delta) * (1.0 + 2e-3) + 1e-9
+
+
 def test_rates_declared_for_every_round_become_phases():
     rates = [0.1] * 5 + [0.3] * 15
     phases = PLAN.phases(12, rates)
     assert [(m.sampler.record_rate, len(m.sampler)) for m in phases.mechanisms] == [(0.1, 5), (0.3, 15)]
     assert {m.sampler.records for m in phases.mechanisms} == {12}
-    with pytest.raises(ValueError, match="one rate for each of the 20 rounds, got 3"):
+    with pytest.raises(ValueError, match="record_rates must have one rate for each of the 20 rounds, got 3"):
         PLAN.phases(12, [0.1] * 3)
+    both = PLAN.phases(12, rates, [0.25] * 10 + [0.125] * 10).mechanisms
+    found = [(m.sampler.client_rate, m.sampler.record_rate, len(m.sampler)) for m in both]
+    assert found == [(0.25, 0.1, 5), (0.25, 0.3, 5), (0.125, 0.3, 10)]
+    with pytest.raises(ValueError, match="client_rates must have one rate for each of the 20 rounds, got 2"):
+        PLAN.phases(12, rates, [0.25] * 2)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def clipped_sum(world, model, records, norm):
 def sampled(world, run, number, seed=5):
     """The records that the seed's coins choose, worked out apart."""
     coins = Lots(Source.insecure(seed).spawn("lots"))
-    here = taking_part(coins, run, number, np.arange(8))
+    here = taking_part(coins, run, number, np.arange(8), run.client_rate)
     return here, used(coins, run.record_rate, number, here, world.sizes[here], world.starts[here])
 
 
@@ -252,7 +252,8 @@ def test_whoever_restarts_within_an_epoch_of_bins_has_no_second_turn(world, stop
     before, after = Lots(Source.insecure(1)), Lots(Source.insecure(2), since=stop)
     everybody = np.arange(8)
     turns = [
-        taking_part(before if number < stop else after, run, number, everybody).tolist() for number in range(run.rounds)
+        taking_part(before if number < stop else after, run, number, everybody, run.client_rate).tolist()
+        for number in range(run.rounds)
     ]
     for epoch in range(2):
         had = [client for turn in turns[3 * epoch : 3 * epoch + 3] for client in turn]

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from verax.federated.asynchronous import AsyncClient, AsyncServer
+    from verax.federated.asynchronous import AsyncClient, AsyncServer, together
     from verax.federated.client import Client, Refused
     from verax.federated.embedded import Embedded
     from verax.federated.messages import BadMessage, Model, Receipt, Update, unpack
@@ -30,6 +30,7 @@ _HOME = {
     "Server": "server",
     "Update": "messages",
     "put_weights": "work",
+    "together": "asynchronous",
     "unpack": "messages",
     "weights_of": "work",
 }
@@ -48,6 +49,7 @@ __all__ = [
     "Server",
     "Update",
     "put_weights",
+    "together",
     "unpack",
     "weights_of",
 ]

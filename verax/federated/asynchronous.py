@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -270,6 +271,55 @@ class AsyncServer:
                 "below": self._below, "gone": sorted(self._gone),
                 "ahead": {client: sorted(rounds) for client, rounds in self._ahead.items()},
             })  # fmt: skip
+
+
+def together(
+    server: AsyncServer, hands: Sequence[AsyncClient], turns: Iterable[int] | None = None,
+    after: Callable[[AsyncServer], None] | None = None,
+) -> None:  # fmt: skip
+    """The embedded engine: all parties in one process, one client at a time.
+
+    Args:
+        server: the server.
+        hands: client 0, 1, and so on.
+        turns: whose turn it is, again and again: a client comes as often as it is fast. By default everybody in order.
+        after: called with the server whenever the model's number has risen.
+
+    A client whose turn it is gets the last model that was broadcast and its receipt, works if it may, and sends.
+
+    >>> import torch
+    >>> from verax.federated import Client, Diminishing, Plan, weights_of
+    >>> plan = Plan(2, 40, 20, client_rate=1.0, record_rate=0.5, rounds=3, noise_multiplier=1.0, noise="local")
+    >>> def hand(i):
+    ...     own = torch.randn(20, 3), torch.randint(0, 2, (20,))
+    ...     return AsyncClient(
+    ...         Client(i, own, plan, torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss()), Diminishing(0.1)
+    ...     )
+    >>> server = AsyncServer(plan, weights_of(torch.nn.Linear(3, 2)), Diminishing(0.1))
+    >>> together(server, [hand(0), hand(1)], turns=[0, 0, 1, 0, 1, 1])
+    >>> server.round
+    3
+    """
+    model, idle = server.fresh() or server.model(), 0
+    for client in cycle(range(len(hands))) if turns is None else turns:
+        hand = hands[client]
+        hand.receive(model)
+        hand.receive(server.receipt(client))
+        idle += 1
+        if hand.ready:
+            hand.work()
+            idle = 0
+        for update in hand.outbox:
+            server.receive(update, sender=client)
+        hand.receive(server.receipt(client))
+        if (newer := server.fresh()) is not None:
+            model = newer
+            if after is not None:
+                after(server)
+        if server.done:
+            return
+        if turns is None and idle > len(hands):
+            raise ValueError(f"permitted must let somebody work with model {server.round}, the newest there can be")
 
 
 def _local(plan: Plan) -> None:

@@ -6,13 +6,13 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
 
 from verax import checks
-from verax.federated.lots import Lots, Numbers
+from verax.federated.lots import Lots, Numbers, Rates
 from verax.federated.messages import Model, Update, Values
 from verax.federated.plan import Plan
 from verax.federated.work import Worker
@@ -23,7 +23,9 @@ from verax.training.clipped import MICRO_BATCH, Inner
 from verax.training.data import Data
 from verax.training.ledger import Ledger
 from verax.training.losses import Criterion
-from verax.training.ran import NOT_PRIVATE
+
+if TYPE_CHECKING:
+    from verax.reporting.statement import Statement
 
 
 class Refused(ValueError):  # noqa: N818 - public name, says what happened
@@ -44,7 +46,8 @@ class Client:
         loss: a torch criterion of outputs and targets, or for dictionaries of data a function of model and batch.
         ledger: a new file, or a ledger opened with ``Ledger.open`` to go on after a crash; or None for none.
         records: a public bound on the number of its records, for its guarantee; by default their number.
-        record_rates: a record rate for every round in place of the plan's, declared in advance.
+        client_rates: one for every round in place of the plan's, declared in advance.
+        record_rates: the same for records.
         budget: in place of a ledger, for rates that are chosen as one goes (asynchronous rounds): every round is spent
             from it before it is computed, and no round runs that would exceed it.
         inner: where the client's aggregate is clipped, what it is (see ``Worker``).
@@ -81,6 +84,7 @@ class Client:
         *,
         ledger: str | os.PathLike[str] | Ledger | None = None,
         records: int | None = None,
+        client_rates: Sequence[float] | None = None,
         record_rates: Sequence[float] | None = None,
         budget: Budget | None = None,
         inner: Inner | None = None,
@@ -97,8 +101,9 @@ class Client:
                 f"got {bound}; plan with a larger one"
             )
         self.records = bound
-        self._rates = [plan.record_rate] * plan.rounds if record_rates is None else list(record_rates)
-        self.mechanism = plan.phases(bound, self._rates)
+        self._rates = [plan.record_rate] * plan.rounds if record_rates is None else [*map(float, record_rates)]
+        self._client_rates = [plan.client_rate] * plan.rounds if client_rates is None else [*map(float, client_rates)]
+        self.mechanism = plan.phases(bound, self._rates, self._client_rates)
         if budget is not None and ledger is not None:
             raise ValueError("budget and ledger must not both be given: each of them counts the rounds")
         self.budget = budget
@@ -136,6 +141,13 @@ class Client:
     def spent(self) -> int:
         """Rounds that are counted as released: the next that can be answered is this one or a later one."""
         return self._spent
+
+    def rehearse(self) -> None:
+        """Work on one record and throw the result away: the first work of a new process takes longer than any other.
+
+        (torch then imports what it needs, a second of CPU time for some models.)
+        """
+        self._worker.total(self._data.take(np.arange(min(len(self._data), 1))), min(len(self._data), 1))
 
     def answer(self, model: Model) -> Update | None:
         """This client's part of a round; None if it stays away and others may not know (or need not).
@@ -187,7 +199,7 @@ class Client:
         if weights is not None:
             self._worker.load(weights)
         me = np.array([self.number])
-        if not taking_part(self._lots, self.plan, number, me).size:
+        if not taking_part(self._lots, self.plan, number, me, self._client_rates[number]).size:
             return None
         chosen = used(self._lots, self._rates[number], number, me, np.array([len(self._data)]), np.zeros(1, np.int64))
         return self._worker.total(self._data.take(chosen), len(chosen))
@@ -202,9 +214,8 @@ class Client:
         while self._spent <= number:
             if self.budget is not None:
                 self._rates[self._spent] = record_rate or self._rates[self._spent]
-                self.budget.spend(
-                    replace(self.plan, record_rate=self._rates[self._spent], rounds=1).mechanism(self.records)
-                )
+                rates = {"client_rate": self._client_rates[self._spent], "record_rate": self._rates[self._spent]}
+                self.budget.spend(replace(self.plan, **rates, rounds=1).mechanism(self.records))  # type: ignore[arg-type]
             elif record_rate is not None:
                 raise ValueError("record_rate must not be chosen on the way without a budget: declare record_rates")
             elif self._ledger is not None:
@@ -214,7 +225,8 @@ class Client:
 
     def seen(self, number: int) -> float:
         """How many records are expected to be used before a round, as far as the public can tell."""
-        return self.plan.client_rate * self.records * math.fsum(self._rates[:number])
+        rates = zip(self._client_rates[:number], self._rates[:number], strict=True)
+        return self.records * math.fsum(p * q for p, q in rates)
 
     def noisy(self, found: Values | None) -> Values:
         """A contribution, or none, under this client's own noise."""
@@ -230,12 +242,12 @@ class Client:
         """The guarantee of this client's records (or of all it has) for the whole plan, from its own numbers only."""
         return replace(self.mechanism.guarantee(), assuming=self.plan.assumed)
 
-    def statement(self, delta: float) -> str:
+    def statement(self, delta: float) -> Statement:
         """What the client's owner can sign, in words."""
         from verax.reporting.statement import Statement  # reporting depends on this room, not the reverse
 
         if self.budget is not None:
-            return self.budget.statement() if self.private else f"{NOT_PRIVATE}\n{self.budget.statement()}"
+            return self.budget.statement(private=self.private)
         return Statement.of(self.guarantee, delta, private=self.private)
 
     def finish(self) -> None:
@@ -244,18 +256,18 @@ class Client:
             self._ledger.finish()
 
 
-def taking_part(lots: Lots, plan: Plan, number: int, clients: Numbers) -> Numbers:
-    """Which of these clients take part in a round, by their places in the list."""
+def taking_part(lots: Lots, plan: Plan, number: int, clients: Numbers, rate: Rates) -> Numbers:
+    """Which of these clients take part in a round, by their places in the list; with bins the rate is theirs."""
     if plan.bins is not None:
         epoch, now = divmod(number, plan.bins)
         if epoch * plan.bins < lots.since:  # under an earlier key some had their turn: nobody may have a second one
             return np.empty(0, dtype=np.int64)
         return np.flatnonzero(lots.picks(plan.bins, epoch, clients) == now)
-    return np.flatnonzero(lots.clients(plan.client_rate, number, clients))
+    return np.flatnonzero(lots.clients(rate, number, clients))
 
 
 def used(
-    lots: Lots, rate: float, number: int, clients: Numbers, sizes: Numbers, starts: Numbers
+    lots: Lots, rate: Rates, number: int, clients: Numbers, sizes: Numbers, starts: Numbers
 ) -> Numbers:  # fmt: skip
     """The numbers of the records that clients which take part use; ``starts`` are those of their first records."""
     chosen = np.flatnonzero(lots.records(rate, number, clients, sizes))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
+from verax import checks
 from verax.federated.client import taking_part, used
 from verax.federated.lots import Lots, Numbers
-from verax.federated.plan import Plan
+from verax.federated.plan import LEAST_RATE, Plan
 from verax.federated.server import Optimizer, Server
 from verax.federated.work import Worker, weights_of
 from verax.privacy.guarantee import Guarantee
@@ -41,6 +44,10 @@ class Embedded:
         optimizer: from parameters to an optimizer, such as ``lambda p: torch.optim.SGD(p, 0.1)``.
         ledger: a new file in which every release is recorded before it happens.
         state: a file for the server's state after every round; with :meth:`restart` the run goes on from there.
+        client_rates: where clients differ, the rate of each, or a row of them for every round, declared in advance;
+            none above the plan's. What each client holds is then taken to be public, as updates are divided by the size
+            that is expected.
+        record_rates: the same for records.
         inner: where a client's aggregate is clipped, what it is (see ``Worker``).
         micro_batch: how many records are worked on at once.
         insecure_seed: for tests and research only: makes the run repeatable, and not private.
@@ -69,6 +76,8 @@ class Embedded:
         *,
         ledger: str | os.PathLike[str] | Ledger | None = None,
         state: str | os.PathLike[str] | None = None,
+        client_rates: ArrayLike | None = None,
+        record_rates: ArrayLike | None = None,
         inner: Inner | None = None,
         micro_batch: int = MICRO_BATCH,
         insecure_seed: int | None = None,
@@ -80,10 +89,12 @@ class Embedded:
             raise ValueError(f"sizes must add up to the {len(self._data)} records of data, got {int(self.sizes.sum())}")
         self._starts = np.cumsum(self.sizes) - self.sizes
         self._clients = np.arange(plan.clients)
+        self._rates = _Rates.of(plan, client_rates, record_rates)
         source = Source.system() if insecure_seed is None else Source.insecure(insecure_seed)
         self.server = server or Server(
-            plan, weights_of(model), optimizer, ledger=ledger, state=state, insecure_seed=insecure_seed
-        )
+            plan, weights_of(model), optimizer, expected=self._rates.expected(plan, self.sizes), ledger=ledger,
+            state=state, insecure_seed=insecure_seed,
+        )  # fmt: skip
         self._lots = Lots(source.spawn("lots"), self.server.round if source.secure else 0)  # a seed: the same key again
         self._noise = source.spawn("noise of all clients")
         self.model = model
@@ -95,13 +106,17 @@ class Embedded:
     def restart(
         cls, plan: Plan, model: nn.Module, loss: Criterion, data: Any, sizes: Sequence[int] | Numbers,
         optimizer: Optimizer, *, ledger: str | os.PathLike[str], state: str | os.PathLike[str],
-        inner: Inner | None = None, micro_batch: int = MICRO_BATCH, insecure_seed: int | None = None,
+        client_rates: ArrayLike | None = None, record_rates: ArrayLike | None = None, inner: Inner | None = None,
+        micro_batch: int = MICRO_BATCH, insecure_seed: int | None = None,
     ) -> Embedded:  # fmt: skip
         """Go on after a crash, from the server's ledger and state; see :meth:`Server.restart`."""
-        server = Server.restart(plan, optimizer, ledger=ledger, state=state, insecure_seed=insecure_seed)
+        expected = _Rates.of(plan, client_rates, record_rates).expected(plan, _checked(sizes, plan))
+        server = Server.restart(
+            plan, optimizer, ledger=ledger, state=state, expected=expected, insecure_seed=insecure_seed
+        )
         return cls(
-            plan, model, loss, data, sizes, optimizer, inner=inner, micro_batch=micro_batch,
-            insecure_seed=insecure_seed, server=server,
+            plan, model, loss, data, sizes, optimizer, client_rates=client_rates, record_rates=record_rates,
+            inner=inner, micro_batch=micro_batch, insecure_seed=insecure_seed, server=server,
         )  # fmt: skip
 
     @property
@@ -120,9 +135,11 @@ class Embedded:
     def step(self) -> None:
         """One round."""
         plan, number = self.plan, self.server.round
-        here = taking_part(self._lots, plan, number, self._clients)
+        client_rate, record_rate = self._rates.at(number)
+        here = taking_part(self._lots, plan, number, self._clients, client_rate)
         if here.size:
-            chosen = used(self._lots, plan.record_rate, number, here, self.sizes[here], self._starts[here])
+            rate = record_rate[here] if record_rate.size > 1 else record_rate
+            chosen = used(self._lots, rate, number, here, self.sizes[here], self._starts[here])
             if plan.unit == "record":
                 self.server.add(self._worker.total(self._data.take(chosen), len(chosen)))
             else:
@@ -133,20 +150,85 @@ class Embedded:
 
     def _add_clients(self, here: Numbers, chosen: Numbers) -> None:
         """Clients' aggregates, each clipped."""
-        ends = np.searchsorted(chosen, self._starts[here] + self.sizes[here]).tolist()
-        for start, end in zip([0, *ends[:-1]], ends, strict=True):
-            if end > start:
-                self.server.add(self._worker.total(self._data.take(chosen[start:end]), end - start))
+        ends = np.searchsorted(chosen, self._starts[here] + self.sizes[here])
+        counts = np.diff(ends, prepend=0)
+        self.server.add(self._worker.totals(self._data.take(chosen), counts[counts > 0].tolist()))
 
     # --- what it cost -----------------------------------------------------------------------------------------------
 
     def guarantees(self) -> tuple[Guarantee, Guarantee]:
-        """Of the clients with the fewest and with the most records; all others lie between."""
-        return self.plan.guarantee(int(self.sizes.min())), self.plan.guarantee(int(self.sizes.max()))
+        """Of the fewest records and the smallest rates of any client, and of the most and the largest.
+
+        Every client's own lies between (docs/random-participation.md, theorem 5).
+        """
+        return self._priced(int(self.sizes.min()), np.min), self._priced(int(self.sizes.max()), np.max)
+
+    def guarantee_of(self, client: int) -> Guarantee:
+        """The guarantee of one client's records (or of all it has), from its own numbers only."""
+        checks.count("client", client, minimum=0, maximum=self.plan.clients - 1)
+        return self._priced(int(self.sizes[client]), lambda row: row[client if row.size > 1 else 0])
+
+    def _priced(self, records: int, which: Callable[[NDArray[np.float64]], Any]) -> Guarantee:
+        p, q = self._rates.of_all_rounds(self.plan, which)
+        return replace(self.plan.phases(records, q, p).guarantee(), assuming=self.plan.assumed)
 
     def statement(self, delta: float) -> Statement:
         """What a reviewer signs."""
         return self.server.statement(delta)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rates:
+    """Rates of clients and of records: a row for every round or one for all, a column for every client or one."""
+
+    clients: NDArray[np.float64]
+    records: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, plan: Plan, clients: ArrayLike | None, records: ArrayLike | None) -> _Rates:
+        """Rates as given, in place of the plan's."""
+        if clients is not None and plan.bins is not None:
+            raise ValueError(f"client_rates must not be given with bins: every client takes part once in {plan.bins}")
+        return cls(
+            _table("client_rates", clients, plan.client_rate, plan),
+            _table("record_rates", records, plan.record_rate, plan),
+        )
+
+    def at(self, number: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Those of a round."""
+        return self.clients[min(number, len(self.clients) - 1)], self.records[min(number, len(self.records) - 1)]
+
+    def of_all_rounds(
+        self, plan: Plan, which: Callable[[NDArray[np.float64]], Any]
+    ) -> tuple[list[float], list[float]]:  # fmt: skip
+        """One rate of each row, for every round."""
+        p, q = ([float(which(row)) for row in table] for table in (self.clients, self.records))
+        return p * (plan.rounds // len(p)), q * (plan.rounds // len(q))
+
+    def expected(self, plan: Plan, sizes: Numbers) -> list[float] | None:
+        """What the sum of each round is divided by, if it is not what the plan says."""
+        if self.clients.size == self.records.size == 1:
+            return None
+        weights = np.ones(plan.clients) if plan.unit == "client" else self.records * sizes
+        found: list[float] = np.broadcast_to((self.clients * weights).sum(axis=1), (plan.rounds,)).tolist()
+        return found
+
+
+def _table(name: str, given: ArrayLike | None, largest: float, plan: Plan) -> NDArray[np.float64]:
+    found = np.array(largest if given is None else given, dtype=np.float64, ndmin=2)
+    if given is None:
+        return found
+    if found.shape not in ((1, plan.clients), (plan.rounds, plan.clients)):
+        raise ValueError(
+            f"{name} must have one rate for each of the {plan.clients} clients, or a row of them for each of the "
+            f"{plan.rounds} rounds, got shape {np.shape(given)}"
+        )
+    if not (found.min() >= LEAST_RATE and found.max() <= largest):
+        raise ValueError(
+            f"{name} must lie between 2^-70 and the plan's {name[:-1]}, {largest!r}, the largest of all, "
+            f"got {found.min()} to {found.max()}"
+        )
+    return found
 
 
 def _checked(sizes: Sequence[int] | Numbers, plan: Plan) -> Numbers:

@@ -78,6 +78,7 @@ def client_app(
     'ClientApp'
     """
     app = ClientApp()
+    client.rehearse()  # now, and not while a round waits for it
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -178,11 +179,11 @@ def server_app(
         fleet = _Fleet(grid, list(keys), waiting)
         fleet.gather()
         if isinstance(server, AsyncServer):
-            _Desk(server, fleet, after or (lambda _: None)).run()
+            _Desk(server, fleet, after or (lambda _: None), server.model()).run()
         else:
             while server.round < server.plan.rounds:
                 fleet.somebody()
-                fleet.ask({client: [server.model()] for client in fleet.present()})
+                fleet.ask({client: [server.model()] for client in fleet.free()})
                 for client, said in fleet.answers():
                     for update in said:
                         if isinstance(update, Update):
@@ -204,7 +205,7 @@ class _Fleet:
     keys: list[bytes]
     waiting: Waiting
     asked: dict[str, int] = field(default_factory=dict)  # by the number of the question
-    silent: set[int] = field(default_factory=set)  # clients that owe an answer of an earlier round
+    silent: set[int] = field(default_factory=set)  # clients that have kept a round waiting and not answered since
     since: dict[int, str] = field(default_factory=dict)  # when each client connected
 
     def present(self) -> dict[int, int]:
@@ -226,19 +227,23 @@ class _Fleet:
         while len(self.present()) < len(self.keys) and time.monotonic() < end:
             time.sleep(self.waiting.poll)
 
+    def free(self) -> set[int]:
+        """Who is there and owes no answer."""
+        return set(self.present()) - set(self.asked.values())
+
     def somebody(self) -> None:
-        """Wait while there is nobody to ask: a round without clients would be spent for nothing."""
+        """Wait while there is nobody to wait for: a round without clients would be spent for nothing."""
         while not set(self.present()) - self.silent:
             for _ in self.heard():
                 continue
-            self.silent &= set(self.asked.values())
+            self.silent &= set(self.asked.values())  # a question that has expired may be asked, and waited for, again
             time.sleep(self.waiting.poll)
 
     def ask(self, what: dict[int, list[messages.Message]], kind: str = MessageType.TRAIN) -> None:
-        """Send each of these clients its messages, but for those that owe an answer."""
+        """Send each of these clients its messages, if it is there."""
         nodes = self.present()
         for client, said in what.items():
-            if client in nodes and client not in self.silent:
+            if client in nodes:
                 question = Message(_written(said), nodes[client], kind, ttl=2.0 * self.waiting.answers)
                 self.asked |= {str(number): client for number in self.grid.push_messages([question])}
 
@@ -254,13 +259,12 @@ class _Fleet:
     def answers(self, seconds: float | None = None) -> Iterator[tuple[int, list[messages.Message]]]:
         """The answers of those who were asked and are in time; of earlier rounds, too, if they come now.
 
-        Nobody waits for a client that owes an answer already.
+        Nobody waits for a client that was waited for in vain before, until it answers or connects anew.
         """
         end = time.monotonic() + (self.waiting.answers if seconds is None else seconds)
         while time.monotonic() < end:
             self.present()  # forgets what was asked of those who have connected anew
             yield from self.heard()
-            self.silent &= set(self.asked.values())
             if set(self.asked.values()) <= self.silent:
                 break
             time.sleep(self.waiting.poll)
@@ -277,11 +281,15 @@ class _Fleet:
 
 @dataclass
 class _Desk:
-    """Asynchronous rounds. Every client has at most one question open, and gets the next when there is news for it."""
+    """Asynchronous rounds. Every client has at most one question open, and gets the next when there is news for it.
+
+    The news is the model that was broadcast: as it was when the last of the rounds below its number came in.
+    """
 
     server: AsyncServer
     fleet: _Fleet
     after: Callable[[Any], None]
+    model: Model
     open: dict[int, float] = field(default_factory=dict)  # when each client was asked
     told: dict[int, tuple[int, int]] = field(default_factory=dict)  # the model and the receipt it was told then
     sign: dict[int, float] = field(default_factory=dict)  # when each client last answered
@@ -297,7 +305,8 @@ class _Desk:
                 for update in said:
                     if isinstance(update, Update):
                         self.server.receive(update, sender=client)
-            if self.server.fresh() is not None:
+            if (newer := self.server.fresh()) is not None:
+                self.model = newer
                 self.after(self.server)
             self._ask()
             self._leave()
@@ -307,7 +316,7 @@ class _Desk:
         return self.told.get(client) != self._news(client)
 
     def _news(self, client: int) -> tuple[int, int]:
-        return self.server.round, self.server.receipt(client).below
+        return self.model.round, self.server.receipt(client).below
 
     def _ask(self) -> None:
         now, waiting = time.monotonic(), self.fleet.waiting
@@ -320,7 +329,7 @@ class _Desk:
                     continue  # otherwise the question, or its answer, is lost
             elif not self._behind(client) and now - self.sign.get(client, now) < waiting.answers:
                 continue
-            what[client] = [self.server.receipt(client), self.server.model()]
+            what[client] = [self.server.receipt(client), self.model]
             self.open[client], self.told[client] = now, self._news(client)
         if what:
             self.fleet.ask(what)

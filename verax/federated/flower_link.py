@@ -11,7 +11,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,16 +21,25 @@ import verax.federated.flower_quiet  # noqa: F401 - before flwr
 # isort: split
 import uvicorn
 from fastapi import FastAPI, HTTPException
-from flwr.app import Context, RecordDict
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID, SubStatus
+from flwr.app import Context, Message, RecordDict
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID, TIMESTAMP_HEADER, SubStatus
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
-from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.serverapp import ServerApp
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    FLWR_IN_MEMORY_DB_NAME,
+    NOOP_FEDERATION_ID,
+    TaskType,
+)
 from flwr.supercore.error import http_error_translator
 from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.object_store import NoObjectInStoreError, ObjectStoreFactory
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
@@ -40,16 +50,15 @@ from flwr.superlink.servicer.runtime import runtime_handlers as handlers
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 
-from verax import checks
-
 AnyPath = str | os.PathLike[str]
 _START = 30.0  # seconds within which the port must answer
-_LOOK = 0.01  # seconds between two looks for an object
+_IDLE = 60  # seconds until an idle connection is closed; clients close theirs after 5, so that none is cut off in use
+_LEAVE = 2  # seconds that open connections get when the run is over
 
 
 def serve(
     app: ServerApp, keys: Sequence[bytes], certificate: AnyPath, private_key: AnyPath, host: str = "127.0.0.1",
-    port: int = 9092, ready: Callable[[int], None] | None = None, upload: float = 60.0,
+    port: int = 9092, ready: Callable[[int], None] | None = None,
 ) -> None:  # fmt: skip
     """Run a ServerApp to its end, for nodes with these public keys and for no others.
 
@@ -61,20 +70,41 @@ def serve(
         host: address to listen on.
         port: port to listen on; 0 for a free one.
         ready: called with the port once nodes can connect.
-        upload: seconds that an answer may take to arrive once it was announced; a node that dies meanwhile holds the
-            server up for so long.
     """
-    factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory())
+    objects = ObjectStoreFactory()
+    objects.store_instance = _Store()
+    factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
     state = factory.state()
     for key in keys:
         state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
     with _listening(factory, certificate, private_key, host, port) as bound:
         if ready is not None:
             ready(bound)
-        _run(app, state, checks.positive("upload", upload))
+        _run(app, state)
 
 
-def _run(app: ServerApp, state: Any, upload: float) -> None:
+class _Store(InMemoryObjectStore):
+    """Flower's store, in which an object cannot vanish while a message that shares it is being announced.
+
+    All clients are sent the same model, which is kept once; whoever confirms its copy may be the last to hold it.
+    """
+
+    def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
+        """Announce the objects of a message, all of them or none."""
+        with self.lock_store:
+            missing: list[str] = super().preregister(run_id, object_tree)
+            return missing
+
+    def whole(self, message: str) -> bool:
+        """Whether all objects of a message have arrived."""
+        with self.lock_store:
+            try:
+                return all(self.get(part.object_id) for part in iterate_object_tree(self.get_object_tree(message)))
+            except NoObjectInStoreError:
+                return True  # it will never be whole: let Flower say so
+
+
+def _run(app: ServerApp, state: Any) -> None:
     """What Flower does around a ServerApp, in this process."""
     run = state.create_run(
         "verax/federated", "1", None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
@@ -88,7 +118,7 @@ def _run(app: ServerApp, state: Any, upload: float) -> None:
     heart.start()
     ended = SubStatus.FAILED
     try:
-        app(_Here(state, task, info, upload), Context(run, SUPERLINK_NODE_ID, {}, RecordDict(), {}))
+        app(_Here(state, task, info), Context(run, SUPERLINK_NODE_ID, {}, RecordDict(), {}))
         ended = SubStatus.COMPLETED
     finally:
         heart.stop()
@@ -98,14 +128,23 @@ def _run(app: ServerApp, state: Any, upload: float) -> None:
 class _Here(HttpGrid):
     """Flower's Grid, whose calls are made in this process: there is no port at which anybody else could make them."""
 
-    def __init__(self, state: Any, task: Any, run: Any, upload: float) -> None:
+    def __init__(self, state: Any, task: Any, run: Any) -> None:
         super().__init__(token="none is needed")
-        self._state, self._task, self._upload = state, task, upload
+        self._state, self._task = state, task
         self._client = self
         self.set_run(run)
 
     def close(self) -> None:
         """Nothing is open."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The answers that are there as a whole; for others Flower would wait, and let everybody wait."""
+        found = self._state.message_ins_id_to_message_res_id
+        answers = {question: found.get(question) for question in message_ids}
+        store = self._state.object_store
+        there = [question for question, answer in answers.items() if answer is None or store.whole(answer)]
+        found_there: Iterable[Message] = super().pull_messages(there)
+        return found_there
 
     def GetNodes(self, request: Any) -> Any:  # noqa: N802 - names of Flower's protocol, here and below
         return handlers.get_nodes(request, self._state, self._task)
@@ -120,18 +159,30 @@ class _Here(HttpGrid):
         return handlers.push_object(request, self._state, self._task)
 
     def PullObject(self, request: Any) -> Any:  # noqa: N802
-        """An object, once it is there. Flower would look once a second, for two hours."""
-        end = time.monotonic() + self._upload
-        found = handlers.pull_object(request, self._state, self._task)
-        while found.object_found and not found.object_available:
-            if time.monotonic() > end:
-                return PullObjectResponse(object_found=False, object_available=False)
-            time.sleep(_LOOK)
-            found = handlers.pull_object(request, self._state, self._task)
-        return found
+        return handlers.pull_object(request, self._state, self._task)
 
     def ConfirmMessageReceived(self, request: Any) -> Any:  # noqa: N802
         return handlers.confirm_message_received(request, self._state, self._task)
+
+
+async def _known_only(request: Any, call_next: Any) -> Any:
+    """Of nobody else is more read than the headers, where the signature is; Flower would read all before it looks."""
+    if not request.url.path.startswith("/v1/fleet/"):
+        raise HTTPException(404)
+    state = request.app.state.linkstate_factory.state()
+    try:
+        key, signature = (
+            b64decode(request.headers[name], validate=True)
+            for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER)
+        )
+        stamp = request.headers[TIMESTAMP_HEADER].encode("ascii")
+        known = state.get_node_id_by_public_key(key) is not None
+        sound = known and verify_signature(bytes_to_public_key(key), stamp, signature)
+    except (KeyError, ValueError):
+        sound = False
+    if not sound:
+        raise HTTPException(401, "no node of this run")
+    return await call_next(request)
 
 
 async def _own_name_only(request: Any, call_next: Any) -> Any:
@@ -160,6 +211,7 @@ def _fleet(factory: LinkStateFactory) -> FastAPI:
         docs_url=None, redoc_url=None, openapi_url=None,
         middleware=[
             Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
+            Middleware(BaseHTTPMiddleware, dispatch=_known_only),
             Middleware(ProtobufTranslationMiddleware),
             Middleware(NodeAuthMiddleware),
             Middleware(BaseHTTPMiddleware, dispatch=_own_name_only),
@@ -177,7 +229,7 @@ def _listening(
 ) -> Iterator[int]:
     config = uvicorn.Config(
         _fleet(factory), ssl_certfile=os.fspath(certificate), ssl_keyfile=os.fspath(private_key),
-        log_level="warning", access_log=False,
+        log_level="warning", access_log=False, timeout_keep_alive=_IDLE, timeout_graceful_shutdown=_LEAVE,
     )  # fmt: skip
     with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as door:
         server = uvicorn.Server(config)

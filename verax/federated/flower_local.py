@@ -66,7 +66,7 @@ class OneHost(Embedded):
             def begin(port: int) -> None:
                 for client in range(self.plan.clients):
                     # By plain pickle: torch's own would let processes share the memory of the weights.
-                    own = pickle.dumps((self._own(client), self.plan, self.model, self._loss))
+                    own = pickle.dumps((self._own(client), self._rates_of(client), self.plan, self.model, self._loss))
                     party = _Party(client, own, folder, port, self._seed, self._pace)
                     people.append(context.Process(target=party, daemon=True))
                     people[-1].start()
@@ -88,6 +88,9 @@ class OneHost(Embedded):
         """Not one round alone: processes are started for all of them."""
         raise NotImplementedError("this engine runs all rounds at once: call run")
 
+    def _rates_of(self, client: int) -> tuple[list[float], list[float]]:
+        return self._rates.of_all_rounds(self.plan, lambda row: row[client if row.size > 1 else 0])
+
     def _own(self, client: int) -> Any:
         start = int(self._starts[client])
         return self._data.take(np.arange(start, start + int(self.sizes[client])))
@@ -106,8 +109,10 @@ class _Party:
 
     def __call__(self) -> None:
         torch.set_num_threads(1)
-        data, plan, model, loss = pickle.loads(self.own)
-        client = Client(self.number, data, plan, model, loss, insecure_seed=self.seed)
+        data, (p, q), plan, model, loss = pickle.loads(self.own)
+        client = Client(
+            self.number, data, plan, model, loss, client_rates=p, record_rates=q, insecure_seed=self.seed
+        )  # fmt: skip
         key = os.path.join(self.folder, f"{self.number}.key")
         root = os.path.join(self.folder, "ca.pem")
         join(client_app(client), key, root, f"{_HOST}:{self.port}", self.pace)

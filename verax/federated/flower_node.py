@@ -49,7 +49,7 @@ AnyPath = str | os.PathLike[str]
 _TROUBLE = (httpx.HTTPError, ObjectPullError, ObjectPushError)
 _HEART = 10.0  # seconds between two signs of life
 _DOWNLOAD = 60.0  # seconds that a model may take to be there once it was announced
-_LOOK = 0.05  # seconds until the second look for it; later ones take longer
+_LOOK, _LONGEST = 0.05, 0.5  # seconds until the second look for it, and at most between two
 
 
 class NotAdmitted(ValueError):  # noqa: N818 - public name, says what happened
@@ -136,7 +136,7 @@ def _received(client: FleetHttpClient, node: Node) -> Message | None:
     message = pull_and_inflate_object_from_tree(
         tree, make_pull_object_fn_protobuf(client.PullObject, node, run),
         make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run), return_type=Message,
-        max_time=_DOWNLOAD, initial_backoff=_LOOK,
+        max_time=_DOWNLOAD, initial_backoff=_LOOK, backoff_cap=_LONGEST,
     )  # fmt: skip
     message.metadata.__dict__["_message_id"] = tree.object_id  # as Flower does: a message does not hold its own number
     return message

@@ -7,7 +7,6 @@ simulation) or from a key nobody else has. Nothing is kept between rounds, so th
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,8 @@ from verax.randomness import Source
 from verax.randomness.keystream import Secret
 
 Numbers = NDArray[np.int64]
+Rates = float | NDArray[np.float64]
+"""One rate for all, or one for each."""
 _ITSELF = 0  # place of the client's own coin; its records follow from 1
 _LAST = 2**32 - 1  # places of the picks of a round, from here downwards
 
@@ -45,12 +46,13 @@ class Lots(Secret):
         # Every block is encrypted once per purpose, so this is counter mode with chosen counters.
         self._encryptor: Any = Cipher(AES(key), ECB()).encryptor()
 
-    def clients(self, rate: float, number: int, clients: Numbers) -> NDArray[np.bool_]:
+    def clients(self, rate: Rates, number: int, clients: Numbers) -> NDArray[np.bool_]:
         """Which of these clients take part in round ``number``, each with probability ``rate``."""
         return self._heads(rate, self._bits(number, clients, _ITSELF))
 
-    def records(self, rate: float, number: int, clients: Numbers, sizes: Numbers) -> NDArray[np.bool_]:
+    def records(self, rate: Rates, number: int, clients: Numbers, sizes: Numbers) -> NDArray[np.bool_]:
         """Which records of these clients are used in round ``number``: a coin for each, client after client."""
+        rate = np.repeat(rate, sizes) if np.size(rate) > 1 else rate
         total = int(sizes.sum())
         places = np.arange(1, total + 1, dtype=np.uint64)
         places -= np.repeat((np.cumsum(sizes) - sizes).astype(np.uint64), sizes)
@@ -75,13 +77,17 @@ class Lots(Secret):
         return np.frombuffer(self._encryptor.update(blocks.data.cast("B")), dtype=np.uint64).reshape(-1, 2)
 
     @staticmethod
-    def _heads(rate: float, bits: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Whether the bits, read as a fraction, are below ``rate``: exact for rates of at least 2^-70."""
-        high, low = divmod(int(Fraction(rate) * 2**128), 2**64)
-        if high == 2**64:
-            return np.ones(len(bits), dtype=np.bool_)
-        first = bits[:, 0]
-        below: NDArray[np.bool_] = first < np.uint64(high)
-        for undecided in np.flatnonzero(first == np.uint64(high)):
-            below[undecided] = bits[undecided, 1] < np.uint64(low)
+    def _heads(rate: Rates, bits: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Whether the bits, read as a fraction, are below ``rate``: exact for rates of at least 2^-70.
+
+        Such a rate is a whole multiple of 2^-128, and so both of its words are floating-point numbers.
+        """
+        low, high = np.modf(np.ldexp(rate, 64))
+        sure = high >= 2.0**64
+        first, word = bits[:, 0], np.where(sure, 0.0, high).astype(np.uint64)
+        below: NDArray[np.bool_] = (first < word) | sure
+        undecided = np.flatnonzero(first == word)
+        if undecided.size:
+            rest = np.broadcast_to(np.ldexp(low, 64).astype(np.uint64), first.shape)[undecided]
+            below[undecided] |= bits[undecided, 1] < rest
         return below

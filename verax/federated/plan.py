@@ -16,6 +16,7 @@ from verax.samplers.base import settle
 
 UNITS = ("record", "client")
 NOISES = ("central", "local", "visible")
+LEAST_RATE = 2.0**-70  # of which a coin of 128 bits has the exact law
 _FAR = 27.7  # a standard Gaussian vector is longer than sqrt(dimension) + sqrt(2 _FAR) with a chance of at most e^-_FAR
 
 
@@ -30,8 +31,8 @@ class Plan:
         clients: number of clients.
         records: number of records of all clients together, by which updates are scaled.
         largest: the most records that any one client holds. A client's guarantee gets worse with it.
-        client_rate: probability that a client takes part in a round.
-        record_rate: probability that a client that takes part uses a given record.
+        client_rate: probability that a client takes part in a round; if clients differ, the largest of all.
+        record_rate: probability that a client that takes part uses a given record; if clients differ, the largest.
         rounds: number of rounds.
         noise_multiplier: standard deviation of the noise divided by the clip norm.
         clip_norm: what gradients are clipped to: each record's, or with ``unit="client"`` a client's aggregate.
@@ -143,15 +144,17 @@ class Plan:
             kind = RandomParticipation(self.client_rate, 1.0, 0, self.rounds, revealed=True)
         return Mechanism(kind, self.noise_multiplier, Individual(self.clip_norm), relation)
 
-    def phases(self, records: int, record_rates: Sequence[float]) -> Phases:
-        """The same with a record rate for every round, all declared in advance."""
-        if len(record_rates) != self.rounds:
-            raise ValueError(
-                f"record_rates must have one rate for each of the {self.rounds} rounds, got {len(record_rates)}"
-            )
+    def phases(
+        self, records: int, record_rates: Sequence[float], client_rates: Sequence[float] | None = None
+    ) -> Phases:  # fmt: skip
+        """The same with rates for every round, all declared in advance."""
+        client_rates = [self.client_rate] * self.rounds if client_rates is None else client_rates
+        for name, rates in (("record_rates", record_rates), ("client_rates", client_rates)):
+            if len(rates) != self.rounds:
+                raise ValueError(f"{name} must have one rate for each of the {self.rounds} rounds, got {len(rates)}")
         found = []
-        for rate, same in groupby(record_rates):
-            found.append(replace(self, record_rate=rate, rounds=len(list(same))).mechanism(records))
+        for (p, q), same in groupby(zip(client_rates, record_rates, strict=True)):
+            found.append(replace(self, client_rate=p, record_rate=q, rounds=len(list(same))).mechanism(records))
         return Phases(tuple(found))
 
     def _picked(self, bins: int) -> BallsInBins:
@@ -180,6 +183,6 @@ class Plan:
 def _drawable(name: str, value: Any) -> float:
     """A rate of which a coin of 128 bits has the exact law."""
     rate = checks.rate(name, value)
-    if rate < 2.0**-70:
+    if rate < LEAST_RATE:
         raise ValueError(f"{name} must be at least 2^-70, got {value!r}")
     return rate

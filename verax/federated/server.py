@@ -208,7 +208,7 @@ class Server:
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of the client with the most records for the whole plan; it covers all clients."""
+        """The guarantee of a client with the plan's numbers, which are the largest of all: it covers all clients."""
         return self.plan.guarantee()
 
     def statement(self, delta: float) -> Statement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from verax.federated.messages import Values
 from verax.federated.plan import Plan
-from verax.mechanism import Individual
+from verax.mechanism import Clipping, Mixed
 from verax.training.clipped import MICRO_BATCH, Clipper, Inner, NotFinite
 from verax.training.data import part
 from verax.training.flat import Flat
@@ -60,7 +61,9 @@ class Worker:
         self.weights.copy_(now)
         for parameter, piece in zip(parameters, self.weights.split([p.numel() for p in parameters]), strict=True):
             parameter.data = piece.view_as(parameter)
-        self._clipper = Clipper(model, PerRecord(loss), plan.clipping, inner, micro_batch)
+        # Clip-groups are clients: many of them can go through one pass.
+        clipping: Clipping = Mixed(plan.clip_norm) if plan.unit == "client" else plan.clipping
+        self._clipper, self._micro_batch = Clipper(model, PerRecord(loss), clipping, inner, micro_batch), micro_batch
         self._flat = Flat(parameters)
         self._unused = np.random.default_rng(0)  # clip-groups are not drawn here
 
@@ -80,25 +83,48 @@ class Worker:
             self._clipper.add(batch, records, self._flat, self._unused)
         except NotFinite:
             self._flat.buffer.zero_()
-            if isinstance(self._clipper.clipping, Individual):
-                self._add_finite(batch, records)
+            self._add_finite(batch, [records] if isinstance(self._clipper.clipping, Mixed) else [1] * records)
         found: Values = self._flat.buffer.numpy()
         return found
 
-    def _add_finite(self, batch: Any, records: int) -> None:
-        """Leave out records whose gradients are not finite: they count as 0, whatever the others are.
+    def totals(self, batch: Any, sizes: list[int]) -> Values:
+        """The sum of the clipped aggregates of clients whose records lie one behind the other; valid as long."""
+        self._flat.buffer.zero_()
+        start = 0
+        for some in _portions(sizes, self._micro_batch):
+            end = start + sum(some)
+            self._add_finite(part(batch, slice(start, end)), some)
+            start = end
+        found: Values = self._flat.buffer.numpy()
+        return found
+
+    def _add_finite(self, batch: Any, sizes: list[int]) -> None:
+        """Leave out what is not finite, a record's gradient or a client's aggregate: it counts as 0, and no other does.
 
         The clipper may have added some of a batch when it finds one; that is taken back before the halves are tried.
         """
-        before = self._flat.buffer.clone()
+        before, records = self._flat.buffer.clone(), sum(sizes)
         try:
-            self._clipper.add(batch, records, self._flat, self._unused)
+            self._clipper.add(batch, records, self._flat, self._unused, np.repeat(np.arange(len(sizes)), sizes))
         except NotFinite:
             self._flat.buffer.copy_(before)
-            if records > 1:
-                half = records // 2
-                self._add_finite(part(batch, slice(0, half)), half)
-                self._add_finite(part(batch, slice(half, records)), records - half)
+            if len(sizes) > 1:
+                half = len(sizes) // 2
+                middle = sum(sizes[:half])
+                self._add_finite(part(batch, slice(0, middle)), sizes[:half])
+                self._add_finite(part(batch, slice(middle, records)), sizes[half:])
+
+
+def _portions(sizes: list[int], most: int) -> Iterator[list[int]]:
+    """Runs of clients with so many records together, or one client with more."""
+    some: list[int] = []
+    for size in sizes:
+        if some and sum(some) + size > most:
+            yield some
+            some = []
+        some.append(size)
+    if some:
+        yield some
 
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:

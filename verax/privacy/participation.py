@@ -28,6 +28,7 @@ from verax.samplers import BallsInBins, Deterministic, Poisson, RandomParticipat
 if TYPE_CHECKING:
     from verax.privacy.guarantee import Guarantee
     from verax.privacy.revealed import Revealed
+    from verax.reporting.statement import Statement
 
 OBSERVERS = ("public", "client", "network", "server")
 BASELINES = ("CS", "WCS", "OLS")
@@ -267,9 +268,11 @@ class Protection:
         """The privacy of the run in the eyes of the observer."""
         return self.mechanism.guarantee()
 
-    def statement(self, delta: float) -> str:
-        """The same with its numbers."""
-        return f"{self.words}\n{self.guarantee().statement(delta)}"
+    def statement(self, delta: float) -> Statement:
+        """The same with its numbers; also as JSON and as a page."""
+        from verax.reporting.statement import Statement  # reporting depends on this module, not the reverse
+
+        return Statement.of(self.guarantee(), delta, context=self.words)
 
 
 @dataclass(frozen=True)
