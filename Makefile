@@ -1,7 +1,7 @@
 PYTHON       ?= python3
 VENV         ?= .venv
 BENCH_VENV   ?= .venv-bench
-DEMO_EXTRAS  ?= figures,train
+DEMO_EXTRAS  ?= figures,train,web
 TEST_EXTRAS  ?= dev,docs,federated,figures,train,web
 PYTEST_FLAGS ?= -n auto
 

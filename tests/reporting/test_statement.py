@@ -8,6 +8,7 @@ import math
 import os
 import pickle
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,7 +16,20 @@ import numpy as np
 import pytest
 from scipy import special
 
-from verax import BallsInBins, Batch, Deterministic, Mechanism, Mixed, Poisson, Shuffle, WithoutReplacement
+from verax import (
+    BallsInBins,
+    Batch,
+    Budget,
+    Deterministic,
+    Mechanism,
+    Mixed,
+    Poisson,
+    RandomParticipation,
+    Shuffle,
+    WithoutReplacement,
+)
+from verax.privacy.budget import IN_ADVANCE
+from verax.privacy.participation import Federation
 from verax.privacy.tuning import TruncatedNegativeBinomial, tuned
 from verax.reporting.facts import UNCOVERED, Facts
 from verax.reporting.statement import Statement
@@ -92,6 +106,13 @@ def recorded(folder, rounds=40, reason="", mechanism=RUN, **facts):
     return ledger.read(path)
 
 
+def spent():
+    budget = Budget(2.0, 1e-5)
+    for phase in (RUN, Mechanism(Poisson(0.02, 10), 4.0)):
+        budget.spend(replace(phase, noise_multiplier=4.0))
+    return budget
+
+
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ledgers")
@@ -114,12 +135,15 @@ def cases(tmp_path_factory):
         "several": Statement.of_runs([whole, part, seeded, torn], 1e-5, group=2),
         "part": Statement.of_runs([part], 1e-5),
         "rare": Mechanism(Poisson(1e-9, 3), 1.0).guarantee().statement(1e-5),
+        "budget": spent().statement(),
+        "unspent": Budget(1.0, 1e-5, group=2).statement(private=False),
+        "observed": Federation(RandomParticipation(0.1, 0.1, 10, 5), local_noise=1.0).against("server").statement(1e-5),
     }
 
 
 NAMES = (
     "plain", "group", "told", "shuffled", "replaced", "noiseless", "phases", "searched", "whole", "several", "part",
-    "rare",
+    "rare", "budget", "unspent", "observed",
 )  # fmt: skip
 
 
@@ -374,3 +398,43 @@ def test_saved_as_the_suffix_says(cases, tmp_path):
         assert statement.write(tmp_path / f"report.{suffix}").read_text(encoding="utf-8") == text
     with pytest.raises(ValueError, match="path must be one that can be written"):
         statement.write(tmp_path / "none" / "report.html")
+
+
+# --- budgets and observers ------------------------------------------------------------------------------------------
+
+
+def test_a_budget_promises_what_was_fixed_beforehand(cases, tmp_path):
+    statement = cases["budget"]
+    content = statement.content()
+    assert content["what_runs"]["kind"] == "budget"
+    assert (content["epsilon"]["lower"], content["epsilon"]["upper"]) == (0.0, 2.0)
+    assert [len(setting) for setting in content["what_runs"]["settings"]] == [2]
+    assert statement.startswith("Any 1 record is protected with epsilon at most 2.0 at delta 1e-05 by everything spent")
+    assert any(IN_ADVANCE in note for note in content["notes"])
+    assert IN_ADVANCE in statement.html()
+    assert "a trial" not in statement.html().lower()
+    kept = Budget(2.0, 1e-5, path=tmp_path / "run.budget")
+    kept.spend(replace(RUN, noise_multiplier=4.0))
+    last = json.loads((tmp_path / "run.budget").read_text().splitlines()[-1])["hash"]
+    assert last in kept.statement().content()["notes"][-1]
+    assert cases["unspent"].content()["what_runs"]["settings"] == []
+    assert "NOT private" in cases["unspent"]
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-5), (1.0, 1e-2), (3.0, 1e-9), (30.0, 1e-5)])
+def test_the_curve_of_a_budget_is_that_of_its_one_pair(epsilon, delta):
+    """Against distributions that satisfy (epsilon, delta) with equality: no curve below theirs is true."""
+    p = [delta, (1 - delta) / (1 + math.exp(-epsilon)), (1 - delta) / (1 + math.exp(epsilon)), 0.0]
+    q = p[::-1]
+    for point in Facts.of_budget(Budget(epsilon, delta)).points:
+        exact = sum(max(a - math.exp(point.epsilon) * b, 0.0) for a, b in zip(p, q, strict=True))
+        assert exact <= point.upper + 1e-15  # round-off of the sum above
+        assert point.upper == pytest.approx(exact, rel=1e-6, abs=1e-12)
+        assert point.lower == 0.0
+
+
+def test_an_observer_is_named_first(cases):
+    statement = cases["observed"]
+    assert statement.startswith("Any one record of this client is protected from the server")
+    assert statement.content()["context"] == statement.splitlines()[0]
+    assert "from the server" in statement.html()

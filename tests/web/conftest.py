@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
 import time
@@ -93,6 +94,9 @@ def folder(tmp_path_factory):
     written(place / "part.ledger", 10)
     written(place / "seeded.ledger", 5, insecure_seed=True)
     (place / "part.log").write_text('{"round": 5, "accuracy": 0.5}\n{"round": 10, "accuracy": 0.75}\nnot json\n')
+    entry = {"loss": 0.4, "accuracy": 0.875, "norm_10": 0.5, "norm_50": 2.0, "norm_90": 4.0, "clip_norm": 1.0}
+    lines = [entry | {"round": i, "clipped": 0.9, "signal_to_noise": 0.1} for i in range(1, 11)]
+    (place / "part.private").write_text("\n".join(map(json.dumps, [{"note": "private"}, *lines])) + "\n")
     (place / "damaged.ledger").write_bytes((place / "whole.ledger").read_bytes().replace(b'"round":7', b'"round":8', 1))
     (place.parent / "outside.ledger").write_bytes((place / "whole.ledger").read_bytes())
     (place / "link.ledger").symlink_to(place.parent / "outside.ledger")
@@ -102,6 +106,13 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def server(folder):
     with running(Settings(runs=folder, seconds=10.0, stream_seconds=30.0, upload=100_000)) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def open_server(folder):
+    """One that shows diagnostics."""
+    with running(Settings(runs=folder, diagnostics=True, workers=2)) as address:
         yield address
 
 

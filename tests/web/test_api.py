@@ -15,7 +15,7 @@ from verax import Batch, Mechanism, Poisson, RandomParticipation
 from verax.planning import WAYS, Planner, Target, drawn
 from verax.planning import frontier as planned
 from verax.planning import ranked as in_order
-from verax.privacy.participation import BASELINES, baseline
+from verax.privacy.participation import BASELINES, OBSERVERS, Federation, baseline
 from verax.web import answers
 from verax.web.questions import SamplerName
 
@@ -161,6 +161,19 @@ class TestPlan:
         assert sum(bool(part.get("plan")) for _, part, _ in events) == 4
         assert next(part["of"] for _, part, _ in events if "full_batch_signal" in part) == 4
 
+    def test_limits_on_the_noise_leave_plans_out(self, client):
+        free = client.get("/api/plan", params=self.ASKED).json()["plans"]
+        noises = sorted(plan["noise_multiplier"] for plan in free)
+        answer = client.get("/api/plan", params=self.ASKED | {"noise_at_most": noises[1]}).json()
+        assert sorted(plan["noise_multiplier"] for plan in answer["plans"]) == noises[:2]
+        assert len(answer["left_out"]) == 2
+        assert all("noise_at_most" in why for why in answer["left_out"])
+        ratio = min(plan["noise_to_batch"] for plan in free)
+        answer = client.get("/api/plan", params=self.ASKED | {"ratio_at_most": ratio}).json()
+        assert [plan["noise_to_batch"] for plan in answer["plans"]] == [ratio]
+        message = said(client, "/api/plan", **self.ASKED, noise_at_most=0.1)
+        assert "noise_at_most = 0.1 leaves no plan: the least is" in message
+
     def test_what_cannot_be_met_says_what_is_in_the_way(self, client):
         message = said(client, "/api/plan", **self.ASKED, rounds_at_most=3)
         assert "rounds_at_most = 3 leaves no plan" in message
@@ -194,6 +207,23 @@ class TestFederated:
         assert uppers == sorted(uppers)
         assert set(answers.NAMES) == {"participation", *BASELINES}
 
+    def test_observers_are_those_of_python(self, client):
+        params = {"rounds": 5, "records": 10, "senders": 20, "colluding": 3, "always_send": False}
+        answer = client.get("/api/federated", params=params).json()
+        sampler = RandomParticipation(0.1, 0.1, 10, 5)
+        how = {"senders": 20, "colluding": 3, "always_send": False}
+        kinds = {
+            True: Federation(sampler, central_noise=1.0, **how),
+            False: Federation(sampler, local_noise=1.0 / math.sqrt(20), **how),
+        }
+        assert len(answer["observers"]) == 2 * len(OBSERVERS)
+        for row in answer["observers"]:
+            seen = kinds[row["trusted"]].against(row["observer"])
+            upper = seen.guarantee().epsilon(1e-5).upper
+            assert row["epsilon"]["upper"] == ("inf" if math.isinf(upper) else upper)
+            assert row["words"] == seen.words
+        assert "senders: input should be greater" in said(client, "/api/federated", senders=0)
+
     @pytest.mark.parametrize("figure", ["client-rate", "delta"])
     def test_figures(self, client, figure):
         params = {"rounds": 5, "records": 10, "figure": figure}
@@ -226,3 +256,26 @@ def test_a_plan_is_seen_to_meet_its_target(client):
     params = {"records": 1000, "epsilon": 1.5, "epochs": "4", "batch": "100"}
     plan = client.get("/api/plan", params=params).json()["plans"][0]
     assert plan["noise_multiplier"] == Planner(Target(1000, 1.5, 1e-5)).plan("poisson", 100, 4).noise_multiplier
+
+
+class TestDiagnostics:
+    def test_they_are_not_shown_unless_the_server_was_told_to(self, client, open_server):
+        hidden = client.get("/api/run", params={"name": "part.ledger"}).json()
+        assert hidden["diagnostics"] is None
+        assert [series["name"] for series in hidden["log"]] == ["accuracy"]
+        assert "0.875" not in client.get("/api/run", params={"name": "part.ledger"}).text
+        shown = httpx.get(f"{open_server}/api/run", params={"name": "part.ledger"}, timeout=30).json()
+        found = {series["name"]: series["points"] for series in shown["diagnostics"]}
+        assert found["accuracy"][-1] == [10, 0.875]
+        assert set(found) >= {"loss", "clipped", "signal_to_noise", "norm_50", "clip_norm"}
+        none = httpx.get(f"{open_server}/api/run", params={"name": "whole.ledger"}, timeout=30).json()
+        assert none["diagnostics"] == []
+
+    def test_they_are_in_no_statement(self, open_server):
+        for kind in ("html", "json", "txt"):
+            params = {"name": "part.ledger", "format": kind}
+            assert "0.875" not in httpx.get(f"{open_server}/api/run/statement", params=params, timeout=30).text
+
+    def test_signal_by_plan(self, client, folder):
+        told = client.get("/api/run", params={"name": "part.ledger"}).json()["signal"]
+        assert told == [{"each": 1 / 1.2, "round": None, "rounds": 40}]

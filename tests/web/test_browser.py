@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -14,8 +15,11 @@ from pathlib import Path
 import pytest
 
 from verax import Mechanism, Poisson, RandomParticipation, Shuffle
+from verax.planning import Target, frontier
+from verax.planning.utility import Line, Point, UtilityGraph, best_plan
 from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
+from verax.privacy.participation import Federation
 from verax.training.ledger import Ledger, read
 
 pytest.importorskip("fastapi")
@@ -79,10 +83,17 @@ def of(bracket):
     return shown(bracket.lower, LOWER), shown(bracket.upper, UPPER)
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_loads_fits_and_is_accessible(page, server, complaints, name):
+def serious(page):
+    """What axe-core finds to be a serious problem of accessibility."""
     base = pytest.importorskip("axe_playwright_python.base")
     axe = Path(base.__file__).with_name("axe.min.js").read_text()
+    page.evaluate(f"() => {{ {axe}\n; window.axe = axe ?? window.axe; }}")
+    found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+    return [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in SERIOUS]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_loads_fits_and_is_accessible(page, server, complaints, name):
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     for width, scheme in ((1440, "light"), (390, "dark")):
         page.set_viewport_size({"width": width, "height": 900})
@@ -93,10 +104,7 @@ def test_a_page_loads_fits_and_is_accessible(page, server, complaints, name):
         if name != "api":
             assert page.locator(".figure svg").first.is_visible()
         page.screenshot(path=SCREENSHOTS / f"{name}-{width}-{scheme}.png", full_page=True)
-        page.evaluate(f"() => {{ {axe}\n; window.axe = axe ?? window.axe; }}")
-        found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
-        serious = [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in SERIOUS]
-        assert serious == []
+        assert serious(page) == []
     assert complaints == []
     assert page.locator("#problem:visible").count() == 0
 
@@ -204,7 +212,8 @@ def test_a_ledger_opens_and_its_statement_downloads(page, server, folder):
     bracket = read(folder / "whole.ledger").guarantee().epsilon(1e-5)
     assert " to ".join(of(bracket)) in page.locator("tr[data-fact=epsilon] td").inner_text()
     assert "name=whole.ledger" in page.url
-    assert "Not shown" in page.locator("#log-words").inner_text()
+    assert "Nothing." in page.locator("#log-words").inner_text()
+    assert "Not shown." in page.locator("#diagnostics-words").inner_text()
     with page.expect_download() as waiting:
         page.locator("#download-html").click()
     assert "Privacy statement" in Path(waiting.value.path()).read_text()
@@ -251,6 +260,55 @@ def test_a_live_run_is_followed(page, server, folder):
         go.set()
         thread.join(30)
         path.unlink()
+
+
+def test_diagnostics_are_shown_where_they_are_asked_for(page, server, open_server):
+    page.goto(f"{server}/runs?name=part.ledger")
+    page.wait_for_selector("#run:visible")
+    assert page.locator("#log svg").count() == 1
+    assert page.locator("#diagnostics svg").count() == 0
+    assert "0.875" not in page.locator("main").inner_text()
+    page.goto(f"{open_server}/runs?name=part.ledger")
+    page.wait_for_selector("#diagnostics svg >> nth=4")
+    assert "NOT covered by the guarantee" in page.locator("#diagnostics-words").inner_text()
+    titles = page.locator("#diagnostics figcaption").all_inner_texts()
+    assert titles[2] == "Gradient norms against the clip norm"
+    assert len(titles) == 5
+    latest = page.locator("#diagnostics table").inner_text()
+    assert "accuracy\t10\t0.875" in latest
+    assert "median" in page.locator("#diagnostics .legend").inner_text()
+    assert serious(page) == []
+
+
+def test_a_utility_graph_ranks_plans(page, server, tmp_path):
+    line = Line(2.0, 0.9, (Point(0.01, 0.97, 0.96, 0.98), Point(0.1, 0.7, 0.69, 0.71)))
+    other = Line(1.0, 0.88, (Point(0.02, 0.99, 0.98, 1.0), Point(0.2, 0.8, 0.79, 0.81)))
+    graph = UtilityGraph((line, other), learning_rate=0.5, rounds=30, draws=20, confidence=0.95, public=False)
+    graph.save(tmp_path / "graph.json")
+    opened(page, server, "/plan?records=2000&epochs=2,8&batch=50,200&epsilon=2")
+    page.locator("#graph").set_input_files(tmp_path / "graph.json")
+    page.wait_for_selector("#expected-head:visible")
+    plans = frontier(Target(2000, 2.0, 1e-5), [50, 200], [2, 8])
+    best = best_plan(plans, graph)
+    words = page.locator("#expected").inner_text()
+    assert f"batch {best.plan.batch}, {best.plan.epochs} epochs, clip norm {best.clip_norm:g}" in words
+    assert f"expected accuracy {100 * best.accuracy:.1f} %" in words
+    first = page.locator("#rows tbody tr").first.locator("td").all_inner_texts()
+    assert (first[0], first[-1]) == (str(best.plan.batch), f"{100 * best.accuracy:.1f} %")
+    assert "private data" in page.locator("#leaks").inner_text()
+    (tmp_path / "wrong.json").write_text("[1]")
+    page.locator("#graph").set_input_files(tmp_path / "wrong.json")
+    page.wait_for_selector("#problem:visible")
+    assert page.locator("#expected-head").is_hidden()
+
+
+def test_observers_are_told_apart(page, server):
+    opened(page, server, "/federated?rounds=5&records=10&senders=50")
+    row = page.locator("tr[data-observer=server] td")
+    assert row.nth(0).inner_text() == "infinite"
+    sampler = RandomParticipation(0.1, 0.1, 10, 5)
+    alone = Federation(sampler, local_noise=1.0 / math.sqrt(50), senders=50).against("server")
+    assert row.nth(1).inner_text() == shown(alone.guarantee().epsilon(1e-5).upper, UPPER)
 
 
 def test_the_corrected_bound_is_between(page, server):

@@ -16,6 +16,7 @@ from verax import Deterministic, Mechanism, checks
 from verax.auditing import SamplerAudit, audit_sampler
 from verax.auditing.transcript import Progress, few_records
 from verax.cli import common
+from verax.cli.audit_canaries import canaries
 from verax.cli.common import SamplerName
 
 audit = typer.Typer(help="Attack what runs, for a lower bound on its epsilon.", no_args_is_help=True)
@@ -65,6 +66,9 @@ class Shape:
 @audit.callback()
 def _group() -> None:
     """Attack what runs, for a lower bound on its epsilon."""
+
+
+audit.command()(canaries)
 
 
 @audit.command()

@@ -15,6 +15,9 @@ TOKEN = "VERAX_TOKEN"
 
 def serve(
     runs: Annotated[Path | None, typer.Option(help="A folder whose ledgers are shown and followed.")] = None,
+    diagnostics: Annotated[
+        bool, typer.Option("--diagnostics", help="Also show the diagnostics of runs, which no guarantee covers.")
+    ] = False,
     host: Annotated[
         str, typer.Option(help=f"Address to listen on; other than loopback asks for a token in {TOKEN}.")
     ] = "127.0.0.1",
@@ -42,8 +45,9 @@ def serve(
             f"verax serve needs {error.name}, which comes with the extra web: pip install 'verax[web]'"
         ) from error
     settings = Settings(
-        host=host, token=_token(token_file), names=tuple(allow_host or ()), runs=runs, workers=workers, seconds=seconds
-    )
+        host=host, token=_token(token_file), names=tuple(allow_host or ()), runs=runs, diagnostics=diagnostics,
+        workers=workers, seconds=seconds,
+    )  # fmt: skip
     config = uvicorn.Config(
         create_app(settings), host=host, port=port, log_level="warning", access_log=False, server_header=False,
         limit_concurrency=100, timeout_graceful_shutdown=2,
@@ -52,6 +56,8 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"verax is at http://{shown}:{listening.getsockname()[1]}/ (Ctrl-C ends it)")
+    if diagnostics:
+        console.print("It shows diagnostics that no guarantee covers, to everybody who can reach this address.")
     uvicorn.Server(config).run(sockets=[listening])
 
 

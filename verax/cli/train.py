@@ -54,6 +54,9 @@ def train(
     ledger: Annotated[Path | None, typer.Option(help="Record every release in this new file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Save the model's weights here.")] = None,
     report: Annotated[Path | None, typer.Option(help="Save the statement here, as a page if it ends in .html.")] = None,
+    diagnostics: Annotated[
+        Path | None, typer.Option(help="Losses and gradient norms, which no noise protects, into this new file.")
+    ] = None,
     insecure_seed: Annotated[int | None, typer.Option(help="For tests only: repeatable, and not private.")] = None,
     json: common.AsJson = False,
 ) -> None:
@@ -92,7 +95,7 @@ def train(
         fitted = fit(
             network, torch.nn.CrossEntropyLoss(), examples.train, mechanism,
             lambda p: kinds[optimizer](p, learning_rate), ledger=ledger, delta=delta, records=len(examples.train[1]),
-            insecure_seed=insecure_seed,
+            diagnostics=diagnostics, insecure_seed=insecure_seed,
         )  # fmt: skip
     if not first:
         return

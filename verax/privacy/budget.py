@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from verax.privacy.composition import UPPER
 from verax.privacy.guarantee import Bracket, shown
 from verax.privacy.moments import DIRECTIONS, Floats, log_delta_bound, log_moments
 from verax.samplers.base import Sampler
+
+if TYPE_CHECKING:
+    from verax.reporting.statement import Statement
 
 FORMAT = 1
 IN_ADVANCE = "valid only for phases all declared before the first one began"
@@ -175,24 +178,24 @@ class Budget:
             return None
         return Phases(pretend_lowest(self.phases)).guarantee(self.group).epsilon(self.delta)
 
-    def statement(self) -> str:
-        """What a reviewer signs, in words, with the static figures for comparison."""
-        who = "Any 1 record is" if self.group == 1 else f"Any {self.group} records are"
-        lines = [
-            f"{who} protected with epsilon at most {self.epsilon!r} at delta {self.delta!r} (relation: "
-            f"{self.relation}) by everything spent from this budget, however phases were chosen from earlier outputs.",
-            f"Upper bound: a Rényi filter (docs/budget.md, theorem 1). Evidence: proved. Phases: {len(self.phases)}; "
-            f"the budget would be full at epsilon {shown(self.used, UPPER)}.",
-        ]
+    def statement(self, *, private: bool = True) -> Statement:
+        """What a reviewer signs, in words, with the static figures for comparison; also as JSON and as a page.
+
+        Args:
+            private: False if somebody chose the seed of the phases' randomness.
+        """
+        from verax.reporting.statement import Statement  # reporting depends on this module, not the reverse
+
+        notes = [f"Phases: {len(self.phases)}; a budget of epsilon {shown(self.used, UPPER)} would be full by now."]
         static, pretended = self.static(), self.pretended()
         if static is not None and pretended is not None:
-            lines += [
+            notes.append(
                 f"For comparison, {IN_ADVANCE}: epsilon at most {shown(static.upper, UPPER)} by composing loss "
-                f"distributions, {shown(pretended.upper, UPPER)} if every phase had the lowest noise.",
-                "What ran: " + "; then ".join(map(repr, self.phases)) + ".",
-            ]
-        left = "choices made by looking at the private data, other runs on them, reused or revealed randomness"
-        return "\n".join([*lines, f"Not covered: {left}."])
+                f"distributions, {shown(pretended.upper, UPPER)} if every phase had the lowest noise."
+            )
+        if self._path is not None:
+            notes.append(f"Recorded in {self._path}; hash of its last line: {self._head}.")
+        return Statement.of_budget(self, notes, private=private)
 
     # --- the filter -------------------------------------------------------------------------------------------------
 

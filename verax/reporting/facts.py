@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 
 import verax
 from verax.mechanism import Mechanism, Phases
+from verax.privacy.budget import Budget
 from verax.privacy.guarantee import Bracket, Guarantee
 from verax.privacy.tradeoff import TradeOff, between
 from verax.privacy.tuning import Tuned
@@ -35,6 +37,9 @@ UNCOVERED = {
     "side-channels": "What timing, memory or logs of the computer give away.",
 }
 """What no statement of a run covers, by name."""
+_USUAL = tuple(name for name in UNCOVERED if name != "scores")
+RUN, SEARCH, BUDGET = "run", "search", "budget"
+FREE = "what runs is chosen on the way, so no attack is fixed"
 
 
 @dataclass(frozen=True)
@@ -92,11 +97,17 @@ class Facts:
     uncovered: tuple[str, ...]
     """Names in ``UNCOVERED``."""
     software: tuple[tuple[str, str], ...]
+    kind: str = RUN
+    """What the guarantee is of: a run, one trial of a search, or a budget that phases were taken from as one went."""
+    context: str = ""
+    """Whom of several observers it is about, in words, if there are several."""
+    notes: tuple[str, ...] = ()
+    """What else a reviewer should know about the number, a sentence each."""
 
     @classmethod
     def of(
         cls, guarantee: Guarantee, delta: float, runs: tuple[Run, ...] = (), *, private: bool = True,
-        independent: Guarantee | None = None,
+        independent: Guarantee | None = None, context: str = "",
     ) -> Facts:  # fmt: skip
         """The facts of a guarantee, with what ledgers say about the runs it is the guarantee of."""
         scope = _scope(guarantee)
@@ -115,6 +126,30 @@ class Facts:
             private=private and not any(run.insecure_seed for run in runs),
             uncovered=scope.uncovered,
             software=software(),
+            kind=scope.kind,
+            context=context,
+        )
+
+    @classmethod
+    def of_budget(cls, budget: Budget, notes: tuple[str, ...] = (), *, private: bool = True) -> Facts:
+        """The facts of a budget: what was fixed beforehand for whatever is spent from it."""
+        return cls(
+            delta=budget.delta,
+            epsilon=Bracket(0.0, budget.epsilon, "proved", FREE, "a Rényi filter (docs/budget.md, theorem 1)"),
+            group=budget.group,
+            relation=budget.relation,
+            adversary="A0",
+            assuming="",
+            by="by everything spent from this budget, however phases were chosen from earlier outputs",
+            settings=(Phases(budget.phases),) if budget.phases else (),
+            points=_one_pair(budget.epsilon, budget.delta),
+            runs=(),
+            if_independent=None,
+            private=private,
+            uncovered=_USUAL,
+            software=software(),
+            kind=BUDGET,
+            notes=notes,
         )
 
     @classmethod
@@ -149,11 +184,12 @@ class Scope:
     by: str
     settings: tuple[Phases, ...]
     uncovered: tuple[str, ...]
+    kind: str = RUN
 
 
 @singledispatch
 def _scope(guarantee: Guarantee) -> Scope:
-    return Scope("", (guarantee.mechanism,), tuple(name for name in UNCOVERED if name != "scores"))
+    return Scope("", (guarantee.mechanism,), _USUAL)
 
 
 @_scope.register
@@ -163,6 +199,7 @@ def _searched(guarantee: Tuned) -> Scope:
         "by the released trial and the search for it",
         tuple(settings),
         tuple(name for name in UNCOVERED if name != "tuning"),
+        SEARCH,
     )
 
 
@@ -173,6 +210,21 @@ def _points(guarantee: Guarantee, delta: float) -> tuple[Point, ...]:
     top = max(top, 1e-3) if np.isfinite(top) else _NO_REACH
     brackets = [(top * i / _POINTS, guarantee.delta(top * i / _POINTS, rtol=_RTOL)) for i in range(_POINTS + 1)]
     return tuple(Point(epsilon, bracket.lower, bracket.upper) for epsilon, bracket in brackets)
+
+
+def _one_pair(epsilon: float, delta: float) -> tuple[Point, ...]:
+    """What (epsilon, delta) in both directions implies for other epsilons.
+
+    Miss and false alarm rates satisfy beta >= 1 - delta - e^epsilon alpha and the same with the two exchanged, so
+    1 - beta - e^at alpha, whose largest value is delta at ``at``, is largest where both hold with equality: at alpha =
+    beta = (1 - delta) / (1 + e^epsilon) if ``at`` is at most epsilon, and at alpha = 0 beyond.
+    """
+    found = []
+    for i in range(_POINTS + 1):
+        at = 1.25 * epsilon * i / _POINTS
+        rest = (1.0 - delta) * max(-math.expm1(at - epsilon), 0.0) / (1.0 + math.exp(-epsilon))
+        found.append(Point(at, 0.0, min((delta + rest) * (1.0 + 1e-12), 1.0)))
+    return tuple(found)
 
 
 def software() -> tuple[tuple[str, str], ...]:

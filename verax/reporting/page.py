@@ -11,7 +11,7 @@ from verax.mechanism import Mechanism
 from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
 from verax.reporting import svg, words
-from verax.reporting.facts import Facts
+from verax.reporting.facts import BUDGET, SEARCH, Facts
 from verax.training.ran import Run
 
 _STYLE = """
@@ -60,6 +60,7 @@ def html(facts: Facts, json: str) -> str:
         "<h1>Privacy statement</h1>",
         *(f'<p class="warning" role="note">{escape(text)}</p>' for text in words.warnings(facts)),
         f'<p class="headline">{escape(words.headline(facts))}</p>',
+        *([f"<p>{escape(facts.context)}</p>"] if facts.context else []),
         *_protected(facts),
         *_attacker(facts),
         *_evidence(facts),
@@ -110,7 +111,7 @@ def _attacker(facts: Facts) -> list[str]:
 def _evidence(facts: Facts) -> list[str]:
     bracket = facts.epsilon
     rows = [
-        ("Epsilon, at most", shown(bracket.upper, UPPER)),
+        ("Epsilon, at most", words.most(facts)),
         ("because", bracket.upper_by),
         ("Epsilon, at least", shown(bracket.lower, LOWER)),
         ("because", bracket.lower_by),
@@ -121,7 +122,7 @@ def _evidence(facts: Facts) -> list[str]:
     return [
         "<h2>Epsilon, delta and the evidence</h2>",
         _facts_table("Epsilon lies between two proved bounds", rows),
-        *([f"<p>{escape(tighter)}</p>"] if tighter else []),
+        *(f"<p>{escape(text)}</p>" for text in (tighter, *facts.notes) if text),
         f"<figure>{svg.spent(facts)}<figcaption>Solid: upper bound. Dashed: lower bound; no analysis can go below it."
         "</figcaption></figure>",
     ]
@@ -131,6 +132,8 @@ def _what_ran(facts: Facts) -> list[str]:
     recorded = (
         "Every release was written to a ledger before it happened; this is what the ledgers say."
         if facts.runs
+        else "These phases were taken from the budget, each before it ran."
+        if facts.kind == BUDGET
         else "As described; no ledger was given that would show what ran."
     )
     parts = ["<h2>What ran</h2>" if facts.runs else "<h2>What runs</h2>", f"<p>{recorded}</p>"]
@@ -138,7 +141,7 @@ def _what_ran(facts: Facts) -> list[str]:
         parts.append(_facts_table(f"Ledger {run.path}", _ledger_rows(run)))
         parts += [_phase_table(phase) for phase in run.mechanism.mechanisms]
     if not facts.runs:
-        parts += ["<p>A trial is one of these.</p>"] if facts.by else []
+        parts += ["<p>A trial is one of these.</p>"] if facts.kind == SEARCH else []
         parts += [_phase_table(phase) for setting in facts.settings for phase in setting.mechanisms]
     return parts
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verax.mechanism import Mechanism, Phases
+from verax.privacy.budget import Budget
 from verax.privacy.guarantee import Bracket, Guarantee
 from verax.reporting import page, words
 from verax.reporting.facts import Facts
@@ -49,7 +50,9 @@ class Statement(str):
         return Statement, (self._facts,)
 
     @classmethod
-    def of(cls, guarantee: Guarantee, delta: float, runs: Sequence[Run] = (), *, private: bool = True) -> Statement:
+    def of(
+        cls, guarantee: Guarantee, delta: float, runs: Sequence[Run] = (), *, private: bool = True, context: str = ""
+    ) -> Statement:
         """The statement of a guarantee.
 
         Args:
@@ -57,13 +60,25 @@ class Statement(str):
             delta: at which epsilon is stated.
             runs: what the ledgers say of the runs that it is the guarantee of, if there are any.
             private: False if somebody chose the seed of the run's randomness.
+            context: a sentence to begin with, such as whom of several observers it is about.
         """
-        return cls(Facts.of(guarantee, delta, tuple(runs), private=private))
+        return cls(Facts.of(guarantee, delta, tuple(runs), private=private, context=context))
 
     @classmethod
     def of_runs(cls, runs: Sequence[Run], delta: float, group: int = 1) -> Statement:
         """The statement of runs on the same data, taken together, from their ledgers."""
         return cls(Facts.of_runs(tuple(runs), delta, group))
+
+    @classmethod
+    def of_budget(cls, budget: Budget, notes: Sequence[str] = (), *, private: bool = True) -> Statement:
+        """The statement of a budget, whatever was spent from it.
+
+        Args:
+            budget: what was fixed beforehand.
+            notes: what else a reviewer should know, a sentence each.
+            private: False if somebody chose the seed of the randomness.
+        """
+        return cls(Facts.of_budget(budget, tuple(notes), private=private))
 
     @property
     def facts(self) -> Facts:
@@ -116,10 +131,13 @@ def _content(facts: Facts) -> dict[str, Any]:
         "curve": [asdict(point) for point in facts.points],
         "what_runs": {
             "recorded": bool(facts.runs),
+            "kind": facts.kind,
             "by": facts.by,
             "settings": [_setting(setting) for setting in facts.settings],
         },
         "runs": [_run(run) for run in facts.runs],
+        "context": facts.context,
+        "notes": list(facts.notes),
         "private": facts.private,
         "warnings": words.warnings(facts),
         "not_covered": [

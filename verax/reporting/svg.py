@@ -137,7 +137,7 @@ def spent(facts: Facts) -> str:
     upper = [(point.epsilon, point.upper) for point in facts.points]
     lower = [(point.epsilon, point.lower) for point in facts.points]
     bracket = facts.epsilon
-    least, most = shown(bracket.lower, LOWER), shown(bracket.upper, UPPER)
+    least, most = shown(bracket.lower, LOWER), words.most(facts)
     told = f"At delta {facts.delta!r} epsilon lies between {least} and {most}. The less delta, the more epsilon."
     drawn = [
         area("out", x, y, [*upper, (top, 1.0), (0.0, 1.0)]),

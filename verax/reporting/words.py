@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
-from verax.reporting.facts import UNCOVERED, Facts, Reach
+from verax.reporting.facts import BUDGET, RUN, SEARCH, UNCOVERED, Facts, Reach
 from verax.training.ran import NOT_PRIVATE
 
 _NEIGHBOURS = {
@@ -20,6 +20,9 @@ _AGAINST = {
     "A1": "Whoever sees every noisy sum of the run, and so every model on the way, knows all other records and how the "
     "run was set up, and is told in which rounds and clip-groups the protected records were; but not the noise.",
 }
+
+
+_WHAT = {RUN: "What runs", SEARCH: "What one trial runs", BUDGET: "What was spent"}
 
 
 def percent(share: float, side: int) -> str:
@@ -42,9 +45,14 @@ def headline(facts: Facts) -> str:
     subject = "Any 1 record is" if facts.group == 1 else f"Any {facts.group} records are"
     by = f" {facts.by}" if facts.by else ""
     return (
-        f"{subject} protected with epsilon at most {shown(facts.epsilon.upper, UPPER)} at delta {facts.delta!r}{by} "
+        f"{subject} protected with epsilon at most {most(facts)} at delta {facts.delta!r}{by} "
         f"(relation: {facts.relation})."
     )
+
+
+def most(facts: Facts) -> str:
+    """The upper bound on epsilon: a budget as it was chosen, anything else rounded up."""
+    return repr(facts.epsilon.upper) if facts.kind == BUDGET else shown(facts.epsilon.upper, UPPER)
 
 
 def neighbours(facts: Facts) -> str:
@@ -79,7 +87,9 @@ def guesses(facts: Facts) -> str:
 
 def runs(facts: Facts) -> str:
     """What runs, as the code that describes it."""
-    return " or ".join("; then ".join(repr(phase) for phase in setting.mechanisms) for setting in facts.settings)
+    return " or ".join(
+        "; then ".join(repr(phase) for phase in setting.mechanisms) for setting in facts.settings
+    ) or "nothing yet"  # fmt: skip
 
 
 def uncovered(facts: Facts) -> list[str]:
@@ -113,13 +123,15 @@ def prose(facts: Facts) -> str:
     """The whole statement, a line for each thing said."""
     bracket = facts.epsilon
     assuming = f" Assuming {facts.assuming}." if facts.assuming else ""
-    what = "What one trial runs" if facts.by else "What ran, by its ledger" if facts.runs else "What runs"
+    what = _WHAT[facts.kind] if not facts.runs else "What ran, by its ledger"
     lines = [
         *warnings(facts),
+        facts.context,
         headline(facts) + assuming,
         f"No analysis can show less than {shown(bracket.lower, LOWER)}: {bracket.lower_by}.",
         f"Upper bound: {bracket.upper_by}.",
         f"Evidence: {bracket.evidence}. {what}: {runs(facts)}.",
+        *facts.notes,
         *(run.account() for run in facts.runs),
         independently(facts),
         f"Neighbours: {neighbours(facts)}",

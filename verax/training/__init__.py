@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from verax.training.clipped import LocalSteps
+    from verax.training.diagnostics import PublicLog
     from verax.training.distributed import LostProcess
     from verax.training.entries import DamagedLedger, LedgerError
     from verax.training.ledger import Ledger, LedgerBusy, LeftMechanism, RunOver
@@ -24,6 +25,7 @@ _HOME = {
     "fit": "loop",
     "MixedRecords": "records",
     "PrivateTrainer": "trainer",
+    "PublicLog": "diagnostics",
     "DamagedLedger": "entries",
     "LedgerError": "entries",
     "LeftMechanism": "ledger",
@@ -44,6 +46,7 @@ __all__ = [
     "LostProcess",
     "MixedRecords",
     "PrivateTrainer",
+    "PublicLog",
     "Run",
     "RunOver",
     "fit",

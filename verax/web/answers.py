@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verax.privacy.participation import OBSERVERS
 from verax.web import questions
 from verax.web.pool import Emit, Pool, Refused, Task, TooCostly
 
@@ -164,8 +165,7 @@ def coarse_first(values: Sequence[Any]) -> Iterator[Any]:
 
 def plan(asked: questions.Plan) -> list[Step]:
     """One task, which says how far it is."""
-    most = None if asked.rounds_at_most == questions.MOST_ROUNDS else asked.rounds_at_most
-    task = Task("plans", (asked.target(), asked.points(), asked.rounds_at_least, most, asked.rank), True)
+    task = Task("plans", (asked.target(), asked.points(), asked.limits(), asked.rank), True)
     return [Step.of(task, kind="plan")]
 
 
@@ -185,6 +185,12 @@ def federated(asked: questions.Federated) -> list[Step]:
         return Task("participation", (name, asked.client(**other), noise, asked.delta, rtol), rtol != _RTOL)
 
     steps = [Step.of(task(name, _RTOL), kind="row", sampler=name) for name in NAMES]
+    steps += [
+        Step.of(Task("observer", (asked.federation(trusted), observer, asked.delta, _RTOL), True), kind="observer",
+                observer=observer, trusted=trusted)
+        for observer in OBSERVERS
+        for trusted in (True, False)
+    ]  # fmt: skip
     match asked.figure:
         case "noise":
             points = [

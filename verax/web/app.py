@@ -149,9 +149,9 @@ def _questions(api: FastAPI, desk: Desk) -> None:
         return [shapes.Change(**part) for part in await desk.whole(answers.costs(asked))]
 
     @api.get("/api/federated")
-    async def federated(asked: Annotated[questions.Federated, Query()]) -> shapes.Comparison:
+    async def federated(asked: Annotated[questions.Federated, Query()]) -> shapes.Participation:
         """A client that takes part at random, next to CS (less is not possible), WCS and OLS (more is not needed)."""
-        return shapes.Comparison(**_sorted(await desk.whole(answers.federated(asked))))
+        return shapes.Participation(**_sorted(await desk.whole(answers.federated(asked))))
 
     @api.get("/api/federated/stream", response_model=None, responses=_EVENTS)
     async def federated_stream(asked: Annotated[questions.Federated, Query()]) -> EventStream:
@@ -160,7 +160,7 @@ def _questions(api: FastAPI, desk: Desk) -> None:
 
 
 def _sorted(parts: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    kinds: dict[str, list[dict[str, Any]]] = {"rows": [], "points": [], "curves": []}
+    kinds: dict[str, list[dict[str, Any]]] = {"rows": [], "points": [], "curves": [], "observers": []}
     for part in parts:
         kinds[f"{part['kind']}s"].append(part)
     return kinds
@@ -189,7 +189,9 @@ def _runs(api: FastAPI, desk: Desk) -> None:
     @api.get("/api/run", responses=missing)
     async def run(name: _Name, delta: questions.Delta = 1e-5, group: questions.Group = 1) -> shapes.RunOf:
         """What a ledger in the folder proves."""
-        return shapes.RunOf(**await desk.once(Task("summary", (source(name), delta, group), True)))
+        return shapes.RunOf(
+            **await desk.once(Task("summary", (source(name), delta, group, desk.settings.diagnostics), True))
+        )
 
     @api.get("/api/run/stream", response_model=None, responses=_EVENTS | missing)
     async def run_stream(name: _Name, delta: questions.Delta = 1e-5, group: questions.Group = 1) -> EventStream:

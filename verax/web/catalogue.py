@@ -13,6 +13,7 @@ TASKS: dict[str, Callable[..., Iterable[tasks.Part]]] = {
     "plans": tasks.plans,
     "costs": tasks.costs,
     "participation": tasks.participation,
+    "observer": tasks.observer,
     "participation-curve": tasks.participation_curve,
     "summary": ledgers.summary,
     "statement": ledgers.statement,

@@ -68,7 +68,7 @@ class Desk:
 
     def watch(self, source: ledgers.Source, delta: float, group: int) -> EventStream:
         """A ledger, and again whenever it has changed, until its run is over."""
-        path = source[2]
+        path, task = source[2], Task("summary", (source, delta, group, self.settings.diagnostics), True)
 
         async def produce(emit: Emit) -> None:
             seen, over, misses = None, False, 0
@@ -84,7 +84,7 @@ class Desk:
                     await asyncio.sleep(_LOOK)
                     continue
                 try:
-                    await self.pool.run(Task("summary", (source, delta, group), True), pass_on, self.settings.seconds)
+                    await self.pool.run(task, pass_on, self.settings.seconds)
                     seen, misses = now, 0
                 except TooCostly:  # a run that is followed for long meets moments in which the machine is busy
                     misses += 1

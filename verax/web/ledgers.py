@@ -1,7 +1,8 @@
 """Ledgers in a browser: what they prove, how far a run is, and the statement to download.
 
-Of a run in progress its ledger is all that is shown, and of a log that the run itself published what it says. Loss,
-norms of gradients and fractions clipped are functions of private data, which a trainer must not write down.
+Of a run in progress its ledger is shown, and what a log says that the run itself published. Losses, norms of gradients
+and fractions clipped are functions of private data: they are in a file of their own, if the run was asked for it, and
+shown if the server was.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from verax.checks import NoGuarantee
+from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.reporting.statement import Statement
 from verax.training.entries import LedgerError, parse
 from verax.training.ran import Run, if_independent
-from verax.web.tasks import Part, plain
+from verax.web.tasks import Part, number, plain
 
-SUFFIX, LOG_SUFFIX = ".ledger", ".log"
+SUFFIX, LOG_SUFFIX, PRIVATE_SUFFIX = ".ledger", ".log", ".private"
 MOST_FILES = 500
 MOST_LOGGED = 2_000
 LARGEST_LOG = 2**22
@@ -72,10 +74,13 @@ def opened(source: Source) -> Run:
         raise LedgerError(f"{name} cannot be read: {error.strerror}") from error
 
 
-def summary(source: Source, delta: float, group: int) -> Iterator[Part]:
+def summary(source: Source, delta: float, group: int, diagnostics: bool = False) -> Iterator[Part]:
     """What a ledger proves; then its epsilon against the number of rounds, for a figure."""
     run = opened(source)
-    about = _about(run) | {"delta": delta, "group": group, "log": _log(source)}
+    about = _about(run) | {
+        "delta": delta, "group": group, "log": _log(source, LOG_SUFFIX),
+        "diagnostics": _log(source, PRIVATE_SUFFIX) if diagnostics else None,
+    }  # fmt: skip
     try:
         declared = run.guarantee(group).epsilon(delta)
         independent = if_independent([run], group)
@@ -100,24 +105,43 @@ def _about(run: Run) -> Part:
         "mechanism": [repr(phase) for phase in run.mechanism.mechanisms],
         "noise_multiplier": [float(phase.noise_multiplier) for phase in run.mechanism.mechanisms],
         "clip_norm": norms or [float(phase.clipping.norm) for phase in run.mechanism.mechanisms],
+        "signal": [_signal(phase, run.population) for phase in run.mechanism.mechanisms],
         "account": run.account(),
     }  # fmt: skip
 
 
+def _signal(phase: Mechanism, population: int | None) -> Part:
+    """The most that the clean sum of one round can stand out of the noise in one direction, as planned.
+
+    That is its length over the noise, both in clip norms: of a batch of full gradients that agree, or of clip-groups.
+    ``each`` is for one record of the batch, if how many there are is not known.
+    """
+    known = getattr(phase.sampler, "population", population)
+    lengths = {Batch: 1.0, Mixed: float(getattr(phase.clipping, "groups", 1))}
+    if known is not None:
+        lengths[Individual] = phase.sampler.expected_batch(known)
+    length, noise = lengths.get(type(phase.clipping)), phase.noise_multiplier
+    return {
+        "each": number(1.0 / noise if noise > 0.0 else math.inf),
+        "round": None if length is None else number(length / noise if noise > 0.0 else math.inf),
+        "rounds": len(phase.sampler),
+    }
+
+
 def _points(run: Run, delta: float, group: int) -> Iterator[Part]:
     """Epsilon of the run had it been declared to end after so many rounds."""
-    counts = sorted({math.ceil(run.declared * i / _COUNTS) for i in range(1, _COUNTS + 1)})
+    counts = sorted({1, *(math.ceil(run.declared * i / _COUNTS) for i in range(1, _COUNTS + 1))})
     for count in counts:
         part = replace(run, released=count)
         bracket = part.guarantee(group, stopping="independent").epsilon(delta, _RTOL)
         yield {"rounds": count, "epsilon": plain(bracket)}
 
 
-def _log(source: Source) -> list[Part]:
-    """Numbers that the run itself published next to its ledger: JSON lines with a round each."""
+def _log(source: Source, suffix: str) -> list[Part]:
+    """Numbers that the run itself wrote down next to its ledger: JSON lines with a round each."""
     if source[1] is not None:
         return []
-    path = Path(source[2]).with_suffix(LOG_SUFFIX)
+    path = Path(source[2]).with_suffix(suffix)
     try:
         if not path.is_file() or path.is_symlink() or path.stat().st_size > LARGEST_LOG:
             return []
@@ -126,9 +150,9 @@ def _log(source: Source) -> list[Part]:
         return []
     series: dict[str, list[tuple[int, float]]] = {}
     for line in lines:
-        for name, number, value in _logged(line):
+        for name, place, value in _logged(line):
             if name in series or len(series) < MOST_SERIES:
-                series.setdefault(name, []).append((number, value))
+                series.setdefault(name, []).append((place, value))
     return [{"name": name, "points": points} for name, points in sorted(series.items())]
 
 
@@ -137,13 +161,13 @@ def _logged(line: str) -> Iterator[tuple[str, int, float]]:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return
-    number = entry.get("round") if isinstance(entry, dict) else None
-    if not isinstance(number, int) or isinstance(number, bool):
+    place = entry.get("round") if isinstance(entry, dict) else None
+    if not isinstance(place, int) or isinstance(place, bool):
         return
     for name, value in entry.items():
         told = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_LOGGED
         if told and name not in ("round", "rounds", "delta"):
-            yield str(name)[:40], number, float(value)
+            yield str(name)[:40], place, float(value)
 
 
 def statement(sources: Sequence[Source], delta: float, group: int, kind: str) -> Iterator[Part]:

@@ -6,6 +6,7 @@ can be asked of the command line.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -13,11 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.planning import Target
 from verax.planning.grid import spread, usual_batches
+from verax.privacy.participation import Federation
 from verax.samplers import RandomParticipation
-from verax.web.tasks import Setting
+from verax.web.tasks import Limits, Setting
 
 MOST_ROUNDS = 10_000_000
 MOST_PLANS = 400
+LARGEST_LIMIT = 1e9  # of noise: none
 MOST_SLOW_PLANS = 60  # of samplers whose plans take a third of a second each
 SLOW = ("balls-in-bins", "random-allocation")
 
@@ -147,6 +150,12 @@ class Plan(Described):
     ] = ["poisson"]
     rounds_at_most: Annotated[int, Field(ge=1, le=MOST_ROUNDS, description="Leave out more.")] = MOST_ROUNDS
     rounds_at_least: Annotated[int, Field(ge=1, le=MOST_ROUNDS, description="Leave out plans with fewer.")] = 1
+    noise_at_most: Annotated[
+        float, Field(ge=0.05, le=LARGEST_LIMIT, allow_inf_nan=False, description="Leave out plans with more noise.")
+    ] = LARGEST_LIMIT
+    ratio_at_most: Annotated[
+        float, Field(ge=1e-9, le=LARGEST_LIMIT, allow_inf_nan=False, description="Leave out more noise / batch.")
+    ] = LARGEST_LIMIT
     rank: Annotated[
         Literal["signal", "noise", "ratio", "work", "rounds"], Field(description="What comes first.")
     ] = "signal"  # fmt: skip
@@ -178,6 +187,14 @@ class Plan(Described):
         """What must hold."""
         clipping = clipping_of(self.clipping, self.clip_groups)
         return Target(self.records, self.epsilon, self.delta, clipping, self.relation, self.group)
+
+    def limits(self) -> Limits:
+        """What plans must keep besides; what is at its end is no limit."""
+        most = None if self.rounds_at_most == MOST_ROUNDS else self.rounds_at_most
+        noise, ratio = (
+            None if limit == LARGEST_LIMIT else limit for limit in (self.noise_at_most, self.ratio_at_most)
+        )  # fmt: skip
+        return Limits(self.rounds_at_least, most, noise, ratio)
 
     def points(self) -> tuple[tuple[str, int, int], ...]:
         """Sampler, batch and epochs of every plan: corners first, then ever finer meshes."""
@@ -216,6 +233,15 @@ class Federated(Question):
     rounds: Annotated[int, Field(ge=1, le=10**6, description="Number of rounds.")] = 100
     noise_multiplier: Noise = 1.0
     delta: Delta = 1e-5
+    senders: Annotated[
+        int, Field(ge=1, le=10**6, description="Clients that surely send noise of their own, where clients add it.")
+    ] = 100
+    always_send: Annotated[
+        bool, Field(description="Whether a client that stays away sends noise, or an encrypted zero, all the same.")
+    ] = True
+    colluding: Annotated[
+        int, Field(ge=1, le=10**6, description="How many of those senders a curious client may know the noise of.")
+    ] = 1
     figure: Annotated[
         Literal["none", "noise", "rounds", "client-rate", "delta", "tradeoff"],
         Field(description="Which curves to add."),
@@ -228,3 +254,11 @@ class Federated(Question):
             "rounds": self.rounds,
         }  # fmt: skip
         return RandomParticipation(**(known | other))
+
+    def federation(self, trusted: bool) -> Federation:
+        """Who adds the noise: the server, or every client its part, with the same noise in the sum of all messages."""
+        total = self.noise_multiplier
+        noise = {"central_noise": total} if trusted else {"local_noise": total / math.sqrt(self.senders)}
+        return Federation(
+            self.client(), **noise, senders=self.senders, always_send=self.always_send, colluding=self.colluding
+        )

@@ -21,6 +21,8 @@ class Settings:
         token: a secret of at least 16 characters that every request must show; empty for none.
         names: host names besides localhost under which the server may be called.
         runs: a folder whose ledgers are shown.
+        diagnostics: whether to show what runs wrote down for the owners of the data only; whoever can reach the server
+            sees it too.
         workers: processes that compute.
         seconds: how long one computation may take.
         stream_seconds: how long one request may take.
@@ -37,6 +39,7 @@ class Settings:
     token: str = ""
     names: tuple[str, ...] = ()
     runs: Path | None = None
+    diagnostics: bool = False
     workers: int = 3
     seconds: float = 20.0
     stream_seconds: float = 120.0

@@ -89,6 +89,25 @@ class Comparison(BaseModel):
     curves: list[CurveOf]
 
 
+class ObserverOf(BaseModel):
+    """One kind of observer, and who adds the noise: a ``trusted`` server, or every client its part."""
+
+    observer: str
+    trusted: bool
+    words: str | None = None
+    mechanism: str | None = None
+    relation: str | None = None
+    rounds: int | None = None
+    epsilon: Bracket | None = None
+    why_not: str | None = None
+
+
+class Participation(Comparison):
+    """A client that takes part at random, what it is compared with, and what each kind of observer can learn."""
+
+    observers: list[ObserverOf]
+
+
 class ClosedForm(BaseModel):
     """What the closed form of "Proactive DP" asks for."""
 
@@ -155,10 +174,18 @@ class SpentAt(BaseModel):
 
 
 class Series(BaseModel):
-    """Numbers that the run itself published: pairs of a round and a value."""
+    """Numbers that the run itself wrote down: pairs of a round and a value."""
 
     name: str
     points: list[tuple[int, float]]
+
+
+class Signal(BaseModel):
+    """The most that clean gradients can stand out of the noise, as planned: length over noise, both in clip norms."""
+
+    each: Annotated[Number, Field(description="Of one clipped gradient.")]
+    round: Annotated[Number | None, Field(description="Of a whole round; null if its size is not known.")]
+    rounds: int
 
 
 class RunOf(BaseModel):
@@ -182,6 +209,7 @@ class RunOf(BaseModel):
     mechanism: list[str]
     noise_multiplier: list[float]
     clip_norm: list[float]
+    signal: list[Signal]
     account: str
     delta: float
     group: int
@@ -189,7 +217,11 @@ class RunOf(BaseModel):
     spent: Bracket | None
     why_not: str | None
     points: list[SpentAt]
-    log: list[Series]
+    log: Annotated[list[Series], Field(description="What the run published itself, such as scores on public data.")]
+    diagnostics: Annotated[
+        list[Series] | None,
+        Field(description="What it kept for the owners of the data; covered by no guarantee. Null: not shown here."),
+    ]
 
 
 class Runs(BaseModel):

@@ -13,11 +13,22 @@ from typing import Any
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Clipping, Individual, Mechanism
-from verax.planning import Plan, Planner, Target, changes, drawn, frontier, full_batch_signal, ranked, undominated
+from verax.planning import (
+    Plan,
+    Planner,
+    Target,
+    changes,
+    drawn,
+    frontier,
+    full_batch_signal,
+    ranked,
+    undominated,
+    within,
+)
 from verax.planning.accountant import upper_only
 from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import Bracket, Guarantee, shown
-from verax.privacy.participation import baseline
+from verax.privacy.participation import Federation, baseline
 from verax.privacy.tradeoff import between
 from verax.reporting.plans import plain as plain_plan
 from verax.samplers import RandomParticipation
@@ -130,31 +141,50 @@ def _curve(guarantee: Guarantee, delta: float) -> Iterator[Part]:
         }
 
 
-def plans(
-    target: Target,
-    points: tuple[tuple[str, int, int], ...],
-    rounds_at_least: int,
-    rounds_at_most: int | None,
-    rank: str,
-) -> Iterator[Part]:
+@dataclass(frozen=True)
+class Limits:
+    """What plans must keep besides their privacy; None for no limit."""
+
+    rounds_at_least: int = 1
+    rounds_at_most: int | None = None
+    noise_at_most: float | None = None
+    ratio_at_most: float | None = None
+
+    def broken(self, plan: Plan) -> str:
+        """Which limit on the noise the plan does not keep, in words; empty if it keeps them."""
+        for name, limit, value in (
+            ("noise_at_most", self.noise_at_most, plan.noise_multiplier),
+            ("ratio_at_most", self.ratio_at_most, plan.ratio),
+        ):
+            if limit is not None and value > limit:
+                needs = f"{plan.way}, batch {plan.batch}, epochs {plan.epochs} needs {shown(value, UPPER)}"
+                return f"{name} = {limit:g} is in the way: {needs}"
+        return ""
+
+
+def plans(target: Target, points: tuple[tuple[str, int, int], ...], limits: Limits, rank: str) -> Iterator[Part]:
     """How many plans there are, the plans in the order of ``points`` (sampler, batch, epochs), and how they rank."""
-    most = math.inf if rounds_at_most is None else rounds_at_most
-    kept = [p for p in points if rounds_at_least <= len(drawn(p[0], target.records, p[1], p[2])) <= most]
+    most = math.inf if limits.rounds_at_most is None else limits.rounds_at_most
+    kept = [p for p in points if limits.rounds_at_least <= len(drawn(p[0], target.records, p[1], p[2])) <= most]
     if not kept:  # the planner knows which limit is in the way
         ways, sizes, passes = (dict.fromkeys(column) for column in zip(*points, strict=True))
-        limits: dict[str, Any] = {"rounds_at_least": rounds_at_least, "rounds_at_most": rounds_at_most}
-        frontier(target, sizes, passes, list(ways), **limits)
+        bounds: dict[str, Any] = {"rounds_at_least": limits.rounds_at_least, "rounds_at_most": limits.rounds_at_most}
+        frontier(target, sizes, passes, list(ways), **bounds)
     yield {"of": len(kept), "full_batch_signal": number(full_batch_signal(target))}
-    planner, found = Planner(target), list[Plan]()
+    planner, found, beyond, why = Planner(target), list[Plan](), list[Plan](), ""
     for way, batch, epochs in kept:
         try:
-            found.append(planner.plan(way, batch, epochs))
+            plan = planner.plan(way, batch, epochs)
+            why = limits.broken(plan)
         except ValueError as error:
             why = str(error)
-            yield {"plan": None, "why_not": why}
         else:
-            yield {"plan": _plan(found[-1], epochs), "why_not": None}
+            (beyond if why else found).append(plan)
+        yield {"plan": None if why else _plan(plan, epochs), "why_not": why or None}
     if not found:
+        within(
+            beyond, noise_at_most=limits.noise_at_most, ratio_at_most=limits.ratio_at_most
+        )  # says what comes closest
         raise ValueError(why)
     place = {id(one): i for i, one in enumerate(found)}
     yield {
@@ -181,6 +211,13 @@ def participation(name: str, sampler: RandomParticipation, noise: float, delta: 
     mechanism = Mechanism(sampler, noise) if name == "participation" else baseline(name, sampler, noise)
     bracket = mechanism.guarantee().epsilon(delta, rtol)
     yield _about(mechanism) | {"epsilon": plain(bracket), "why_not": None, "provisional": False}
+
+
+def observer(federation: Federation, name: str, delta: float, rtol: float) -> Iterator[Part]:
+    """The epsilon of a client's record in the eyes of one kind of observer."""
+    seen = federation.against(name)
+    bracket = plain(seen.guarantee().epsilon(delta, rtol))
+    yield _about(seen.mechanism) | {"words": seen.words, "epsilon": bracket, "why_not": None, "provisional": False}
 
 
 def participation_curve(name: str, sampler: RandomParticipation, noise: float, delta: float) -> Iterator[Part]:

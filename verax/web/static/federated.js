@@ -1,4 +1,4 @@
-import {$, Asking, Form, copyable, make, progress, status, stream, value} from "./common.js";
+import {$, Asking, Form, copyable, inWords, make, progress, status, stream, value} from "./common.js";
 import {Parts, against, cells, deltaFigure, evidence, tradeoffFigure} from "./curves.js";
 
 const NAMES = {
@@ -6,6 +6,12 @@ const NAMES = {
   participation: "Random participation",
   WCS: "Participation is visible (WCS)",
   OLS: "Always takes part (OLS)",
+};
+const OBSERVERS = {
+  public: "The public, which sees the models",
+  client: "A curious client",
+  network: "The network, which sees who sends",
+  server: "The server, which sees every message",
 };
 const COLOURS = {CS: 2, participation: 0, WCS: 1, OLS: 8};
 
@@ -16,6 +22,9 @@ const FIELDS = [
   {name: "rounds", label: "Rounds", min: 1, max: 1e6, from: 1, to: 1e5, whole: true, value: 100},
   {name: "noise_multiplier", label: "Noise multiplier", min: 0.05, max: 1000, from: 0.3, to: 12, value: 1, help: "in the sum of all messages / clip norm of a record"},
   {name: "delta", label: "Delta", min: 1e-30, max: 0.5, from: 1e-12, to: 0.01, value: 1e-5},
+  {name: "senders", more: true, label: "Clients that send noise", min: 1, max: 1e6, from: 1, to: 1e5, whole: true, value: 100, help: "surely and honestly, in every round, where clients add it"},
+  {name: "always_send", more: true, label: "A client that stays away", kind: "choice", options: {true: "sends noise all the same", false: "sends nothing"}, value: "true"},
+  {name: "colluding", more: true, label: "Colluding clients", min: 1, max: 1e6, from: 1, to: 1e5, whole: true, value: 1, help: "of those, whose noise a curious client knows, its own included"},
   {name: "figure", label: "Figure", kind: "one", options: {"noise": "epsilon against noise", "rounds": "epsilon against rounds", "client-rate": "epsilon against the client rate", "delta": "delta against epsilon", "tradeoff": "what an attacker can reach"}, value: "noise"},
 ];
 const AXES = {
@@ -31,9 +40,11 @@ copyable($("share"), () => location.href);
 
 async function federated(signal) {
   const fresh = new Parts(Object.keys(NAMES));
+  fresh.observers = new Map();
   let waiting = false;
   await stream("/api/federated/stream", form.values(), (part) => {
     fresh.add(part);
+    if (part.kind === "observer") fresh.observers.set(`${part.observer} ${part.trusted}`, part);
     parts = fresh;
     if (waiting) return;
     waiting = true;
@@ -55,6 +66,14 @@ function show(now) {
   else against(now, {...look, ...AXES[figure], now: Number(form.get(AXES[figure].field)), log: true});
   if (figure !== "tradeoff") $("words").textContent = between(now);
   evidence(now, NAMES);
+  observers(now);
+}
+
+function observers(now) {
+  const cell = (part) => make("td", {"data-trusted": part?.trusted}, part ? (part.epsilon ? inWords(part.epsilon.shown.upper) : part.why_not) : "…");
+  const both = Object.keys(OBSERVERS).map((name) => [name, [true, false].map((trusted) => now.observers?.get(`${name} ${trusted}`))]);
+  $("observers").tBodies[0].replaceChildren(...both.map(([name, parts]) => make("tr", {"data-observer": name}, make("th", {scope: "row"}, OBSERVERS[name]), ...parts.map(cell))));
+  $("sees").replaceChildren(...both.flatMap(([name, parts]) => [make("dt", {}, OBSERVERS[name]), ...parts.filter(Boolean).map((part) => make("dd", {}, part.words ?? ""))]));
 }
 
 function between(now) {

@@ -112,7 +112,7 @@ function scatter(root, series, x, y, pick) {
 }
 
 // wanted: {title, told, x: {label, min, max, log, format}, y: ..., bands: [{name, colour, points: [{x, lower, upper}]}],
-//          scatters: [{name, colour, points: [{x, y, key, told}]}], now: x value to mark, blind: draw the diagonal, pick}
+//          scatters: [{name, colour, points: [{x, y, key, told}]}], now: x value to mark, blind: draw the diagonal, pick, legend: false for none}
 export function draw(place, wanted) {
   const paint = () => {
     const width = Math.max(place.clientWidth, 280);
@@ -129,7 +129,7 @@ export function draw(place, wanted) {
     }
     for (const series of wanted.bands ?? []) if (series.points.length) band(root, series, x, y);
     for (const series of wanted.scatters ?? []) scatter(root, series, x, y, wanted.pick);
-    place.replaceChildren(root, legend(wanted));
+    place.replaceChildren(root, ...(wanted.legend === false ? [] : [legend(wanted)]));
   };
   paint();
   place.verax?.disconnect();

@@ -1,5 +1,6 @@
 import {$, Asking, COLOURS, Form, SAMPLERS, ask, copyable, make, problem, progress, status, stream, value} from "./common.js";
 import {draw, limits, safe, short} from "./figure.js";
+import {bestByGraph, expectedOf, utilityGraph} from "./utility.js";
 
 const FEW = 12;
 const FIELDS = [
@@ -15,6 +16,8 @@ const FIELDS = [
   {name: "relation", more: true, label: "Neighbouring relation", kind: "choice", options: {"": "each sampler's own", "add-remove": "add-remove", "zero-out": "zero-out", "replace": "replace"}, value: ""},
   {name: "rounds_at_least", more: true, label: "Rounds, at least", min: 1, max: 1e7, whole: true, value: 1},
   {name: "rounds_at_most", more: true, label: "Rounds, at most", min: 1, max: 1e7, whole: true, value: 10000000},
+  {name: "noise_at_most", more: true, label: "Noise, at most", min: 0.05, max: 1e9, from: 0.3, to: 100, value: 1000000000},
+  {name: "ratio_at_most", more: true, label: "Noise / batch, at most", min: 1e-9, max: 1e9, from: 1e-5, to: 1, value: 1000000000},
   {name: "rank", label: "Best first by", kind: "choice", options: {signal: "signal of the run", noise: "least noise", ratio: "least noise / batch", work: "least work", rounds: "fewest rounds"}, value: "signal"},
   {name: "figure", label: "Figure", kind: "one", local: true, options: {signal: "signal of the run against rounds", noise: "noise against epochs"}, value: "signal"},
 ];
@@ -31,6 +34,24 @@ copyable($("share"), () => location.href);
 copyable($("copy-python"), () => $("python").textContent);
 copyable($("copy-command"), () => $("command").textContent);
 $("all").addEventListener("click", () => { all = !all; show(); });
+
+// A utility graph, measured on public data (docs/utility.md): it is read in this tab and not sent anywhere.
+let graph;
+const upload = make("input", {type: "file", id: "graph", accept: ".json"});
+$("form").append(make("div", {class: "field"},
+  make("label", {for: "graph"}, "Utility graph, if you have one"), upload,
+  make("span", {class: "help"}, "of verax plan utility --out; it stays in this tab, so it is not part of the link.")));
+upload.addEventListener("input", async (event) => {
+  event.stopPropagation();
+  $("problem").hidden = true;
+  graph = undefined;
+  try {
+    if (upload.files.length) graph = utilityGraph(JSON.parse(await upload.files[0].text()));
+  } catch {
+    problem(`${upload.files[0].name} is not a utility graph; verax plan utility --out makes one.`);
+  }
+  show();
+});
 
 const keyOf = (one) => `${one.sampler}.${one.batch}.${one.passes}`;
 
@@ -61,13 +82,27 @@ async function plan(signal) {
   return `${found.plans.length} plans meet the target.`;
 }
 
+const percent = (share) => `${(100 * share).toFixed(1)} %`;
+
+function expect(best) {
+  $("expected-head").hidden = !graph;
+  $("leaks").hidden = !graph || graph.public;
+  $("leaks").textContent = "The graph was made from private data: what is chosen by it is a release without noise that no guarantee covers.";
+  if (!graph || !found.plans.length) $("expected").textContent = "";
+  else if (!best) $("expected").textContent = `No plan has the ${graph.rounds} rounds of the graph's own runs.`;
+  else $("expected").textContent = `Best by the utility graph: ${SAMPLERS[best.one.sampler]}, batch ${best.one.batch}, ${best.one.passes} epochs, clip norm ${short(best.clip)}, learning rate ${short(best.rate)}; expected accuracy ${percent(best.accuracy)}.`;
+}
+
 function order() {
-  return found.ranked ?? found.plans.map((_, i) => i).sort((a, b) => value(found.plans[b].signal_of_run) - value(found.plans[a].signal_of_run));
+  return found.ranked?.slice() ?? found.plans.map((_, i) => i).sort((a, b) => value(found.plans[b].signal_of_run) - value(found.plans[a].signal_of_run));
 }
 
 function show() {
   figure();
   const ranked = order();
+  const best = graph && bestByGraph(graph, found.plans);
+  if (best) ranked.unshift(ranked.splice(ranked.indexOf(best.i), 1)[0]);
+  expect(best);
   const body = (all ? ranked : ranked.slice(0, FEW)).map((i) => {
     const one = found.plans[i];
     const star = found.undominated.has(i);
@@ -75,7 +110,8 @@ function show() {
     button.setAttribute("aria-label", `${SAMPLERS[one.sampler]}, batch ${one.batch}, ${one.passes} epochs${star ? ", no other beats it" : ""}: show code`);
     button.addEventListener("click", () => choose(keyOf(one), true));
     const share = found.best ? `${(100 * value(one.signal_of_run) / found.best).toFixed(1)} %` : "";
-    const row = [one.batch, short(one.epochs), one.rounds, one.noise_multiplier, one.noise_to_batch.toPrecision(3), short(value(one.signal_of_run)), share];
+    const expected = graph ? [percent(expectedOf(graph, one).accuracy)] : [];
+    const row = [one.batch, short(one.epochs), one.rounds, one.noise_multiplier, one.noise_to_batch.toPrecision(3), short(value(one.signal_of_run)), share, ...expected];
     return make("tr", {class: keyOf(one) === form.extra.plan ? "chosen" : undefined}, make("th", {scope: "row"}, button), ...row.map((cell) => make("td", {}, String(cell))));
   });
   $("rows").tBodies[0].replaceChildren(...body);

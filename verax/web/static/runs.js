@@ -72,6 +72,12 @@ function show(run) {
   figure(run);
   downloads();
   log(run);
+  diagnostics(run);
+}
+
+function signal({each, round, rounds}) {
+  if (round === null) return `at most ${short(value(each))} for each record of a batch; the ledger does not say how many there are`;
+  return `at most ${short(value(round))} in one round, ${short(value(round) * Math.sqrt(rounds))} in the average of all, if all gradients have full length and agree`;
 }
 
 function facts(run) {
@@ -83,6 +89,7 @@ function facts(run) {
     ["Protected", `any ${run.group === 1 ? "record" : `${run.group} records`}, ${run.relation}`],
     ["Noise multiplier", run.noise_multiplier.join(", then ")],
     ["Clip norm", run.clip_norm.length > 8 ? `${Math.min(...run.clip_norm)} to ${Math.max(...run.clip_norm)}, by round` : run.clip_norm.join(", then ")],
+    ["Signal to noise, by plan", run.signal.map(signal).join("; then ")],
     ["Mechanism", run.mechanism.join("; then ")],
     ["Resumed", run.resumed ? `${run.resumed} times` : "never"],
     ["Begun", `${run.begun}, with verax ${run.verax}`],
@@ -135,19 +142,70 @@ async function save(kind, params) {
   }
 }
 
+const WORDS = {
+  log: {
+    some: "From the log that the run itself published next to its ledger. verax has not checked these numbers, and the statement does not cover them: scores on public data cost nothing, but if private data were used they are a release of their own.",
+    none: "Nothing. Scores of the model on public data cost no privacy: fit(..., log=PublicLog(\"run.log\", score)) writes them next to run.ledger, and so may a run of your own, as JSON lines with a round each.",
+  },
+  diagnostics: {
+    some: "NOT covered by the guarantee: computed from private data without noise, for those who may see the data. Do not release them, and do not choose by them what to release.",
+    none: "None were kept. A run asked for them, by fit(..., diagnostics=\"run.private\") with run.ledger next to it, keeps them in a file that only its owner can read. They are computed from private data and nothing protects them.",
+    hidden: "Not shown. They are computed from private data, and nothing protects them: to publish them would release more than the epsilon above. A ledger holds only what is public. If the run kept them for the owners of the data, verax serve --diagnostics shows them.",
+  },
+};
+
 function log(run) {
-  $("log-words").textContent = run.log.length
-    ? "From the log that the run itself published next to its ledger. verax has not checked these numbers, and the statement does not cover them: if they were computed from private data, they are a release of their own."
-    : "Not shown. They are computed from private data, and nothing protects them: to publish them would release more than the epsilon above. A ledger holds only what is public. If your run publishes a log of its own (accuracy on public data, say), put it next to the ledger, as JSON lines with a round each, with the ending .log.";
-  $("log").replaceChildren(...run.log.map((series) => {
-    const place = make("div", {class: "figure"});
-    const points = series.points.map(([x, y]) => ({x, y}));
-    requestAnimationFrame(() => draw(place, {
-      title: series.name, told: `last: ${short(points.at(-1).y)}`, scatters: [{name: series.name, colour: 0, points}],
-      x: {label: "rounds", min: 0, max: Math.max(...points.map((p) => p.x), 1)}, y: {label: series.name, ...limits(points.map((p) => p.y))},
+  const shown = run.log.length > 0;
+  $("log-words").textContent = shown ? WORDS.log.some : WORDS.log.none;
+  charts($("log"), run.log.map((series) => ({title: series.name, lines: [series]})), run.log);
+}
+
+function diagnostics(run) {
+  const all = run.diagnostics ?? [];
+  const words = $("diagnostics-words");
+  words.textContent = WORDS.diagnostics[run.diagnostics === null ? "hidden" : all.length ? "some" : "none"];
+  words.classList.toggle("problem", all.length > 0);
+  const by = Object.fromEntries(all.map((series) => [series.name, series]));
+  const own = [
+    {title: "Loss of the batch", lines: [by.loss]},
+    {title: "Accuracy on the batch", lines: [by.accuracy], most: 1},
+    {title: "Gradient norms against the clip norm", lines: [by.norm_50, by.clip_norm], range: [by.norm_10, by.norm_90]},
+    {title: "Share of gradients clipped", lines: [by.clipped], most: 1},
+    {title: "Signal to noise: length of the clipped sum / length of the noise", lines: [by.signal_to_noise]},
+  ];
+  charts($("diagnostics"), own.filter(({lines}) => lines[0]), all);
+}
+
+const MOST_POINTS = 400;
+
+// Of many points as many as a figure can show, the last one among them.
+function thin(points) {
+  const every = Math.ceil(points.length / MOST_POINTS);
+  return points.filter((_, i) => (points.length - 1 - i) % every === 0).map(([x, y]) => ({x, lower: y, upper: y}));
+}
+
+function charts(place, wanted, all) {
+  const figures = wanted.map(({title, lines, range, most}) => {
+    const spot = make("div", {class: "figure"});
+    const bands = lines.filter(Boolean).map((series, i) => ({name: series.name.replaceAll("_", " "), colour: i, dots: false, points: thin(series.points)}));
+    if (range?.every(Boolean)) {
+      const [low, high] = range.map((series) => new Map(series.points));
+      for (const p of bands[0].points) [p.lower, p.upper] = [low.get(p.x) ?? p.lower, high.get(p.x) ?? p.upper];
+      bands.push({...bands[0], name: "median", colour: 2, points: thin(lines[0].points)});
+      bands[0].name = "10 % to 90 % of gradients";
+    }
+    const points = bands.flatMap((band) => band.points);
+    const latest = lines[0].points.at(-1);
+    requestAnimationFrame(() => draw(spot, {
+      title, told: `In round ${latest[0]}: ${short(latest[1])}`, bands, legend: bands.length > 1,
+      x: {label: "rounds", min: 0, max: Math.max(last.declared, ...points.map((p) => p.x), 1)},
+      y: {label: lines.length > 1 ? "norm" : lines[0].name.replaceAll("_", " "), ...limits(points.flatMap((p) => [p.lower, p.upper])), ...(most ? {max: most} : {})},
     }));
-    return make("figure", {}, place);
-  }));
+    return make("figure", {}, make("figcaption", {}, title), spot);
+  });
+  const rows = all.map(({name, points}) => [name.replaceAll("_", " "), points.at(-1)[0], short(points.at(-1)[1])]);
+  const latest = all.length ? [make("div", {class: "scroll", tabindex: 0, role: "region", "aria-label": "Latest numbers"}, table("Latest numbers", ["What", "Round", "Value"], rows))] : [];
+  place.replaceChildren(...latest, make("div", {class: "charts"}, ...figures));
 }
 
 fill().catch((error) => problem(error.message));

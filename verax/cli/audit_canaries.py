@@ -1,0 +1,144 @@
+"""verax audit canaries: attack a whole training run by records that were planted in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from verax import Mechanism, checks
+from verax.auditing.canaries import CanaryAudit, audit_canaries
+from verax.cli import common
+from verax.cli.common import SamplerName
+from verax.mechanism import Individual
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from verax.training.examples import Examples
+
+_LOUD = 4.0  # a canary's own feature, so large that its gradient is clipped and lies mostly there
+_MODELS = ("logistic", "mlp")
+
+
+def canaries(
+    noise_multiplier: common.Noise,
+    data: Annotated[str, typer.Option(help="digits, mnist (see VERAX_DATA), or a .csv file, class last.")] = "digits",
+    model: Annotated[str, typer.Option(help=f"What to train: {' or '.join(_MODELS)}.")] = "logistic",
+    planted: Annotated[int, typer.Option("--canaries", help="Records to plant, each in by a coin of its own.")] = 300,
+    sampler: common.SamplerOption = SamplerName.poisson,
+    batch: Annotated[int, typer.Option(help="Expected batch size.")] = 256,
+    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 10,
+    times: common.Times = None,
+    buffer: common.Buffer = None,
+    max_batch: common.MaxBatch = None,
+    relation: common.Relation = None,
+    clip_norm: Annotated[float, typer.Option(help="The norm gradients are clipped to.")] = 1.0,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Step size of SGD.")] = 1.0,
+    epsilon: Annotated[float | None, typer.Option(help="The claimed epsilon; default: what verax proves.")] = None,
+    delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-5,
+    confidence: Annotated[float, typer.Option(help="Probability that the bound is right.")] = 0.95,
+    insecure_seed: Annotated[int | None, typer.Option(help="Repeat an audit exactly; for tests.")] = None,
+    json: common.AsJson = False,
+) -> None:
+    """Train once with canaries among the records, guess which were in, and compare with what is claimed.
+
+    A canary has a feature of its own and a random class. The model that is trained is thrown away.
+
+    Exit code 0: not refuted; 1: refuted; 2: bad input.
+
+    Example: verax audit canaries --data digits -z 1 --epochs 10
+    """
+    checks.choice("--model", model, _MODELS)
+    planted = checks.count("--canaries", planted, minimum=2)
+    from verax.training.examples import load
+
+    examples = load(data)
+    records = len(examples.train[1]) + planted
+    run = common.describe_run(
+        sampler, None, None, records, batch, None, epochs, common.ClippingName.individual, 1, relation, times, buffer,
+        max_batch,
+    )  # fmt: skip
+    mechanism = Mechanism(run.sampler, noise_multiplier, Individual(clip_norm), run.relation)
+    claim = mechanism.guarantee() if epsilon is None else checks.nonnegative("--epsilon", epsilon)
+    attack = _Attack(examples, model, mechanism, planted, learning_rate, insecure_seed)
+    result = audit_canaries(
+        attack.scores, planted, claim, delta=delta, confidence=confidence, insecure_seed=insecure_seed
+    )
+    if json:
+        common.print_json(_plain(result, mechanism))
+    else:
+        console = Console(highlight=False, markup=False, soft_wrap=True)
+        console.print(result.statement())
+        console.print(f"What ran: {mechanism!r} on {records - planted:,} records and about {planted // 2:,} canaries.")
+    if result.refuted:
+        raise typer.Exit(1)
+
+
+class _Attack:
+    """Trains on the examples and the canaries that are in, and scores every canary by how far its own loss fell."""
+
+    def __init__(
+        self, examples: Examples, model: str, mechanism: Mechanism, planted: int, learning_rate: float, seed: int | None
+    ) -> None:
+        import torch
+
+        from verax.training.examples import Examples, build
+
+        self._mechanism, self._learning_rate, self._seed = mechanism, learning_rate, seed
+        if seed is not None:
+            torch.manual_seed(seed)
+        x, y = examples.train
+        real = torch.cat([x.flatten(1), torch.zeros(len(y), planted)], dim=1)
+        own = torch.cat([torch.zeros(planted, real.shape[1] - planted), _LOUD * torch.eye(planted)], dim=1)
+        self._canaries = own, torch.randint(examples.classes, (planted,))
+        both = torch.cat([real, own]), torch.cat([y, self._canaries[1]])
+        self._data = {"x": both[0], "y": both[1]}
+        self._model = build(model, Examples(both, both, examples.classes))
+
+    def scores(self, included: NDArray[np.bool_]) -> Any:
+        """One run. A canary that is out counts for nothing: its gradient is 0, as if it were not there."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        from verax.training import fit
+
+        counts = torch.ones(len(self._data["y"]))
+        counts[len(counts) - len(included) :] = torch.from_numpy(included).float()
+
+        def loss(model: Any, batch: dict[str, Any]) -> Any:
+            return batch["counts"] * cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+        def own() -> Any:
+            """How much less a canary costs than a record of its class without features, which moves with all others."""
+            x, y = self._canaries
+            with torch.no_grad():
+                costs = (cross_entropy(self._model(one), y, reduction="none") for one in (torch.zeros_like(x), x))
+                return next(costs) - next(costs)
+
+        before = own()
+        fit(
+            self._model, loss, self._data | {"counts": counts}, self._mechanism,
+            lambda p: torch.optim.SGD(p, self._learning_rate), records=len(counts), insecure_seed=self._seed,
+        )  # fmt: skip
+        return (own() - before).numpy()
+
+
+def _plain(result: CanaryAudit, mechanism: Mechanism) -> dict[str, object]:
+    return {
+        "refuted": result.refuted,
+        "lower": result.lower,
+        "claim": result.claim,
+        "delta": result.delta,
+        "confidence": result.confidence,
+        "evidence": "monte-carlo",
+        "relation": mechanism.relation,
+        "mechanism": repr(mechanism),
+        "canaries": result.canaries,
+        "guesses": result.guesses,
+        "right": result.right,
+        "tries": result.tries,
+        "statement": result.statement(),
+    }
