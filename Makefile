@@ -61,8 +61,13 @@ bench: $(BENCH_STAMP)  ## compare with other accountants, in an environment of i
 studies: $(DEMO_STAMP)  ## train on real data for docs/studies.md; VERAX_DATA names the folder with them; hours
 	$(BIN)/python studies/proactive.py
 	$(BIN)/python studies/proactive.py --problems non-convex --seeds 1
-	$(BIN)/python studies/mnist_clippings.py --epochs 10
+	$(BIN)/python studies/mnist_clippings.py
+	$(BIN)/python studies/mnist_clippings.py --epochs 10 --noise 0.0625 --cells subsampling:batch:64:1.0,subsampling:mixed:512:1.0
+	$(BIN)/python studies/mnist_clippings.py --epochs 10 --noise 0 --cells subsampling:batch:64:1000.0,subsampling:mixed:512:1000.0
 	$(BIN)/python studies/equal_epsilon.py
+	$(BIN)/python studies/participation.py
+	$(BIN)/python studies/asynchronous.py
+	$(BIN)/python studies/heart_hospitals.py
 
 clean:  ## remove the environments, caches and build products
 	rm -rf $(VENV) $(BENCH_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """Private training beside plain SGD and every mode of Opacus: ratios of the time of one step, on one core.
 
-Run it with ``python benchmarks/training.py`` (``--models``, ``--batches``, ``--seconds`` to choose, ``--no-opacus``).
+Run it with ``python benchmarks/training.py`` (``--models``, ``--batches``, ``--seconds`` to choose, ``--no-opacus``);
+``--memory`` shows peak memory in place of times: what a process of its own needs beyond model, data and libraries.
 
 All variants of a cell run interleaved in one process, and the fastest of their repetitions counts, since the rest is
 the machine's noise. Plain SGD, verax and Opacus each choose their own micro-batch out of the same list; the allocator
@@ -13,9 +14,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import time
-import tracemalloc  # noqa: F401  imported early so that it is not charged to anybody
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -211,14 +212,58 @@ def noise(size: int, base: float) -> dict[str, float]:
     return {"noise/randn": min(mine) / min(theirs), "noise/plain": min(mine) / base}
 
 
+def memory(name: str, records: int, variant: str) -> float:
+    """Megabytes that six steps add to what was there after building everything, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--peak", f"{name}:{records}:{variant}"], check=True, capture_output=True, text=True
+    )
+    return float(done.stdout)
+
+
+def peak(name: str, records: int, variant: str) -> float:
+    """Needs Linux, which can be told to forget the highest mark so far."""
+    step = ours(name, records, None, Individual(1.0)) if variant == "verax" else plain(name, records, int(variant))
+    next(step)
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    before = _highest()
+    for _ in range(11):
+        next(step)
+    return (_highest() - before) / 1024.0
+
+
+def _highest() -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+
+
+def show_memory(names: list[str], batches: list[int]) -> None:
+    print("| model | batch | plain SGD, 64 at a time, MB | 256 at a time | all at once | verax |")
+    print("|---|---|---|---|---|---|")
+    for name in names:
+        for records in batches:
+            found = [memory(name, records, variant) for variant in ("64", "256", str(records), "verax")]
+            print(f"| {name} | {records} |", " | ".join(f"{megabytes:.0f}" for megabytes in found), "|", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--batches", default="64,256,1024")
     parser.add_argument("--seconds", type=float, default=8.0, help="for each cell")
     parser.add_argument("--opacus", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--memory", action="store_true", help="peak memory in place of times")
+    parser.add_argument("--peak", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.peak:
+        name, records, variant = options.peak.split(":")
+        print(peak(name, int(records), variant))
+        return
+    names, batches = options.models.split(","), [int(records) for records in options.batches.split(",")]
+    if options.memory:
+        show_memory(names, batches)
+        return
     warnings.simplefilter("ignore")
     modes = MODES[:4] if options.opacus else ()
     columns = [
@@ -235,8 +280,8 @@ def main() -> None:
     ]
     print("| model | batch |", " | ".join(columns), "|")
     print("|---|---|" + "---|" * len(columns))
-    for name in options.models.split(","):
-        for records in map(int, options.batches.split(",")):
+    for name in names:
+        for records in batches:
             row = {"plain, last": ""} | cell(name, records, options.seconds, modes)
             shown = [f"{row[c]:.2f}" if isinstance(row[c], float) else str(row[c]) for c in columns]
             print(f"| {name} | {records} |", " | ".join(shown), "|", flush=True)

@@ -35,11 +35,14 @@ def test_plan_train_state(table, tmp_path):
     done = train(
         "--data", table, "--model", "logistic", "--epsilon", 3, "--batch", 32, "--epochs", 8, "--lr", 0.1, "--json",
         "--ledger", tmp_path / "run.ledger", "--out", tmp_path / "model.pt", "--report", tmp_path / "report.html",
-        "--insecure-seed", 1,
+        "--diagnostics", tmp_path / "run.private", "--insecure-seed", 1,
     )  # fmt: skip
     assert done.exit_code == 0
     found = json.loads(done.stdout)
     assert found["accuracy"] > 0.8
+    note, *watched = map(json.loads, (tmp_path / "run.private").read_text().splitlines())
+    assert "NOT covered" in note["note"]
+    assert watched[-1]["loss"] < watched[0]["loss"]
     assert found["epsilon"]["upper"] <= 3.0
     assert not found["private"]
     assert found["noise_multiplier"] == pytest.approx(calibrate.noise_multiplier(Poisson(0.2, 40), 3.0, 1e-5), rel=1e-3)
