@@ -58,15 +58,15 @@ def _keeps_records(module: nn.Flatten) -> bool:
 
 
 class Pass:
-    """One pass of a batch through a chain: stands in for the model while the loss is taken."""
+    """One pass of a batch through a chain: stands in for the model while the loss, or its gradient, is taken."""
 
-    def __init__(self, layers: list[nn.Module], records: int) -> None:
-        self._layers, self._records = layers, records
+    def __init__(self, layers: list[nn.Module], records: int, closed: bool = False) -> None:
+        self._layers, self._records, self._closed = layers, records, closed
         self._values: list[Tensor] = []
         self.output: Tensor | None = None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """The model's output, as a leaf whose gradient is wanted."""
+        """The model's output, as a leaf whose gradient is wanted unless that is known in closed form."""
         if self.output is not None or len(inputs) != 1 or inputs[0].dim() < 2 or len(inputs[0]) != self._records:
             raise NotAChain
         value, values = inputs[0].detach(), self._values
@@ -80,7 +80,7 @@ class Pass:
                 else:
                     value = ACTIVATIONS[type(layer)][0](value)
             values.append(value)
-        self.output = value.detach().requires_grad_()
+        self.output = value if self._closed else value.detach().requires_grad_()
         return self.output
 
     def factors(self, g: Tensor) -> dict[nn.Parameter, list[Kind]]:

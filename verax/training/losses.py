@@ -63,12 +63,17 @@ class PerRecord:
 def _cross_entropy(loss: Any, outputs: Tensor, target: Tensor) -> Tensor | None:
     """Probabilities minus the one of the target."""
     usual = loss.weight is None and loss.label_smoothing == 0.0 and loss.ignore_index < 0
-    if not usual or outputs.dim() != 2 or target.dim() != 1 or target.dtype != torch.int64 or int(target.min()) < 0:
+    if not usual or outputs.dim() != 2 or target.dim() != 1 or target.dtype != torch.int64:
+        return None
+    if not target.is_cpu and int(target.min()) < 0:  # a class to be ignored; on a processor the scatter refuses it
         return None
     few = outputs.shape[1] < 8  # the softmax of short rows is slower than this
     g = torch.log_softmax(outputs, dim=1).exp_() if few else torch.softmax(outputs, dim=1)
     index = target.unsqueeze(1)
-    return g.scatter_add_(1, index, g.new_full((1, 1), -1.0).expand_as(index))
+    try:
+        return g.scatter_add_(1, index, g.new_full((1, 1), -1.0).expand_as(index))
+    except RuntimeError:
+        return None
 
 
 def _logistic(loss: Any, outputs: Tensor, target: Tensor) -> Tensor | None:

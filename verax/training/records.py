@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -19,7 +20,7 @@ import verax.training.opaque  # noqa: F401  registers attention and recurrent la
 from verax.training.capture import Layers, Use, watching
 from verax.training.chain import NotAChain, Pass, chain_of
 from verax.training.data import part
-from verax.training.factors import Explicit, Kind, merged
+from verax.training.factors import HALF, Explicit, Kind, merged
 from verax.training.layers import trainable
 
 Losses = Callable[[nn.Module, Any], Tensor]
@@ -100,22 +101,28 @@ class Records:
         return max(int(_FIT / self._bytes), _FEWEST)
 
     def _refuse_other_mixing(self, batch: Any, records: int) -> None:
-        """With the same randomness, the last record's loss must not change when all others become copies of it."""
+        """With the same randomness, a record's loss must not change when all others become copies of it."""
 
-        def copies(x: Any) -> Any:
-            return x[-1:].expand_as(x).contiguous() if isinstance(x, Tensor) and len(x) == records else x
-
-        found = []
-        for other in (batch, pytree.tree_map(copies, batch)):
+        def losses(whole: Any) -> Tensor:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                found.append(float(one_each(self.losses(self.model, other), records)[-1]))
-        first, second = found
-        if abs(first - second) > 1e-2 * (abs(first) + abs(second)) + 1e-4:
-            raise MixedRecords(
-                f"a record's loss depends on the other records of its batch ({first:.6g} among them, {second:.6g} "
-                "among copies of itself): use layers that treat records one by one, or batch clipping (Batch or Mixed)"
-            )
+                return one_each(self.losses(self.model, whole), records)
+
+        def copies(x: Any, record: int) -> Any:
+            same = isinstance(x, Tensor) and len(x) == records
+            return x[record : record + 1].expand_as(x).contiguous() if same else x
+
+        usual = losses(batch)
+        allowed = AGREE_HALF if usual.dtype in HALF or any(p.dtype in HALF for p in self.model.parameters()) else AGREE
+        for record in (0, records - 1):
+            alone = losses(pytree.tree_map(partial(copies, record=record), batch))
+            first, second = float(usual[record]), float(alone[record])
+            if abs(first - second) > allowed * (abs(first) + abs(second)) + 1e-5:
+                raise MixedRecords(
+                    f"a record's loss depends on the other records of its batch ({first:.6g} among them, {second:.6g} "
+                    "among copies of itself): use layers that treat records one by one, or batch clipping (Batch or "
+                    "Mixed)"
+                )
 
     # --- as a chain -------------------------------------------------------------------------------------------------
 
@@ -142,13 +149,14 @@ class Records:
 
     def _to_output(self, chain: list[nn.Module], batch: Any, records: int) -> tuple[Pass, Tensor]:
         """Forward, and the gradient of the losses at the output: in closed form, or by autograd."""
-        passed, closed = Pass(chain, records), getattr(self.losses, "gradient", None)
+        closed = getattr(self.losses, "gradient", None)
         if closed is not None:
+            passed = Pass(chain, records, closed=True)
             with torch.no_grad():
                 g = closed(passed, batch)
             if g is not None:
                 return passed, g
-            passed = Pass(chain, records)
+        passed = Pass(chain, records)
         with torch.enable_grad():
             losses = one_each(self.losses(cast(nn.Module, passed), batch), records)
         if passed.output is None or not losses.requires_grad:
