@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from importlib.util import find_spec
 
 from hypothesis import settings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # jobs in the background inherit that, and our children would
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NEEDS = {
     "randomness/*": "cryptography",

@@ -180,10 +180,13 @@ def test_ctrl_c_is_one_line_and_exit_code_130(command):
     with subprocess.Popen(
         [sys.executable, "-c", code, *command.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(0.4)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        try:
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(0.4)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, out, err) == (130, "", "verax: interrupted\n")
 
 
