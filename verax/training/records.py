@@ -30,8 +30,8 @@ Found = dict[nn.Parameter, Kind]
 """The per-record gradients of every trainable parameter."""
 
 _FOLDED = -1
-_FEWEST = 16  # records worked on at once, whatever the model
-_FIT = 2.0**25  # bytes that those worked on at once may leave behind
+_FEWEST = 32  # records worked on at once, whatever the model
+_FIT = 2.0**24  # bytes that those worked on at once may leave behind
 AGREE = 1e-3  # relative difference from plain autograd that is still rounding
 AGREE_HALF = 5e-2  # the same in half precision
 
