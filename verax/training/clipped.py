@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.training.capture import Layers
 from verax.training.data import part, slices
-from verax.training.factors import HALF
+from verax.training.factors import single_precision
 from verax.training.flat import Flat
 from verax.training.grouped import GroupMeans
 from verax.training.records import Losses, Records, one_each
@@ -153,11 +153,7 @@ class Clipper:
             squares = used[0][0].squares()
             for factor, _ in used[1:]:
                 squares = squares + factor.squares()
-            if not math.isfinite(float(squares.sum())) and not bool(torch.isfinite(squares).all()):
-                raise NotFinite("the gradient of a record is not finite")
-            if self.norms is not None:
-                self.norms(squares.sqrt())
-            weights = squares.rsqrt().mul_(norm * _INSIDE).clamp_(max=1.0)  # a gradient of 0 has weight 1
+            weights = self._weights(squares.sqrt(), norm, "gradient of a record")
             for factor, view in used:
                 factor.add(weights, view)
 
@@ -167,7 +163,7 @@ class Clipper:
         if means is not None:
             for rows in means:
                 lengths = torch.linalg.vector_norm(rows, dim=1)
-                into.buffer.addmv_(rows.t(), _clip_weights(lengths, norm, self.norms))
+                into.buffer.addmv_(rows.t(), self._weights(lengths, norm, "aggregate of a clip-group"))
             return
         refuse_statistics(self.model)
         start = 0
@@ -176,19 +172,18 @@ class Clipper:
             found = self._inner(self.model, self.losses, group, size, into.parameters)
             start += size
             with torch.no_grad():
-                total = nn.utils.get_total_norm([g.float() if g.dtype in HALF else g for g in found])
-                weight = float(_clip_weights(total, norm, self.norms))
+                total = nn.utils.get_total_norm([single_precision(g) for g in found])
+                weight = float(self._weights(total, norm, "aggregate of a clip-group"))
                 for parameter, g in zip(into.parameters, found, strict=True):
                     into.views[parameter].add_(g.to(into.buffer.dtype), alpha=weight)
 
-
-def _clip_weights(sizes: Tensor, norm: float, tell: Callable[[Tensor], None] | None) -> Tensor:
-    """What aggregates of these sizes are multiplied by; _INSIDE has room for the rounding of their norms."""
-    if not math.isfinite(float(sizes.sum())) and not bool(torch.isfinite(sizes).all()):
-        raise NotFinite("the aggregate of a clip-group is not finite")
-    if tell is not None:
-        tell(sizes)
-    return (norm * _INSIDE / sizes).clamp_(max=1.0)  # an aggregate of 0 has weight 1
+    def _weights(self, lengths: Tensor, norm: float, what: str) -> Tensor:
+        """What vectors of these lengths are multiplied by; _INSIDE has room for the rounding of their norms."""
+        if not math.isfinite(float(lengths.sum())) and not bool(torch.isfinite(lengths).all()):
+            raise NotFinite(f"the {what} is not finite")
+        if self.norms is not None:
+            self.norms(lengths)
+        return (norm * _INSIDE / lengths).clamp_(max=1.0)  # 0 has weight 1
 
 
 def refuse_statistics(model: nn.Module) -> None:

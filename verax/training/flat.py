@@ -9,6 +9,11 @@ import torch
 from torch import nn
 
 
+def same(parameters: list[nn.Parameter], others: list[nn.Parameter]) -> bool:
+    """Whether these are the very same parameters, in order."""
+    return len(parameters) == len(others) and all(map(operator.is_, parameters, others))
+
+
 class Flat:
     """One buffer for all trained parameters, with a view of each."""
 
@@ -25,7 +30,7 @@ class Flat:
 
     def again(self, parameters: list[nn.Parameter]) -> Flat:
         """Empty, for these parameters: the same buffer if they are the same."""
-        if len(parameters) == len(self.parameters) and all(map(operator.is_, parameters, self.parameters)):
+        if same(parameters, self.parameters):
             self.buffer.zero_()
             return self
         return Flat(parameters)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from verax.training.chain import NotAChain, Pass, chain_of
-from verax.training.factors import HALF, single_precision
-from verax.training.records import AGREE, AGREE_HALF, Losses, one_each
+from verax.training.factors import single_precision
+from verax.training.flat import same
+from verax.training.records import Losses, one_each, rounding_of
 
 _TOGETHER = 2**20  # numbers of the gradients that are held at once, unless one alone has more
 
@@ -47,7 +48,7 @@ class GroupMeans:
             g = None
         if g is None:
             return None
-        if self._rows is None or not self._rows.serve(parameters):
+        if self._rows is None or not same(parameters, self._rows.parameters):
             self._rows = _Rows(parameters)
         key = *layers, *parameters
         if key not in self._checked:
@@ -65,15 +66,14 @@ class GroupMeans:
         truth = torch.autograd.grad(loss, parameters, allow_unused=True)
         full = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, truth, strict=True)]
         exact = torch.cat([g.float().flatten() for g in full])
-        half = any(p.dtype in HALF for p in parameters)
-        return bool((whole - exact).norm() <= (AGREE_HALF if half else AGREE) * (exact.norm() + 1e-12))
+        return bool((whole - exact).norm() <= rounding_of(parameters) * (exact.norm() + 1e-12))
 
 
 class _Rows:
     """Flat gradients of a few groups, one a row, with a view of each parameter in each row."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self._parameters = list(parameters)
+        self.parameters = list(parameters)
         sizes = [p.numel() for p in parameters]
         self._most = max(_TOGETHER // sum(sizes), 1)
         self._rows = torch.zeros(self._most, sum(sizes), device=parameters[0].device)
@@ -82,12 +82,6 @@ class _Rows:
             p: [row.view_as(p) for row in columns]
             for p, columns in zip(parameters, self._rows.split(sizes, dim=1), strict=True)
         }
-
-    def serve(self, parameters: list[nn.Parameter]) -> bool:
-        """Whether they are for these parameters."""
-        return len(parameters) == len(self._parameters) and all(
-            mine is theirs for mine, theirs in zip(self._parameters, parameters, strict=True)
-        )
 
     def gradients(self, passed: Pass, g: Tensor, sizes: list[int]) -> Iterator[Tensor]:
         """Some rows at a time; parameters that no layer uses keep the zeros they were made with."""

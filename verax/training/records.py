@@ -32,8 +32,8 @@ Found = dict[nn.Parameter, Kind]
 _FOLDED = -1
 _FEWEST = 32  # records worked on at once, whatever the model
 _FIT = 2.0**24  # bytes that those worked on at once may leave behind
-AGREE = 1e-3  # relative difference from plain autograd that is still rounding
-AGREE_HALF = 5e-2  # the same in half precision
+_AGREE = 1e-3  # relative difference from plain autograd that is still rounding
+_AGREE_HALF = 5e-2  # the same in half precision
 
 
 class MixedRecords(ValueError):  # noqa: N818  it says what is wrong
@@ -113,7 +113,7 @@ class Records:
             return x[record : record + 1].expand_as(x).contiguous() if same else x
 
         usual = losses(batch)
-        allowed = AGREE_HALF if usual.dtype in HALF or any(p.dtype in HALF for p in self.model.parameters()) else AGREE
+        allowed = rounding_of([usual, *self.model.parameters()])
         for record in (0, records - 1):
             alone = losses(pytree.tree_map(partial(copies, record=record), batch))
             first, second = float(usual[record]), float(alone[record])
@@ -247,8 +247,7 @@ class Records:
             if factor is not None:
                 factor.add(pick, mine)
             exact = torch.zeros_like(parameter) if exact is None else exact
-            allowed = AGREE_HALF if parameter.dtype in (torch.bfloat16, torch.float16) else AGREE
-            if not (mine - exact).norm() <= allowed * (exact.norm() + 1e-3 * size + 1e-12):
+            if not (mine - exact).norm() <= rounding_of([parameter]) * (exact.norm() + 1e-3 * size + 1e-12):
                 return False
         return True
 
@@ -302,6 +301,11 @@ class _Whole(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         return self._losses(self.model, batch)
+
+
+def rounding_of(tensors: Sequence[Tensor]) -> float:
+    """Up to which relative difference two ways to compute with these tensors agree."""
+    return _AGREE_HALF if any(x.dtype in HALF for x in tensors) else _AGREE
 
 
 def _channels_last(x: Any) -> Any:
