@@ -24,6 +24,8 @@ from verax.training.ledger import Ledger, read
 
 pytest.importorskip("fastapi")
 playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+expect.set_options(timeout=60_000)  # every check waits for what it expects: no machine is too slow, or too fast
 
 CHROMIUM = shutil.which("chromium")
 SCREENSHOTS = Path("out/screenshots")
@@ -74,13 +76,15 @@ def opened(page, server, path):
     return page
 
 
-def sides(page, sampler):
-    row = page.locator(f"tr[data-sampler={sampler}]")
-    return tuple(row.locator(f"td[data-side={side}]").inner_text() for side in ("lower", "upper"))
-
-
 def of(bracket):
     return shown(bracket.lower, LOWER), shown(bracket.upper, UPPER)
+
+
+def expect_sides(page, sampler, bracket):
+    """The page comes to show this bracket for the sampler."""
+    row = page.locator(f"tr[data-sampler={sampler}]")
+    for side, text in zip(("lower", "upper"), of(bracket), strict=True):
+        expect(row.locator(f"td[data-side={side}]")).to_have_text(text)
 
 
 def serious(page):
@@ -99,19 +103,19 @@ def test_a_page_loads_fits_and_is_accessible(page, server, complaints, name):
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)
         opened(page, server, PAGES[name])
-        assert page.locator("h1").count() == 1
+        expect(page.locator("h1")).to_have_count(1)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         if name != "api":
-            assert page.locator(".figure svg").first.is_visible()
+            expect(page.locator(".figure svg").first).to_be_visible()
         page.screenshot(path=SCREENSHOTS / f"{name}-{width}-{scheme}.png", full_page=True)
         assert serious(page) == []
     assert complaints == []
-    assert page.locator("#problem:visible").count() == 0
+    expect(page.locator("#problem:visible")).to_have_count(0)
 
 
 def test_a_slider_changes_a_number_to_the_right_value(page, server):
     opened(page, server, "/compare?sampler=poisson&sampler=shuffle&epochs=2")
-    assert sides(page, "poisson") == of(Mechanism(Poisson(0.01, 200), 1.0).guarantee().epsilon(1e-5))
+    expect_sides(page, "poisson", Mechanism(Poisson(0.01, 200), 1.0).guarantee().epsilon(1e-5))
     slider = page.get_by_label("Noise multiplier, slider")
     slider.focus()
     for _ in range(12):
@@ -119,15 +123,12 @@ def test_a_slider_changes_a_number_to_the_right_value(page, server):
     noise = float(page.get_by_label("Noise multiplier", exact=True).input_value())
     assert noise > 1.1
     page.wait_for_url(f"**noise_multiplier={noise:g}**")
-    page.wait_for_selector("body[data-state=asking]")
-    page.wait_for_selector(IDLE)
-    assert sides(page, "poisson") == of(Mechanism(Poisson(0.01, 200), noise).guarantee().epsilon(1e-5))
-    assert sides(page, "shuffle") == of(Mechanism(Shuffle(100, 2), noise).guarantee().epsilon(1e-5))
-    shared = page.url
+    moved = Mechanism(Poisson(0.01, 200), noise).guarantee().epsilon(1e-5)
+    expect_sides(page, "poisson", moved)
+    expect_sides(page, "shuffle", Mechanism(Shuffle(100, 2), noise).guarantee().epsilon(1e-5))
     again = page.context.new_page()
-    again.goto(shared)
-    again.wait_for_selector(IDLE)
-    assert sides(again, "poisson") == sides(page, "poisson")
+    again.goto(page.url)
+    expect_sides(again, "poisson", moved)
 
 
 def test_every_change_is_answered_while_the_figure_is_drawn(page, server):
@@ -153,18 +154,18 @@ def test_every_change_is_answered_while_the_figure_is_drawn(page, server):
 
 def test_bad_input_is_a_message(page, server):
     opened(page, server, "/compare?sampler=poisson&batch=70000")
-    assert page.locator("#problem").inner_text() == "batch must be at most records = 60000, got 70000"
+    expect(page.locator("#problem")).to_have_text("batch must be at most records = 60000, got 70000")
     opened(page, server, "/compare?sampler=poisson&delta=wrong")
-    assert page.locator("#problem").inner_text().startswith("delta: input should be a valid number")
+    expect(page.locator("#problem")).to_have_text(re.compile("^delta: input should be a valid number"))
 
 
 def test_a_long_computation_can_be_stopped(page, server):
     page.route("**/api/compare/stream*", lambda _: None)  # as long as it takes: no machine is too fast
     page.goto(f"{server}/compare?sampler=random-allocation&batch=77&epochs=40")
     page.locator("#stop").click()
+    expect(page.locator("#status")).to_contain_text("Stopped")
+    expect(page.locator("#stop")).to_be_hidden()
     page.wait_for_selector(IDLE)
-    assert "Stopped" in page.locator("#status").inner_text()
-    assert page.locator("#stop").is_hidden()
 
 
 def test_a_plan_copies_code_that_runs(page, server, tmp_path):
@@ -172,11 +173,13 @@ def test_a_plan_copies_code_that_runs(page, server, tmp_path):
     page.locator("#rows tbody button").first.click()
     page.wait_for_selector("#changes li:not(.note)")
     page.get_by_role("button", name="Copy Python").click()
+    expect(page.locator("#copy-python")).to_have_text("Copied")
     code = page.evaluate("navigator.clipboard.readText()")
     assert code == page.locator("#python").inner_text()
     page.get_by_role("button", name="Copy command").click()
+    expect(page.locator("#copy-command")).to_have_text("Copied")
     command = page.evaluate("navigator.clipboard.readText()").splitlines()[0].split()
-    assert "plan=poisson." in page.url
+    expect(page).to_have_url(re.compile(r"plan=poisson\."))
     pytest.importorskip("torch")
     (tmp_path / "plan.py").write_text(code)
     done = subprocess.run(
@@ -197,23 +200,21 @@ def test_plans_can_be_chosen_by_keyboard_and_by_point(page, server):
     opened(page, server, "/plan?records=2000&epochs=2,8&batch=50,200")
     page.locator("#rows tbody button").nth(1).focus()
     page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "chosen-title"
+    expect(page.locator("#chosen-title")).to_be_focused()
     first = page.url
     page.locator(".figure .pick").first.click()
     page.wait_for_function("(before) => location.href !== before", arg=first)
-    assert "Mechanism(" in page.locator("#python").inner_text()
+    expect(page.locator("#python")).to_contain_text("Mechanism(")
 
 
 def test_a_ledger_opens_and_its_statement_downloads(page, server, folder):
     opened(page, server, "/runs")
     page.get_by_label("Ledger", exact=True).select_option("whole.ledger")
-    page.wait_for_selector("#run:visible")
-    page.wait_for_selector(IDLE)
     bracket = read(folder / "whole.ledger").guarantee().epsilon(1e-5)
-    assert " to ".join(of(bracket)) in page.locator("tr[data-fact=epsilon] td").inner_text()
-    assert "name=whole.ledger" in page.url
-    assert "Nothing." in page.locator("#log-words").inner_text()
-    assert "Not shown." in page.locator("#diagnostics-words").inner_text()
+    expect(page.locator("tr[data-fact=epsilon] td")).to_contain_text(" to ".join(of(bracket)))
+    expect(page).to_have_url(re.compile(r"name=whole\.ledger"))
+    expect(page.locator("#log-words")).to_contain_text("Nothing.")
+    expect(page.locator("#diagnostics-words")).to_contain_text("Not shown.")
     with page.expect_download() as waiting:
         page.locator("#download-html").click()
     assert "Privacy statement" in Path(waiting.value.path()).read_text()
@@ -222,8 +223,7 @@ def test_a_ledger_opens_and_its_statement_downloads(page, server, folder):
 def test_a_ledger_from_this_computer_opens(page, server, folder):
     opened(page, server, "/runs")
     page.locator("#file").set_input_files(folder / "part.ledger")
-    page.wait_for_selector("#run:visible")
-    assert page.locator("#rounds-words").inner_text() == "10 of 40"
+    expect(page.locator("#rounds-words")).to_have_text("10 of 40")
     with page.expect_download() as waiting:
         page.locator("#download-json").click()
     assert json.loads(Path(waiting.value.path()).read_text())["runs"][0]["released"] == 10
@@ -249,13 +249,12 @@ def test_a_live_run_is_followed(page, server, folder):
     thread.start()
     try:
         page.goto(f"{server}/runs?name=live.ledger")
-        page.wait_for_selector("#run:visible")
-        assert page.locator("#rounds-words").inner_text() == "0 of 6"
+        expect(page.locator("#rounds-words")).to_have_text("0 of 6")
         go.set()
+        expect(page.locator("#rounds-words")).to_have_text("6 of 6")
+        expect(page.locator("#facts")).to_contain_text("finished")
         page.wait_for_selector(IDLE)
-        assert page.locator("#problem").inner_text() == ""
-        assert page.locator("#rounds-words").inner_text() == "6 of 6"
-        assert "finished" in page.locator("#facts").inner_text()
+        expect(page.locator("#problem")).to_be_hidden()
     finally:
         go.set()
         thread.join(30)
@@ -264,19 +263,19 @@ def test_a_live_run_is_followed(page, server, folder):
 
 def test_diagnostics_are_shown_where_they_are_asked_for(page, server, open_server):
     page.goto(f"{server}/runs?name=part.ledger")
-    page.wait_for_selector("#run:visible")
-    assert page.locator("#log svg").count() == 1
-    assert page.locator("#diagnostics svg").count() == 0
-    assert "0.875" not in page.locator("main").inner_text()
+    expect(page.locator("#log svg")).to_have_count(1)
+    expect(page.locator("#diagnostics-words")).to_contain_text("Not shown.")
+    expect(page.locator("#diagnostics svg")).to_have_count(0)
+    expect(page.locator("main")).not_to_contain_text("0.875")
     page.goto(f"{open_server}/runs?name=part.ledger")
-    page.wait_for_selector("#diagnostics svg >> nth=4")
-    assert "NOT covered by the guarantee" in page.locator("#diagnostics-words").inner_text()
-    titles = page.locator("#diagnostics figcaption").all_inner_texts()
-    assert titles[2] == "Gradient norms against the clip norm"
-    assert len(titles) == 5
-    latest = page.locator("#diagnostics table").inner_text()
-    assert "accuracy\t10\t0.875" in latest
-    assert "median" in page.locator("#diagnostics .legend").inner_text()
+    expect(page.locator("#diagnostics svg[role=img]")).to_have_count(5)
+    expect(page.locator("#diagnostics-words")).to_contain_text("NOT covered by the guarantee")
+    titles = page.locator("#diagnostics figcaption")
+    expect(titles).to_have_count(5)
+    expect(titles.nth(2)).to_have_text("Gradient norms against the clip norm")
+    latest = page.locator("#diagnostics table tr").filter(has_text="accuracy").locator("td")
+    expect(latest).to_have_text(["accuracy", "10", "0.875"])
+    expect(page.locator("#diagnostics .legend")).to_contain_text("median")
     assert serious(page) == []
 
 
@@ -287,35 +286,35 @@ def test_a_utility_graph_ranks_plans(page, server, tmp_path):
     graph.save(tmp_path / "graph.json")
     opened(page, server, "/plan?records=2000&epochs=2,8&batch=50,200&epsilon=2")
     page.locator("#graph").set_input_files(tmp_path / "graph.json")
-    page.wait_for_selector("#expected-head:visible")
     plans = frontier(Target(2000, 2.0, 1e-5), [50, 200], [2, 8])
     best = best_plan(plans, graph)
-    words = page.locator("#expected").inner_text()
-    assert f"batch {best.plan.batch}, {best.plan.epochs} epochs, clip norm {best.clip_norm:g}" in words
-    assert f"expected accuracy {100 * best.accuracy:.1f} %" in words
-    first = page.locator("#rows tbody tr").first.locator("td").all_inner_texts()
-    assert (first[0], first[-1]) == (str(best.plan.batch), f"{100 * best.accuracy:.1f} %")
-    assert "private data" in page.locator("#leaks").inner_text()
+    words = page.locator("#expected")
+    expect(words).to_contain_text(f"batch {best.plan.batch}, {best.plan.epochs} epochs, clip norm {best.clip_norm:g}")
+    expect(words).to_contain_text(f"expected accuracy {100 * best.accuracy:.1f} %")
+    first = page.locator("#rows tbody tr").first.locator("td")
+    expect(first.first).to_have_text(str(best.plan.batch))
+    expect(first.last).to_have_text(f"{100 * best.accuracy:.1f} %")
+    expect(page.locator("#leaks")).to_contain_text("private data")
     (tmp_path / "wrong.json").write_text("[1]")
     page.locator("#graph").set_input_files(tmp_path / "wrong.json")
-    page.wait_for_selector("#problem:visible")
-    assert page.locator("#expected-head").is_hidden()
+    expect(page.locator("#problem")).to_be_visible()
+    expect(page.locator("#expected-head")).to_be_hidden()
 
 
 def test_observers_are_told_apart(page, server):
     opened(page, server, "/federated?rounds=5&records=10&senders=50")
     row = page.locator("tr[data-observer=server] td")
-    assert row.nth(0).inner_text() == "infinite"
+    expect(row.nth(0)).to_have_text("infinite")
     sampler = RandomParticipation(0.1, 0.1, 10, 5)
     alone = Federation(sampler, local_noise=1.0 / math.sqrt(50), senders=50).against("server")
-    assert row.nth(1).inner_text() == shown(alone.guarantee().epsilon(1e-5).upper, UPPER)
+    expect(row.nth(1)).to_have_text(shown(alone.guarantee().epsilon(1e-5).upper, UPPER))
 
 
 def test_the_corrected_bound_is_between(page, server):
     opened(page, server, "/federated?rounds=5&records=10")
     sampler = RandomParticipation(0.1, 0.1, 10, 5)
-    assert sides(page, "participation") == of(Mechanism(sampler, 1.0).guarantee().epsilon(1e-5))
-    words = page.locator("#words").inner_text()
-    numbers = [float(text) for text in re.findall(r"\d+\.\d+", words)]
+    expect_sides(page, "participation", Mechanism(sampler, 1.0).guarantee().epsilon(1e-5))
+    expect(page.locator("#words")).to_contain_text("Random participation costs at most")
+    numbers = [float(text) for text in re.findall(r"\d+\.\d+", page.locator("#words").inner_text())]
     here, least, most = numbers[:3]
     assert least <= here <= most

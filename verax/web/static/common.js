@@ -244,6 +244,16 @@ export function problem(words) {
   $("problem").hidden = false;
 }
 
+// What to call often and is done at most once a frame.
+export function onceAFrame(what) {
+  let waiting = false;
+  return () => {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => { waiting = false; what(); });
+  };
+}
+
 export function progress(done, of) {
   const bar = $("progress");
   bar.max = of || 1;

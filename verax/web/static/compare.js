@@ -1,4 +1,4 @@
-import {$, Asking, COLOURS, Form, SAMPLERS, copyable, make, progress, status, stream} from "./common.js";
+import {$, Asking, COLOURS, Form, SAMPLERS, copyable, make, onceAFrame, progress, status, stream} from "./common.js";
 import {Parts, against, cells, deltaFigure, evidence, tradeoffFigure} from "./curves.js";
 
 const FIELDS = [
@@ -25,7 +25,7 @@ async function compare(signal) {
   const chosen = params.getAll("sampler");
   if (!chosen.length) throw new Error("Choose at least one way of drawing batches.");
   const fresh = new Parts(chosen);
-  const drawn = later(() => show(parts));
+  const drawn = onceAFrame(() => { if (!signal.aborted) show(parts); });
   await stream("/api/compare/stream", params, (part) => {
     fresh.add(part);
     parts = fresh;
@@ -35,16 +35,6 @@ async function compare(signal) {
   show(parts);
   const missing = chosen.filter((name) => !parts.rows.get(name)?.epsilon);
   return missing.length ? `Done; nothing is proved for ${missing.map((name) => SAMPLERS[name]).join(", ")}.` : "Done.";
-}
-
-// At most once a frame.
-function later(what) {
-  let waiting = false;
-  return () => {
-    if (waiting) return;
-    waiting = true;
-    requestAnimationFrame(() => { waiting = false; what(); });
-  };
 }
 
 function rows(now) {

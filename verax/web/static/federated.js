@@ -1,4 +1,4 @@
-import {$, Asking, Form, copyable, inWords, make, progress, status, stream, value} from "./common.js";
+import {$, Asking, Form, copyable, inWords, make, onceAFrame, progress, status, stream, value} from "./common.js";
 import {Parts, against, cells, deltaFigure, evidence, tradeoffFigure} from "./curves.js";
 
 const NAMES = {
@@ -41,14 +41,12 @@ copyable($("share"), () => location.href);
 async function federated(signal) {
   const fresh = new Parts(Object.keys(NAMES));
   fresh.observers = new Map();
-  let waiting = false;
+  const drawn = onceAFrame(() => { if (!signal.aborted) show(parts); });
   await stream("/api/federated/stream", form.values(), (part) => {
     fresh.add(part);
     if (part.kind === "observer") fresh.observers.set(`${part.observer} ${part.trusted}`, part);
     parts = fresh;
-    if (waiting) return;
-    waiting = true;
-    requestAnimationFrame(() => { waiting = false; show(parts); });
+    drawn();
   }, signal);
   show(parts);
   return "Done.";

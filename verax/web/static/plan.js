@@ -1,4 +1,4 @@
-import {$, Asking, COLOURS, Form, SAMPLERS, ask, copyable, make, problem, progress, status, stream, value} from "./common.js";
+import {$, Asking, COLOURS, Form, SAMPLERS, ask, copyable, make, onceAFrame, problem, progress, status, stream, value} from "./common.js";
 import {draw, limits, safe, short} from "./figure.js";
 import {bestByGraph, expectedOf, utilityGraph} from "./utility.js";
 
@@ -61,7 +61,11 @@ async function plan(signal) {
   if (!params.getAll("sampler").length) throw new Error("Choose at least one way of drawing batches.");
   const fresh = {plans: [], ranked: undefined, undominated: new Set(), left: [], best: undefined};
   let of = 0;
-  let waiting = false;
+  const drawn = onceAFrame(() => {
+    if (signal.aborted) return;
+    if (!found.ranked) status(`${found.plans.length + found.left.length} of ${of} plans computed`);
+    show();
+  });
   await stream("/api/plan/stream", params, (part) => {
     if (part.full_batch_signal !== undefined) [of, fresh.best] = [part.of, value(part.full_batch_signal)];
     if (part.plan) fresh.plans.push(part.plan);
@@ -70,13 +74,7 @@ async function plan(signal) {
     found = fresh;
     const done = found.plans.length + found.left.length;
     progress(done, of);
-    if (waiting) return;
-    waiting = true;
-    requestAnimationFrame(() => {
-      waiting = false;
-      if (!found.ranked) status(`${found.plans.length + found.left.length} of ${of} plans computed`);
-      show();
-    });
+    drawn();
   }, signal);
   show();
   return `${found.plans.length} plans meet the target.`;

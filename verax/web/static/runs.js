@@ -45,8 +45,10 @@ async function open(signal) {
     return "Read from this computer.";
   }
   const name = form.get("name");
-  $("run").hidden = !name;
-  if (!name) return "Choose a ledger, or open one.";
+  if (!name) {
+    $("run").hidden = true;
+    return "Choose a ledger, or open one.";
+  }
   params.set("name", name);
   do {
     await stream("/api/run/stream", params, (part) => {
@@ -185,7 +187,7 @@ function thin(points) {
 }
 
 function charts(place, wanted, all) {
-  const figures = wanted.map(({title, lines, range, most}) => {
+  const drawings = wanted.map(({title, lines, range, most}) => {
     const spot = make("div", {class: "figure"});
     const bands = lines.filter(Boolean).map((series, i) => ({name: series.name.replaceAll("_", " "), colour: i, dots: false, points: thin(series.points)}));
     if (range?.every(Boolean)) {
@@ -196,16 +198,17 @@ function charts(place, wanted, all) {
     }
     const points = bands.flatMap((band) => band.points);
     const latest = lines[0].points.at(-1);
-    requestAnimationFrame(() => draw(spot, {
+    const what = {
       title, told: `In round ${latest[0]}: ${short(latest[1])}`, bands, legend: bands.length > 1,
       x: {label: "rounds", min: 0, max: Math.max(last.declared, ...points.map((p) => p.x), 1)},
       y: {label: lines.length > 1 ? "norm" : lines[0].name.replaceAll("_", " "), ...limits(points.flatMap((p) => [p.lower, p.upper])), ...(most ? {max: most} : {})},
-    }));
-    return make("figure", {}, make("figcaption", {}, title), spot);
+    };
+    return {figure: make("figure", {}, make("figcaption", {}, title), spot), paint: () => draw(spot, what)};
   });
   const rows = all.map(({name, points}) => [name.replaceAll("_", " "), points.at(-1)[0], short(points.at(-1)[1])]);
   const latest = all.length ? [make("div", {class: "scroll", tabindex: 0, role: "region", "aria-label": "Latest numbers"}, table("Latest numbers", ["What", "Round", "Value"], rows))] : [];
-  place.replaceChildren(...latest, make("div", {class: "charts"}, ...figures));
+  place.replaceChildren(...latest, make("div", {class: "charts"}, ...drawings.map(({figure}) => figure)));
+  for (const {paint} of drawings) paint(); // now that they have a width
 }
 
 fill().catch((error) => problem(error.message));
