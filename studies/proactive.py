@@ -74,8 +74,8 @@ PROBLEMS = {
     "ridge": Problem("ridge", _LIBSVM, 0.001, False, True, 0.1, 5, 0.5, _EPSILONS, _SIZES, _NORMS, _SIGMAS),
     "plain": Problem("plain", _LIBSVM, 0.01, True, False, 0.1, 5, 0.1, _EPSILONS, _SIZES, _NORMS, _SIGMAS),
     "non-convex": Problem(
-        "non-convex", ("mnist",), 0.01, True, False, 0.025, 6, 0.1, (0.15007, 1.0), (100,), (0.025,),
-        (0.5, 1.0, 2.0, 4.0, 8.0, 12.0),
+        "non-convex", ("mnist",), 0.01, True, False, 0.025, 6, 0.1, (0.15007, 0.25, 0.5, 1.0), (100, 200),
+        (0.01, 0.025, 0.05, 0.1), (0.5, 1.0, 2.0, 4.0, 8.0, 12.0),
     ),
 }  # fmt: skip
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.training.capture import Layers
 from verax.training.data import part, slices
-from verax.training.factors import single_precision
+from verax.training.factors import ROUNDING, single_precision
 from verax.training.flat import Flat
 from verax.training.grouped import GroupMeans
 from verax.training.records import Losses, Records, one_each
 
 MICRO_BATCH = 1024
-_INSIDE = 1.0 - 2.0**-16  # of the clip norm: what single precision may add to a norm stays within it
+_INSIDE = 1.0 - ROUNDING  # of the clip norm: what single precision may add to a norm stays within it
 
 
 class NotFinite(ValueError):  # noqa: N818  it says what is wrong

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+ROUNDING = 2.0**-16  # more than single precision can make of a product of vectors, as a part of their norms' product
 _GHOST = 4.0  # form no per-record gradient that is this many times larger than the Gram matrices it would save
 
 
@@ -64,11 +65,13 @@ class Explicit:
 
 @dataclass
 class Kernels:
-    """Gradients of a convolution's weight, as rows in the order (out, *kernel, in), and their norms."""
+    """Gradients of a convolution's weight and their norms: rows whose dimensions lie in an order of their own."""
 
     rows: Tensor
     norms: Tensor
-    shape: torch.Size
+    lying: list[int]
+    order: list[int]
+    """Where in a row the weight's own dimensions lie."""
 
     def squares(self) -> Tensor:
         """Squared norms."""
@@ -76,7 +79,7 @@ class Kernels:
 
     def add(self, weights: Tensor, total: Tensor) -> None:
         """A matrix-vector product, put in the weight's own order."""
-        total.add_(self._ordered(weights @ self.rows, 1))
+        total.add_((weights @ self.rows).view(self.lying).permute(self.order))
 
     def formed(self) -> int:
         """All of them."""
@@ -84,11 +87,7 @@ class Kernels:
 
     def explicit(self) -> Tensor:
         """The gradients themselves."""
-        return self._ordered(self.rows, 2)
-
-    def _ordered(self, values: Tensor, channel: int) -> Tensor:
-        shape = (self.shape[0], *self.shape[2:], self.shape[1])
-        return values.view(*values.shape[:-1], *shape).movedim(-1, channel)
+        return self.rows.view(-1, *self.lying).permute(0, *(1 + at for at in self.order))
 
 
 @dataclass
@@ -152,7 +151,7 @@ class Outer:
         """From the product over positions, or from Gram matrices where that is less."""
         if self._ghost:
             inputs, outputs = torch.bmm(self.x, self.x.transpose(1, 2)), torch.bmm(self.g, self.g.transpose(1, 2))
-            return (inputs * outputs).sum(dim=(1, 2))
+            return gram_squares(inputs, outputs)
         return _squares(self._form().flatten(1))
 
     def add(self, weights: Tensor, total: Tensor) -> None:
@@ -188,7 +187,9 @@ class Rows:
     def squares(self) -> Tensor:
         """Positions with the same row add up: the Gram matrix of g where indices agree."""
         same = (self.index.unsqueeze(1) == self.index.unsqueeze(2)).to(self.g.dtype)
-        return (torch.bmm(self.g, self.g.transpose(1, 2)) * same).sum(dim=(1, 2))
+        squares = (torch.bmm(self.g, self.g.transpose(1, 2)) * same).sum(dim=(1, 2))
+        lengths = torch.linalg.vector_norm(self.g, dim=2, keepdim=True)
+        return _never_short(squares, (torch.bmm(same, lengths) * lengths).sum(dim=(1, 2)))
 
     def add(self, weights: Tensor, total: Tensor) -> None:
         """Scatter the weighted gradients."""
@@ -223,6 +224,21 @@ def _rows(x: Tensor) -> Tensor:
 def _squares(rows: Tensor) -> Tensor:
     """Squared norm of each row."""
     return torch.linalg.vector_norm(rows, dim=1).square_()
+
+
+def gram_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
+    """Squared norms of sum_t g_t x_t^T, from the Gram matrices of x and g."""
+    lengths = (inputs.diagonal(dim1=-2, dim2=-1) * outputs.diagonal(dim1=-2, dim2=-1)).sqrt()
+    return _never_short((inputs * outputs).sum(dim=(-2, -1)), lengths.sum(dim=-1).square())
+
+
+def _never_short(squares: Tensor, most: Tensor) -> Tensor:
+    """Squared norms of sums that were taken from Gram matrices; ``most`` is what they are if nothing cancels.
+
+    Where the terms cancel, the sum of a Gram matrix is small and its rounding is not: that goes with ``most``. Without
+    it a record whose parts are 10,000 clip norms long and cancel could pass with nine of them.
+    """
+    return squares.clamp_(min=0.0).add_(most, alpha=ROUNDING)
 
 
 def single_precision(x: Tensor) -> Tensor:

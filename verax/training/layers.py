@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ Finish = Callable[[Tensor], Factors]
 Rule = Callable[[nn.Module, Tensor], Finish]
 
 _NEAR = 2**21  # bytes of patches made at once: they are written and read again while in the cache
+_WIDE = 32  # channels of an output from which on its gradient is better the second matrix of a product
 
 RULES: dict[type[nn.Module], Rule] = {}
 
@@ -76,36 +77,55 @@ def _convolution(module: nn.Module, x: Tensor) -> Finish:
         assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)  # noqa: S101
         g = single_precision(g).flatten(2)  # records, channels, places
         if trainable(module.weight):
-            seen, rows, norms = single_precision(x), g.new_empty(len(g), module.weight.numel()), g.new_empty(len(g))
-            each = 4 * g.shape[2] * module.weight[0].numel() * module.groups
-            few = max(_NEAR // each, 1)
-            for start in range(0, len(g), few):
-                some = slice(start, start + few)
-                _per_record_kernels(module, seen[some], g[some], rows[some])
-                torch.linalg.vector_norm(rows[some], dim=1, out=norms[some])  # while they are in the cache
-            yield module.weight, Kernels(rows, norms, module.weight.shape)
+            yield module.weight, _per_record_kernels(module, single_precision(x), g)
         if module.bias is not None and module.bias.requires_grad:
             yield module.bias, Explicit(g.sum(dim=2))
 
     return finish
 
 
-def _per_record_kernels(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, g: Tensor, out: Tensor) -> None:
-    """The gradients of the weight, in the order (out, *kernel, in), record by record."""
-    columns = patches(module, x)
-    if module.groups == 1:
-        torch.bmm(g, columns.flatten(2), out=out.view(len(g), g.shape[1], -1))
-        return
-    columns = columns.unflatten(-1, (module.groups, -1)).movedim(-2, 1)  # a group has its share of the channels
-    columns = columns.reshape(len(g) * module.groups, g.shape[2], -1)
-    torch.bmm(g.reshape(len(columns), -1, g.shape[2]), columns, out=out.view(len(columns), -1, columns.shape[2]))
+Convolution: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
-def patches(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
-    """What each place of the output looks at: (records, places, *kernel, in channels), as one strided copy.
+def _per_record_kernels(module: Convolution, x: Tensor, g: Tensor) -> Kernels:
+    """The gradients of the weight and their norms, a few records at a time, while they are in the cache."""
+    out, into, *kernel = module.weight.shape
+    places_last = _places_last(module, x)
+    wide = module.groups == 1 and out >= _WIDE
+    lying = ["in", "kernel"] if places_last else ["kernel", "in"]
+    lying = [*lying, "out"] if wide else ["out", *lying]
+    rows, norms = g.new_empty(len(g), module.weight.numel()), g.new_empty(len(g))
+    few = max(_NEAR // (4 * g.shape[2] * into * math.prod(kernel) * module.groups), 1)
+    for start in range(0, len(g), few):
+        some = slice(start, start + few)
+        mine, seen = rows[some], patches(module, x[some], places_last)
+        if wide:
+            torch.bmm(seen, g[some].transpose(1, 2), out=mine.view(len(seen), -1, out))
+        else:
+            seen = seen.unflatten(1, (module.groups, -1)).flatten(0, 1)
+            given = g[some].reshape(len(seen), -1, g.shape[2])
+            torch.bmm(given, seen.transpose(1, 2), out=mine.view(len(seen), given.shape[1], -1))
+        torch.linalg.vector_norm(mine, dim=1, out=norms[some])
+    sizes = {"out": [out], "in": [into], "kernel": kernel}
+    starts = {name: sum(len(sizes[other]) for other in lying[: lying.index(name)]) for name in lying}
+    order = [starts[name] + i for name in ("out", "in", "kernel") for i in range(len(sizes[name]))]
+    return Kernels(rows, norms, [size for name in lying for size in sizes[name]], order)
 
-    With the channels last its inner runs are longer, which makes the copy faster. It is a view of a buffer that the
-    next call uses again.
+
+def _places_last(module: Convolution, x: Tensor) -> bool:
+    """How to copy patches in longer runs: along a row of places, or along a row of the kernel with its channels.
+
+    Groups of channels lie apart only with the places last.
+    """
+    run = x.shape[1] * (module.kernel_size[-1] if module.dilation[-1] == 1 else 1)
+    return module.groups > 1 or bool(module.stride[-1] == 1 and x.shape[-1] > run)
+
+
+def patches(module: Convolution, x: Tensor, places_last: bool) -> Tensor:
+    """What each place of the output looks at, (records, looks, places), as one strided copy.
+
+    Looks are in the order (in channels, *kernel) with the places last in memory, (*kernel, in channels) with the places
+    first. It is a view of a buffer that the next call uses again.
     """
     if module.padding_mode != "zeros":
         x = functional.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
@@ -114,25 +134,32 @@ def patches(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
         slice(before, before + size) for (before, _), size in zip(around, x.shape[2:], strict=True)
     ]  # fmt: skip
     sizes = [before + size + after for (before, after), size in zip(around, x.shape[2:], strict=True)]
-    padded = x.movedim(1, -1)
+    channel = 1 if places_last else -1
+    padded = x.movedim(1, channel)
     within = any(before or after for before, after in around)
     if within or not padded.is_contiguous():
-        padded = _SCRATCH.take("padded", [len(x), *sizes, x.shape[1]], x)
+        sides = [len(x), x.shape[1], *sizes] if places_last else [len(x), *sizes, x.shape[1]]
+        padded = _SCRATCH.take("padded", sides, x)
         if within:
             padded.zero_()
-        padded[(slice(None), *inner)].copy_(x.movedim(1, -1))
+        padded.movedim(channel, 1)[(slice(None), slice(None), *inner)].copy_(x)
     reach = [d * (k - 1) + 1 for d, k in zip(module.dilation, module.kernel_size, strict=True)]
     places = [(size - span) // step + 1 for size, span, step in zip(sizes, reach, module.stride, strict=True)]
-    record, *along, channel = padded.stride()
+    record, within_channels, *along = padded.movedim(channel, 1).stride()
     moves = [s * step for s, step in zip(along, module.stride, strict=True)]
     looks = [s * d for s, d in zip(along, module.dilation, strict=True)]
-    shape = [len(x), *places, *module.kernel_size, x.shape[1]]
+    dims = [(places, moves), ([*module.kernel_size], looks), ([x.shape[1]], [within_channels])]
+    if places_last:
+        dims.reverse()
+    shape = [len(x), *(size for some, _ in dims for size in some)]
     columns = _SCRATCH.take("columns", shape, x)
-    columns.copy_(padded.as_strided(shape, [record, *moves, *looks, channel]))
-    return columns.view(len(x), math.prod(places), *shape[1 + len(places) :])
+    columns.copy_(padded.as_strided(shape, [record, *(stride for _, some in dims for stride in some)]))
+    if places_last:
+        return columns.view(len(x), -1, math.prod(places))
+    return columns.view(len(x), math.prod(places), -1).transpose(1, 2)
 
 
-def _padding(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> list[tuple[int, int]]:
+def _padding(module: Convolution) -> list[tuple[int, int]]:
     """Zeros before and after, along each dimension."""
     if module.padding_mode != "zeros":
         return [(0, 0)] * len(module.kernel_size)
