@@ -109,9 +109,11 @@ Stepper = Iterator[None]
 
 def plain(name: str, records: int, micro: int, last: bool = False) -> Stepper:
     model = MODELS[name][0]()
-    optimizer, (x, y) = torch.optim.SGD(model.parameters(), 1e-3), data(name, records)
-    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    optimizer, everything = torch.optim.SGD(model.parameters(), 1e-3), data(name, records)
+    order = torch.arange(records)
     while True:
+        x, y = (part[order] for part in everything)
+        x = x.contiguous(memory_format=torch.channels_last) if last else x
         yield
         optimizer.zero_grad()
         for start in range(0, records, micro):

@@ -1,5 +1,6 @@
 """Per-record gradients against a loop over records, for the layers people use and the ways they use them."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,6 +10,9 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from verax import Mixed  # noqa: E402
+from verax.training.clipped import Clipper  # noqa: E402
+from verax.training.flat import Flat  # noqa: E402
 from verax.training.records import MixedRecords, Records, one_each  # noqa: E402
 
 RECORDS = 5
@@ -350,4 +354,15 @@ def test_images_lie_in_the_order_that_the_model_bears(last):
     check(model, x, 3)
     for _ in range(2):
         records.factors((x, torch.zeros(RECORDS, dtype=torch.int64)), RECORDS)
-    assert records._last is last
+    assert records._channels._borne is last
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_clip_groups_of_images_do_too(last):
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(75, 3)) if last else Viewed()
+    batch, parameters = (torch.randn(6, 2, 7, 7), torch.zeros(6, dtype=torch.int64)), list(model.parameters())
+    clipper, into = Clipper(model, losses, Mixed(1e6, 2)), Flat(parameters)
+    clipper.add(batch, 6, into, np.random.default_rng(0), np.array([0, 0, 0, 1, 1, 1]))
+    assert clipper._channels._borne is last
+    exact = torch.autograd.grad(losses(model, batch).sum() / 3.0, parameters)
+    torch.testing.assert_close(into.buffer, torch.cat([g.flatten() for g in exact]), rtol=1e-4, atol=1e-6)

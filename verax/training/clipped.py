@@ -18,7 +18,7 @@ from verax.training.data import part, slices
 from verax.training.factors import ROUNDING, single_precision
 from verax.training.flat import Flat
 from verax.training.grouped import GroupMeans
-from verax.training.records import Losses, Records, one_each
+from verax.training.records import ChannelsLast, Losses, Records, one_each
 
 MICRO_BATCH = 1024
 _INSIDE = 1.0 - ROUNDING  # of the clip norm: what single precision may add to a norm stays within it
@@ -110,6 +110,7 @@ class Clipper:
         self._records = Records(model, losses)
         self._inner: Inner = inner or MeanGradient()
         self._means = GroupMeans(model, losses) if inner is None else None
+        self._channels = ChannelsLast()
         self.norms: Callable[[Tensor], None] | None = None  # told the norms before clipping, if somebody watches
 
     def denominator(self, expected_batch: float) -> float:
@@ -169,13 +170,19 @@ class Clipper:
         start = 0
         for size in sizes:
             group = batch if len(sizes) == 1 else part(batch, slice(start, start + size))
-            found = self._inner(self.model, self.losses, group, size, into.parameters)
+            found = self._aggregate(group, size, into.parameters)
             start += size
             with torch.no_grad():
                 total = nn.utils.get_total_norm([single_precision(g) for g in found])
                 weight = float(self._weights(total, norm, "aggregate of a clip-group"))
                 for parameter, g in zip(into.parameters, found, strict=True):
                     into.views[parameter].add_(g.to(into.buffer.dtype), alpha=weight)
+
+    def _aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
+        def of(batch: Any) -> list[Tensor]:
+            return self._inner(self.model, self.losses, batch, size, parameters)
+
+        return self._channels.tried(self.model, group, of) if isinstance(self._inner, MeanGradient) else of(group)
 
     def _weights(self, lengths: Tensor, norm: float, what: str) -> Tensor:
         """What vectors of these lengths are multiplied by; _INSIDE has room for the rounding of their norms."""

@@ -7,8 +7,7 @@ pass serve all groups, and only the last product of each layer is taken group by
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -90,24 +89,31 @@ class _Rows:
         ones = max((len(x) for _, x, _ in uses), default=0)
         if len(self._ones) < ones:
             self._ones = self._rows.new_ones(ones)
-        records, stops = sum(sizes), list(accumulate(sizes))
+        cut = [(layer, *_cut(sizes, x, out.t(), self._ones[: len(x)])) for layer, x, out in uses]
         for first in range(0, len(sizes), self._most):
             these = range(first, min(first + self._most, len(sizes)))
             with torch.no_grad():
                 begun: set[Tensor | None] = set()
-                for layer, x, out in uses:
+                for layer, xs, outs, ones in cut:
                     weight, bias = self._views.get(layer.weight), self._views.get(layer.bias)
                     old = float(layer.weight in begun), float(layer.bias in begun)
                     for row, group in enumerate(these):
-                        size = sizes[group]
-                        some = slice((stops[group] - size) * len(x) // records, stops[group] * len(x) // records)
-                        turned = out[some].t()
+                        share = 1.0 / sizes[group]
                         if weight is not None:
-                            weight[row].addmm_(turned, x[some], beta=old[0], alpha=1.0 / size)
+                            weight[row].addmm_(outs[group], xs[group], beta=old[0], alpha=share)
                         if bias is not None:
-                            bias[row].addmv_(turned, self._ones[: turned.shape[1]], beta=old[1], alpha=1.0 / size)
+                            bias[row].addmv_(outs[group], ones[group], beta=old[1], alpha=share)
                     begun.update((layer.weight, layer.bias))
             yield self._rows[: len(these)]
+
+
+def _cut(sizes: list[int], x: Tensor, out: Tensor, ones: Tensor) -> tuple[Sequence[Tensor], ...]:
+    """The rows of every group; each record has as many as any other."""
+    if len(sizes) == 1:
+        return (x,), (out,), (ones,)
+    rows = len(x) // sum(sizes)
+    cuts = [rows * size for size in sizes]
+    return x.split(cuts), out.split(cuts, dim=1), ones.split(cuts)
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ Found = dict[nn.Parameter, Kind]
 
 _FOLDED = -1
 _FEWEST = 32  # records worked on at once, whatever the model
-_FIT = 2.0**24  # bytes that those worked on at once may leave behind
+_FIT = 12.0 * 2**20  # bytes that those worked on at once may leave behind
 _AGREE = 1e-3  # relative difference from plain autograd that is still rounding
 _AGREE_HALF = 5e-2  # the same in half precision
 
@@ -57,7 +57,7 @@ class Records:
         self._copies = False
         self._general = False
         self._loop = False
-        self._last = True  # whether images go in with their channels last
+        self._channels = ChannelsLast()
 
     def look(self) -> Layers:
         """The model as it is now: layers may have been frozen, replaced or put in another mode since last time."""
@@ -71,7 +71,7 @@ class Records:
         """Per-record gradients of this batch; ``layers`` if the model was looked at for it already."""
         layers = layers or self.look()
         if records > 1 and self.model.training not in self._apart:
-            self._refuse_other_mixing(batch, records)
+            self._refuse_other_mixing(part(batch, slice(0, _FEWEST)), min(records, _FEWEST))
             self._apart.add(self.model.training)
         if records == 1:
             return self._one_by_one(batch, 1)
@@ -131,6 +131,10 @@ class Records:
         assert layers.chain is not None  # noqa: S101
         key = tuple(layers.chain), tuple(layers.trained), self.model.training
         checked = key in self._checked
+        if not checked and records > _FEWEST:
+            if self._by_chain(layers, part(batch, slice(0, _FEWEST)), _FEWEST) is None:
+                return None
+            checked = True
         try:
             passed, g = self._to_output(layers.chain, batch, records)
             with torch.no_grad():
@@ -166,17 +170,7 @@ class Records:
     # --- by rules ---------------------------------------------------------------------------------------------------
 
     def _laid_out(self, layers: Layers, batch: Any, records: int) -> Found | None:
-        """With the channels of images last in memory, where pooling and patches are faster, if the model bears it.
-
-        The values are the same; a model that takes a ``view`` of an activation may refuse their order: it gets its own.
-        """
-        if not self._last or not any(isinstance(module, nn.Conv2d) for module, _ in layers.ruled):
-            return self._by_rules(layers, batch, records)
-        try:
-            return self._by_rules(layers, pytree.tree_map(_channels_last, batch), records)
-        except RuntimeError:
-            self._last = False
-            return self._by_rules(layers, batch, records)
+        return self._channels.tried(self.model, batch, lambda laid: self._by_rules(layers, laid, records))
 
     def _by_rules(self, layers: Layers, batch: Any, records: int) -> Found | None:
         with torch.enable_grad(), watching(layers, self._copies) as tape:
@@ -289,6 +283,29 @@ class Records:
             for row, g, parameter in zip(rows, gradients, parameters, strict=True):
                 row.append(torch.zeros_like(parameter) if g is None else g)
         return {p: Explicit(torch.stack(row)) for p, row in zip(parameters, rows, strict=True)}
+
+
+Result = TypeVar("Result")
+
+
+class ChannelsLast:
+    """Images with their channels last in memory, where convolutions and pooling are faster, if the model bears it.
+
+    The values are the same; a model that takes a ``view`` of an activation may refuse their order: it gets its own.
+    """
+
+    def __init__(self) -> None:
+        self._borne = True
+
+    def tried(self, model: nn.Module, batch: Any, work: Callable[[Any], Result]) -> Result:
+        """What the work makes of the batch."""
+        if not self._borne or not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+            return work(batch)
+        try:
+            return work(pytree.tree_map(_channels_last, batch))
+        except RuntimeError:
+            self._borne = False
+            return work(batch)
 
 
 class _Whole(nn.Module):
