@@ -313,14 +313,15 @@ def draw_graphs(found: list[dict[str, str]], path: Path) -> None:
     with panels(1, len(groups), 2.9 * len(groups), 3.2, path) as axes:
         for panel, ((problem, data), part) in zip(axes[0], groups.items(), strict=True):
             colours = list(OKABE_ITO.values())[1:]
-            for colour, ((norm,), line) in zip(colours, grouped(part, "norm").items(), strict=False):
+            lines = sorted(grouped(part, "norm").items(), key=lambda entry: float(entry[0][0]))
+            for colour, ((norm,), line) in zip(colours, lines, strict=False):
                 x = [float(row["sigma"]) for row in line]
                 panel.plot(x, [float(row["fraction"]) for row in line], marker="o", markersize=3, color=colour,
                            label=f"C = {norm} (clean {line[0]['clean']} %)")  # fmt: skip
                 panel.fill_between(x, [float(row["low"]) for row in line], [float(row["high"]) for row in line],
                                    color=colour, alpha=0.2, linewidth=0)  # fmt: skip
             panel.axhline(0.9, color=OKABE_ITO["grey"], linestyle="--", linewidth=1)
-            panel.set(xlabel="sigma: noise on the weights / C", ylabel="accuracy with noise / without", ylim=(0.3, 1.2))
+            panel.set(xlabel="sigma: noise on the weights / C", ylabel="accuracy with noise / without", ylim=(0.0, 1.2))
             panel.set_title(f"{problem}, {data}", loc="left")
             panel.grid(alpha=0.25)
             panel.legend(frameon=False, fontsize=7, handlelength=3.5)
