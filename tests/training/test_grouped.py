@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from verax import Batch, Mixed  # noqa: E402
-from verax.training import grouped  # noqa: E402
+from verax.training import clipped, grouped  # noqa: E402
 from verax.training.clipped import Clipper, MeanGradient, NotFinite  # noqa: E402
 from verax.training.flat import Flat  # noqa: E402
 from verax.training.losses import PerRecord  # noqa: E402
@@ -80,7 +80,7 @@ def test_any_groups_and_any_number_held_at_once(records, groups, held, norm, see
     labels = np.random.default_rng(seed).integers(0, groups, records)
     size = sum(p.numel() for p in model.parameters())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouped, "_TOGETHER", held * size)
+        patch.setattr(grouped, "TOGETHER", held * size)
         mine, together = total(model, nn.CrossEntropyLoss(), batch, Mixed(norm, groups), labels)
     want, _ = total(model, nn.CrossEntropyLoss(), batch, Mixed(norm, groups), labels, MeanGradient())
     assert together
@@ -149,3 +149,79 @@ def test_an_aggregate_that_is_not_finite_is_refused():
     x[7] = float("nan")
     with pytest.raises(NotFinite, match="clip-group"):
         total(logistic(), nn.CrossEntropyLoss(), (x, y), Mixed(0.01, 3))
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.table(x[:, 0].abs().long() % 9).mean(dim=1))
+
+
+class Centred(nn.Module):
+    """Takes its batch's mean from every record, which no layer shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv1d(3, 4, 2), nn.Linear(12, 3)
+
+    def forward(self, x):
+        x = self.first(x).flatten(1)
+        return self.second(torch.relu(x - x.mean(dim=0)))
+
+
+class Sequence(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.each, self.norm, self.head = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(self.each(x).relu()).mean(dim=1))
+
+
+def convolutions():
+    return nn.Sequential(
+        nn.Conv1d(3, 4, 2), nn.ReLU(), nn.GroupNorm(2, 4), nn.Conv1d(4, 4, 2, groups=2), nn.Flatten(), nn.Linear(8, 3)
+    )
+
+
+def normed():
+    return nn.Sequential(
+        nn.Conv1d(3, 4, 2), nn.BatchNorm1d(4, track_running_stats=False), nn.Flatten(), nn.Linear(12, 3)
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "by_records"),
+    [(convolutions, True), (Sequence, True), (Tokens, False), (Centred, False), (normed, False)],
+)
+@pytest.mark.parametrize("held", [1, 3, 100])
+@pytest.mark.parametrize("norm", [0.02, 100.0])
+def test_small_groups_by_way_of_their_records(monkeypatch, make, by_records, held, norm):
+    """The same as one pass after the other, also where records cannot be told apart and it is one after the other."""
+    model, batch, clipping = make(), data(40), Mixed(norm, 8)
+    took = []
+    monkeypatch.setattr(clipped, "TOGETHER", held * sum(p.numel() for p in model.parameters()))
+    usual = Clipper._add_small
+    monkeypatch.setattr(Clipper, "_add_small", lambda *given: took.append(usual(*given)) or took[-1])
+    mine, _ = total(model, nn.CrossEntropyLoss(), batch, clipping)
+    assert took == [by_records and held > 1] * 2
+    want, _ = total(model, nn.CrossEntropyLoss(), batch, clipping, inner=MeanGradient())
+    torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-6)
+
+
+def test_what_was_added_is_taken_back_when_records_cannot_be_told_apart_after_all(monkeypatch):
+    model, batch, clipping, calls = convolutions(), data(40), Mixed(0.02, 8), []
+
+    def fails_later(factors, sizes):
+        calls.append(sizes)
+        return grouped.of_groups(factors, sizes) if len(calls) == 1 else None
+
+    monkeypatch.setattr(clipped, "of_groups", fails_later)
+    monkeypatch.setattr(clipped, "TOGETHER", 3 * sum(p.numel() for p in model.parameters()))
+    mine, _ = total(model, nn.CrossEntropyLoss(), batch, clipping)
+    want, _ = total(model, nn.CrossEntropyLoss(), batch, clipping, inner=MeanGradient())
+    assert len(calls) == 2  # and not tried again
+    torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-6)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from verax import Mixed  # noqa: E402
+from verax import Batch  # noqa: E402
 from verax.training.clipped import Clipper  # noqa: E402
 from verax.training.flat import Flat  # noqa: E402
 from verax.training.records import MixedRecords, Records, one_each  # noqa: E402
@@ -335,6 +335,27 @@ def test_half_precision():
     )
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    dims=st.integers(1, 3), into=st.sampled_from([1, 2, 6, 40]), out=st.sampled_from([2, 6, 32, 34]),
+    groups=st.sampled_from([1, 1, 2]), kernel=st.integers(1, 3), stride=st.integers(1, 2), dilation=st.integers(1, 2),
+    padding=st.sampled_from([0, 1, "circular"]), last=st.booleans(), seed=st.integers(0, 2**16),
+)  # fmt: skip
+def test_every_order_that_a_convolution_may_lie_in(
+    dims, into, out, groups, kernel, stride, dilation, padding, last, seed
+):  # fmt: skip
+    torch.manual_seed(seed)
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+    groups, mode = (groups if into % groups == 0 else 1), {"padding_mode": "circular"} if padding == "circular" else {}
+    around = 1 if padding == "circular" else padding
+    layer = kind(into, out, kernel, stride, around, dilation, groups, **mode)
+    sides = (7, 6, 5)[-dims:]
+    width = layer(torch.zeros(1, into, *sides)).numel()
+    model = nn.Sequential(layer, nn.Flatten(), nn.Tanh(), nn.Linear(width, 3))
+    x = torch.randn(4, into, *sides)
+    check(model, x.contiguous(memory_format=torch.channels_last) if last and dims == 2 else x, 3)
+
+
 class Viewed(nn.Module):
     """Takes a view of what its layers left in memory, as old code does, which fits one order of memory only."""
 
@@ -361,8 +382,8 @@ def test_images_lie_in_the_order_that_the_model_bears(last):
 def test_clip_groups_of_images_do_too(last):
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(75, 3)) if last else Viewed()
     batch, parameters = (torch.randn(6, 2, 7, 7), torch.zeros(6, dtype=torch.int64)), list(model.parameters())
-    clipper, into = Clipper(model, losses, Mixed(1e6, 2)), Flat(parameters)
-    clipper.add(batch, 6, into, np.random.default_rng(0), np.array([0, 0, 0, 1, 1, 1]))
+    clipper, into = Clipper(model, losses, Batch(1e6)), Flat(parameters)
+    clipper.add(batch, 6, into, np.random.default_rng(0))
     assert clipper._channels._borne is last
-    exact = torch.autograd.grad(losses(model, batch).sum() / 3.0, parameters)
+    exact = torch.autograd.grad(losses(model, batch).mean(), parameters)
     torch.testing.assert_close(into.buffer, torch.cat([g.flatten() for g in exact]), rtol=1e-4, atol=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from verax.federated.messages import Values
 from verax.federated.plan import Plan
 from verax.mechanism import Clipping, Mixed
 from verax.training.clipped import MICRO_BATCH, Clipper, Inner, NotFinite
-from verax.training.data import part
+from verax.training.data import part, runs
 from verax.training.flat import Flat
 from verax.training.losses import Criterion, PerRecord
 
@@ -91,7 +90,7 @@ class Worker:
         """The sum of the clipped aggregates of clients whose records lie one behind the other; valid as long."""
         self._flat.buffer.zero_()
         start = 0
-        for some in _portions(sizes, self._micro_batch):
+        for some in runs(sizes, self._micro_batch):
             end = start + sum(some)
             self._add_finite(part(batch, slice(start, end)), some)
             start = end
@@ -113,18 +112,6 @@ class Worker:
                 middle = sum(sizes[:half])
                 self._add_finite(part(batch, slice(0, middle)), sizes[:half])
                 self._add_finite(part(batch, slice(middle, records)), sizes[half:])
-
-
-def _portions(sizes: list[int], most: int) -> Iterator[list[int]]:
-    """Runs of clients with so many records together, or one client with more."""
-    some: list[int] = []
-    for size in sizes:
-        if some and sum(some) + size > most:
-            yield some
-            some = []
-        some.append(size)
-    if some:
-        yield some
 
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:

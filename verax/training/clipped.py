@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.training.capture import Layers
-from verax.training.data import part, slices
-from verax.training.factors import ROUNDING, single_precision
+from verax.training.data import part, runs, slices
+from verax.training.factors import ROUNDING, Factor, single_precision
 from verax.training.flat import Flat
-from verax.training.grouped import GroupMeans
-from verax.training.records import ChannelsLast, Losses, Records, one_each
+from verax.training.grouped import TOGETHER, GroupMeans, of_groups
+from verax.training.records import ChannelsLast, Losses, MixedRecords, Records, one_each
 
 MICRO_BATCH = 1024
+_SMALL_GROUP = 96  # records of a clip-group up to which a pass of its own is slower than gradients of its records
 _INSIDE = 1.0 - ROUNDING  # of the clip norm: what single precision may add to a norm stays within it
 
 
@@ -111,6 +112,7 @@ class Clipper:
         self._inner: Inner = inner or MeanGradient()
         self._means = GroupMeans(model, losses) if inner is None else None
         self._channels = ChannelsLast()
+        self._told_apart = True  # whether the records of a clip-group have gradients of their own, as far as is known
         self.norms: Callable[[Tensor], None] | None = None  # told the norms before clipping, if somebody watches
 
     def denominator(self, expected_batch: float) -> float:
@@ -146,7 +148,10 @@ class Clipper:
                 self._add_groups(batch, sizes, norm, into)
 
     def _add_records(self, batch: Any, records: int, layers: Layers, norm: float, into: Flat) -> None:
-        factors = self._records.factors(batch, records, layers)
+        self._add_factors(self._records.factors(batch, records, layers), norm, into, "gradient of a record")
+
+    def _add_factors(self, factors: Mapping[nn.Parameter, Factor], norm: float, into: Flat, what: str) -> None:
+        """Of records or of clip-groups: norms over all parameters, then the clipped sum."""
         with torch.no_grad():
             used = [(factor, into.views[p]) for p, factor in factors.items() if p in into.views]
             if not used:
@@ -154,7 +159,7 @@ class Clipper:
             squares = used[0][0].squares()
             for factor, _ in used[1:]:
                 squares = squares + factor.squares()
-            weights = self._weights(squares.sqrt(), norm, "gradient of a record")
+            weights = self._weights(squares.sqrt(), norm, what)
             for factor, view in used:
                 factor.add(weights, view)
 
@@ -165,6 +170,8 @@ class Clipper:
             for rows in means:
                 lengths = torch.linalg.vector_norm(rows, dim=1)
                 into.buffer.addmv_(rows.t(), self._weights(lengths, norm, "aggregate of a clip-group"))
+            return
+        if self._means is not None and self._add_small(batch, sizes, norm, into):
             return
         refuse_statistics(self.model)
         start = 0
@@ -177,6 +184,33 @@ class Clipper:
                 weight = float(self._weights(total, norm, "aggregate of a clip-group"))
                 for parameter, g in zip(into.parameters, found, strict=True):
                     into.views[parameter].add_(g.to(into.buffer.dtype), alpha=weight)
+
+    def _add_small(self, batch: Any, sizes: list[int], norm: float, into: Flat) -> bool:
+        """Small clip-groups, many in one pass, by way of their records' gradients; False if these are not to be had.
+
+        Then what was added is taken back, and it is not tried again.
+        """
+        many = TOGETHER // len(into.buffer)
+        if not self._told_apart or len(sizes) == 1 or max(sizes) > _SMALL_GROUP or many < 2:
+            return False
+        start, before = 0, into.buffer.clone()
+        try:
+            layers = self._records.look()
+            most = min(self.micro_batch, self._records.fitting(batch, sum(sizes), layers))
+            for some in runs(sizes, most, many):
+                records = sum(some)
+                factors = self._records.factors(part(batch, slice(start, start + records)), records, layers)
+                means = of_groups(factors, some) if layers.covered and not self._records.slow else None
+                if means is None:
+                    break
+                self._add_factors(means, norm, into, "aggregate of a clip-group")
+                start += records
+        except MixedRecords:
+            pass
+        if start < sum(sizes):
+            self._told_apart = False
+            into.buffer.copy_(before)
+        return self._told_apart
 
     def _aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
         def of(batch: Any) -> list[Tensor]:

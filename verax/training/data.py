@@ -207,6 +207,22 @@ def slices(batch: Any, size: int, records: int) -> list[tuple[Any, int]]:
     ]  # fmt: skip
 
 
+def runs(sizes: list[int], most: int, many: int | None = None) -> Iterator[list[int]]:
+    """Sizes next to each other, at most so many, with so many records together, or one with more.
+
+    >>> list(runs([2, 2, 2, 9, 1], 5))
+    [[2, 2], [2], [9], [1]]
+    """
+    some: list[int] = []
+    for size in sizes:
+        if some and (sum(some) + size > most or len(some) == many):
+            yield some
+            some = []
+        some.append(size)
+    if some:
+        yield some
+
+
 def part(batch: Any, chosen: slice | Tensor) -> Any:
     """Some of the records of a batch."""
     return pytree.tree_map(lambda x: x[chosen] if isinstance(x, Tensor) else x, batch)

@@ -7,18 +7,19 @@ pass serve all groups, and only the last product of each layer is taken group by
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from verax.training.chain import NotAChain, Pass, chain_of
-from verax.training.factors import single_precision
+from verax.training.factors import Explicit, Factor, Kernels, Outer, Rows, Single, single_precision
 from verax.training.flat import same
 from verax.training.records import Losses, one_each, rounding_of
 
-_TOGETHER = 2**20  # numbers of the gradients that are held at once, unless one alone has more
+TOGETHER = 2**20  # numbers of the gradients that are held at once, unless one alone has more
 
 
 class GroupMeans:
@@ -74,7 +75,7 @@ class _Rows:
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = list(parameters)
         sizes = [p.numel() for p in parameters]
-        self._most = max(_TOGETHER // sum(sizes), 1)
+        self._most = max(TOGETHER // sum(sizes), 1)
         self._rows = torch.zeros(self._most, sum(sizes), device=parameters[0].device)
         self._ones = self._rows.new_ones(0)
         self._views = {
@@ -105,6 +106,33 @@ class _Rows:
                             bias[row].addmv_(outs[group], ones[group], beta=old[1], alpha=share)
                     begun.update((layer.weight, layer.bias))
             yield self._rows[: len(these)]
+
+
+def of_groups(records: Mapping[nn.Parameter, Factor], sizes: list[int]) -> dict[nn.Parameter, Factor] | None:
+    """The mean gradients of groups from their records' gradients; None if those of an embedding are among them.
+
+    The first ``sizes[0]`` records are the first group, and so on.
+    """
+    if any(isinstance(factor, Rows) for factor in records.values()):
+        return None
+    inverse = np.diag(1.0 / np.asarray(sizes, dtype=np.float32))
+    shares = torch.from_numpy(np.repeat(inverse, sizes, axis=1))  # groups, records
+    with torch.no_grad():
+        return {p: _of_groups(factor, sizes, shares.to(p.device)) for p, factor in records.items()}
+
+
+def _of_groups(factor: Factor, sizes: list[int], shares: Tensor) -> Factor:
+    match factor:
+        case Kernels():
+            rows = shares @ factor.rows
+            return Kernels(rows, torch.linalg.vector_norm(rows, dim=1), factor.lying, factor.order)
+        case Single() | Outer():
+            x, g = (factor.x, factor.g.gradients) if isinstance(factor, Single) else (factor.x, factor.g)
+            pairs = zip(x.split(sizes), g.split(sizes), sizes, strict=True)
+            return Explicit(torch.stack([_flat(gs).t() @ _flat(xs) / size for xs, gs, size in pairs]))
+        case _:
+            rows = factor.explicit()
+            return Explicit((shares @ rows.flatten(1)).view(len(sizes), *rows.shape[1:]))
 
 
 def _cut(sizes: list[int], x: Tensor, out: Tensor, ones: Tensor) -> tuple[Sequence[Tensor], ...]:

@@ -89,11 +89,10 @@ Convolution: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 def _per_record_kernels(module: Convolution, x: Tensor, g: Tensor) -> Kernels:
     """The gradients of the weight and their norms, a few records at a time, while they are in the cache."""
-    out, into, *kernel = module.weight.shape
-    places_last = _places_last(module, x)
-    wide = module.groups == 1 and out >= _WIDE
-    lying = ["in", "kernel"] if places_last else ["kernel", "in"]
-    lying = [*lying, "out"] if wide else ["out", *lying]
+    out, into, *kernel = shape = module.weight.shape
+    places_last, wide = _places_last(module, x), module.groups == 1 and out >= _WIDE
+    looks = [1, *range(2, len(shape))] if places_last else [*range(2, len(shape)), 1]
+    lying = [*looks, 0] if wide else [0, *looks]  # the weight's dimensions, as they come out of the product
     rows, norms = g.new_empty(len(g), module.weight.numel()), g.new_empty(len(g))
     few = max(_NEAR // (4 * g.shape[2] * into * math.prod(kernel) * module.groups), 1)
     for start in range(0, len(g), few):
@@ -106,10 +105,7 @@ def _per_record_kernels(module: Convolution, x: Tensor, g: Tensor) -> Kernels:
             given = g[some].reshape(len(seen), -1, g.shape[2])
             torch.bmm(given, seen.transpose(1, 2), out=mine.view(len(seen), given.shape[1], -1))
         torch.linalg.vector_norm(mine, dim=1, out=norms[some])
-    sizes = {"out": [out], "in": [into], "kernel": kernel}
-    starts = {name: sum(len(sizes[other]) for other in lying[: lying.index(name)]) for name in lying}
-    order = [starts[name] + i for name in ("out", "in", "kernel") for i in range(len(sizes[name]))]
-    return Kernels(rows, norms, [size for name in lying for size in sizes[name]], order)
+    return Kernels(rows, norms, [shape[dim] for dim in lying], sorted(range(len(lying)), key=lying.__getitem__))
 
 
 def _places_last(module: Convolution, x: Tensor) -> bool:

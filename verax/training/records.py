@@ -67,6 +67,11 @@ class Records:
         refuse_mixing(self.model)
         return Layers.of(self.model)
 
+    @property
+    def slow(self) -> bool:
+        """Whether the rules were found not to apply."""
+        return self._general
+
     def factors(self, batch: Any, records: int, layers: Layers | None = None) -> Found:
         """Per-record gradients of this batch; ``layers`` if the model was looked at for it already."""
         layers = layers or self.look()
