@@ -25,6 +25,7 @@ from torch import nn
 from verax import Mechanism, Poisson
 from verax.federated import Embedded, Plan
 from verax.training import PrivateTrainer
+from verax.training.memory import keep_freed_blocks
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "logistic": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
@@ -75,6 +76,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     given = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_blocks()  # for both sides
     total = given.clients * given.records
     rounds = (given.turns + 1) * given.rounds
     plan = Plan(given.clients, total, given.records, given.client_rate, given.record_rate, rounds, 1.0)

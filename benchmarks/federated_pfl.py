@@ -34,6 +34,7 @@ from torch import nn
 
 from verax.federated import Plan
 from verax.federated.work import Worker
+from verax.training.memory import keep_freed_blocks
 
 UNITS = ("client", "record")
 
@@ -116,6 +117,7 @@ def main() -> None:
     parser.add_argument("--units", nargs="+", choices=UNITS, default=list(UNITS))
     given = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_blocks()  # for both sides
     plan = Plan(23_264, 697_920, 30, 0.001, 0.1, (given.turns + 2) * given.rounds, 1.0)
     generator = torch.Generator().manual_seed(0)
     data = (

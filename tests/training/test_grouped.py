@@ -14,6 +14,7 @@ from verax.training import clipped, grouped  # noqa: E402
 from verax.training.clipped import Clipper, MeanGradient, NotFinite  # noqa: E402
 from verax.training.flat import Flat  # noqa: E402
 from verax.training.losses import PerRecord  # noqa: E402
+from verax.training.records import Records  # noqa: E402
 
 
 def perceptron():
@@ -41,12 +42,13 @@ def logistic():
 def total(model, loss, batch, clipping, labels=None, inner=None, parameters=None):
     """The clipped sum, and whether one pass served all groups."""
     clipper = Clipper(model, PerRecord(loss), clipping, inner)
+    alone, usual = [], clipper._aggregate
+    clipper._aggregate = lambda *given: alone.append(1) or usual(*given)
     into = Flat(parameters or [p for p in model.parameters() if p.requires_grad])
     for _ in range(2):  # the first is checked against autograd, the second is not
         into.buffer.zero_()
         clipper.add(batch, len(batch[1]), into, np.random.default_rng(0), labels)
-    means = clipper._means
-    return into.buffer.clone(), means is not None and bool(means._checked)
+    return into.buffer.clone(), not alone
 
 
 def data(records, seed=0, classes=3):
@@ -80,7 +82,7 @@ def test_any_groups_and_any_number_held_at_once(records, groups, held, norm, see
     labels = np.random.default_rng(seed).integers(0, groups, records)
     size = sum(p.numel() for p in model.parameters())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouped, "TOGETHER", held * size)
+        patch.setattr(grouped, "_TOGETHER", held * size)
         mine, together = total(model, nn.CrossEntropyLoss(), batch, Mixed(norm, groups), labels)
     want, _ = total(model, nn.CrossEntropyLoss(), batch, Mixed(norm, groups), labels, MeanGradient())
     assert together
@@ -197,17 +199,58 @@ def normed():
     ("make", "by_records"),
     [(convolutions, True), (Sequence, True), (Tokens, False), (Centred, False), (normed, False)],
 )
-@pytest.mark.parametrize("held", [1, 3, 100])
+@pytest.mark.parametrize("fit", [3, 12, 100])
 @pytest.mark.parametrize("norm", [0.02, 100.0])
-def test_small_groups_by_way_of_their_records(monkeypatch, make, by_records, held, norm):
+@pytest.mark.parametrize("groups", [4, 30])
+def test_small_groups_by_way_of_their_records(monkeypatch, make, by_records, fit, norm, groups):
     """The same as one pass after the other, also where records cannot be told apart and it is one after the other."""
-    model, batch, clipping = make(), data(40), Mixed(norm, 8)
+    model, batch, clipping = make(), data(40), Mixed(norm, groups)
     took = []
-    monkeypatch.setattr(clipped, "TOGETHER", held * sum(p.numel() for p in model.parameters()))
+    monkeypatch.setattr(Records, "fitting", lambda *_: fit)
     usual = Clipper._add_small
     monkeypatch.setattr(Clipper, "_add_small", lambda *given: took.append(usual(*given)) or took[-1])
     mine, _ = total(model, nn.CrossEntropyLoss(), batch, clipping)
-    assert took == [by_records and held > 1] * 2
+    assert any(took) == by_records
+    want, _ = total(model, nn.CrossEntropyLoss(), batch, clipping, inner=MeanGradient())
+    torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("near", [2, 5, 64])
+def test_tiny_groups_of_a_wide_layer_are_not_formed(monkeypatch, near):
+    """Norms from Gram matrices of neighbours, a few groups at a time."""
+    monkeypatch.setattr(grouped, "_NEAR", near)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(12, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 3)
+    )
+    labels, clipping, used = np.repeat(np.arange(20), 2), Mixed(0.02, 20), []
+    usual = grouped._Means.squares
+    monkeypatch.setattr(grouped._Means, "squares", lambda one: used.append(one) or usual(one))
+    batch = data(40)
+    mine, _ = total(model, nn.CrossEntropyLoss(), batch, clipping, labels)
+    want, _ = total(model, nn.CrossEntropyLoss(), batch, clipping, labels, MeanGradient())
+    assert used
+    torch.testing.assert_close(mine, want, rtol=1e-3, atol=1e-6)
+
+
+def test_tiny_groups_whose_gradients_cancel_are_clipped_all_the_same():
+    """From Gram matrices alone the clipped gradient could be many times too long: its parts are long, it is not."""
+    rng = torch.Generator().manual_seed(0)
+    for size in (1e2, 1e4, 1e6):
+        for _ in range(50):
+            long, short, x = torch.randn(3, 64, generator=rng) / 8.0
+            g = torch.stack([size * long, 10.0 * short - size * long])
+            means = grouped._Means(
+                grouped.Single(torch.stack([x, x]), grouped.Explicit(g)), [2], torch.full((1, 2), 0.5)
+            )
+            into = torch.zeros(64, 64)
+            means.add((1.0 / means.squares().sqrt()).clamp(max=1.0), into)
+            assert float(into.double().norm()) <= 1.0 + 1e-4
+
+
+def test_what_would_take_too_much_memory_goes_one_after_the_other(monkeypatch):
+    model, batch, clipping = convolutions(), data(40), Mixed(0.02, 8)
+    monkeypatch.setattr(grouped, "_FORMED", 10)
+    mine, _ = total(model, nn.CrossEntropyLoss(), batch, clipping)
     want, _ = total(model, nn.CrossEntropyLoss(), batch, clipping, inner=MeanGradient())
     torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-6)
 
@@ -220,7 +263,7 @@ def test_what_was_added_is_taken_back_when_records_cannot_be_told_apart_after_al
         return grouped.of_groups(factors, sizes) if len(calls) == 1 else None
 
     monkeypatch.setattr(clipped, "of_groups", fails_later)
-    monkeypatch.setattr(clipped, "TOGETHER", 3 * sum(p.numel() for p in model.parameters()))
+    monkeypatch.setattr(Records, "fitting", lambda *_: 12)
     mine, _ = total(model, nn.CrossEntropyLoss(), batch, clipping)
     want, _ = total(model, nn.CrossEntropyLoss(), batch, clipping, inner=MeanGradient())
     assert len(calls) == 2  # and not tried again

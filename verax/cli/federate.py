@@ -95,7 +95,9 @@ def federate(
     from verax.federated import Embedded, Plan
     from verax.federated.splits import split
     from verax.training.examples import accuracy, build
+    from verax.training.memory import keep_freed_blocks
 
+    keep_freed_blocks()
     found = split(data, clients, by)
     plan = Plan(
         len(found.sizes), int(found.sizes.sum()), int(found.sizes.max()), client_rate, record_rate, rounds,

@@ -17,10 +17,11 @@ from verax.training.capture import Layers
 from verax.training.data import part, runs, slices
 from verax.training.factors import ROUNDING, Factor, single_precision
 from verax.training.flat import Flat
-from verax.training.grouped import TOGETHER, GroupMeans, of_groups
+from verax.training.grouped import GroupMeans, of_groups
 from verax.training.records import ChannelsLast, Losses, MixedRecords, Records, one_each
 
 MICRO_BATCH = 1024
+_TINY_GROUP = 8  # the same for plain chains, which have a pass for all groups
 _SMALL_GROUP = 96  # records of a clip-group up to which a pass of its own is slower than gradients of its records
 _INSIDE = 1.0 - ROUNDING  # of the clip norm: what single precision may add to a norm stays within it
 
@@ -165,14 +166,17 @@ class Clipper:
 
     def _add_groups(self, batch: Any, sizes: list[int], norm: float, into: Flat) -> None:
         """Clip-groups that lie one behind the other."""
-        means = None if self._means is None else self._means.of(batch, sizes, into.parameters)
-        if means is not None:
-            for rows in means:
-                lengths = torch.linalg.vector_norm(rows, dim=1)
-                into.buffer.addmv_(rows.t(), self._weights(lengths, norm, "aggregate of a clip-group"))
-            return
-        if self._means is not None and self._add_small(batch, sizes, norm, into):
-            return
+        if self._means is not None:
+            if self._add_small(batch, sizes, norm, into, _TINY_GROUP):
+                return
+            means = self._means.of(batch, sizes, into.parameters)
+            if means is not None:
+                for rows in means:
+                    lengths = torch.linalg.vector_norm(rows, dim=1)
+                    into.buffer.addmv_(rows.t(), self._weights(lengths, norm, "aggregate of a clip-group"))
+                return
+            if self._add_small(batch, sizes, norm, into, _SMALL_GROUP):
+                return
         refuse_statistics(self.model)
         start = 0
         for size in sizes:
@@ -185,19 +189,18 @@ class Clipper:
                 for parameter, g in zip(into.parameters, found, strict=True):
                     into.views[parameter].add_(g.to(into.buffer.dtype), alpha=weight)
 
-    def _add_small(self, batch: Any, sizes: list[int], norm: float, into: Flat) -> bool:
+    def _add_small(self, batch: Any, sizes: list[int], norm: float, into: Flat, most_each: int) -> bool:
         """Small clip-groups, many in one pass, by way of their records' gradients; False if these are not to be had.
 
         Then what was added is taken back, and it is not tried again.
         """
-        many = TOGETHER // len(into.buffer)
-        if not self._told_apart or len(sizes) == 1 or max(sizes) > _SMALL_GROUP or many < 2:
+        if not self._told_apart or len(sizes) == 1 or max(sizes) > most_each:
             return False
         start, before = 0, into.buffer.clone()
         try:
             layers = self._records.look()
             most = min(self.micro_batch, self._records.fitting(batch, sum(sizes), layers))
-            for some in runs(sizes, most, many):
+            for some in runs(sizes, most):
                 records = sum(some)
                 factors = self._records.factors(part(batch, slice(start, start + records)), records, layers)
                 means = of_groups(factors, some) if layers.covered and not self._records.slow else None

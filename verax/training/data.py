@@ -207,15 +207,15 @@ def slices(batch: Any, size: int, records: int) -> list[tuple[Any, int]]:
     ]  # fmt: skip
 
 
-def runs(sizes: list[int], most: int, many: int | None = None) -> Iterator[list[int]]:
-    """Sizes next to each other, at most so many, with so many records together, or one with more.
+def runs(sizes: list[int], most: int) -> Iterator[list[int]]:
+    """Sizes next to each other with so many records together, or one with more.
 
     >>> list(runs([2, 2, 2, 9, 1], 5))
     [[2, 2], [2], [9], [1]]
     """
     some: list[int] = []
     for size in sizes:
-        if some and (sum(some) + size > most or len(some) == many):
+        if some and sum(some) + size > most:
             yield some
             some = []
         some.append(size)

@@ -189,7 +189,7 @@ class Rows:
         same = (self.index.unsqueeze(1) == self.index.unsqueeze(2)).to(self.g.dtype)
         squares = (torch.bmm(self.g, self.g.transpose(1, 2)) * same).sum(dim=(1, 2))
         lengths = torch.linalg.vector_norm(self.g, dim=2, keepdim=True)
-        return _never_short(squares, (torch.bmm(same, lengths) * lengths).sum(dim=(1, 2)))
+        return never_short(squares, (torch.bmm(same, lengths) * lengths).sum(dim=(1, 2)))
 
     def add(self, weights: Tensor, total: Tensor) -> None:
         """Scatter the weighted gradients."""
@@ -229,10 +229,10 @@ def _squares(rows: Tensor) -> Tensor:
 def gram_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
     """Squared norms of sum_t g_t x_t^T, from the Gram matrices of x and g."""
     lengths = (inputs.diagonal(dim1=-2, dim2=-1) * outputs.diagonal(dim1=-2, dim2=-1)).sqrt()
-    return _never_short((inputs * outputs).sum(dim=(-2, -1)), lengths.sum(dim=-1).square())
+    return never_short((inputs * outputs).sum(dim=(-2, -1)), lengths.sum(dim=-1).square())
 
 
-def _never_short(squares: Tensor, most: Tensor) -> Tensor:
+def never_short(squares: Tensor, most: Tensor) -> Tensor:
     """Squared norms of sums that were taken from Gram matrices; ``most`` is what they are if nothing cancels.
 
     Where the terms cancel, the sum of a Gram matrix is small and its rounding is not: that goes with ``most``. Without

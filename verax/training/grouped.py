@@ -8,6 +8,7 @@ pass serve all groups, and only the last product of each layer is taken group by
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from verax.training.chain import NotAChain, Pass, chain_of
-from verax.training.factors import Explicit, Factor, Kernels, Outer, Rows, Single, single_precision
+from verax.training.data import runs
+from verax.training.factors import Explicit, Factor, Kernels, Outer, Rows, Single, never_short, single_precision
 from verax.training.flat import same
 from verax.training.records import Losses, one_each, rounding_of
 
-TOGETHER = 2**20  # numbers of the gradients that are held at once, unless one alone has more
+_TOGETHER = 2**20  # numbers of the gradients that are held at once, unless one alone has more
+_FORMED = 2**24  # numbers that may be formed for small groups
+_NEAR = 64  # records between which Gram matrices are taken at once
 
 
 class GroupMeans:
@@ -75,7 +79,7 @@ class _Rows:
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = list(parameters)
         sizes = [p.numel() for p in parameters]
-        self._most = max(TOGETHER // sum(sizes), 1)
+        self._most = max(_TOGETHER // sum(sizes), 1)
         self._rows = torch.zeros(self._most, sum(sizes), device=parameters[0].device)
         self._ones = self._rows.new_ones(0)
         self._views = {
@@ -109,23 +113,31 @@ class _Rows:
 
 
 def of_groups(records: Mapping[nn.Parameter, Factor], sizes: list[int]) -> dict[nn.Parameter, Factor] | None:
-    """The mean gradients of groups from their records' gradients; None if those of an embedding are among them.
+    """The mean gradients of small groups from their records' gradients; None where that is too much to form.
 
     The first ``sizes[0]`` records are the first group, and so on.
     """
-    if any(isinstance(factor, Rows) for factor in records.values()):
+    formed = sum(p.numel() for p, factor in records.items() if not (isinstance(factor, Single) and _unformed(p, sizes)))
+    if formed * len(sizes) > _FORMED or any(isinstance(factor, Rows) for factor in records.values()):
         return None
     inverse = np.diag(1.0 / np.asarray(sizes, dtype=np.float32))
-    shares = torch.from_numpy(np.repeat(inverse, sizes, axis=1))  # groups, records
+    shares = torch.from_numpy(np.repeat(inverse, sizes, axis=1))
     with torch.no_grad():
-        return {p: _of_groups(factor, sizes, shares.to(p.device)) for p, factor in records.items()}
+        return {p: _of_groups(p, factor, sizes, shares.to(p.device)) for p, factor in records.items()}
 
 
-def _of_groups(factor: Factor, sizes: list[int], shares: Tensor) -> Factor:
+def _unformed(weight: nn.Parameter, sizes: list[int]) -> bool:
+    """Whether Gram matrices of neighbours are less work than the gradients of all groups."""
+    return max(sizes) <= _NEAR and _NEAR * (weight.shape[0] + weight.shape[1]) <= weight.numel() / 2
+
+
+def _of_groups(parameter: nn.Parameter, factor: Factor, sizes: list[int], shares: Tensor) -> Factor:
     match factor:
         case Kernels():
             rows = shares @ factor.rows
             return Kernels(rows, torch.linalg.vector_norm(rows, dim=1), factor.lying, factor.order)
+        case Single() if _unformed(parameter, sizes):
+            return _Means(factor, sizes, shares)
         case Single() | Outer():
             x, g = (factor.x, factor.g.gradients) if isinstance(factor, Single) else (factor.x, factor.g)
             pairs = zip(x.split(sizes), g.split(sizes), sizes, strict=True)
@@ -133,6 +145,40 @@ def _of_groups(factor: Factor, sizes: list[int], shares: Tensor) -> Factor:
         case _:
             rows = factor.explicit()
             return Explicit((shares @ rows.flatten(1)).view(len(sizes), *rows.shape[1:]))
+
+
+@dataclass
+class _Means:
+    """Mean gradients of a weight over groups, none of which is formed; ``shares`` are (groups, records)."""
+
+    each: Single
+    sizes: list[int]
+    shares: Tensor
+
+    def squares(self) -> Tensor:
+        """From Gram matrices of the records of some groups at a time."""
+        found, group, record = [], 0, 0
+        for some in runs(self.sizes, _NEAR):
+            rows = slice(record, record + sum(some))
+            x, g, share = self.each.x[rows], self.each.g.gradients[rows], self.shares[group : group + len(some), rows]
+            gram = (x @ x.t()).mul_(g @ g.t())
+            lengths = gram.diagonal().sqrt()
+            found.append(never_short((share @ gram).mul_(share).sum(dim=1), (share @ lengths).square_()))
+            group, record = group + len(some), rows.stop
+        return torch.cat(found)
+
+    def add(self, weights: Tensor, total: Tensor) -> None:
+        """The usual product of a backward pass, every record weighted as its group."""
+        self.each.add(weights @ self.shares, total)
+
+    def explicit(self) -> Tensor:
+        """The gradients themselves."""
+        rows = self.each.explicit()
+        return (self.shares @ rows.flatten(1)).view(len(self.sizes), *rows.shape[1:])
+
+    def formed(self) -> int:
+        """None."""
+        return 0
 
 
 def _cut(sizes: list[int], x: Tensor, out: Tensor, ones: Tensor) -> tuple[Sequence[Tensor], ...]:

@@ -12,7 +12,7 @@ def keep_freed_blocks() -> bool:
 
     Every step of training allocates and frees the same large blocks. By default glibc returns them to the system each
     time, and every page of a fresh block costs a fault: small convolutional models can spend most of their time there.
-    This setting is the whole process's, so verax never makes it by itself, but ``verax train`` does.
+    This setting is the whole process's, so verax never makes it by itself, but ``verax train`` does, and ``federate``.
 
     >>> keep_freed_blocks() in (True, False)
     True
