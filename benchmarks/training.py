@@ -169,8 +169,8 @@ def best_micro(make: Callable[[int], Stepper], records: int) -> tuple[Stepper, i
     tried = []
     for micro in sorted({min(m, records) for m in MICRO}):
         step = make(micro)
-        seconds(step), seconds(step)
-        tried.append((min(seconds(step) for _ in range(5)), micro, step))
+        once = max(seconds(step), seconds(step))
+        tried.append((min(seconds(step) for _ in range(min(max(int(0.5 / once), 5), 200))), micro, step))
     _, micro, step = min(tried, key=lambda entry: entry[0])
     return step, micro
 

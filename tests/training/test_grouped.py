@@ -199,7 +199,7 @@ def normed():
     ("make", "by_records"),
     [(convolutions, True), (Sequence, True), (Tokens, False), (Centred, False), (normed, False)],
 )
-@pytest.mark.parametrize("fit", [3, 12, 100])
+@pytest.mark.parametrize("fit", [8, 20, 100])
 @pytest.mark.parametrize("norm", [0.02, 100.0])
 @pytest.mark.parametrize("groups", [4, 30])
 def test_small_groups_by_way_of_their_records(monkeypatch, make, by_records, fit, norm, groups):
@@ -210,7 +210,9 @@ def test_small_groups_by_way_of_their_records(monkeypatch, make, by_records, fit
     usual = Clipper._add_small
     monkeypatch.setattr(Clipper, "_add_small", lambda *given: took.append(usual(*given)) or took[-1])
     mine, _ = total(model, nn.CrossEntropyLoss(), batch, clipping)
-    assert any(took) == by_records
+    assert any(took) == (
+        by_records and fit * len(np.unique(np.random.default_rng(0).integers(0, groups, 40))) >= 4 * 40
+    )
     want, _ = total(model, nn.CrossEntropyLoss(), batch, clipping, inner=MeanGradient())
     torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-6)
 
@@ -263,7 +265,7 @@ def test_what_was_added_is_taken_back_when_records_cannot_be_told_apart_after_al
         return grouped.of_groups(factors, sizes) if len(calls) == 1 else None
 
     monkeypatch.setattr(clipped, "of_groups", fails_later)
-    monkeypatch.setattr(Records, "fitting", lambda *_: 12)
+    monkeypatch.setattr(Records, "fitting", lambda *_: 20)
     mine, _ = total(model, nn.CrossEntropyLoss(), batch, clipping)
     want, _ = total(model, nn.CrossEntropyLoss(), batch, clipping, inner=MeanGradient())
     assert len(calls) == 2  # and not tried again

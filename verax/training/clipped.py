@@ -23,6 +23,7 @@ from verax.training.records import ChannelsLast, Losses, MixedRecords, Records, 
 MICRO_BATCH = 1024
 _TINY_GROUP = 8  # the same for plain chains, which have a pass for all groups
 _SMALL_GROUP = 96  # records of a clip-group up to which a pass of its own is slower than gradients of its records
+_PASSES = 4  # so many groups at least must go through one pass
 _INSIDE = 1.0 - ROUNDING  # of the clip norm: what single precision may add to a norm stays within it
 
 
@@ -200,6 +201,8 @@ class Clipper:
         try:
             layers = self._records.look()
             most = min(self.micro_batch, self._records.fitting(batch, sum(sizes), layers))
+            if layers.chain is None and _PASSES * sum(sizes) > most * len(sizes):
+                return False  # a pass has enough to do with each group
             for some in runs(sizes, most):
                 records = sum(some)
                 factors = self._records.factors(part(batch, slice(start, start + records)), records, layers)
