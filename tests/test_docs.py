@@ -88,7 +88,7 @@ def test_the_table_of_pitfalls_says_what_its_examples_print():
     text = (DOCS / "pitfalls.md").read_text(encoding="utf-8")
     printed = [float(n) for n in re.findall(r"\d+\.\d+", "".join(b for kind, b, _ in blocks(DOCS / "pitfalls.md")))]
     rows = [line.split("|")[4] for line in text.splitlines() if re.match(r"\| ?\d* ?\|.*\| [\d.]+ \|", line)]
-    assert len(rows) == 14
+    assert len(rows) == 15
     for sense, number in re.findall(r"(at least|at most) ([\d.]+)", " ".join(rows)):
         unit = 10.0 ** -len(number.partition(".")[2])
         gaps = [n - float(number) if sense == "at least" else float(number) - n for n in printed]
