@@ -1,10 +1,16 @@
 """Norms must never come out too small, or a record passes with more than the clip norm."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from verax.training.factors import ROUNDING, Outer, Rows  # noqa: E402
+from torch import nn  # noqa: E402
+
+from verax import Batch, Individual  # noqa: E402
+from verax.training.clipped import Clipper  # noqa: E402
+from verax.training.factors import ROUNDING, Outer, Rows, lengths  # noqa: E402
+from verax.training.flat import Flat  # noqa: E402
 
 WIDTH = 64
 
@@ -44,3 +50,51 @@ def test_what_does_not_cancel_keeps_its_norm(make):
         factor, total = make(1.0, seed)
         factor.add(torch.ones(1), total)
         assert float(factor.squares().sqrt()) == pytest.approx(float(total.norm()), rel=4 * ROUNDING)
+
+
+@pytest.mark.parametrize("size", [10, 2048, 2049, 5000, 2**20 + 17, 10**7])
+@pytest.mark.parametrize("value", [0.1, 0.7, None])
+def test_the_norm_of_many_numbers(size, value):
+    """A plain norm in single precision is a hundredth off for ten million equal ones."""
+    x = torch.randn(1, size) if value is None else torch.full((1, size), value)
+    assert float(lengths(x)) == pytest.approx(float(x.double().norm()), rel=ROUNDING / 4)
+
+
+def contribution(model, losses, batch, clipping):
+    into = Flat(model.parameters())
+    Clipper(model, losses, clipping).add(batch, 1, into, np.random.default_rng(0))
+    return float(into.buffer.double().norm()) / clipping.norm
+
+
+@pytest.mark.parametrize("clipping", [Individual(1.0), Batch(1.0)])
+def test_many_parameters_are_clipped_to_the_norm(clipping):
+    size = 10**6
+    for g in (torch.full((size,), 0.7), torch.cat([torch.ones(64), torch.full((size - 64,), 2.0**-12.51)])):
+        model = nn.Linear(1, size, bias=False)
+        assert contribution(model, lambda m, b, g=g: (m(b) * g).sum(1), torch.ones(1, 1), clipping) <= 1.0 + 1e-6
+
+
+def test_a_gradient_whose_square_vanishes_may_meet_a_large_input():
+    """x is 1e19 and g 2e-23: their product is above the clip norm, and the square of g is 0 in single precision."""
+    model = nn.Linear(1, 16, bias=False)
+
+    def losses(m, batch):
+        return (m(batch) * 2e-23).sum(1)
+
+    clipper, into = Clipper(model, losses, Individual(1e-4)), Flat(model.parameters())
+    clipper.add(torch.full((2, 1), 1e19), 2, into, np.random.default_rng(0))
+    assert float(into.buffer.double().norm()) <= 2e-4
+
+
+def test_autocast_around_a_step_does_not_reach_the_norms():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
+
+    def losses(m, batch):
+        return (100.0 * m(batch)).sum(dim=(1, 2))
+
+    clipper, into = Clipper(model, losses, Individual(1.0)), Flat(model.parameters())
+    x = torch.randn(1, 2, 64).expand(4, 2, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        clipper.add(x, 4, into, np.random.default_rng(0))
+    assert float(into.buffer.double().norm()) <= 4.0001

@@ -387,3 +387,65 @@ def test_clip_groups_of_images_do_too(last):
     assert clipper._channels._borne is last
     exact = torch.autograd.grad(losses(model, batch).mean(), parameters)
     torch.testing.assert_close(into.buffer, torch.cat([g.flatten() for g in exact]), rtol=1e-4, atol=1e-6)
+
+
+class Frames(nn.Module):
+    """Several images a record, folded into one dimension for the convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.see, self.head = nn.Conv2d(2, 3, 3), nn.Linear(27, 3)
+
+    def forward(self, x):
+        seen = self.see(x.flatten(0, 1)).unflatten(0, (len(x), -1))
+        return self.head(torch.relu(seen).mean(dim=1).flatten(1))
+
+
+def test_images_folded_into_the_records():
+    check(Frames(), torch.randn(6, 4, 2, 5, 5), 3)
+
+
+def test_a_chain_whose_loss_calls_it_in_pieces_takes_another_way():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def in_pieces(m, batch):
+        out = torch.cat([m(piece) for piece in batch[0].split(64)])
+        return functional.cross_entropy(out, batch[1], reduction="none")
+
+    batch = torch.randn(200, 4), torch.randint(0, 3, (200,))
+    records = Records(model, in_pieces)
+    mine = sum(f.squares() for f in records.factors(batch, 200).values())
+    torch.testing.assert_close(mine, sum(f.squares() for f in records._one_by_one(batch, 200).values()))
+
+
+def test_a_batch_may_hold_what_is_not_one_for_each_record():
+    model = nn.Linear(4, 40)
+
+    def weighted(m, batch):
+        return functional.cross_entropy(m(batch[0]), batch[2], batch[1], reduction="none")
+
+    for records in (8, 50):
+        batch = torch.randn(records, 4), torch.rand(40), torch.randint(0, 40, (records,))
+        Records(model, weighted).factors(batch, records)
+
+
+def test_one_bad_record_does_not_change_the_way_of_the_next_batches():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(18, 3))
+    records, x, y = Records(model, losses), torch.randn(8, 1, 5, 5), torch.zeros(8, dtype=torch.int64)
+    bad = x.clone()
+    bad[-1] = float("nan")
+    records.factors((bad, y), 8)
+    records.factors((x, y), 8)
+    assert not records._general
+
+
+def test_mixing_is_looked_for_among_all_records_that_go_together():
+    """A neighbour a quarter of the batch away: among 32 records only, it would be another one than among 256."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def far(m, batch):
+        x = batch[0]
+        return functional.cross_entropy(m(0.5 * x + 0.5 * x.roll(len(x) // 64, 0)), batch[1], reduction="none")
+
+    with pytest.raises(MixedRecords):
+        Records(model, far).factors((torch.randn(256, 6), torch.randint(0, 3, (256,))), 256)

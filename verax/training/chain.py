@@ -31,7 +31,15 @@ class NotAChain(Exception):  # noqa: N818  control flow
 
 
 def chain_of(model: nn.Module) -> list[nn.Module] | None:
-    """The layers of the model in order, if it is nothing but a chain of known ones that nobody watches."""
+    """The layers of the model in order, if it is nothing but a chain of linear ones and activations."""
+    layers = in_order(model)
+    if layers is None or not all(type(one) is nn.Linear or type(one) in ACTIVATIONS or _flat(one) for one in layers):
+        return None
+    return layers
+
+
+def in_order(model: nn.Module) -> list[nn.Module] | None:
+    """The layers of a model that calls one after the other and does nothing else, as far as nobody watches."""
     if module_hooks._has_any_global_hook():
         return None
     layers: list[nn.Module] = []
@@ -46,11 +54,35 @@ def chain_of(model: nn.Module) -> list[nn.Module] | None:
         kind = type(module)
         if kind is nn.Sequential:
             waiting.extend(reversed(list(module._modules.values())))
-        elif kind is nn.Linear or kind in ACTIVATIONS or (isinstance(module, nn.Flatten) and _keeps_records(module)):
-            layers.append(module)
         elif kind is not nn.Identity:
-            return None
+            layers.append(module)
     return layers
+
+
+_APART = frozenset({
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.GroupNorm,
+    nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d,
+    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
+    nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Hardtanh, nn.Dropout,
+})  # fmt: skip
+
+
+def keeps_apart(model: nn.Module) -> bool:
+    """Whether the model cannot mix records: known layers, one after the other, each of which treats records alone.
+
+    No experiment can tell this of a model that computes as it likes: it may begin to mix later.
+
+    >>> keeps_apart(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2)))
+    True
+    >>> keeps_apart(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    False
+    """
+    layers = in_order(model)
+    return layers is not None and all(type(layer) in _APART or _flat(layer) for layer in layers)
+
+
+def _flat(module: nn.Module) -> bool:
+    return isinstance(module, nn.Flatten) and _keeps_records(module)
 
 
 def _keeps_records(module: nn.Flatten) -> bool:

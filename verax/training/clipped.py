@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,14 +16,14 @@ from torch import Tensor, nn
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.training.capture import Layers
 from verax.training.data import part, runs, slices
-from verax.training.factors import ROUNDING, Factor, single_precision
+from verax.training.factors import HALF, ROUNDING, Factor, lengths
 from verax.training.flat import Flat
-from verax.training.grouped import GroupMeans, of_groups
-from verax.training.records import ChannelsLast, Losses, MixedRecords, Records, one_each
+from verax.training.grouped import GroupMeans, of_groups, too_many
+from verax.training.records import ChannelsLast, Losses, Records, one_each
 
 MICRO_BATCH = 1024
-_TINY_GROUP = 8  # the same for plain chains, which have a pass for all groups
 _SMALL_GROUP = 96  # records of a clip-group up to which a pass of its own is slower than gradients of its records
+_TINY_GROUP = 8  # the same for plain chains, which have a pass for all groups
 _PASSES = 4  # so many groups at least must go through one pass
 _INSIDE = 1.0 - ROUNDING  # of the clip norm: what single precision may add to a norm stays within it
 
@@ -99,7 +100,7 @@ class Clipper:
         losses: from the model and a batch to one loss per record.
         clipping: individual, batch or mixed.
         inner: what a clip-group computes, for batch and mixed clipping.
-        micro_batch: at most how many records to work on at once, under individual clipping; fewer for large models.
+        micro_batch: at most how many records to work on at once, where each has a gradient; fewer for large models.
     """
 
     def __init__(
@@ -114,7 +115,6 @@ class Clipper:
         self._inner: Inner = inner or MeanGradient()
         self._means = GroupMeans(model, losses) if inner is None else None
         self._channels = ChannelsLast()
-        self._told_apart = True  # whether the records of a clip-group have gradients of their own, as far as is known
         self.norms: Callable[[Tensor], None] | None = None  # told the norms before clipping, if somebody watches
 
     def denominator(self, expected_batch: float) -> float:
@@ -154,7 +154,7 @@ class Clipper:
 
     def _add_factors(self, factors: Mapping[nn.Parameter, Factor], norm: float, into: Flat, what: str) -> None:
         """Of records or of clip-groups: norms over all parameters, then the clipped sum."""
-        with torch.no_grad():
+        with torch.no_grad(), _in_single_precision(into.buffer.device.type):
             used = [(factor, into.views[p]) for p, factor in factors.items() if p in into.views]
             if not used:
                 return
@@ -173,8 +173,7 @@ class Clipper:
             means = self._means.of(batch, sizes, into.parameters)
             if means is not None:
                 for rows in means:
-                    lengths = torch.linalg.vector_norm(rows, dim=1)
-                    into.buffer.addmv_(rows.t(), self._weights(lengths, norm, "aggregate of a clip-group"))
+                    into.buffer.addmv_(rows.t(), self._weights(lengths(rows), norm, "aggregate of a clip-group"))
                 return
             if self._add_small(batch, sizes, norm, into, _SMALL_GROUP):
                 return
@@ -185,38 +184,30 @@ class Clipper:
             found = self._aggregate(group, size, into.parameters)
             start += size
             with torch.no_grad():
-                total = nn.utils.get_total_norm([single_precision(g) for g in found])
-                weight = float(self._weights(total, norm, "aggregate of a clip-group"))
-                for parameter, g in zip(into.parameters, found, strict=True):
-                    into.views[parameter].add_(g.to(into.buffer.dtype), alpha=weight)
+                row = torch.cat([g.to(into.buffer.dtype).reshape(1, -1) for g in found], dim=1)
+                into.buffer.addmv_(row.t(), self._weights(lengths(row), norm, "aggregate of a clip-group"))
 
     def _add_small(self, batch: Any, sizes: list[int], norm: float, into: Flat, most_each: int) -> bool:
-        """Small clip-groups, many in one pass, by way of their records' gradients; False if these are not to be had.
+        """Small clip-groups, many in one pass, by way of their records' gradients; False if that is not to be done.
 
-        Then what was added is taken back, and it is not tried again.
+        It is done only if no record can reach another's clip-group, whatever the weights: known layers one after the
+        other, and a known loss. All others may mix the records of a clip-group, and each has a pass of its own.
         """
-        if not self._told_apart or len(sizes) == 1 or max(sizes) > most_each:
+        if len(sizes) == 1 or max(sizes) > most_each or not self._records.known_apart:
             return False
-        start, before = 0, into.buffer.clone()
-        try:
-            layers = self._records.look()
-            most = min(self.micro_batch, self._records.fitting(batch, sum(sizes), layers))
-            if layers.chain is None and _PASSES * sum(sizes) > most * len(sizes):
-                return False  # a pass has enough to do with each group
-            for some in runs(sizes, most):
-                records = sum(some)
-                factors = self._records.factors(part(batch, slice(start, start + records)), records, layers)
-                means = of_groups(factors, some) if layers.covered and not self._records.slow else None
-                if means is None:
-                    break
-                self._add_factors(means, norm, into, "aggregate of a clip-group")
-                start += records
-        except MixedRecords:
-            pass
-        if start < sum(sizes):
-            self._told_apart = False
-            into.buffer.copy_(before)
-        return self._told_apart
+        if not isinstance(batch, tuple | list) or any(p.dtype not in (torch.float32, *HALF) for p in into.parameters):
+            return False
+        layers, start = self._records.look(), 0
+        most = min(self.micro_batch, self._records.fitting(batch, sum(sizes), layers))
+        few = layers.chain is None and _PASSES * sum(sizes) > most * len(sizes)  # a group is enough for a pass
+        if few or self._records.slow or too_many(into.parameters, sizes, most):
+            return False
+        for some in runs(sizes, most):
+            records = sum(some)
+            factors = self._records.factors(part(batch, slice(start, start + records)), records, layers)
+            self._add_factors(of_groups(factors, some), norm, into, "aggregate of a clip-group")
+            start += records
+        return True
 
     def _aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
         def of(batch: Any) -> list[Tensor]:
@@ -231,6 +222,11 @@ class Clipper:
         if self.norms is not None:
             self.norms(lengths)
         return (norm * _INSIDE / lengths).clamp_(max=1.0)  # 0 has weight 1
+
+
+def _in_single_precision(device: str) -> AbstractContextManager[object]:
+    """Norms are not for autocast, which somebody may have begun around the step."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def refuse_statistics(model: nn.Module) -> None:

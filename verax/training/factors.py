@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 ROUNDING = 2.0**-16  # more than single precision can make of a product of vectors, as a part of their norms' product
+_PIECE = 1024  # numbers whose squares are added up in one go
+_TINY = 2.0**-126  # squares below may have become zero
+_WIDE = 2**14  # numbers of a product that single precision may add up within ROUNDING
 _GHOST = 4.0  # form no per-record gradient that is this many times larger than the Gram matrices it would save
 
 
@@ -73,6 +76,11 @@ class Kernels:
     order: list[int]
     """Where in a row the weight's own dimensions lie."""
 
+    def together(self, records: int) -> Kernels:
+        """With the gradients of each record's images, which lie one behind the other, added up."""
+        rows = self.rows.unflatten(0, (records, -1)).sum(dim=1)
+        return Kernels(rows, lengths(rows), self.lying, self.order)
+
     def squares(self) -> Tensor:
         """Squared norms."""
         return self.norms.square()
@@ -101,8 +109,8 @@ class Single:
         self.x = single_precision(self.x)
 
     def squares(self) -> Tensor:
-        """The norm factorises."""
-        return _squares(self.x).mul_(self.g.squares())
+        """The norm factorises; a factor whose square became zero may meet a large one."""
+        return (_squares(self.x) + self.x.shape[1] * _TINY).mul_(self.g.squares() + self.g.gradients.shape[1] * _TINY)
 
     def add(self, weights: Tensor, total: Tensor) -> None:
         """The usual product of a backward pass, weighted."""
@@ -131,7 +139,7 @@ class Outer:
     @property
     def _ghost(self) -> bool:
         positions, rows, columns = self.x.shape[1], self.x.shape[2], self.g.shape[2]
-        return bool(rows * columns > _GHOST * positions * (positions + rows + columns))
+        return bool(rows * columns > _GHOST * positions * (positions + rows + columns) and max(rows, columns) <= _WIDE)
 
     def _form(self) -> Tensor:
         """The product over positions, kept for the weighted sum."""
@@ -221,9 +229,24 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.dim() == 2 else x.reshape(len(x), -1)
 
 
+def lengths(rows: Tensor) -> Tensor:
+    """The norm of each row, as a norm of norms: what single precision adds up in one go must be short.
+
+    A plain norm of ten million numbers can be off by a hundredth, which is far more than ROUNDING.
+    """
+    size = rows.shape[1]
+    if size <= 2 * _PIECE:
+        return torch.linalg.vector_norm(rows, dim=1)
+    whole = size - size % _PIECE
+    parts = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, _PIECE)), dim=2)
+    if whole < size:
+        parts = torch.cat([parts, torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)], dim=1)
+    return lengths(parts)
+
+
 def _squares(rows: Tensor) -> Tensor:
     """Squared norm of each row."""
-    return torch.linalg.vector_norm(rows, dim=1).square_()
+    return lengths(rows).square_()
 
 
 def gram_squares(inputs: Tensor, outputs: Tensor) -> Tensor:

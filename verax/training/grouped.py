@@ -1,8 +1,9 @@
-"""Gradients of all clip-groups of a batch from one pass, for plain chains of layers.
+"""Gradients of all clip-groups of a batch from one pass, for models that keep records apart.
 
 A clip-group's gradient may depend on the records of that group only. Chains of linear layers and activations treat
 records one by one, and so do the losses whose gradients are known in closed form; then one forward and one backward
-pass serve all groups, and only the last product of each layer is taken group by group.
+pass serve all groups, and only the last product of each layer is taken group by group. Small groups of other models
+that keep records apart come from the gradients of their records.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from torch import Tensor, nn
 
 from verax.training.chain import NotAChain, Pass, chain_of
 from verax.training.data import runs
-from verax.training.factors import Explicit, Factor, Kernels, Outer, Rows, Single, never_short, single_precision
+from verax.training.factors import Explicit, Factor, Kernels, Outer, Single, lengths, never_short, single_precision
 from verax.training.flat import same
 from verax.training.records import Losses, one_each, rounding_of
 
 _TOGETHER = 2**20  # numbers of the gradients that are held at once, unless one alone has more
 _FORMED = 2**24  # numbers that may be formed for small groups
-_NEAR = 64  # records between which Gram matrices are taken at once
+_NEIGHBOURS = 64  # records between which Gram matrices are taken at once
 
 
 class GroupMeans:
@@ -112,30 +113,33 @@ class _Rows:
             yield self._rows[: len(these)]
 
 
-def of_groups(records: Mapping[nn.Parameter, Factor], sizes: list[int]) -> dict[nn.Parameter, Factor] | None:
-    """The mean gradients of small groups from their records' gradients; None where that is too much to form.
+def of_groups(records: Mapping[nn.Parameter, Factor], sizes: list[int]) -> dict[nn.Parameter, Factor]:
+    """The mean gradients of small groups from their records' gradients, for models that keep records apart.
 
     The first ``sizes[0]`` records are the first group, and so on.
     """
-    formed = sum(p.numel() for p, factor in records.items() if not (isinstance(factor, Single) and _unformed(p, sizes)))
-    if formed * len(sizes) > _FORMED or any(isinstance(factor, Rows) for factor in records.values()):
-        return None
     inverse = np.diag(1.0 / np.asarray(sizes, dtype=np.float32))
     shares = torch.from_numpy(np.repeat(inverse, sizes, axis=1))
     with torch.no_grad():
         return {p: _of_groups(p, factor, sizes, shares.to(p.device)) for p, factor in records.items()}
 
 
+def too_many(parameters: list[nn.Parameter], sizes: list[int], most: int) -> bool:
+    """Whether the gradients of so many groups, ``most`` records at a time, are too much to form."""
+    formed = sum(p.numel() for p in parameters if p.dim() != 2 or not _unformed(p, sizes))
+    return bool(formed * min(len(sizes), most) > _FORMED)
+
+
 def _unformed(weight: nn.Parameter, sizes: list[int]) -> bool:
     """Whether Gram matrices of neighbours are less work than the gradients of all groups."""
-    return max(sizes) <= _NEAR and _NEAR * (weight.shape[0] + weight.shape[1]) <= weight.numel() / 2
+    return max(sizes) <= _NEIGHBOURS and _NEIGHBOURS * (weight.shape[0] + weight.shape[1]) <= weight.numel() / 2
 
 
 def _of_groups(parameter: nn.Parameter, factor: Factor, sizes: list[int], shares: Tensor) -> Factor:
     match factor:
         case Kernels():
             rows = shares @ factor.rows
-            return Kernels(rows, torch.linalg.vector_norm(rows, dim=1), factor.lying, factor.order)
+            return Kernels(rows, lengths(rows), factor.lying, factor.order)
         case Single() if _unformed(parameter, sizes):
             return _Means(factor, sizes, shares)
         case Single() | Outer():
@@ -158,12 +162,12 @@ class _Means:
     def squares(self) -> Tensor:
         """From Gram matrices of the records of some groups at a time."""
         found, group, record = [], 0, 0
-        for some in runs(self.sizes, _NEAR):
+        for some in runs(self.sizes, _NEIGHBOURS):
             rows = slice(record, record + sum(some))
             x, g, share = self.each.x[rows], self.each.g.gradients[rows], self.shares[group : group + len(some), rows]
             gram = (x @ x.t()).mul_(g @ g.t())
-            lengths = gram.diagonal().sqrt()
-            found.append(never_short((share @ gram).mul_(share).sum(dim=1), (share @ lengths).square_()))
+            each = gram.diagonal().sqrt()
+            found.append(never_short((share @ gram).mul_(share).sum(dim=1), (share @ each).square_()))
             group, record = group + len(some), rows.stop
         return torch.cat(found)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from verax.training.factors import Explicit, Kernels, Kind, Outer, Rows, Single, single_precision
+from verax.training.factors import Explicit, Kernels, Kind, Outer, Rows, Single, lengths, single_precision
 
 Factors = Iterator[tuple[nn.Parameter, Kind]]
 Finish = Callable[[Tensor], Factors]
@@ -75,11 +75,15 @@ def _linear(module: nn.Module, x: Tensor) -> Finish:
 def _convolution(module: nn.Module, x: Tensor) -> Finish:
     def finish(g: Tensor) -> Factors:
         assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)  # noqa: S101
-        g = single_precision(g).flatten(2)  # records, channels, places
+        several = x.dim() > 2 + len(module.kernel_size)  # images of a record, which were folded into one dimension
+        seen, g = (x.flatten(0, 1), g.flatten(0, 1)) if several else (x, g)
+        g = single_precision(g).flatten(2)  # images, channels, places
         if trainable(module.weight):
-            yield module.weight, _per_record_kernels(module, single_precision(x), g)
+            kernels = _per_record_kernels(module, single_precision(seen), g)
+            yield module.weight, kernels.together(len(x)) if several else kernels
         if module.bias is not None and module.bias.requires_grad:
-            yield module.bias, Explicit(g.sum(dim=2))
+            summed = g.sum(dim=2)
+            yield module.bias, Explicit(summed.unflatten(0, (len(x), -1)).sum(dim=1) if several else summed)
 
     return finish
 
@@ -104,7 +108,7 @@ def _per_record_kernels(module: Convolution, x: Tensor, g: Tensor) -> Kernels:
             seen = seen.unflatten(1, (module.groups, -1)).flatten(0, 1)
             given = g[some].reshape(len(seen), -1, g.shape[2])
             torch.bmm(given, seen.transpose(1, 2), out=mine.view(len(seen), given.shape[1], -1))
-        torch.linalg.vector_norm(mine, dim=1, out=norms[some])
+        norms[some] = lengths(mine)
     return Kernels(rows, norms, [shape[dim] for dim in lying], sorted(range(len(lying)), key=lying.__getitem__))
 
 

@@ -29,6 +29,11 @@ class PerRecord:
             each.reduction = "none"
             self._criterion = each
 
+    @property
+    def apart(self) -> bool:
+        """Whether a record's loss is known to depend on no other record's output."""
+        return type(self._criterion) in _CLOSED
+
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """One loss per record."""
         criterion = self._criterion

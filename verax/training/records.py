@@ -7,6 +7,7 @@ dimension show up there; a model that mixes records (batch norm in any disguise)
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,8 +19,7 @@ from torch.utils import _pytree as pytree
 
 import verax.training.opaque  # noqa: F401  registers attention and recurrent layers
 from verax.training.capture import Layers, Use, watching
-from verax.training.chain import NotAChain, Pass, chain_of
-from verax.training.data import part
+from verax.training.chain import NotAChain, Pass, chain_of, keeps_apart
 from verax.training.factors import HALF, Explicit, Kind, merged
 from verax.training.layers import trainable
 
@@ -51,7 +51,7 @@ class Records:
         self.losses = losses
         self._dims: dict[nn.Module, int] = {}
         self._checked: set[Any] = set()
-        self._apart: set[bool] = set()
+        self._apart: dict[bool, int] = {}  # by mode: how many records were seen not to depend on each other
         self._bytes: float | None = None
         self._knotted = False
         self._copies = False
@@ -72,12 +72,18 @@ class Records:
         """Whether the rules were found not to apply."""
         return self._general
 
+    @property
+    def known_apart(self) -> bool:
+        """Whether no record can have a say in another's loss, whatever the weights are."""
+        return getattr(self.losses, "apart", False) and keeps_apart(self.model)
+
     def factors(self, batch: Any, records: int, layers: Layers | None = None) -> Found:
         """Per-record gradients of this batch; ``layers`` if the model was looked at for it already."""
         layers = layers or self.look()
-        if records > 1 and self.model.training not in self._apart:
-            self._refuse_other_mixing(part(batch, slice(0, _FEWEST)), min(records, _FEWEST))
-            self._apart.add(self.model.training)
+        if records > 2 * self._apart.get(self.model.training, 0) and records > 1:
+            if not self.known_apart:
+                self._refuse_other_mixing(batch, records)
+            self._apart[self.model.training] = records
         if records == 1:
             return self._one_by_one(batch, 1)
         if layers.chain is not None:
@@ -102,7 +108,7 @@ class Records:
             return records
         if self._bytes is None:
             self._bytes = 4.0 * sum(p.numel() for p in layers.trained)  # unless the rules apply, and know better
-            self.factors(part(batch, slice(0, _FEWEST)), _FEWEST, layers)
+            self.factors(_few(batch, records), _FEWEST, layers)
         return max(int(_FIT / self._bytes), _FEWEST)
 
     def _refuse_other_mixing(self, batch: Any, records: int) -> None:
@@ -137,7 +143,7 @@ class Records:
         key = tuple(layers.chain), tuple(layers.trained), self.model.training
         checked = key in self._checked
         if not checked and records > _FEWEST:
-            if self._by_chain(layers, part(batch, slice(0, _FEWEST)), _FEWEST) is None:
+            if self._by_chain(layers, _few(batch, records), _FEWEST) is None:
                 return None
             checked = True
         try:
@@ -147,10 +153,14 @@ class Records:
             if not checked:
                 with torch.enable_grad():
                     usual = one_each(self.losses(self.model, batch), records)
-                if not self._agrees(layers.trained, factors, usual, records):
+                agrees = self._agrees(layers.trained, factors, usual, records)
+                if agrees is False:
                     return None
-                self._checked.add(key)
-        except (NotAChain, AttributeError, TypeError, RuntimeError):
+                if agrees:
+                    self._checked.add(key)
+        except NotAChain:
+            return None
+        except (AttributeError, TypeError, RuntimeError):
             if checked:
                 raise
             return None
@@ -193,9 +203,11 @@ class Records:
             return None
         factors = self._finish(tape.uses, gradients, records)
         if new:
-            if not self._agrees(layers.trained, factors, losses, records):
+            agrees = self._agrees(layers.trained, factors, losses, records)
+            if agrees is False:
                 return None
-            self._checked.add(shape)
+            if agrees:
+                self._checked.add(shape)
             held = [x for use in tape.uses for x in use.inputs] + [g for g in gradients if g is not None]
             numbers = sum(x.numel() for x in held) + sum(factor.formed() for factor in factors.values())
             self._bytes = 4.0 * numbers / records
@@ -233,13 +245,15 @@ class Records:
 
     def _agrees(
         self, parameters: list[nn.Parameter], factors: Found, losses: Tensor, records: int
-    ) -> bool:  # fmt: skip
-        """Whether the last record's gradient is what plain autograd says."""
+    ) -> bool | None:  # fmt: skip
+        """Whether the last record's gradient is what plain autograd says; None if that is not finite."""
         record = records - 1
         pick = torch.zeros(records, dtype=torch.promote_types(losses.dtype, torch.float32), device=losses.device)
         pick[record] = 1.0
         truth = torch.autograd.grad(losses[record], parameters, allow_unused=True)
         size = sum(float(g.norm()) ** 2 for g in truth if g is not None) ** 0.5
+        if not math.isfinite(size):
+            return None
         for parameter, exact in zip(parameters, truth, strict=True):
             factor = factors.get(parameter)
             mine = torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
@@ -323,6 +337,15 @@ class _Whole(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         return self._losses(self.model, batch)
+
+
+def _few(batch: Any, records: int) -> Any:
+    """The first records of the batch; tensors that do not have one entry for each are left as they are."""
+
+    def first(x: Any) -> Any:
+        return x[:_FEWEST] if isinstance(x, Tensor) and x.dim() and len(x) == records else x
+
+    return pytree.tree_map(first, batch)
 
 
 def rounding_of(tensors: Sequence[Tensor]) -> float:
