@@ -98,8 +98,8 @@ def test_targets_to_be_ignored_may_come_later():
     x = torch.randn(RECORDS, 4)
     records.factors((x, CLASSES), RECORDS)
     found = records.factors((x, IGNORED), RECORDS)[model.bias].squares()
-    assert found[1] == 0.0
-    assert found[0] > 0.0
+    assert found[1] < 1e-30
+    assert found[0] > 1e-6
 
 
 def twice(model, batch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 ROUNDING = 2.0**-16  # more than single precision can make of a product of vectors, as a part of their norms' product
 _PIECE = 1024  # numbers whose squares are added up in one go
-_TINY = 2.0**-126  # squares below may have become zero
+_TINY = 2.0**-100  # more than the squares of 2^26 numbers can be of which each became zero
 _WIDE = 2**14  # numbers of a product that single precision may add up within ROUNDING
 _GHOST = 4.0  # form no per-record gradient that is this many times larger than the Gram matrices it would save
 
@@ -109,8 +110,8 @@ class Single:
         self.x = single_precision(self.x)
 
     def squares(self) -> Tensor:
-        """The norm factorises; a factor whose square became zero may meet a large one."""
-        return (_squares(self.x) + self.x.shape[1] * _TINY).mul_(self.g.squares() + self.g.gradients.shape[1] * _TINY)
+        """The norm factorises."""
+        return _squares(self.x).mul_(self.g.squares())
 
     def add(self, weights: Tensor, total: Tensor) -> None:
         """The usual product of a backward pass, weighted."""
@@ -245,8 +246,14 @@ def lengths(rows: Tensor) -> Tensor:
 
 
 def _squares(rows: Tensor) -> Tensor:
-    """Squared norm of each row."""
-    return lengths(rows).square_()
+    """Squared norm of each row, never zero: small numbers whose squares vanish may meet large ones in a product."""
+    norms = lengths(rows)
+    return torch.addcmul(_floor(norms.dtype, norms.device), norms, norms)
+
+
+@cache
+def _floor(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(_TINY, dtype=dtype, device=device)
 
 
 def gram_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
