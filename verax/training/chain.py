@@ -99,21 +99,27 @@ class Pass:
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The model's output, as a leaf whose gradient is wanted unless that is known in closed form."""
-        if self.output is not None or len(inputs) != 1 or inputs[0].dim() < 2 or len(inputs[0]) != self._records:
+        if self.output is not None or len(inputs) != 1 or inputs[0].dim() < 2 or inputs[0].shape[0] != self._records:
             raise NotAChain
-        value, values = inputs[0].detach(), self._values
-        with torch.no_grad():
-            for layer in self._layers:
-                values.append(value)
-                if isinstance(layer, nn.Linear):
-                    value = functional.linear(value, layer.weight, layer.bias)
-                elif isinstance(layer, nn.Flatten):
-                    value = value.flatten(1)
-                else:
-                    value = ACTIVATIONS[type(layer)][0](value)
-            values.append(value)
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                value = self._through(inputs[0].detach())
+        else:
+            value = self._through(inputs[0].detach())
         self.output = value if self._closed else value.detach().requires_grad_()
         return self.output
+
+    def _through(self, value: Tensor) -> Tensor:
+        for layer in self._layers:
+            self._values.append(value)
+            if isinstance(layer, nn.Linear):
+                value = functional.linear(value, layer.weight, layer.bias)
+            elif isinstance(layer, nn.Flatten):
+                value = value.flatten(1)
+            else:
+                value = ACTIVATIONS[type(layer)][0](value)
+        self._values.append(value)
+        return value
 
     def factors(self, g: Tensor) -> dict[nn.Parameter, list[Kind]]:
         """From the gradient of the output to the factors of all parameters."""

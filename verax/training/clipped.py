@@ -127,6 +127,7 @@ class Clipper:
             case Mixed(groups=groups):
                 return float(groups)
 
+    @torch.no_grad()
     def add(
         self, batch: Any, records: int, into: Flat, rng: np.random.Generator,
         labels: NDArray[np.int64] | None = None,
@@ -154,7 +155,7 @@ class Clipper:
 
     def _add_factors(self, factors: Mapping[nn.Parameter, Factor], norm: float, into: Flat, what: str) -> None:
         """Of records or of clip-groups: norms over all parameters, then the clipped sum."""
-        with torch.no_grad(), _in_single_precision(into.buffer.device.type):
+        with _in_single_precision(into.buffer.device.type):
             used = [(factor, into.views[p]) for p, factor in factors.items() if p in into.views]
             if not used:
                 return
@@ -183,9 +184,8 @@ class Clipper:
             group = batch if len(sizes) == 1 else part(batch, slice(start, start + size))
             found = self._aggregate(group, size, into.parameters)
             start += size
-            with torch.no_grad():
-                row = torch.cat([g.to(into.buffer.dtype).reshape(1, -1) for g in found], dim=1)
-                into.buffer.addmv_(row.t(), self._weights(lengths(row), norm, "aggregate of a clip-group"))
+            row = torch.cat([g.detach().to(into.buffer.dtype).reshape(1, -1) for g in found], dim=1)
+            into.buffer.addmv_(row.t(), self._weights(lengths(row), norm, "aggregate of a clip-group"))
 
     def _add_small(self, batch: Any, sizes: list[int], norm: float, into: Flat, most_each: int) -> bool:
         """Small clip-groups, many in one pass, by way of their records' gradients; False if that is not to be done.
@@ -211,7 +211,8 @@ class Clipper:
 
     def _aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
         def of(batch: Any) -> list[Tensor]:
-            return self._inner(self.model, self.losses, batch, size, parameters)
+            with torch.enable_grad():
+                return self._inner(self.model, self.losses, batch, size, parameters)
 
         return self._channels.tried(self.model, group, of) if isinstance(self._inner, MeanGradient) else of(group)
 
@@ -221,7 +222,7 @@ class Clipper:
             raise NotFinite(f"the {what} is not finite")
         if self.norms is not None:
             self.norms(lengths)
-        return (norm * _INSIDE / lengths).clamp_(max=1.0)  # 0 has weight 1
+        return lengths.reciprocal().mul_(norm * _INSIDE).clamp_(max=1.0)  # 0 has weight 1
 
 
 def _in_single_precision(device: str) -> AbstractContextManager[object]:

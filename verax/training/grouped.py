@@ -28,7 +28,7 @@ _NEIGHBOURS = 64  # records between which Gram matrices are taken at once
 
 
 class GroupMeans:
-    """The gradient of every clip-group's mean loss."""
+    """The gradient of every clip-group's mean loss; to be used where autograd is off."""
 
     def __init__(self, model: nn.Module, losses: Losses) -> None:
         self._model, self._losses = model, losses
@@ -47,8 +47,7 @@ class GroupMeans:
         records = sum(sizes)
         passed = Pass(layers, records, closed=True)
         try:
-            with torch.no_grad():
-                g = closed(passed, batch)
+            g = closed(passed, batch)
         except NotAChain:
             g = None
         if g is None:
@@ -90,26 +89,24 @@ class _Rows:
 
     def gradients(self, passed: Pass, g: Tensor, sizes: list[int]) -> Iterator[Tensor]:
         """Some rows at a time; parameters that no layer uses keep the zeros they were made with."""
-        with torch.no_grad():
-            uses = [(layer, _flat(x), _flat(g)) for layer, x, g in passed.backward(g)]
-        ones = max((len(x) for _, x, _ in uses), default=0)
-        if len(self._ones) < ones:
+        uses = [(layer, _flat(x), _flat(g)) for layer, x, g in passed.backward(g)]
+        ones = max((x.shape[0] for _, x, _ in uses), default=0)
+        if self._ones.shape[0] < ones:
             self._ones = self._rows.new_ones(ones)
-        cut = [(layer, *_cut(sizes, x, out.t(), self._ones[: len(x)])) for layer, x, out in uses]
+        cut = [(layer, *_cut(sizes, x, out.t(), self._ones[: x.shape[0]])) for layer, x, out in uses]
         for first in range(0, len(sizes), self._most):
             these = range(first, min(first + self._most, len(sizes)))
-            with torch.no_grad():
-                begun: set[Tensor | None] = set()
-                for layer, xs, outs, ones in cut:
-                    weight, bias = self._views.get(layer.weight), self._views.get(layer.bias)
-                    old = float(layer.weight in begun), float(layer.bias in begun)
-                    for row, group in enumerate(these):
-                        share = 1.0 / sizes[group]
-                        if weight is not None:
-                            weight[row].addmm_(outs[group], xs[group], beta=old[0], alpha=share)
-                        if bias is not None:
-                            bias[row].addmv_(outs[group], ones[group], beta=old[1], alpha=share)
-                    begun.update((layer.weight, layer.bias))
+            begun: set[Tensor | None] = set()
+            for layer, xs, outs, ones in cut:
+                weight, bias = self._views.get(layer.weight), self._views.get(layer.bias)
+                old = float(layer.weight in begun), float(layer.bias in begun)
+                for row, group in enumerate(these):
+                    share = 1.0 / sizes[group]
+                    if weight is not None:
+                        weight[row].addmm_(outs[group], xs[group], beta=old[0], alpha=share)
+                    if bias is not None:
+                        bias[row].addmv_(outs[group], ones[group], beta=old[1], alpha=share)
+                begun.update((layer.weight, layer.bias))
             yield self._rows[: len(these)]
 
 
@@ -120,8 +117,7 @@ def of_groups(records: Mapping[nn.Parameter, Factor], sizes: list[int]) -> dict[
     """
     inverse = np.diag(1.0 / np.asarray(sizes, dtype=np.float32))
     shares = torch.from_numpy(np.repeat(inverse, sizes, axis=1))
-    with torch.no_grad():
-        return {p: _of_groups(p, factor, sizes, shares.to(p.device)) for p, factor in records.items()}
+    return {p: _of_groups(p, factor, sizes, shares.to(p.device)) for p, factor in records.items()}
 
 
 def too_many(parameters: list[nn.Parameter], sizes: list[int], most: int) -> bool:
@@ -189,9 +185,9 @@ def _cut(sizes: list[int], x: Tensor, out: Tensor, ones: Tensor) -> tuple[Sequen
     """The rows of every group; each record has as many as any other."""
     if len(sizes) == 1:
         return (x,), (out,), (ones,)
-    rows = len(x) // sum(sizes)
+    rows = x.shape[0] // sum(sizes)
     cuts = [rows * size for size in sizes]
-    return x.split(cuts), out.split(cuts, dim=1), ones.split(cuts)
+    return torch.split_with_sizes(x, cuts), torch.split_with_sizes(out, cuts, 1), torch.split_with_sizes(ones, cuts)
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 import verax.training.opaque  # noqa: F401  registers attention and recurrent layers
 from verax.training.capture import Layers, Use, watching
 from verax.training.chain import NotAChain, Pass, chain_of, keeps_apart
-from verax.training.factors import HALF, Explicit, Kind, merged
+from verax.training.factors import HALF, Explicit, Kind, merged, single_precision
 from verax.training.layers import trainable
 
 Losses = Callable[[nn.Module, Any], Tensor]
@@ -79,6 +79,9 @@ class Records:
 
     def factors(self, batch: Any, records: int, layers: Layers | None = None) -> Found:
         """Per-record gradients of this batch; ``layers`` if the model was looked at for it already."""
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.factors(batch, records, layers)
         layers = layers or self.look()
         if records > 2 * self._apart.get(self.model.training, 0) and records > 1:
             if not self.known_apart:
@@ -148,8 +151,7 @@ class Records:
             checked = True
         try:
             passed, g = self._to_output(layers.chain, batch, records)
-            with torch.no_grad():
-                factors = {p: kinds[0] if len(kinds) == 1 else merged(kinds) for p, kinds in passed.factors(g).items()}
+            factors = {p: kinds[0] if len(kinds) == 1 else merged(kinds) for p, kinds in passed.factors(g).items()}
             if not checked:
                 with torch.enable_grad():
                     usual = one_each(self.losses(self.model, batch), records)
@@ -171,8 +173,7 @@ class Records:
         closed = getattr(self.losses, "gradient", None)
         if closed is not None:
             passed = Pass(chain, records, closed=True)
-            with torch.no_grad():
-                g = closed(passed, batch)
+            g = closed(passed, batch)
             if g is not None:
                 return passed, g
         passed = Pass(chain, records)
@@ -216,24 +217,23 @@ class Records:
     def _finish(self, uses: Sequence[Use], gradients: Sequence[Tensor | None], records: int) -> Found:
         found: dict[nn.Parameter, list[Kind]] = {}
         at = 0
-        with torch.no_grad():
-            for use in uses:
-                mine = gradients[at : at + len(use.edges)]
-                at += len(use.edges)
-                like = next((g for g in mine if g is not None), None)
-                if like is None:
-                    continue
-                whole = [torch.zeros_like(like) if g is None else g for g in mine]
-                dim = self._dims.get(use.module, 0)
-                for parameter, factor in use.finish(whole, dim if dim >= 0 else -records):
-                    found.setdefault(parameter, []).append(factor)
-            return {parameter: merged(kinds) for parameter, kinds in found.items()}
+        for use in uses:
+            mine = gradients[at : at + len(use.edges)]
+            at += len(use.edges)
+            like = next((g for g in mine if g is not None), None)
+            if like is None:
+                continue
+            whole = [torch.zeros_like(like) if g is None else g for g in mine]
+            dim = self._dims.get(use.module, 0)
+            for parameter, factor in use.finish(whole, dim if dim >= 0 else -records):
+                found.setdefault(parameter, []).append(factor)
+        return {parameter: merged(kinds) for parameter, kinds in found.items()}
 
     def _find_dims(self, uses: Sequence[Use], losses: Tensor) -> bool:
         """Where each layer has its records: where the loss of one record has its gradient. False if nowhere."""
         record = len(losses) - 1
         edges = [use.edges[0] for use in uses]
-        gradients = torch.autograd.grad(losses[record], edges, allow_unused=True, retain_graph=True)
+        gradients = torch.autograd.grad(losses, edges, _only_one(losses, record), allow_unused=True, retain_graph=True)
         for use, g in zip(uses, gradients, strict=True):
             if g is None or use.module in self._dims:
                 continue
@@ -248,9 +248,8 @@ class Records:
     ) -> bool | None:  # fmt: skip
         """Whether the last record's gradient is what plain autograd says; None if that is not finite."""
         record = records - 1
-        pick = torch.zeros(records, dtype=torch.promote_types(losses.dtype, torch.float32), device=losses.device)
-        pick[record] = 1.0
-        truth = torch.autograd.grad(losses[record], parameters, allow_unused=True)
+        pick = _only_one(losses, record)
+        truth = torch.autograd.grad(losses, parameters, pick, allow_unused=True)
         size = sum(float(g.norm()) ** 2 for g in truth if g is not None) ** 0.5
         if not math.isfinite(size):
             return None
@@ -258,7 +257,7 @@ class Records:
             factor = factors.get(parameter)
             mine = torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
             if factor is not None:
-                factor.add(pick, mine)
+                factor.add(single_precision(pick), mine)
             exact = torch.zeros_like(parameter) if exact is None else exact
             if not (mine - exact).norm() <= rounding_of([parameter]) * (exact.norm() + 1e-3 * size + 1e-12):
                 return False
@@ -367,6 +366,12 @@ def _dim_of(g: Tensor, record: int, records: int) -> int | None:
     if g.shape[0] % records == 0 and _only(g.unflatten(0, (records, -1)), 0, record):
         return _FOLDED
     return None
+
+
+def _only_one(losses: Tensor, record: int) -> Tensor:
+    picked = torch.zeros_like(losses)
+    picked[record] = 1.0
+    return picked
 
 
 def _only(g: Tensor, dim: int, record: int) -> bool:
