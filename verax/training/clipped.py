@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.training.capture import Layers
+from verax.training.chain import chain_of
 from verax.training.data import part, runs, slices
-from verax.training.factors import HALF, ROUNDING, Factor, lengths
+from verax.training.factors import HALF, ROUNDING, Clippable, lengths
 from verax.training.flat import Flat
 from verax.training.grouped import GroupMeans, of_groups, too_many
 from verax.training.records import ChannelsLast, Losses, Records, one_each
@@ -153,7 +154,7 @@ class Clipper:
     def _add_records(self, batch: Any, records: int, layers: Layers, norm: float, into: Flat) -> None:
         self._add_factors(self._records.factors(batch, records, layers), norm, into, "gradient of a record")
 
-    def _add_factors(self, factors: Mapping[nn.Parameter, Factor], norm: float, into: Flat, what: str) -> None:
+    def _add_factors(self, factors: Mapping[nn.Parameter, Clippable], norm: float, into: Flat, what: str) -> None:
         """Of records or of clip-groups: norms over all parameters, then the clipped sum."""
         with _in_single_precision(into.buffer.device.type):
             used = [(factor, into.views[p]) for p, factor in factors.items() if p in into.views]
@@ -169,14 +170,12 @@ class Clipper:
     def _add_groups(self, batch: Any, sizes: list[int], norm: float, into: Flat) -> None:
         """Clip-groups that lie one behind the other."""
         if self._means is not None:
-            if self._add_small(batch, sizes, norm, into, _TINY_GROUP):
+            if self._add_small(batch, sizes, norm, into):
                 return
             means = self._means.of(batch, sizes, into.parameters)
             if means is not None:
                 for rows in means:
                     into.buffer.addmv_(rows.t(), self._weights(lengths(rows), norm, "aggregate of a clip-group"))
-                return
-            if self._add_small(batch, sizes, norm, into, _SMALL_GROUP):
                 return
         refuse_statistics(self.model)
         start = 0
@@ -187,13 +186,14 @@ class Clipper:
             row = torch.cat([g.detach().to(into.buffer.dtype).reshape(1, -1) for g in found], dim=1)
             into.buffer.addmv_(row.t(), self._weights(lengths(row), norm, "aggregate of a clip-group"))
 
-    def _add_small(self, batch: Any, sizes: list[int], norm: float, into: Flat, most_each: int) -> bool:
+    def _add_small(self, batch: Any, sizes: list[int], norm: float, into: Flat) -> bool:
         """Small clip-groups, many in one pass, by way of their records' gradients; False if that is not to be done.
 
         It is done only if no record can reach another's clip-group, whatever the weights: known layers one after the
         other, and a known loss. All others may mix the records of a clip-group, and each has a pass of its own.
         """
-        if len(sizes) == 1 or max(sizes) > most_each or not self._records.known_apart:
+        limit = _SMALL_GROUP if chain_of(self.model) is None else _TINY_GROUP
+        if len(sizes) == 1 or max(sizes) > limit or not self._records.known_apart:
             return False
         if not isinstance(batch, tuple | list) or any(p.dtype not in (torch.float32, *HALF) for p in into.parameters):
             return False
@@ -216,13 +216,13 @@ class Clipper:
 
         return self._channels.tried(self.model, group, of) if isinstance(self._inner, MeanGradient) else of(group)
 
-    def _weights(self, lengths: Tensor, norm: float, what: str) -> Tensor:
-        """What vectors of these lengths are multiplied by; _INSIDE has room for the rounding of their norms."""
-        if not math.isfinite(float(lengths.sum())) and not bool(torch.isfinite(lengths).all()):
+    def _weights(self, found: Tensor, norm: float, what: str) -> Tensor:
+        """What vectors with these norms are multiplied by; _INSIDE has room for the rounding of the norms."""
+        if not math.isfinite(float(found.sum())) and not bool(torch.isfinite(found).all()):
             raise NotFinite(f"the {what} is not finite")
         if self.norms is not None:
-            self.norms(lengths)
-        return lengths.reciprocal().mul_(norm * _INSIDE).clamp_(max=1.0)  # 0 has weight 1
+            self.norms(found)
+        return found.reciprocal().mul_(norm * _INSIDE).clamp_(max=1.0)  # 0 has weight 1
 
 
 def _in_single_precision(device: str) -> AbstractContextManager[object]:

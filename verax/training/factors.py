@@ -22,14 +22,18 @@ _WIDE = 2**14  # numbers of a product that single precision may add up within RO
 _GHOST = 4.0  # form no per-record gradient that is this many times larger than the Gram matrices it would save
 
 
-class Factor(Protocol):
-    """The per-record gradients of one parameter, in some form."""
+class Clippable(Protocol):
+    """The gradients of one parameter, of records or of clip-groups, in some form."""
 
     def squares(self) -> Tensor:
-        """Squared norm of each record's gradient."""
+        """Squared norm of each gradient."""
 
     def add(self, weights: Tensor, total: Tensor) -> None:
-        """Add the weighted sum of the records' gradients to ``total``, which has the parameter's shape."""
+        """Add the weighted sum of the gradients to ``total``, which has the parameter's shape."""
+
+
+class Factor(Clippable, Protocol):
+    """The per-record gradients of one parameter, as a layer leaves them behind."""
 
     def explicit(self) -> Tensor:
         """The gradients themselves, (records, *parameter)."""
@@ -77,9 +81,8 @@ class Kernels:
     order: list[int]
     """Where in a row the weight's own dimensions lie."""
 
-    def together(self, records: int) -> Kernels:
-        """With the gradients of each record's images, which lie one behind the other, added up."""
-        rows = self.rows.unflatten(0, (records, -1)).sum(dim=1)
+    def of(self, rows: Tensor) -> Kernels:
+        """Other gradients of the same weight."""
         return Kernels(rows, lengths(rows), self.lying, self.order)
 
     def squares(self) -> Tensor:
@@ -197,8 +200,8 @@ class Rows:
         """Positions with the same row add up: the Gram matrix of g where indices agree."""
         same = (self.index.unsqueeze(1) == self.index.unsqueeze(2)).to(self.g.dtype)
         squares = (torch.bmm(self.g, self.g.transpose(1, 2)) * same).sum(dim=(1, 2))
-        lengths = torch.linalg.vector_norm(self.g, dim=2, keepdim=True)
-        return never_short(squares, (torch.bmm(same, lengths) * lengths).sum(dim=(1, 2)))
+        each = lengths(self.g.flatten(0, 1)).view(*self.index.shape, 1)
+        return never_short(squares, (torch.bmm(same, each) * each).sum(dim=(1, 2)))
 
     def add(self, weights: Tensor, total: Tensor) -> None:
         """Scatter the weighted gradients."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from verax.training.chain import NotAChain, Pass, chain_of
 from verax.training.data import runs
-from verax.training.factors import Explicit, Factor, Kernels, Outer, Single, lengths, never_short, single_precision
+from verax.training.factors import Clippable, Explicit, Factor, Kernels, Outer, Single, never_short, single_precision
 from verax.training.flat import same
 from verax.training.records import Losses, one_each, rounding_of
 
@@ -110,7 +110,7 @@ class _Rows:
             yield self._rows[: len(these)]
 
 
-def of_groups(records: Mapping[nn.Parameter, Factor], sizes: list[int]) -> dict[nn.Parameter, Factor]:
+def of_groups(records: Mapping[nn.Parameter, Factor], sizes: list[int]) -> dict[nn.Parameter, Clippable]:
     """The mean gradients of small groups from their records' gradients, for models that keep records apart.
 
     The first ``sizes[0]`` records are the first group, and so on.
@@ -131,11 +131,10 @@ def _unformed(weight: nn.Parameter, sizes: list[int]) -> bool:
     return max(sizes) <= _NEIGHBOURS and _NEIGHBOURS * (weight.shape[0] + weight.shape[1]) <= weight.numel() / 2
 
 
-def _of_groups(parameter: nn.Parameter, factor: Factor, sizes: list[int], shares: Tensor) -> Factor:
+def _of_groups(parameter: nn.Parameter, factor: Factor, sizes: list[int], shares: Tensor) -> Clippable:
     match factor:
         case Kernels():
-            rows = shares @ factor.rows
-            return Kernels(rows, lengths(rows), factor.lying, factor.order)
+            return factor.of(shares @ factor.rows)
         case Single() if _unformed(parameter, sizes):
             return _Means(factor, sizes, shares)
         case Single() | Outer():
@@ -170,15 +169,6 @@ class _Means:
     def add(self, weights: Tensor, total: Tensor) -> None:
         """The usual product of a backward pass, every record weighted as its group."""
         self.each.add(weights @ self.shares, total)
-
-    def explicit(self) -> Tensor:
-        """The gradients themselves."""
-        rows = self.each.explicit()
-        return (self.shares @ rows.flatten(1)).view(len(self.sizes), *rows.shape[1:])
-
-    def formed(self) -> int:
-        """None."""
-        return 0
 
 
 def _cut(sizes: list[int], x: Tensor, out: Tensor, ones: Tensor) -> tuple[Sequence[Tensor], ...]:

@@ -80,12 +80,17 @@ def _convolution(module: nn.Module, x: Tensor) -> Finish:
         g = single_precision(g).flatten(2)  # images, channels, places
         if trainable(module.weight):
             kernels = _per_record_kernels(module, single_precision(seen), g)
-            yield module.weight, kernels.together(len(x)) if several else kernels
+            yield module.weight, kernels.of(_added_up(kernels.rows, x)) if several else kernels
         if module.bias is not None and module.bias.requires_grad:
             summed = g.sum(dim=2)
-            yield module.bias, Explicit(summed.unflatten(0, (len(x), -1)).sum(dim=1) if several else summed)
+            yield module.bias, Explicit(_added_up(summed, x) if several else summed)
 
     return finish
+
+
+def _added_up(images: Tensor, records: Tensor) -> Tensor:
+    """Over the images of each record, which lie one behind the other."""
+    return images.unflatten(0, (len(records), -1)).sum(dim=1)
 
 
 Convolution: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d

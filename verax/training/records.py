@@ -122,14 +122,13 @@ class Records:
                 torch.manual_seed(0)
                 return one_each(self.losses(self.model, whole), records)
 
-        def copies(x: Any, record: int) -> Any:
-            same = isinstance(x, Tensor) and len(x) == records
-            return x[record : record + 1].expand_as(x).contiguous() if same else x
+        def copies(x: Tensor, record: int) -> Tensor:
+            return x[record : record + 1].expand_as(x).contiguous()
 
         usual = losses(batch)
         allowed = rounding_of([usual, *self.model.parameters()])
         for record in (0, records - 1):
-            alone = losses(pytree.tree_map(partial(copies, record=record), batch))
+            alone = losses(_of_each(batch, records, partial(copies, record=record)))
             first, second = float(usual[record]), float(alone[record])
             if abs(first - second) > allowed * (abs(first) + abs(second)) + 1e-5:
                 raise MixedRecords(
@@ -339,12 +338,17 @@ class _Whole(nn.Module):
 
 
 def _few(batch: Any, records: int) -> Any:
-    """The first records of the batch; tensors that do not have one entry for each are left as they are."""
+    """The first records of the batch."""
+    return _of_each(batch, records, lambda x: x[:_FEWEST])
 
-    def first(x: Any) -> Any:
-        return x[:_FEWEST] if isinstance(x, Tensor) and x.dim() and len(x) == records else x
 
-    return pytree.tree_map(first, batch)
+def _of_each(batch: Any, records: int, change: Callable[[Tensor], Tensor]) -> Any:
+    """The batch with a change of its tensors; those that do not have one entry for each record are left as they are."""
+
+    def changed(x: Any) -> Any:
+        return change(x) if isinstance(x, Tensor) and x.dim() and len(x) == records else x
+
+    return pytree.tree_map(changed, batch)
 
 
 def rounding_of(tensors: Sequence[Tensor]) -> float:
