@@ -14,6 +14,8 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import special, stats
 
 pytest.importorskip("cryptography")
@@ -288,7 +290,8 @@ class TestRelease:
             stream = Normals(KEY)
             stream._words = Script(2**64 - 1, 12345 << 40, 2**64 - 1)
             buffer = np.linspace(-1, 1, 330)
-            stream.add(buffer, 1.1)
+            for part in np.split(buffer, (1, 2, 40, 140, 201)):  # blocks of 100 are dealt in pieces
+                stream.add(part, 1.1)
             outcomes.append(buffer)
         assert np.array_equal(*outcomes)
 
@@ -406,6 +409,39 @@ class TestStreams:
         with pytest.raises(ValueError, match="label"):
             again.spawn("noise")
 
+    @settings(max_examples=30, deadline=None)
+    @given(st.lists(st.integers(0, 3000), max_size=12), st.floats(0.01, 100.0))
+    def test_draws_do_not_depend_on_how_they_are_dealt(self, sizes, sigma):
+        """Nor on where a source was saved and restored, or on the noise between."""
+        whole = Source.insecure(6).gaussian(np.empty(sum(sizes)), 1.0)
+        source, at = Source.insecure(6), 0
+        for number, size in enumerate(sizes):
+            scale = sigma if number % 2 else 1.0
+            assert np.array_equal(source.gaussian(np.empty(size), scale), whole[at : at + size] * scale)
+            at += size
+            if number % 3 == 0:
+                source = Source.restore(source.state())
+
+    def test_restored_where_leftovers_wait(self):
+        """At every place of a block in which every third draw comes from the leftover."""
+        size, whole = 60, None
+        for stop in range(size):
+            stream = Normals(KEY)
+            stream._words = words = Script(2**64 - 1, 12345 << 40, 777 << 44)
+            if whole is None:
+                whole = np.empty(size)
+                stream.fill(whole, 1.0)
+                continue
+            stream.fill(np.empty(stop), 1.0)
+            drawn, candidate = stream.position
+            assert (drawn, words.position) == (stop, normal.FIRST)
+            later = Normals(KEY, drawn, candidate)
+            later._words = Script(2**64 - 1, 12345 << 40, 777 << 44)
+            later._words.position = drawn
+            rest = np.empty(size - stop)
+            later.fill(rest, 1.0)
+            assert np.array_equal(rest, whole[stop:])
+
 
 class TestSecrets:
     def test_system_sources_say_so(self):
@@ -480,12 +516,24 @@ assert Source.insecure(1).gaussian(np.empty(3), 1.0).shape == (3,)
                 raise KeyboardInterrupt
 
         source = Source.insecure(3)
-        source.gaussian(np.empty(3), 1.0)
+        source.gaussian(np.empty(normal.FIRST), 1.0)
         source._normals._words._cipher = Interrupted()
         with pytest.raises(KeyboardInterrupt):
             source.gaussian(np.empty(3), 1.0)
         with pytest.raises(RuntimeError, match="cut short"):
             source.gaussian(np.empty(3), 1.0)
+
+    @pytest.mark.parametrize("where", ["take", "judge"])
+    def test_an_interrupt_while_drawing_ahead_repeats_nothing(self, monkeypatch, where):
+        source = Source.insecure(3)
+        dealt = source.gaussian(np.empty(5000), 1.0)
+        with monkeypatch.context() as patched:
+            patched.setattr(Leftover, where, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                source.gaussian(np.empty(200_000), 1.0)
+        again = Source.restore(source.state())
+        for later in (source, again):
+            assert not np.isin(later.gaussian(np.empty(100_000), 1.0), dealt).any()
 
     def test_needs_the_extra(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)

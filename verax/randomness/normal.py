@@ -24,10 +24,11 @@ Buffer = NDArray[np.float32] | NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 BLOCK = 2**16  # values at a time: enough to make the cost of a call small, little enough for the second-level caches
+FIRST = 2**8  # values that are drawn ahead at first; twice as many every time, up to a block
 FINENESS = 20  # the grid's step is more than 2^-21 and at most 2^-20 standard deviations
 SLACK = 2.0**-24
 """Bounds the error, in steps, of a computed draw. The draw is off by less than 2^-46 standard deviations: at most 66
-units of 2^-53 for the rounded tables, product, sum and scaling of a number below 32, and for the bits of u not read. A
+units of 2^-53 for the product, the sum and the scaling of a number below 32, and for the bits of u not read. A
 standard deviation is less than 2^21 steps; that makes 2^-25."""
 DOUBT = 2.0**-40
 """Bounds the relative error of the leftover's comparison: a number below 32 that is off by 2^-47, its square and the
@@ -46,6 +47,11 @@ def grid(sigma: float) -> float:
 def reader(stream: Keystream, serial: int) -> Callable[[int], int]:
     """Reads the further words of the number ``serial``: the same ones whenever it is asked."""
     return lambda k: stream.at(serial * READ_AHEAD + k)
+
+
+def _largest(values: Any) -> float:
+    """The largest absolute value, or not a number; to find where it is takes a third of the time of a reduction."""
+    return float(max(values.item(values.argmax()), -values.item(values.argmin())))
 
 
 def _copied(values: Any, out: Floats) -> Floats:
@@ -68,10 +74,10 @@ class Leftover(Secret):
         self._serials: Numbers = np.empty(0, dtype=np.int64)
         self._used, self._seen, self._ahead = 0, candidate, 2**6
 
-    @property
-    def candidate(self) -> int:
-        """The first candidate that the draws to come depend on."""
-        return int(self._serials[self._used]) if self._used < len(self._serials) else self._seen
+    def candidate(self, back: int = 0) -> int:
+        """The first candidate that the draws to come depend on, the last ``back`` draws among them."""
+        at = self._used - back
+        return int(self._serials[at]) if at < len(self._serials) else self._seen
 
     def take(self, size: int) -> Floats:
         """The next ``size`` draws."""
@@ -116,7 +122,7 @@ class Leftover(Secret):
 
 
 class Normals(Secret):
-    """A stream of normal draws.
+    """A stream of normal draws, drawn some at a time and dealt in order.
 
     Args:
         key: 32 secret bytes.
@@ -128,44 +134,50 @@ class Normals(Secret):
         self._words, self._more = Keystream(derive(key, "words"), drawn), Keystream(derive(key, "more"))
         self._leftover = Leftover(derive(key, "leftover"), candidate)
         self._tables = tables()
-        self._scale, self._slope, self._start = 1.0, self._tables.slope, self._tables.start
         self._bits, self._index = np.empty((2, BLOCK), dtype=np.uint64)
         self._x, self._y = np.empty((2, BLOCK))
-        self._late: NDArray[np.intp] = np.empty(0, dtype=np.intp)
+        self._late: NDArray[np.intp] = np.empty(0, dtype=np.intp)  # which of the draws come from the leftover
+        self._scaled = self._bits.view(np.float64)  # nobody looks at the words once they have become draws
+        self._ahead, self._drawn, self._dealt = FIRST, 0, 0
 
     @property
     def position(self) -> tuple[int, int]:
         """``drawn`` and ``candidate`` with which another stream of the same key goes on from here."""
-        return self._words.position, self._leftover.candidate
+        waiting = len(self._late) - int(np.searchsorted(self._late, self._dealt))
+        return self._words.position - self._drawn + self._dealt, self._leftover.candidate(waiting)
 
     def fill(self, out: Buffer, sigma: float) -> None:
         """Overwrite the flat ``out`` with draws of standard deviation sigma, in the precision of doubles."""
-        for start in range(0, len(out), BLOCK):
-            part = out[start : start + BLOCK]
-            part[...] = self._draw(len(part), sigma)
+        start = 0
+        while start < len(out):
+            draws = self._deal(len(out) - start, sigma)
+            out[start : start + len(draws)] = draws
+            start += len(draws)
 
     def add(self, buffer: Buffer, sigma: float) -> None:
         """Add draws of standard deviation sigma to the flat ``buffer`` and round to the grid, as if in real numbers.
 
         ``(total + magic) - magic`` is the multiple of the step nearest to total: the sum's last bit counts steps.
         """
-        highest = max(float(buffer.max()), -float(buffer.min())) if len(buffer) else 0.0
+        highest = _largest(buffer) if len(buffer) else 0.0
         if not math.isfinite(highest):
             raise ValueError("buffer must be finite, got one with infinities or nan; no noise was added")
         step = grid(sigma)
-        magic = 1.5 * 2.0**52 * step
+        magic = np.array(1.5 * 2.0**52 * step)
         reach = highest / step
         limit = (0.5 - SLACK - min(reach, FAR) * 2.0**-52) * step
-        for start in range(0, len(buffer), BLOCK):
-            part = buffer[start : start + BLOCK]
-            size = len(part)
+        start = 0
+        while start < len(buffer):
+            error = self._deal(len(buffer) - start, sigma)
+            size = len(error)
+            part, near = buffer[start : start + size], self._y[:size]
+            start += size
             rest = np.fmod(part, step, dtype=np.float64) if reach > FAR else part
-            error, near = self._draw(size, sigma), self._y[:size]
             np.add(error, rest if rest.dtype == near.dtype else _copied(rest, near), out=error)
             np.add(error, magic, out=near)
             np.subtract(near, magic, out=near)
             np.subtract(error, near, out=error)
-            if np.maximum.reduce(error) > limit or np.minimum.reduce(error) < -limit:
+            if _largest(error) > limit:
                 for i in np.flatnonzero(np.abs(error) > limit).tolist():
                     near[i] = nearest(self._spot(i, size), sigma, float(rest[i]), step) * step
             # Every rounding from here on, in this sum or to single precision, looks at a sum on the grid only.
@@ -173,29 +185,38 @@ class Normals(Secret):
                 near += part - rest
             part[...] = near
 
-    def _draw(self, size: int, sigma: float) -> Floats:
-        """The next draws, at most a block, to within 2^-46 sigma; in memory that the next call uses again."""
-        if sigma != self._scale:
-            self._scale, self._slope, self._start = sigma, self._tables.slope * sigma, self._tables.start * sigma
+    def _deal(self, most: int, sigma: float) -> Floats:
+        """Some of the next draws, at most so many, to within 2^-46 sigma; in memory that the next call uses again."""
+        if self._dealt == self._drawn:
+            self._draw(min(max(most, self._ahead), BLOCK))
+            self._ahead = min(2 * self._ahead, BLOCK)
+        first, self._dealt = self._dealt, min(self._dealt + most, self._drawn)
+        draws = self._x[first : self._dealt]
+        return np.multiply(draws, sigma, out=self._scaled[: len(draws)])
+
+    def _draw(self, size: int) -> None:
+        """Draw ahead, in units of the standard deviation."""
+        self._drawn, self._dealt, self._late = 0, 0, self._late[:0]  # whatever interrupts this, no draw is dealt twice
         bits, index, x, y = self._bits[:size], self._index[:size], self._x[:size], self._y[:size]
         self._words.fill(bits)
         np.right_shift(bits, 64 - INDEX_BITS, out=index)
-        self._slope.take(index.view(np.int64), out=x, mode="clip")
-        self._start.take(index.view(np.int64), out=y, mode="clip")
-        self._late = (bits >= self._tables.leftover).nonzero()[0]
+        self._tables.slope.take(index.view(np.int64), out=x, mode="clip")
+        self._tables.start.take(index.view(np.int64), out=y, mode="clip")
+        late = (bits >= self._tables.leftover).nonzero()[0]
         np.bitwise_and(bits, PLACE, out=bits)
         np.bitwise_or(bits, ONE, out=bits)  # the bits of the double 1 + u
         np.multiply(x, bits.view(np.float64), out=x)
         np.add(x, y, out=x)
-        x[self._late] = self._leftover.take(len(self._late)) * sigma
-        return x
+        x[late] = self._leftover.take(len(late))
+        self._drawn, self._late = size, late
 
     def _spot(self, i: int, size: int) -> Spot:
-        """The exact place of draw ``i`` of the last ``size``."""
-        serial = self._words.position - size + i
+        """The exact place of draw ``i`` of the ``size`` that were dealt last."""
+        at = self._dealt - size + i
+        serial = self._words.position - self._drawn + at
         word = self._words.at(serial)
         if word >= self._tables.leftover:
-            return self._leftover.spot(len(self._late) - int(np.searchsorted(self._late, i)))
+            return self._leftover.spot(len(self._late) - int(np.searchsorted(self._late, at)))
         slope = float(self._tables.slope[word >> PLACE_BITS])
         edge = abs(float(self._tables.start[word >> PLACE_BITS]) + slope)
         u = Uniform(word & int(PLACE), PLACE_BITS, reader(self._more, serial))
