@@ -55,7 +55,25 @@ def shared():
     return nn.Sequential(nn.Flatten(), layer, nn.ReLU(inplace=True), layer, nn.Linear(12, 3))
 
 
-@pytest.mark.parametrize("make", [perceptron, frozen, shared, lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3))])
+def squashed():
+    """Activations at the beginning, in a row, and behind a layer that only looks at values in another way."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Tanh(), nn.Linear(12, 8), nn.ReLU(), nn.Tanh(), nn.Sigmoid(),
+        nn.Linear(8, 6), nn.Flatten(), nn.ReLU(), nn.ReLU(), nn.Linear(6, 3), nn.Tanh(),
+    )  # fmt: skip
+
+
+def test_activations_in_place_leave_the_data_alone():
+    for first in (nn.ReLU(), nn.Tanh(), nn.Sigmoid()):
+        model, x = nn.Sequential(first, nn.Linear(4, 3)), torch.randn(RECORDS, 4)
+        before = x.clone()
+        Records(model, PerRecord(nn.CrossEntropyLoss())).factors((x, torch.arange(RECORDS) % 3), RECORDS)
+        assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize(
+    "make", [perceptron, frozen, shared, squashed, lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3))]
+)
 @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.MultiMarginLoss()])
 def test_chains_equal_a_loop(make, loss):
     agree(make(), PerRecord(loss), (torch.randn(RECORDS, 3, 4), torch.randint(0, 3, (RECORDS,))))

@@ -64,7 +64,6 @@ class Worker:
         clipping: Clipping = Mixed(plan.clip_norm) if plan.unit == "client" else plan.clipping
         self._clipper, self._micro_batch = Clipper(model, PerRecord(loss), clipping, inner, micro_batch), micro_batch
         self._flat = Flat(parameters)
-        self._unused = np.random.default_rng(0)  # clip-groups are not drawn here
 
     @property
     def dimension(self) -> int:
@@ -79,7 +78,7 @@ class Worker:
         """The clipped sum, or where aggregates are clipped the batch's clipped aggregate; valid until the next call."""
         self._flat.buffer.zero_()
         try:
-            self._clipper.add(batch, records, self._flat, self._unused)
+            self._clipper.add(batch, records, self._flat)
         except NotFinite:
             self._flat.buffer.zero_()
             self._add_finite(batch, [records] if isinstance(self._clipper.clipping, Mixed) else [1] * records)
@@ -104,7 +103,7 @@ class Worker:
         """
         before, records = self._flat.buffer.clone(), sum(sizes)
         try:
-            self._clipper.add(batch, records, self._flat, self._unused, np.repeat(np.arange(len(sizes)), sizes))
+            self._clipper.add(batch, records, self._flat, sizes)
         except NotFinite:
             self._flat.buffer.copy_(before)
             if len(sizes) > 1:

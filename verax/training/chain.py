@@ -16,13 +16,14 @@ from torch.nn.modules import module as module_hooks
 from verax.training.factors import Kind
 from verax.training.layers import affine
 
-Activation = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
-"""The function, and from its value and the gradient of that to the gradient of its argument."""
+Activation = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
+"""The function, the same in place, and from its value and the gradient of that to the gradient of its argument."""
 
+_aten = torch.ops.aten
 ACTIVATIONS: dict[type[nn.Module], Activation] = {
-    nn.ReLU: (torch.relu, lambda y, g: g * (y > 0)),
-    nn.Tanh: (torch.tanh, lambda y, g: g * (1.0 - y * y)),
-    nn.Sigmoid: (torch.sigmoid, lambda y, g: g * (y * (1.0 - y))),
+    nn.ReLU: (torch.relu, torch.relu_, lambda y, g: _aten.threshold_backward(g, y, 0)),
+    nn.Tanh: (torch.tanh, torch.tanh_, lambda y, g: _aten.tanh_backward(g, y)),
+    nn.Sigmoid: (torch.sigmoid, torch.sigmoid_, lambda y, g: _aten.sigmoid_backward(g, y)),
 }
 
 
@@ -110,14 +111,16 @@ class Pass:
         return self.output
 
     def _through(self, value: Tensor) -> Tensor:
+        once = False  # whether nobody asks for the value again
         for layer in self._layers:
             self._values.append(value)
             if isinstance(layer, nn.Linear):
-                value = functional.linear(value, layer.weight, layer.bias)
+                value, once = functional.linear(value, layer.weight, layer.bias), True
             elif isinstance(layer, nn.Flatten):
                 value = value.flatten(1)
             else:
-                value = ACTIVATIONS[type(layer)][0](value)
+                anew, in_place, _ = ACTIVATIONS[type(layer)]
+                value, once = (in_place if once else anew)(value), False
         self._values.append(value)
         return value
 
@@ -131,11 +134,12 @@ class Pass:
 
     def backward(self, g: Tensor) -> Iterator[tuple[nn.Linear, Tensor, Tensor]]:
         """Back to the first trained layer: every linear layer, its input, and the gradient of its output."""
-        trained = [
-            isinstance(layer, nn.Linear) and any(p.requires_grad for p in layer.parameters()) for layer in self._layers
-        ]  # fmt: skip
-        first = trained.index(True) if any(trained) else len(trained)
-        for at in range(len(self._layers) - 1, first - 1, -1):
+        first, last = 0, len(self._layers) - 1
+        while first <= last and not any(
+            p is not None and p.requires_grad for p in self._layers[first]._parameters.values()
+        ):
+            first += 1
+        for at in range(last, first - 1, -1):
             layer, before, after = self._layers[at], self._values[at], self._values[at + 1]
             if isinstance(layer, nn.Linear):
                 yield layer, before, g
@@ -143,4 +147,4 @@ class Pass:
             elif isinstance(layer, nn.Flatten):
                 g = g.view(before.shape)
             else:
-                g = ACTIVATIONS[type(layer)][1](after, g)
+                g = ACTIVATIONS[type(layer)][2](after, g)

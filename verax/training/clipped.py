@@ -8,23 +8,22 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.training.capture import Layers
 from verax.training.chain import chain_of
 from verax.training.data import part, runs, slices
-from verax.training.factors import HALF, ROUNDING, Clippable, lengths
+from verax.training.factors import ROUNDING, Clippable, lengths
 from verax.training.flat import Flat
-from verax.training.grouped import GroupMeans, of_groups, too_many
+from verax.training.grouped import GroupMeans, of_groups, some_unformed, too_many
 from verax.training.records import ChannelsLast, Losses, Records, one_each
 
 MICRO_BATCH = 1024
 _SMALL_GROUP = 96  # records of a clip-group up to which a pass of its own is slower than gradients of its records
-_TINY_GROUP = 8  # the same for plain chains, which have a pass for all groups
+_TINY_GROUP = 8  # the same for plain chains with a large weight, which have a pass for all groups anyway
+_FEW = 16  # numbers that are faster computed one after the other
 _PASSES = 4  # so many groups at least must go through one pass
 _INSIDE = 1.0 - ROUNDING  # of the clip norm: what single precision may add to a norm stays within it
 
@@ -129,11 +128,15 @@ class Clipper:
                 return float(groups)
 
     @torch.no_grad()
-    def add(
-        self, batch: Any, records: int, into: Flat, rng: np.random.Generator,
-        labels: NDArray[np.int64] | None = None,
-    ) -> None:  # fmt: skip
-        """Add the clipped sum; ``rng`` assigns records to clip-groups, unless their ``labels`` are known already."""
+    def add(self, batch: Any, records: int, into: Flat, groups: list[int] | None = None) -> None:
+        """Add the clipped sum.
+
+        Args:
+            batch: the records.
+            records: how many they are.
+            into: what to add to.
+            groups: sizes of the clip-groups of mixed clipping, which lie one behind the other; without, there is one.
+        """
         if records == 0:
             return
         match self.clipping:
@@ -142,14 +145,8 @@ class Clipper:
                 most = min(self.micro_batch, self._records.fitting(batch, records, layers))
                 for piece, size in slices(batch, most, records):
                     self._add_records(piece, size, layers, norm, into)
-            case Batch(norm=norm):
-                self._add_groups(batch, [records], norm, into)
-            case Mixed(norm=norm, groups=groups):
-                drawn = rng.integers(0, groups, records) if labels is None else labels
-                if (drawn[1:] < drawn[:-1]).any():
-                    batch = part(batch, torch.from_numpy(np.argsort(drawn, kind="stable")))
-                sizes = [size for size in np.bincount(drawn, minlength=groups).tolist() if size]
-                self._add_groups(batch, sizes, norm, into)
+            case Batch(norm=norm) | Mixed(norm=norm):
+                self._add_groups(batch, groups or [records], norm, into)
 
     def _add_records(self, batch: Any, records: int, layers: Layers, norm: float, into: Flat) -> None:
         self._add_factors(self._records.factors(batch, records, layers), norm, into, "gradient of a record")
@@ -174,8 +171,8 @@ class Clipper:
                 return
             means = self._means.of(batch, sizes, into.parameters)
             if means is not None:
-                for rows in means:
-                    into.buffer.addmv_(rows.t(), self._weights(lengths(rows), norm, "aggregate of a clip-group"))
+                for rows, norms in means:
+                    into.buffer.addmv_(rows.t(), self._weights(norms, norm, "aggregate of a clip-group"))
                 return
         refuse_statistics(self.model)
         start = 0
@@ -192,10 +189,12 @@ class Clipper:
         It is done only if no record can reach another's clip-group, whatever the weights: known layers one after the
         other, and a known loss. All others may mix the records of a clip-group, and each has a pass of its own.
         """
-        limit = _SMALL_GROUP if chain_of(self.model) is None else _TINY_GROUP
-        if len(sizes) == 1 or max(sizes) > limit or not self._records.known_apart:
+        if len(sizes) == 1 or max(sizes) > _SMALL_GROUP or not self._records.known_apart:
             return False
-        if not isinstance(batch, tuple | list) or any(p.dtype not in (torch.float32, *HALF) for p in into.parameters):
+        tiny = max(sizes) <= _TINY_GROUP and some_unformed(into.parameters, sizes)
+        if not tiny and chain_of(self.model) is not None:
+            return False
+        if not isinstance(batch, tuple | list):
             return False
         layers, start = self._records.look(), 0
         most = min(self.micro_batch, self._records.fitting(batch, sum(sizes), layers))
@@ -218,11 +217,16 @@ class Clipper:
 
     def _weights(self, found: Tensor, norm: float, what: str) -> Tensor:
         """What vectors with these norms are multiplied by; _INSIDE has room for the rounding of the norms."""
-        if not math.isfinite(float(found.sum())) and not bool(torch.isfinite(found).all()):
+        few = found.shape[0] <= _FEW
+        norms = found.tolist() if few else [float(found.sum())]
+        if not all(map(math.isfinite, norms)) and not bool(torch.isfinite(found).all()):
             raise NotFinite(f"the {what} is not finite")
         if self.norms is not None:
             self.norms(found)
-        return found.reciprocal().mul_(norm * _INSIDE).clamp_(max=1.0)  # 0 has weight 1
+        most = norm * _INSIDE
+        if few:
+            return found.new_tensor([1.0 if one <= most else most / one for one in norms])
+        return found.reciprocal().mul_(most).clamp_(max=1.0)  # 0 has weight 1
 
 
 def _in_single_precision(device: str) -> AbstractContextManager[object]:

@@ -61,11 +61,11 @@ class Diagnostics:
         """What the clipper's ``add`` does, for this round: it also writes down what there was to see."""
         return clipper.add if number % self._every else partial(self._add, clipper, number)
 
-    def _add(self, clipper: Clipper, number: int, batch: Any, records: int, into: Flat, *drawn: Any) -> None:
+    def _add(self, clipper: Clipper, number: int, batch: Any, records: int, into: Flat, groups: Any) -> None:
         norms: list[Tensor] = []
         clipper.norms = norms.append
         try:
-            clipper.add(batch, records, into, *drawn)
+            clipper.add(batch, records, into, groups)
         finally:
             clipper.norms = None
         bound = clipper.clipping.norm

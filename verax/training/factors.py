@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 ROUNDING = 2.0**-16  # more than single precision can make of a product of vectors, as a part of their norms' product
-_PIECE = 1024  # numbers whose squares are added up in one go
+PIECE = 1024  # numbers whose squares are added up in one go
 _TINY = 2.0**-100  # more than the squares of 2^26 numbers can be of which each became zero
 _WIDE = 2**14  # numbers of a product that single precision may add up within ROUNDING
 _GHOST = 4.0  # form no per-record gradient that is this many times larger than the Gram matrices it would save
@@ -239,10 +239,10 @@ def lengths(rows: Tensor) -> Tensor:
     A plain norm of ten million numbers can be off by a hundredth, which is far more than ROUNDING.
     """
     size = rows.shape[1]
-    if size <= 2 * _PIECE:
+    if size <= 2 * PIECE:
         return torch.linalg.vector_norm(rows, dim=1)
-    whole = size - size % _PIECE
-    parts = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, _PIECE)), dim=2)
+    whole = size - size % PIECE
+    parts = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, PIECE)), dim=2)
     if whole < size:
         parts = torch.cat([parts, torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)], dim=1)
     return lengths(parts)
@@ -275,8 +275,8 @@ def never_short(squares: Tensor, most: Tensor) -> Tensor:
 
 
 def single_precision(x: Tensor) -> Tensor:
-    """Half precision raised to single: sums of many records need the digits."""
-    return x.float() if x.dtype in HALF else x
+    """Half precision raised to single, since sums of many records need the digits; double is more than they need."""
+    return x if x.dtype is torch.float32 else x.float()
 
 
 HALF = (torch.bfloat16, torch.float16)

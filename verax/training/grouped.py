@@ -18,11 +18,23 @@ from torch import Tensor, nn
 
 from verax.training.chain import NotAChain, Pass, chain_of
 from verax.training.data import runs
-from verax.training.factors import Clippable, Explicit, Factor, Kernels, Outer, Single, never_short, single_precision
+from verax.training.factors import (
+    PIECE,
+    Clippable,
+    Explicit,
+    Factor,
+    Kernels,
+    Outer,
+    Single,
+    lengths,
+    never_short,
+    single_precision,
+)  # fmt: skip
 from verax.training.flat import same
 from verax.training.records import Losses, one_each, rounding_of
 
 _TOGETHER = 2**20  # numbers of the gradients that are held at once, unless one alone has more
+_LINE = 16  # numbers of a cache line: a product is a fifth slower where its result begins within one
 _FORMED = 2**24  # numbers that may be formed for small groups
 _NEIGHBOURS = 64  # records between which Gram matrices are taken at once
 
@@ -36,10 +48,12 @@ class GroupMeans:
         self._checked: set[tuple[nn.Module | nn.Parameter, ...]] = set()
         self._knotted = False
 
-    def of(self, batch: Any, sizes: list[int], parameters: list[nn.Parameter]) -> Iterator[Tensor] | None:
-        """Flat gradients, some groups at a time in memory that is used again; None if the model is no plain chain.
+    def of(
+        self, batch: Any, sizes: list[int], parameters: list[nn.Parameter]
+    ) -> Iterator[tuple[Tensor, Tensor]] | None:
+        """Flat gradients and their norms, some groups at a time in memory that is used again.
 
-        The first ``sizes[0]`` records of the batch are the first group, and so on.
+        The first ``sizes[0]`` records of the batch are the first group, and so on. None if the model is no plain chain.
         """
         layers, closed = chain_of(self._model), getattr(self._losses, "gradient", None)
         if self._knotted or layers is None or closed is None:
@@ -56,7 +70,7 @@ class GroupMeans:
             self._rows = _Rows(parameters)
         key = *layers, *parameters
         if key not in self._checked:
-            whole = next(self._rows.gradients(passed, g, [records]))
+            whole, _ = next(self._rows.gradients(passed, g, [records]))
             if not self._agrees(batch, records, parameters, whole[0]):
                 self._knotted = True
                 return None
@@ -79,35 +93,48 @@ class _Rows:
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = list(parameters)
         sizes = [p.numel() for p in parameters]
-        self._most = max(_TOGETHER // sum(sizes), 1)
-        self._rows = torch.zeros(self._most, sum(sizes), device=parameters[0].device)
+        self._size = sum(sizes)
+        self._most = max(_TOGETHER // self._size, 1)
+        padded = -(-self._size // PIECE) * PIECE if self._size > PIECE else self._size
+        between = -(-padded // _LINE) * _LINE + _LINE  # not a multiple of a page: rows would share places in the cache
+        self._rows = torch.zeros(self._most, between, device=parameters[0].device)[:, :padded]
         self._ones = self._rows.new_ones(0)
         self._views = {
             p: [row.view_as(p) for row in columns]
-            for p, columns in zip(parameters, self._rows.split(sizes, dim=1), strict=True)
+            for p, columns in zip(parameters, self._rows[:, : self._size].split(sizes, dim=1), strict=True)
         }
 
-    def gradients(self, passed: Pass, g: Tensor, sizes: list[int]) -> Iterator[Tensor]:
-        """Some rows at a time; parameters that no layer uses keep the zeros they were made with."""
-        uses = [(layer, _flat(x), _flat(g)) for layer, x, g in passed.backward(g)]
-        ones = max((x.shape[0] for _, x, _ in uses), default=0)
-        if self._ones.shape[0] < ones:
-            self._ones = self._rows.new_ones(ones)
-        cut = [(layer, *_cut(sizes, x, out.t(), self._ones[: x.shape[0]])) for layer, x, out in uses]
+    def gradients(self, passed: Pass, g: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Some at a time, with their norms; parameters that no layer uses keep the zeros they were made with."""
+        cut: list[tuple[Any, ...]] = [
+            (self._views.get(layer.weight), self._views.get(layer.bias), *self._cut(sizes, _flat(x), _flat(g)))
+            for layer, x, g in passed.backward(g)
+        ]
         for first in range(0, len(sizes), self._most):
-            these = range(first, min(first + self._most, len(sizes)))
-            begun: set[Tensor | None] = set()
-            for layer, xs, outs, ones in cut:
-                weight, bias = self._views.get(layer.weight), self._views.get(layer.bias)
-                old = float(layer.weight in begun), float(layer.bias in begun)
-                for row, group in enumerate(these):
-                    share = 1.0 / sizes[group]
+            some = sizes[first : first + self._most]
+            begun: set[int] = set()
+            for weight, bias, xs, outs, ones in cut:
+                old = float(id(weight) in begun), float(id(bias) in begun)
+                for row, size in enumerate(some):
+                    group, share = first + row, 1.0 / size
                     if weight is not None:
                         weight[row].addmm_(outs[group], xs[group], beta=old[0], alpha=share)
                     if bias is not None:
                         bias[row].addmv_(outs[group], ones[group], beta=old[1], alpha=share)
-                begun.update((layer.weight, layer.bias))
-            yield self._rows[: len(these)]
+                begun.update((id(weight), id(bias)))
+            found = self._rows[: len(some)]
+            yield found if found.shape[1] == self._size else found[:, : self._size], lengths(found)
+
+    def _cut(self, sizes: list[int], x: Tensor, g: Tensor) -> tuple[Sequence[Tensor], ...]:
+        """The inputs, the gradients of the outputs and as many ones for every group; records have equally many each."""
+        if self._ones.shape[0] < x.shape[0]:
+            self._ones = self._rows.new_ones(x.shape[0])
+        if len(sizes) == 1:
+            return (x,), (g.t(),), (self._ones[: x.shape[0]],)
+        each = x.shape[0] // sum(sizes)
+        cuts = sizes if each == 1 else [each * size for size in sizes]
+        ones = {size: self._ones[:size] for size in set(cuts)}
+        return torch.split_with_sizes(x, cuts), torch.split_with_sizes(g.t(), cuts, 1), [ones[size] for size in cuts]
 
 
 def of_groups(records: Mapping[nn.Parameter, Factor], sizes: list[int]) -> dict[nn.Parameter, Clippable]:
@@ -124,6 +151,11 @@ def too_many(parameters: list[nn.Parameter], sizes: list[int], most: int) -> boo
     """Whether the gradients of so many groups, ``most`` records at a time, are too much to form."""
     formed = sum(p.numel() for p in parameters if p.dim() != 2 or not _unformed(p, sizes))
     return bool(formed * min(len(sizes), most) > _FORMED)
+
+
+def some_unformed(parameters: list[nn.Parameter], sizes: list[int]) -> bool:
+    """Whether there is a weight whose gradients of groups need not be formed."""
+    return any(p.dim() == 2 and _unformed(p, sizes) for p in parameters)
 
 
 def _unformed(weight: nn.Parameter, sizes: list[int]) -> bool:
@@ -169,15 +201,6 @@ class _Means:
     def add(self, weights: Tensor, total: Tensor) -> None:
         """The usual product of a backward pass, every record weighted as its group."""
         self.each.add(weights @ self.shares, total)
-
-
-def _cut(sizes: list[int], x: Tensor, out: Tensor, ones: Tensor) -> tuple[Sequence[Tensor], ...]:
-    """The rows of every group; each record has as many as any other."""
-    if len(sizes) == 1:
-        return (x,), (out,), (ones,)
-    rows = x.shape[0] // sum(sizes)
-    cuts = [rows * size for size in sizes]
-    return torch.split_with_sizes(x, cuts), torch.split_with_sizes(out, cuts, 1), torch.split_with_sizes(ones, cuts)
 
 
 def _flat(x: Tensor) -> Tensor:

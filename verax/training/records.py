@@ -254,7 +254,7 @@ class Records:
             return None
         for parameter, exact in zip(parameters, truth, strict=True):
             factor = factors.get(parameter)
-            mine = torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
+            mine = torch.zeros_like(parameter, dtype=torch.float32)
             if factor is not None:
                 factor.add(single_precision(pick), mine)
             exact = torch.zeros_like(parameter) if exact is None else exact

@@ -54,8 +54,8 @@ class Round:
     records: int
     share: float | None = None
     """Which part of the batch's one clip-group the records are, if several processes work on it."""
-    labels: NDArray[np.int64] | None = None
-    """The clip-groups of the records, if they were drawn with the batch."""
+    groups: list[int] | None = None
+    """The sizes of mixed clipping's clip-groups, which lie one behind the other."""
 
 
 class PrivateTrainer:
@@ -239,13 +239,13 @@ class PrivateTrainer:
             order = np.argsort(labels, kind="stable")
             indices, labels = indices[order], labels[order]
         if self._peers is None:
-            return Round(number, self._data.take(indices, number), records, labels=labels)
+            return Round(number, self._data.take(indices, number), records, groups=_sizes(labels))
         split = self._peers.split(clipping, self._inner, self.model)
         mine = self._peers.mine(records, clipping, labels, split)
         here = len(indices[mine])
         share = here / records if split and records else None
         data = self._data.take(indices, number, mine)
-        return Round(number, data, here, share, None if labels is None else labels[mine])
+        return Round(number, data, here, share, _sizes(None if labels is None else labels[mine]))
 
     def step(self, batch: Round, loss: Criterion) -> None:
         """Clip, add up, record, add noise, and let the optimizer step; also for an empty batch."""
@@ -290,7 +290,7 @@ class PrivateTrainer:
                 add_share(clipper, batch.data, batch.records, batch.share, total)
             else:
                 add = clipper.add if self._diagnostics is None else self._diagnostics.adding(clipper, batch.number)
-                add(batch.data, batch.records, total, self._groups.generator(), batch.labels)
+                add(batch.data, batch.records, total, batch.groups)
         except NotFinite as error:
             raise Leaving(str(error), private=True) from None
         return total, clipper.denominator(self._expected)
@@ -443,6 +443,11 @@ class PrivateTrainer:
             self._noise = self._source.spawn("noise")
             state["groups"] = self._source.spawn("clip-groups").state()
         return state
+
+
+def _sizes(labels: NDArray[np.int64] | None) -> list[int] | None:
+    """How many records have each label that occurs."""
+    return None if labels is None else [size for size in np.bincount(labels).tolist() if size]
 
 
 def _each(norms: Norms, rounds: int) -> list[float]:
