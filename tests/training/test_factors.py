@@ -6,10 +6,11 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from verax import Batch, Individual  # noqa: E402
+from verax import Batch, Individual, Mixed  # noqa: E402
 from verax.training.clipped import Clipper  # noqa: E402
 from verax.training.factors import ROUNDING, Outer, Rows, lengths  # noqa: E402
 from verax.training.flat import Flat  # noqa: E402
+from verax.training.losses import PerRecord  # noqa: E402
 
 WIDTH = 64
 
@@ -97,3 +98,22 @@ def test_autocast_around_a_step_does_not_reach_the_norms():
     with torch.autocast("cpu", torch.bfloat16):
         clipper.add(x, 4, into)
     assert float(into.buffer.double().norm()) <= 4.0001
+
+
+@pytest.mark.parametrize("clipping", [Individual(1e-3), Mixed(1e-3, 4)])
+@pytest.mark.parametrize("records", [50, 300])
+def test_the_rounding_of_the_others_stays_within_the_room_that_clipping_leaves(clipping, records):
+    """The record of the longest gradients is taken away: the sum as computed moves by a clip norm at most."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 5))
+    clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), clipping)
+    x, y = torch.randn(records, 40), torch.randint(0, 5, (records,))
+    x[-1] *= 100.0
+
+    def total(end):
+        into, rest = Flat(model.parameters()), end - 3 * (records // 4)
+        clipper.add((x[:end], y[:end]), end, into, [*[records // 4] * 3, rest])
+        return into.buffer.double()
+
+    most = 1.0 if isinstance(clipping, Individual) else 2.0
+    assert 0.0 < float((total(records) - total(records - 1)).norm()) <= most * clipping.norm
