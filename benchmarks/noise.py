@@ -27,7 +27,7 @@ from scipy.special import ndtri
 from verax.randomness import Source
 from verax.randomness.keystream import Keystream
 
-SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
+SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 SIGMA = 1.3
 BLOCK = 2**14
 Entrants = dict[str, Callable[[], object]]

@@ -29,7 +29,7 @@ from verax.training.factors import (
     lengths,
     never_short,
     single_precision,
-)  # fmt: skip
+)
 from verax.training.flat import same
 from verax.training.records import Losses, one_each, rounding_of
 
