@@ -334,3 +334,42 @@ def test_double_precision_is_clipped_in_single(make, clipping):
     mine, _ = total(model.double(), nn.CrossEntropyLoss(), (x.double(), y), clipping)
     assert mine.dtype is torch.float32
     torch.testing.assert_close(mine, want, rtol=1e-3, atol=1e-6)
+
+
+def test_gradients_of_an_earlier_batch_do_not_come_back():
+    """A layer that is taken out, or frozen while the parameters stay the same, leaves nothing behind."""
+    first, between, last = nn.Linear(12, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+    model, out = nn.Sequential(nn.Flatten(), first, nn.Identity(), last), nn.Identity()
+    into = Flat([*first.parameters(), *between.parameters(), *last.parameters()])
+    clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), Mixed(100.0, 2))
+
+    def longest(parameter):
+        into.buffer.zero_()
+        clipper.add(data(40), 40, into, [20, 20])
+        return float(into.views[parameter].abs().max())
+
+    for layer in (out, between, out):
+        model[2] = layer
+        assert (longest(between.weight) > 0.0) == (layer is between)
+    assert longest(first.weight) > 0.0
+    first.requires_grad_(False)
+    assert longest(first.weight) == 0.0
+
+
+@pytest.mark.parametrize(("width", "value"), [(2**13, 0.7), (2**15, 0.71848738), (2**18, 0.52521008)])
+def test_wide_layers_of_tiny_groups_are_clipped_to_the_norm(width, value):
+    """Products of long equal rows, added up in one go in single precision, come out too small."""
+    x = torch.zeros(8, width)
+    x[:2] = value
+    mine, _ = total(
+        nn.Linear(width, 160, bias=False), nn.MSELoss(), (x, torch.ones(8, 160)), Mixed(1.0, 4), np.repeat(range(4), 2)
+    )
+    assert 0.9999 < float(mine.double().norm()) <= 1.0
+
+
+def test_targets_with_more_digits_than_the_model():
+    model, (x, _) = perceptron(), data(20)
+    want, _ = total(model, nn.MSELoss(), (x, x[:, :, 0]), Mixed(0.01, 3))
+    mine, together = total(model, nn.MSELoss(), (x, x[:, :, 0].double()), Mixed(0.01, 3))
+    assert together
+    torch.testing.assert_close(mine, want)

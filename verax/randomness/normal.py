@@ -72,21 +72,21 @@ class Leftover(Secret):
         self._tables = tables()
         self._values: Floats = np.empty(0)
         self._serials: Numbers = np.empty(0, dtype=np.int64)
-        self._used, self._seen, self._ahead = 0, candidate, 2**6
+        self._used, self._ahead = 0, 2**6
 
     def candidate(self, back: int = 0) -> int:
         """The first candidate that the draws to come depend on, the last ``back`` draws among them."""
         at = self._used - back
-        return int(self._serials[at]) if at < len(self._serials) else self._seen
+        return int(self._serials[at]) if at < len(self._serials) else self._words.position // 3
 
     def take(self, size: int) -> Floats:
         """The next ``size`` draws."""
         while len(self._values) - self._used < size:
-            words = self._words.words(3 * self._ahead).reshape(-1, 3)
-            serials, values = self.judge(words, self._seen)
-            self._values = np.concatenate((self._values[self._used :], values))
-            self._serials = np.concatenate((self._serials[self._used :], serials))
-            self._used, self._seen = 0, self._seen + self._ahead
+            first = self._words.position // 3  # candidates that an interrupt left unjudged are passed over
+            serials, values = self.judge(self._words.words(3 * self._ahead).reshape(-1, 3), first)
+            values = np.concatenate((self._values[self._used :], values))
+            serials = np.concatenate((self._serials[self._used :], serials))
+            self._values, self._serials, self._used = values, serials, 0
             self._ahead = min(2 * self._ahead, 2**13)
         self._used += size
         return self._values[self._used - size : self._used]
@@ -208,7 +208,7 @@ class Normals(Secret):
         np.multiply(x, bits.view(np.float64), out=x)
         np.add(x, y, out=x)
         x[late] = self._leftover.take(len(late))
-        self._drawn, self._late = size, late
+        self._late, self._drawn = late, size
 
     def _spot(self, i: int, size: int) -> Spot:
         """The exact place of draw ``i`` of the ``size`` that were dealt last."""

@@ -35,8 +35,8 @@ UNCOVERED = {
     "seeds": "Reused, revealed or guessable randomness, and copies of a saved training state, which holds it.",
     "larger-groups": "More than {records} of one person or household.",
     "side-channels": "What timing, memory or logs of the computer give away.",
-    "rounding": "How one record changes the rounding of the others in sums of single precision, before the noise: a "
-    "tenth of the room that clipping leaves where it was measured, but not bounded for data made to provoke it.",
+    "rounding": "How one record changes the rounding of the others in sums of single precision, before the noise: "
+    "well within the room that clipping leaves where it was measured, but not bounded for data made to provoke it.",
 }
 """What no statement of a run covers, by name."""
 _USUAL = tuple(name for name in UNCOVERED if name != "scores")

@@ -18,7 +18,7 @@ from torch import Tensor
 ROUNDING = 2.0**-16  # more than single precision can make of a product of vectors, as a part of their norms' product
 PIECE = 1024  # numbers whose squares are added up in one go
 _TINY = 2.0**-100  # more than the squares of 2^26 numbers can be of which each became zero
-_WIDE = 2**14  # numbers of a product that single precision may add up within ROUNDING
+_WIDE = 2**12  # numbers of a product that single precision may add up within ROUNDING, with room to spare
 _GHOST = 4.0  # form no per-record gradient that is this many times larger than the Gram matrices it would save
 
 
@@ -143,7 +143,7 @@ class Outer:
     @property
     def _ghost(self) -> bool:
         positions, rows, columns = self.x.shape[1], self.x.shape[2], self.g.shape[2]
-        return bool(rows * columns > _GHOST * positions * (positions + rows + columns) and max(rows, columns) <= _WIDE)
+        return bool(rows * columns > _GHOST * positions * (positions + rows + columns))
 
     def _form(self) -> Tensor:
         """The product over positions, kept for the weighted sum."""
@@ -162,8 +162,7 @@ class Outer:
     def squares(self) -> Tensor:
         """From the product over positions, or from Gram matrices where that is less."""
         if self._ghost:
-            inputs, outputs = torch.bmm(self.x, self.x.transpose(1, 2)), torch.bmm(self.g, self.g.transpose(1, 2))
-            return gram_squares(inputs, outputs)
+            return gram_squares(gram(self.x), gram(self.g))
         return _squares(self._form().flatten(1))
 
     def add(self, weights: Tensor, total: Tensor) -> None:
@@ -199,7 +198,7 @@ class Rows:
     def squares(self) -> Tensor:
         """Positions with the same row add up: the Gram matrix of g where indices agree."""
         same = (self.index.unsqueeze(1) == self.index.unsqueeze(2)).to(self.g.dtype)
-        squares = (torch.bmm(self.g, self.g.transpose(1, 2)) * same).sum(dim=(1, 2))
+        squares = (gram(self.g) * same).sum(dim=(1, 2))
         each = lengths(self.g.flatten(0, 1)).view(*self.index.shape, 1)
         return never_short(squares, (torch.bmm(same, each) * each).sum(dim=(1, 2)))
 
@@ -257,6 +256,16 @@ def _squares(rows: Tensor) -> Tensor:
 @cache
 def _floor(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(_TINY, dtype=dtype, device=device)
+
+
+def gram(x: Tensor) -> Tensor:
+    """The products of all pairs of rows; of wide ones in pieces, which are added up in double precision."""
+    if x.shape[-1] <= _WIDE:
+        return x @ x.transpose(-1, -2)
+    total = x.new_zeros(*x.shape[:-1], x.shape[-2], dtype=torch.float64)
+    for piece in x.split(_WIDE, dim=-1):
+        total += piece @ piece.transpose(-1, -2)
+    return total.float()
 
 
 def gram_squares(inputs: Tensor, outputs: Tensor) -> Tensor:

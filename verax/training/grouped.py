@@ -26,6 +26,7 @@ from verax.training.factors import (
     Kernels,
     Outer,
     Single,
+    gram,
     lengths,
     never_short,
     single_precision,
@@ -34,6 +35,7 @@ from verax.training.flat import same
 from verax.training.records import Losses, one_each, rounding_of
 
 _TOGETHER = 2**20  # numbers of the gradients that are held at once, unless one alone has more
+_MOST = 256  # gradients that are held at once, however small
 _LINE = 16  # numbers of a cache line: a product is a fifth slower where its result begins within one
 _FORMED = 2**24  # numbers that may be formed for small groups
 _NEIGHBOURS = 64  # records between which Gram matrices are taken at once
@@ -94,22 +96,27 @@ class _Rows:
         self.parameters = list(parameters)
         sizes = [p.numel() for p in parameters]
         self._size = sum(sizes)
-        self._most = max(_TOGETHER // self._size, 1)
+        self._most = min(max(_TOGETHER // self._size, 1), _MOST)
         padded = -(-self._size // PIECE) * PIECE if self._size > PIECE else self._size
         between = -(-padded // _LINE) * _LINE + _LINE  # not a multiple of a page: rows would share places in the cache
         self._rows = torch.zeros(self._most, between, device=parameters[0].device)[:, :padded]
         self._ones = self._rows.new_ones(0)
+        self._reached: list[int] = []
         self._views = {
             p: [row.view_as(p) for row in columns]
             for p, columns in zip(parameters, self._rows[:, : self._size].split(sizes, dim=1), strict=True)
         }
 
     def gradients(self, passed: Pass, g: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Some at a time, with their norms; parameters that no layer uses keep the zeros they were made with."""
+        """Some at a time, with their norms; parameters that no layer uses have zeros."""
         cut: list[tuple[Any, ...]] = [
             (self._views.get(layer.weight), self._views.get(layer.bias), *self._cut(sizes, _flat(x), _flat(g)))
             for layer, x, g in passed.backward(g)
         ]
+        reached = [id(views) for use in cut for views in use[:2]]
+        if reached != self._reached:  # what was reached before, and is not any more, holds another batch's gradients
+            self._rows.zero_()
+            self._reached = reached
         for first in range(0, len(sizes), self._most):
             some = sizes[first : first + self._most]
             begun: set[int] = set()
@@ -192,9 +199,9 @@ class _Means:
         for some in runs(self.sizes, _NEIGHBOURS):
             rows = slice(record, record + sum(some))
             x, g, share = self.each.x[rows], self.each.g.gradients[rows], self.shares[group : group + len(some), rows]
-            gram = (x @ x.t()).mul_(g @ g.t())
-            each = gram.diagonal().sqrt()
-            found.append(never_short((share @ gram).mul_(share).sum(dim=1), (share @ each).square_()))
+            products = gram(x).mul_(gram(g))
+            each = products.diagonal().sqrt()
+            found.append(never_short((share @ products).mul_(share).sum(dim=1), (share @ each).square_()))
             group, record = group + len(some), rows.stop
         return torch.cat(found)
 

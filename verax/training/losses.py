@@ -59,7 +59,10 @@ class PerRecord:
         if closed is None or not isinstance(batch, tuple | list):
             return None
         *inputs, target = batch
-        g = closed(self._criterion, model(*inputs), target)
+        outputs = model(*inputs)
+        g = closed(self._criterion, outputs, target)
+        if g is not None and g.dtype is not outputs.dtype:  # that of the target, if it has more digits
+            g = g.to(outputs.dtype)
         if g is not None and self._reduction != "sum" and not isinstance(self._criterion, nn.CrossEntropyLoss):
             g = g / (g.numel() // len(g))  # of the mean over a record's outputs
         return g
