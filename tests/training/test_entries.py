@@ -1,21 +1,19 @@
-"""Entries of a ledger: damage and forgery are noticed."""
+"""Entries of a ledger: damage and forgery are noticed, and every round has its clip norm."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verax.training import (
-    DamagedLedger,
-    Ledger,
-    LedgerError,
-    entries,
-)
+from verax import Mechanism, Poisson
+from verax.training import DamagedLedger, Ledger, LedgerError, LeftMechanism, entries
 from verax.training.ledger import read
 
+RUN = Mechanism(Poisson(0.01, 8), 1.5)
 pytestmark = pytest.mark.usefixtures("no_waiting")
 
 
@@ -153,4 +151,74 @@ def test_a_later_format_is_not_guessed_at(path, written):
     written(path, 1)
     path.write_bytes(path.read_bytes().replace(b'"verax_ledger":1', b'"verax_ledger":3'))
     with pytest.raises(LedgerError, match="a ledger of format 3, and this verax knows formats 1 and 2"):
+        read(path)
+
+
+# A clip norm for every round
+
+NORMS = [2.0, 2.0, 2.0, 0.5, 0.25, 0.25, 1e-3, 1.0]
+
+
+def scheduled(path, rounds=8):
+    with Ledger.create(path, RUN, clip_norms=NORMS) as book:
+        for number in range(rounds):
+            book.release(number, clip_norm=NORMS[number], noise_multiplier=1.5)
+    return path
+
+
+def test_declared_clip_norms_are_kept_and_written_with_every_round(path):
+    scheduled(path)
+    header, *rounds = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert header["verax_ledger"] == 2
+    assert header["clip_norms"] == [[2.0, 3], [0.5, 1], [0.25, 2], [1e-3, 1], [1.0, 1]]
+    assert [entry["clip_norm"] for entry in rounds] == NORMS
+    run = read(path)
+    assert run.complete
+    assert run.clip_norms == tuple((norm, times) for norm, times in header["clip_norms"])
+    assert "round by round, 0.001 to 2" in run.account()
+    assert run.guarantee().epsilon(1e-5) == RUN.guarantee().epsilon(1e-5)
+    with Ledger.open(scheduled(path.with_name("other"), 3), RUN) as book:
+        book.release(3, clip_norm=0.5, noise_multiplier=1.5)
+        assert book.clip_norms == run.clip_norms
+        assert not book.insecure_seed
+
+
+def test_another_norm_than_the_rounds_own_leaves_the_mechanism(path):
+    with Ledger.open(scheduled(path, 3), RUN) as book, pytest.raises(LeftMechanism, match=r"2\.0, declared is 0\.5"):
+        book.release(3, clip_norm=2.0, noise_multiplier=1.5)
+    assert read(path).released == 3
+
+
+def test_clip_norms_are_for_all_rounds(path):
+    for norms, words in ((NORMS[:3], "8 rounds, got 3"), ([0.0, *NORMS[1:]], "round 0 must be positive")):
+        with pytest.raises(ValueError, match=words):
+            Ledger.create(path, RUN, clip_norms=norms)
+    assert not path.exists()
+
+
+def test_a_scheduled_ledger_cut_after_any_byte_still_counts_its_rounds(path):
+    whole = scheduled(path, 5).read_bytes()
+    ends = [i for i, byte in enumerate(whole) if byte == ord("\n")]
+    for cut in range(ends[0] + 1, len(whole)):
+        path.write_bytes(whole[:cut])
+        begun = sum(end + 1 < cut for end in ends[:-1])
+        assert read(path).released == begun
+    path.write_bytes(whole[: ends[3] + 20])
+    Ledger.open(path, RUN).close()
+    assert read(path).released == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"clip_norms":[[2.0,3]', b'"clip_norms":[[2.0,2]'), (b'"clip_norms":[[2.0,3]', b'"clip_norms":[[-2.0,3]'),
+        (b'"clip_norms":[[2.0,3]', b'"clip_norms":[3'), (b'"verax_ledger":2', b'"verax_ledger":1'),
+        (b'"round":3,"clip_norm":0.5', b'"round":3,"clip_norm":5.0'), (b'"round":3,"clip_norm":0.5', b'"round":3'),
+    ],
+)  # fmt: skip
+def test_edited_clip_norms_are_noticed_even_if_every_hash_fits(path, old, new):
+    content = scheduled(path, 5).read_bytes()
+    assert old in content
+    path.write_bytes(b"".join(rechained(content.replace(old, new).splitlines(keepends=True))))
+    with pytest.raises(DamagedLedger):
         read(path)

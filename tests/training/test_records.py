@@ -374,7 +374,7 @@ def test_images_lie_in_the_order_that_the_model_bears(last):
     check(model, x, 3)
     for _ in range(2):
         records.factors((x, torch.zeros(RECORDS, dtype=torch.int64)), RECORDS)
-    assert records._channels._borne is last
+    assert records.channels._borne is last
 
 
 @pytest.mark.parametrize("last", [True, False])
@@ -383,7 +383,7 @@ def test_clip_groups_of_images_do_too(last):
     batch, parameters = (torch.randn(6, 2, 7, 7), torch.zeros(6, dtype=torch.int64)), list(model.parameters())
     clipper, into = Clipper(model, losses, Batch(1e6)), Flat(parameters)
     clipper.add(batch, 6, into)
-    assert clipper._channels._borne is last
+    assert clipper._records.channels._borne is last
     exact = torch.autograd.grad(losses(model, batch).mean(), parameters)
     torch.testing.assert_close(into.buffer, torch.cat([g.flatten() for g in exact]), rtol=1e-4, atol=1e-6)
 

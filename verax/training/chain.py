@@ -83,10 +83,7 @@ def keeps_apart(model: nn.Module) -> bool:
 
 
 def _flat(module: nn.Module) -> bool:
-    return isinstance(module, nn.Flatten) and _keeps_records(module)
-
-
-def _keeps_records(module: nn.Flatten) -> bool:
+    """Whether it flattens each record by itself."""
     return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
 
 

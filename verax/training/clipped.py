@@ -18,7 +18,7 @@ from verax.training.data import part, runs, slices
 from verax.training.factors import ROUNDING, Clippable, lengths
 from verax.training.flat import Flat
 from verax.training.grouped import GroupMeans, of_groups, some_unformed, too_many
-from verax.training.records import ChannelsLast, Losses, Records, one_each
+from verax.training.records import Losses, Records, one_each
 
 MICRO_BATCH = 1024
 _SMALL_GROUP = 96  # records of a clip-group up to which a pass of its own is slower than gradients of its records
@@ -114,7 +114,6 @@ class Clipper:
         self._records = Records(model, losses)
         self._inner: Inner = inner or MeanGradient()
         self._means = GroupMeans(model, losses) if inner is None else None
-        self._channels = ChannelsLast()
         self.norms: Callable[[Tensor], None] | None = None  # told the norms before clipping, if somebody watches
 
     def denominator(self, expected_batch: float) -> float:
@@ -213,7 +212,9 @@ class Clipper:
             with torch.enable_grad():
                 return self._inner(self.model, self.losses, batch, size, parameters)
 
-        return self._channels.tried(self.model, group, of) if isinstance(self._inner, MeanGradient) else of(group)
+        if isinstance(self._inner, MeanGradient):
+            return self._records.channels.tried(self.model, group, of)
+        return of(group)
 
     def _weights(self, found: Tensor, norm: float, what: str) -> Tensor:
         """What vectors with these norms are multiplied by; _INSIDE has room for the rounding of the norms."""

@@ -156,18 +156,20 @@ def of_groups(records: Mapping[nn.Parameter, Factor], sizes: list[int]) -> dict[
 
 def too_many(parameters: list[nn.Parameter], sizes: list[int], most: int) -> bool:
     """Whether the gradients of so many groups, ``most`` records at a time, are too much to form."""
-    formed = sum(p.numel() for p in parameters if p.dim() != 2 or not _unformed(p, sizes))
+    formed = sum(p.numel() for p in parameters if not _unformed(p, sizes))
     return bool(formed * min(len(sizes), most) > _FORMED)
 
 
 def some_unformed(parameters: list[nn.Parameter], sizes: list[int]) -> bool:
     """Whether there is a weight whose gradients of groups need not be formed."""
-    return any(p.dim() == 2 and _unformed(p, sizes) for p in parameters)
+    return any(_unformed(p, sizes) for p in parameters)
 
 
-def _unformed(weight: nn.Parameter, sizes: list[int]) -> bool:
-    """Whether Gram matrices of neighbours are less work than the gradients of all groups."""
-    return max(sizes) <= _NEIGHBOURS and _NEIGHBOURS * (weight.shape[0] + weight.shape[1]) <= weight.numel() / 2
+def _unformed(parameter: nn.Parameter, sizes: list[int]) -> bool:
+    """Whether it is a weight for which Gram matrices of neighbours are less work than the gradients of all groups."""
+    if parameter.dim() != 2 or max(sizes) > _NEIGHBOURS:
+        return False
+    return bool(_NEIGHBOURS * sum(parameter.shape) <= parameter.numel() / 2)
 
 
 def _of_groups(parameter: nn.Parameter, factor: Factor, sizes: list[int], shares: Tensor) -> Clippable:

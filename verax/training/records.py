@@ -57,7 +57,7 @@ class Records:
         self._copies = False
         self._general = False
         self._loop = False
-        self._channels = ChannelsLast()
+        self.channels = ChannelsLast()
 
     def look(self) -> Layers:
         """The model as it is now: layers may have been frozen, replaced or put in another mode since last time."""
@@ -185,7 +185,7 @@ class Records:
     # --- by rules ---------------------------------------------------------------------------------------------------
 
     def _laid_out(self, layers: Layers, batch: Any, records: int) -> Found | None:
-        return self._channels.tried(self.model, batch, lambda laid: self._by_rules(layers, laid, records))
+        return self.channels.tried(self.model, batch, lambda laid: self._by_rules(layers, laid, records))
 
     def _by_rules(self, layers: Layers, batch: Any, records: int) -> Found | None:
         with torch.enable_grad(), watching(layers, self._copies) as tape:
