@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ _SMALL_GROUP = 96  # records of a clip-group up to which a pass of its own is sl
 _TINY_GROUP = 8  # the same for plain chains with a large weight, which have a pass for all groups anyway
 _FEW = 16  # numbers that are faster computed one after the other
 _PASSES = 4  # so many groups at least must go through one pass
+_AGGREGATE = "aggregate of a clip-group"
 _INSIDE = 1.0 - ROUNDING  # of the clip norm: what single precision may add to a norm stays within it
 
 
@@ -128,7 +130,7 @@ class Clipper:
 
     @torch.no_grad()
     def add(self, batch: Any, records: int, into: Flat, groups: list[int] | None = None) -> None:
-        """Add the clipped sum.
+        """Add the clipped sum, divided as ``into`` says.
 
         Args:
             batch: the records.
@@ -159,19 +161,20 @@ class Clipper:
             squares = used[0][0].squares()
             for factor, _ in used[1:]:
                 squares = squares + factor.squares()
-            weights = self._weights(squares.sqrt(), norm, what)
+            weights = self._weights(squares.sqrt(), norm, into.denominator, what)
             for factor, view in used:
                 factor.add(weights, view)
 
     def _add_groups(self, batch: Any, sizes: list[int], norm: float, into: Flat) -> None:
         """Clip-groups that lie one behind the other."""
         if self._means is not None:
-            if self._add_small(batch, sizes, norm, into):
+            chain = chain_of(self.model)
+            if self._add_small(batch, sizes, chain, norm, into):
                 return
-            means = self._means.of(batch, sizes, into.parameters)
+            means = None if chain is None else self._means.of(chain, batch, sizes, into.parameters)
             if means is not None:
-                for rows, norms in means:
-                    into.buffer.addmv_(rows.t(), self._weights(norms, norm, "aggregate of a clip-group"))
+                for columns, norms in means:
+                    into.buffer.addmv_(columns, self._weights(norms, norm, into.denominator, _AGGREGATE))
                 return
         refuse_statistics(self.model)
         start = 0
@@ -180,20 +183,22 @@ class Clipper:
             found = self._aggregate(group, size, into.parameters)
             start += size
             row = torch.cat([g.detach().to(into.buffer.dtype).reshape(1, -1) for g in found], dim=1)
-            into.buffer.addmv_(row.t(), self._weights(lengths(row), norm, "aggregate of a clip-group"))
+            into.buffer.addmv_(row.t(), self._weights(lengths(row), norm, into.denominator, _AGGREGATE))
 
-    def _add_small(self, batch: Any, sizes: list[int], norm: float, into: Flat) -> bool:
+    def _add_small(
+        self, batch: Any, sizes: list[int], chain: list[nn.Module] | None, norm: float, into: Flat
+    ) -> bool:  # fmt: skip
         """Small clip-groups, many in one pass, by way of their records' gradients; False if that is not to be done.
 
         It is done only if no record can reach another's clip-group, whatever the weights: known layers one after the
         other, and a known loss. All others may mix the records of a clip-group, and each has a pass of its own.
         """
-        if len(sizes) == 1 or max(sizes) > _SMALL_GROUP or not self._records.known_apart:
+        small = _SMALL_GROUP if chain is None else _TINY_GROUP
+        if len(sizes) == 1 or max(sizes) > small or not isinstance(batch, tuple | list):
             return False
-        tiny = max(sizes) <= _TINY_GROUP and some_unformed(into.parameters, sizes)
-        if not tiny and chain_of(self.model) is not None:
+        if chain is not None and not some_unformed(into.parameters, sizes):
             return False
-        if not isinstance(batch, tuple | list):
+        if not self._records.known_apart:
             return False
         layers, start = self._records.look(), 0
         most = min(self.micro_batch, self._records.fitting(batch, sum(sizes), layers))
@@ -203,7 +208,7 @@ class Clipper:
         for some in runs(sizes, most):
             records = sum(some)
             factors = self._records.factors(part(batch, slice(start, start + records)), records, layers)
-            self._add_factors(of_groups(factors, some), norm, into, "aggregate of a clip-group")
+            self._add_factors(of_groups(factors, some), norm, into, _AGGREGATE)
             start += records
         return True
 
@@ -216,18 +221,19 @@ class Clipper:
             return self._records.channels.tried(self.model, group, of)
         return of(group)
 
-    def _weights(self, found: Tensor, norm: float, what: str) -> Tensor:
-        """What vectors with these norms are multiplied by; _INSIDE has room for the rounding of the norms."""
+    def _weights(self, found: Tensor, norm: float, denominator: float, what: str) -> Tensor:
+        """What vectors with these norms are multiplied by; _INSIDE has room for the rounding of norms and weights."""
         few = found.shape[0] <= _FEW
         norms = found.tolist() if few else [float(found.sum())]
         if not all(map(math.isfinite, norms)) and not bool(torch.isfinite(found).all()):
             raise NotFinite(f"the {what} is not finite")
         if self.norms is not None:
             self.norms(found)
-        most = norm * _INSIDE
+        most, whole = norm * _INSIDE, 1.0 / denominator
         if few:
-            return found.new_tensor([1.0 if one <= most else most / one for one in norms])
-        return found.reciprocal().mul_(most).clamp_(max=1.0)  # 0 has weight 1
+            weights = np.array([whole if one <= most else most / one * whole for one in norms], dtype=np.float32)
+            return torch.from_numpy(weights).to(found.device)
+        return found.reciprocal().mul_(most * whole).clamp_(max=whole)  # that of 0
 
 
 def _in_single_precision(device: str) -> AbstractContextManager[object]:

@@ -72,7 +72,7 @@ class Diagnostics:
         found: dict[str, float] = {"clip_norm": bound}
         if self._noise > 0.0:
             length = self._noise * bound * math.sqrt(len(into.buffer))  # about that of the noise
-            found["signal_to_noise"] = float(torch.linalg.vector_norm(into.buffer)) / length
+            found["signal_to_noise"] = into.denominator * float(torch.linalg.vector_norm(into.buffer)) / length
         if norms:
             found |= _norms(torch.cat([some.reshape(-1).float() for some in norms]), bound)
             found |= _scores(clipper, batch, records)

@@ -206,7 +206,7 @@ def add_share(clipper: Clipper, batch: Any, records: int, share: float, into: Fl
         return
     found = MeanGradient(clipper.micro_batch)(clipper.model, clipper.losses, batch, records, into.parameters)
     for parameter, g in zip(into.parameters, found, strict=True):
-        into.views[parameter].add_(g.to(into.buffer.dtype), alpha=share)
+        into.views[parameter].add_(g.to(into.buffer.dtype), alpha=share / into.denominator)
 
 
 def clip_whole(buffer: Tensor, norm: float) -> None:

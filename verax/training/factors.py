@@ -7,12 +7,14 @@ norms; then one product with the clip factors. That is the same work in another 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 ROUNDING = 2.0**-16  # more than single precision can make of a product of vectors, as a part of their norms' product
@@ -233,18 +235,38 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def lengths(rows: Tensor) -> Tensor:
-    """The norm of each row, as a norm of norms: what single precision adds up in one go must be short.
+    """The norm of each row."""
+    return measuring(rows)()
 
-    A plain norm of ten million numbers can be off by a hundredth, which is far more than ROUNDING.
+
+def measuring(rows: Tensor) -> Callable[[], Tensor]:
+    """What takes the norm of each row, now or whenever other numbers were written there.
+
+    It is a norm of norms, since what single precision adds up in one go must be short: a plain norm of ten million
+    numbers can be off by a hundredth, which is far more than ROUNDING.
     """
     size = rows.shape[1]
     if size <= 2 * PIECE:
-        return torch.linalg.vector_norm(rows, dim=1)
-    whole = size - size % PIECE
-    parts = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, PIECE)), dim=2)
-    if whole < size:
-        parts = torch.cat([parts, torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)], dim=1)
-    return lengths(parts)
+        return partial(torch.linalg.vector_norm, rows, dim=1)
+    rest = size % PIECE
+    whole = (rows[:, : size - rest] if rest else rows).view(len(rows), -1, PIECE)
+    norms = partial(_of_pieces, whole.numpy()) if rows.is_cpu else partial(_of_pieces_there, whole)
+    if not rest:
+        return norms
+    last = partial(torch.linalg.vector_norm, rows[:, size - rest :], dim=1)
+    return lambda: torch.hypot(norms(), last())
+
+
+def _of_pieces(rows: NDArray[np.float32]) -> Tensor:
+    """The norm of each row, (rows, pieces, PIECE): numpy's products of vectors take half the time of torch's norms."""
+    with np.errstate(over="ignore", invalid="ignore"):  # what is too large is infinite, and refused as that
+        squares = np.vecdot(rows, rows).sum(axis=1, dtype=np.float64)
+    return torch.from_numpy(np.sqrt(squares).astype(np.float32))
+
+
+def _of_pieces_there(rows: Tensor) -> Tensor:
+    """The same for rows that numpy cannot reach."""
+    return lengths(torch.linalg.vector_norm(rows, dim=2))
 
 
 def _squares(rows: Tensor) -> Tensor:

@@ -15,10 +15,15 @@ def same(parameters: list[nn.Parameter], others: list[nn.Parameter]) -> bool:
 
 
 class Flat:
-    """One buffer for all trained parameters, with a view of each."""
+    """One buffer for all trained parameters, with a view of each.
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self.parameters = list(parameters)
+    Args:
+        parameters: those trained.
+        denominator: what sums are divided by as they are added, so that nothing is left to be divided in the end.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], denominator: float = 1.0) -> None:
+        self.parameters, self.denominator = list(parameters), denominator
         if not self.parameters:
             raise ValueError("model must have at least one trainable parameter in the optimizer, got none")
         sizes = [p.numel() for p in self.parameters]
@@ -28,15 +33,15 @@ class Flat:
             p: piece.view_as(p) for p, piece in zip(self.parameters, self.buffer.split(sizes), strict=True)
         }  # fmt: skip
 
-    def again(self, parameters: list[nn.Parameter]) -> Flat:
+    def again(self, parameters: list[nn.Parameter], denominator: float) -> Flat:
         """Empty, for these parameters: the same buffer if they are the same."""
-        if same(parameters, self.parameters):
-            self.buffer.zero_()
-            return self
-        return Flat(parameters)
+        if not same(parameters, self.parameters):
+            return Flat(parameters, denominator)
+        self.denominator = denominator
+        self.buffer.zero_()
+        return self
 
-    def put_gradients(self, denominator: float) -> None:
-        """Set every parameter's gradient to its share of the buffer, divided."""
-        self.buffer.div_(denominator)
+    def put_gradients(self) -> None:
+        """Make every parameter's view its gradient."""
         for parameter, view in self.views.items():
             parameter.grad = view if view.dtype is parameter.dtype else view.to(parameter.dtype)

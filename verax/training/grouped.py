@@ -8,7 +8,7 @@ that keep records apart come from the gradients of their records.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from verax.training.chain import NotAChain, Pass, chain_of
+from verax.training.chain import NotAChain, Pass
 from verax.training.data import runs
 from verax.training.factors import (
     PIECE,
@@ -27,7 +27,7 @@ from verax.training.factors import (
     Outer,
     Single,
     gram,
-    lengths,
+    measuring,
     never_short,
     single_precision,
 )
@@ -51,14 +51,15 @@ class GroupMeans:
         self._knotted = False
 
     def of(
-        self, batch: Any, sizes: list[int], parameters: list[nn.Parameter]
+        self, layers: list[nn.Module], batch: Any, sizes: list[int], parameters: list[nn.Parameter]
     ) -> Iterator[tuple[Tensor, Tensor]] | None:
-        """Flat gradients and their norms, some groups at a time in memory that is used again.
+        """Flat gradients, one a column, and their norms, some groups at a time in memory that is used again.
 
-        The first ``sizes[0]`` records of the batch are the first group, and so on. None if the model is no plain chain.
+        The first ``sizes[0]`` records of the batch are the first group, and so on. None if the loss uses the model in
+        another way than as the chain that its ``layers`` are.
         """
-        layers, closed = chain_of(self._model), getattr(self._losses, "gradient", None)
-        if self._knotted or layers is None or closed is None:
+        closed = getattr(self._losses, "gradient", None)
+        if self._knotted or closed is None:
             return None
         records = sum(sizes)
         passed = Pass(layers, records, closed=True)
@@ -73,7 +74,7 @@ class GroupMeans:
         key = *layers, *parameters
         if key not in self._checked:
             whole, _ = next(self._rows.gradients(passed, g, [records]))
-            if not self._agrees(batch, records, parameters, whole[0]):
+            if not self._agrees(batch, records, parameters, whole[:, 0]):
                 self._knotted = True
                 return None
             self._checked.add(key)
@@ -102,6 +103,7 @@ class _Rows:
         self._rows = torch.zeros(self._most, between, device=parameters[0].device)[:, :padded]
         self._ones = self._rows.new_ones(0)
         self._reached: list[int] = []
+        self._firsts: dict[int, tuple[Tensor, Callable[[], Tensor]]] = {}
         self._views = {
             p: [row.view_as(p) for row in columns]
             for p, columns in zip(parameters, self._rows[:, : self._size].split(sizes, dim=1), strict=True)
@@ -129,8 +131,15 @@ class _Rows:
                     if bias is not None:
                         bias[row].addmv_(outs[group], ones[group], beta=old[1], alpha=share)
                 begun.update((id(weight), id(bias)))
-            found = self._rows[: len(some)]
-            yield found if found.shape[1] == self._size else found[:, : self._size], lengths(found)
+            columns, norms = self._first(len(some))
+            yield columns, norms()
+
+    def _first(self, count: int) -> tuple[Tensor, Callable[[], Tensor]]:
+        """So many rows as columns, and what takes their norms."""
+        if count not in self._firsts:
+            rows = self._rows[:count]
+            self._firsts[count] = rows[:, : self._size].t(), measuring(rows)
+        return self._firsts[count]
 
     def _cut(self, sizes: list[int], x: Tensor, g: Tensor) -> tuple[Sequence[Tensor], ...]:
         """The inputs, the gradients of the outputs and as many ones for every group; records have equally many each."""

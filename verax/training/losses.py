@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -79,9 +80,14 @@ def _cross_entropy(loss: Any, outputs: Tensor, target: Tensor) -> Tensor | None:
     g = torch.log_softmax(outputs, dim=1).exp_() if few else torch.softmax(outputs, dim=1)
     index = target.unsqueeze(1)
     try:
-        return g.scatter_add_(1, index, g.new_full((1, 1), -1.0).expand_as(index))
+        return g.scatter_add_(1, index, _minus_one(g.dtype, g.device).expand_as(index))
     except RuntimeError:
         return None
+
+
+@cache
+def _minus_one(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((1, 1), -1.0, dtype=dtype, device=device)
 
 
 def _logistic(loss: Any, outputs: Tensor, target: Tensor) -> Tensor | None:

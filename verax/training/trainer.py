@@ -254,10 +254,10 @@ class PrivateTrainer:
         peers = self._peers
         try:
             if peers is None:
-                total, denominator = self._clipped(batch, loss)
+                total = self._clipped(batch, loss)
                 self._release(batch, total)
             else:
-                total, denominator = peers.together(lambda: self._clipped(batch, loss))
+                total = peers.together(lambda: self._clipped(batch, loss))
                 peers.add_up(total.buffer)
                 peers.by_first(lambda: self._release(batch, total))
                 self._pending, self._next = None, batch.number + 1
@@ -269,20 +269,21 @@ class PrivateTrainer:
             if self._ledger is not None:
                 self._ledger.close()
             raise
-        total.put_gradients(denominator)
+        total.put_gradients()
         self.optimizer.step()
         for parameter in total.parameters:
             parameter.grad = None
 
-    def _clipped(self, batch: Round, loss: Criterion) -> tuple[Flat, float]:
-        """The clipped sum of the batch, or of this process's share, and what it is to be divided by."""
+    def _clipped(self, batch: Round, loss: Criterion) -> Flat:
+        """The clipped sum of the batch, or of this process's share, divided as it is added."""
         if batch is not self._pending:
             raise Leaving("a batch that this run's sampler did not draw, or an old one, was stepped on")
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
         if any(p.grad is not None and bool(p.grad.any()) for p in parameters):
             raise Leaving("gradients that were not clipped were found in the model; call backward() nowhere else")
-        total = self._total = Flat(parameters) if self._total is None else self._total.again(parameters)
         clipper = self._clipper(loss)
+        over = clipper.denominator(self._expected)
+        total = self._total = Flat(parameters, over) if self._total is None else self._total.again(parameters, over)
         if self._norms is not None:
             clipper.clipping = replace(self.mechanism.clipping, norm=self._norms[batch.number])
         try:
@@ -293,7 +294,7 @@ class PrivateTrainer:
                 add(batch.data, batch.records, total, batch.groups)
         except NotFinite as error:
             raise Leaving(str(error), private=True) from None
-        return total, clipper.denominator(self._expected)
+        return total
 
     def _release(self, batch: Round, total: Flat) -> None:
         """Record the round, and only then add its noise; in one process of a run."""
@@ -309,7 +310,7 @@ class PrivateTrainer:
         self._pending, self._next = None, batch.number + 1
         if noise > 0.0:
             flat = total.buffer.cpu()
-            self._noise.add_gaussian(flat.numpy(), noise * norm)
+            self._noise.add_gaussian(flat.numpy(), noise * norm / total.denominator)
             if flat is not total.buffer:
                 total.buffer.copy_(flat)
 
