@@ -12,11 +12,12 @@ stamp  = $(VENV)/.installed-$(subst $(comma),-,$(1))
 DEMO_STAMP  := $(call stamp,$(DEMO_EXTRAS))
 TEST_STAMP  := $(call stamp,$(TEST_EXTRAS))
 BENCH_STAMP := $(BENCH_VENV)/.installed
+KERNEL      := hatch_build.py verax/randomness/_kernel.c
 
 # The build backend is installed first, under the same constraints, so that nothing is left unpinned.
 # torch goes first and on its own: its plain build is enough.
 define install
-	$(1)/bin/pip install --quiet -c constraints.txt hatchling editables
+	$(1)/bin/pip install --quiet -c constraints.txt hatchling editables setuptools
 	$(if $(findstring train,$(2)),$(1)/bin/pip install --quiet -c constraints.txt torch==2.13.0)
 	$(1)/bin/pip install --quiet -c constraints.txt --no-build-isolation $(2)
 endef
@@ -79,10 +80,10 @@ $(VENV)/.created:
 $(BENCH_VENV)/.created:
 	$(call new_venv,$(BENCH_VENV))
 
-$(sort $(DEMO_STAMP) $(TEST_STAMP)): $(VENV)/.installed-%: pyproject.toml constraints.txt | $(VENV)/.created
+$(sort $(DEMO_STAMP) $(TEST_STAMP)): $(VENV)/.installed-%: pyproject.toml constraints.txt $(KERNEL) | $(VENV)/.created
 	$(call install,$(VENV),-e ".[$(subst -,$(comma),$*)]")
 	@touch $@
 
-$(BENCH_STAMP): pyproject.toml constraints.txt benchmarks/requirements.txt | $(BENCH_VENV)/.created
+$(BENCH_STAMP): pyproject.toml constraints.txt $(KERNEL) benchmarks/requirements.txt | $(BENCH_VENV)/.created
 	$(call install,$(BENCH_VENV),-r benchmarks/requirements.txt -e .)
 	@touch $@

@@ -6,7 +6,8 @@
 One process pinned to one core, one thread. Entrants take turns in every round; a time is the median of the rounds in
 CPU seconds, a ratio the median of the ratios within a round, so that a busy neighbour slows both sides of it alike.
 Every entrant writes into memory it already has. ``numpy`` is its default generator and ziggurat; the two entrants
-marked ``AES`` are other ways to make normal draws of the same keystream.
+marked ``AES`` are other ways to make normal draws of the same keystream, those marked ``pure`` what verax is without
+its compiled loops. 248 is the number of parameters of the smallest model of ``benchmarks/training.py``.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from sampling import draw, samplers
 from scipy.special import ndtri
 
-from verax.randomness import Source
+from verax.randomness import Source, normal
 from verax.randomness.keystream import Keystream
+from verax.randomness.loops import COMPILED, InNumpy
 
-SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
+SIZES = (248, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 SIGMA = 1.3
 BLOCK = 2**14
 Entrants = dict[str, Callable[[], object]]
@@ -53,8 +57,16 @@ def by_box_muller(stream: Keystream, out: np.ndarray) -> None:
         np.multiply(radius, np.sin(angle), out=part[half : 2 * half])
 
 
+def pure() -> Source:
+    """A source whose loops are in numpy."""
+    source = Source.system()
+    with patch.object(normal, "fastest", InNumpy):
+        source.gaussian(np.zeros(1), SIGMA)
+    return source
+
+
 def entrants(size: int) -> Entrants:
-    source, stream = Source.system(), Keystream(os.urandom(32))
+    source, slower, stream = Source.system(), pure(), Keystream(os.urandom(32))
     generator = np.random.default_rng()
     single, double = np.zeros(size, dtype=np.float32), np.zeros(size)
     torch_single, torch_double = torch.zeros(size), torch.zeros(size, dtype=torch.float64)
@@ -70,6 +82,8 @@ def entrants(size: int) -> Entrants:
         "gaussian float64": lambda: source.gaussian(double, SIGMA),
         "add_gaussian float32": lambda: source.add_gaussian(single, SIGMA),
         "add_gaussian float64": lambda: source.add_gaussian(double, SIGMA),
+        "add_gaussian float32, pure": lambda: slower.add_gaussian(single, SIGMA),
+        "add_gaussian float64, pure": lambda: slower.add_gaussian(double, SIGMA),
         "numpy float64": lambda: generator.standard_normal(out=double),
         "AES, inverse float64": lambda: by_inverse(stream, double),
         "AES, Box-Muller float64": lambda: by_box_muller(stream, double),
@@ -142,6 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sampling", action="store_true", help="epochs of sampling instead of noise")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
+    if not COMPILED:
+        print("verax was installed without a compiler: all its entrants are pure", file=sys.stderr)
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -157,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("| ---: | :--- | ---: | ---: | ---: | ---: |")
         for row in rows:
             ratios = " | ".join(f"{row[name]:.2f}" for name in ("ratio_float32", "ratio_float64", "ratio_add_float32"))
-            print(f"| {row['size']:.0e} | {row['entrant']} | {row['nanoseconds']:.2f} | {ratios} |")
+            print(f"| {row['size']:,} | {row['entrant']} | {row['nanoseconds']:.2f} | {ratios} |")
 
 
 if __name__ == "__main__":

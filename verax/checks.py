@@ -15,7 +15,7 @@ class NoGuarantee(ValueError):  # noqa: N818 - public name, reads as a verdict r
 
 def real(name: str, value: Any) -> float:
     """A finite or infinite real number, never nan, never a bool."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
         raise ValueError(f"{name} must be a number, got {value!r}")
     number = float(value)
     if math.isnan(number):

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from verax.randomness.exact import Spot, Uniform, below_curve, nearest
 from verax.randomness.keystream import Keystream, Secret, Words, derive
-from verax.randomness.tables import INDEX_BITS, PLACE_BITS, Floats, tables
+from verax.randomness.loops import PLACE, Buffer, fastest
+from verax.randomness.tables import PLACE_BITS, Floats, tables
 
-Buffer = NDArray[np.float32] | NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 BLOCK = 2**16  # values at a time: enough to make the cost of a call small, little enough for the second-level caches
@@ -35,8 +35,6 @@ DOUBT = 2.0**-40
 exponential of that make less than 2^-41; the few other roundings are of the order of 2^-53."""
 FAR = 2.0**32  # steps; where the buffer reaches farther, whole steps are set aside before the noise is added
 READ_AHEAD = 2**16  # words reserved for the further bits of one number
-PLACE = np.uint64(2**PLACE_BITS - 1)
-ONE = np.float64(1).view(np.uint64)
 
 
 def grid(sigma: float) -> float:
@@ -47,17 +45,6 @@ def grid(sigma: float) -> float:
 def reader(stream: Keystream, serial: int) -> Callable[[int], int]:
     """Reads the further words of the number ``serial``: the same ones whenever it is asked."""
     return lambda k: stream.at(serial * READ_AHEAD + k)
-
-
-def _largest(values: Any) -> float:
-    """The largest absolute value, or not a number; to find where it is takes a third of the time of a reduction."""
-    return float(max(values.item(values.argmax()), -values.item(values.argmin())))
-
-
-def _copied(values: Any, out: Floats) -> Floats:
-    """Into ``out``, in its precision: faster than leaving the conversion to the operation that follows."""
-    out[...] = values
-    return out
 
 
 class Leftover(Secret):
@@ -133,11 +120,9 @@ class Normals(Secret):
     def __init__(self, key: bytes, drawn: int = 0, candidate: int = 0) -> None:
         self._words, self._more = Keystream(derive(key, "words"), drawn), Keystream(derive(key, "more"))
         self._leftover = Leftover(derive(key, "leftover"), candidate)
-        self._tables = tables()
-        self._bits, self._index = np.empty((2, BLOCK), dtype=np.uint64)
-        self._x, self._y = np.empty((2, BLOCK))
-        self._late: NDArray[np.intp] = np.empty(0, dtype=np.intp)  # which of the draws come from the leftover
-        self._scaled = self._bits.view(np.float64)  # nobody looks at the words once they have become draws
+        self._tables, self._loops = tables(), fastest(BLOCK)
+        self._bits, self._x = np.empty(BLOCK, dtype=np.uint64), np.empty(BLOCK)
+        self._late: Numbers = np.empty(0, dtype=np.int64)  # which of the draws come from the leftover
         self._ahead, self._drawn, self._dealt = FIRST, 0, 0
 
     @property
@@ -150,64 +135,47 @@ class Normals(Secret):
         """Overwrite the flat ``out`` with draws of standard deviation sigma, in the precision of doubles."""
         start = 0
         while start < len(out):
-            draws = self._deal(len(out) - start, sigma)
-            out[start : start + len(draws)] = draws
+            draws = self._deal(len(out) - start)
+            np.multiply(draws, sigma, out=out[start : start + len(draws)], casting="same_kind")
             start += len(draws)
 
     def add(self, buffer: Buffer, sigma: float) -> None:
-        """Add draws of standard deviation sigma to the flat ``buffer`` and round to the grid, as if in real numbers.
-
-        ``(total + magic) - magic`` is the multiple of the step nearest to total: the sum's last bit counts steps.
-        """
-        highest = _largest(buffer) if len(buffer) else 0.0
+        """Add draws of standard deviation sigma to the flat ``buffer`` and round to the grid, as if in real numbers."""
+        highest = self._loops.largest(buffer)
         if not math.isfinite(highest):
             raise ValueError("buffer must be finite, got one with infinities or nan; no noise was added")
         step = grid(sigma)
-        magic = np.array(1.5 * 2.0**52 * step)
         reach = highest / step
         limit = (0.5 - SLACK - min(reach, FAR) * 2.0**-52) * step
         start = 0
         while start < len(buffer):
-            error = self._deal(len(buffer) - start, sigma)
-            size = len(error)
-            part, near = buffer[start : start + size], self._y[:size]
+            draws = self._deal(len(buffer) - start)
+            size = len(draws)
+            part = buffer[start : start + size]
             start += size
             rest = np.fmod(part, step, dtype=np.float64) if reach > FAR else part
-            np.add(error, rest if rest.dtype == near.dtype else _copied(rest, near), out=error)
-            np.add(error, magic, out=near)
-            np.subtract(near, magic, out=near)
-            np.subtract(error, near, out=error)
-            if _largest(error) > limit:
-                for i in np.flatnonzero(np.abs(error) > limit).tolist():
-                    near[i] = nearest(self._spot(i, size), sigma, float(rest[i]), step) * step
+            aside = part - rest if reach > FAR else None
+            for i in self._loops.add(rest, draws, sigma, step, limit):
+                rest[i] = nearest(self._spot(i, size), sigma, float(rest[i]), step) * step
             # Every rounding from here on, in this sum or to single precision, looks at a sum on the grid only.
-            if reach > FAR:
-                near += part - rest
-            part[...] = near
+            if aside is not None:
+                part[...] = rest + aside
 
-    def _deal(self, most: int, sigma: float) -> Floats:
-        """Some of the next draws, at most so many, to within 2^-46 sigma; in memory that the next call uses again."""
+    def _deal(self, most: int) -> Floats:
+        """Some of the next draws, at most so many, to within 2^-46."""
         if self._dealt == self._drawn:
             self._draw(min(max(most, self._ahead), BLOCK))
             self._ahead = min(2 * self._ahead, BLOCK)
         first, self._dealt = self._dealt, min(self._dealt + most, self._drawn)
-        draws = self._x[first : self._dealt]
-        return np.multiply(draws, sigma, out=self._scaled[: len(draws)])
+        return self._x[first : self._dealt]
 
     def _draw(self, size: int) -> None:
         """Draw ahead, in units of the standard deviation."""
         self._drawn, self._dealt, self._late = 0, 0, self._late[:0]  # whatever interrupts this, no draw is dealt twice
-        bits, index, x, y = self._bits[:size], self._index[:size], self._x[:size], self._y[:size]
-        self._words.fill(bits)
-        np.right_shift(bits, 64 - INDEX_BITS, out=index)
-        self._tables.slope.take(index.view(np.int64), out=x, mode="clip")
-        self._tables.start.take(index.view(np.int64), out=y, mode="clip")
-        late = (bits >= self._tables.leftover).nonzero()[0]
-        np.bitwise_and(bits, PLACE, out=bits)
-        np.bitwise_or(bits, ONE, out=bits)  # the bits of the double 1 + u
-        np.multiply(x, bits.view(np.float64), out=x)
-        np.add(x, y, out=x)
-        x[late] = self._leftover.take(len(late))
+        words, draws = self._bits[:size], self._x[:size]
+        self._words.fill(words)
+        late = self._loops.draw(words, self._tables, draws)
+        draws[late] = self._leftover.take(len(late))
         self._late, self._drawn = late, size
 
     def _spot(self, i: int, size: int) -> Spot:

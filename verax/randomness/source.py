@@ -13,6 +13,7 @@ from verax.randomness.bits import Bits, BulkGenerator, key_from
 from verax.randomness.keystream import KEY_BYTES, Keystream, Secret, derive
 from verax.randomness.normal import Normals, grid
 
+_KINDS = np.dtype(np.float32), np.dtype(np.float64)
 FIELDS = ("secure", "key", "spawned", "normals", "generator")
 Array = TypeVar("Array", bound=np.ndarray[Any, np.dtype[Any]])
 
@@ -182,9 +183,9 @@ def _deviation(sigma: Any) -> float:
 
 def _flat(name: str, array: Any) -> Any:
     """The array's own memory as a flat array, or a ValueError: a silent copy would leave the caller without noise."""
-    if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
+    if not isinstance(array, np.ndarray) or array.dtype not in _KINDS:
         kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
         raise ValueError(f"{name} must be a numpy array of float32 or float64, got {kind}")
-    if not array.flags.c_contiguous or not array.flags.writeable:
-        raise ValueError(f"{name} must be contiguous and writeable, got one that is not")
-    return array.reshape(-1)
+    if not array.flags.carray:
+        raise ValueError(f"{name} must be contiguous, aligned and writeable, got one that is not")
+    return array if array.ndim == 1 else array.reshape(-1)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 ROUNDING = 2.0**-16  # more than single precision can make of a product of vectors, as a part of their norms' product
 PIECE = 1024  # numbers whose squares are added up in one go
+_MANY = 2**17  # numbers whose norms are taken with numpy, where it can reach them
 _TINY = 2.0**-100  # more than the squares of 2^26 numbers can be of which each became zero
 _WIDE = 2**12  # numbers of a product that single precision may add up within ROUNDING, with room to spare
 _GHOST = 4.0  # form no per-record gradient that is this many times larger than the Gram matrices it would save
@@ -250,23 +251,24 @@ def measuring(rows: Tensor) -> Callable[[], Tensor]:
         return partial(torch.linalg.vector_norm, rows, dim=1)
     rest = size % PIECE
     whole = (rows[:, : size - rest] if rest else rows).view(len(rows), -1, PIECE)
-    norms = partial(_of_pieces, whole.numpy()) if rows.is_cpu else partial(_of_pieces_there, whole)
+    many = rows.is_cpu and rows.numel() >= _MANY
+    norms = partial(_of_many, whole.numpy()) if many else partial(_of_pieces, whole)
     if not rest:
         return norms
     last = partial(torch.linalg.vector_norm, rows[:, size - rest :], dim=1)
     return lambda: torch.hypot(norms(), last())
 
 
-def _of_pieces(rows: NDArray[np.float32]) -> Tensor:
-    """The norm of each row, (rows, pieces, PIECE): numpy's products of vectors take half the time of torch's norms."""
+def _of_pieces(rows: Tensor) -> Tensor:
+    """The norm of each row, (rows, pieces, PIECE)."""
+    return lengths(torch.linalg.vector_norm(rows, dim=2))
+
+
+def _of_many(rows: NDArray[np.float32]) -> Tensor:
+    """The same: numpy's products of vectors take half the time of torch's norms, but it is more calls."""
     with np.errstate(over="ignore", invalid="ignore"):  # what is too large is infinite, and refused as that
         squares = np.vecdot(rows, rows).sum(axis=1, dtype=np.float64)
     return torch.from_numpy(np.sqrt(squares).astype(np.float32))
-
-
-def _of_pieces_there(rows: Tensor) -> Tensor:
-    """The same for rows that numpy cannot reach."""
-    return lengths(torch.linalg.vector_norm(rows, dim=2))
 
 
 def _squares(rows: Tensor) -> Tensor:

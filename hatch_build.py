@@ -1,0 +1,59 @@
+"""Compiles the inner loops of the noise when verax is installed or a wheel is built.
+
+Without a compiler verax does the same with numpy, in the time that ``benchmarks/noise.py`` shows as pure.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.tags import platform_tags
+
+SOURCE = "verax/randomness/_kernel.c"
+ABI = "0x030B0000"  # the stable interface of Python 3.11: one build for it and all that come after
+
+
+class Kernel(BuildHookInterface[Any]):
+    """Puts the compiled module beside its source."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile; if that fails, say so and go on without."""
+        if os.environ.get("VERAX_PURE"):
+            return
+        for old in (Path(self.root) / SOURCE).parent.glob("_kernel.*[od]"):
+            old.unlink()
+        try:
+            compiled(Path(self.root))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a compiler may lack
+            self.app.display_warning(f"no compiled noise, numpy does it instead ({type(error).__name__}: {error})")
+            return
+        build_data["artifacts"] += [SOURCE.replace(".c", ".*.so"), SOURCE.replace(".c", ".*.pyd")]
+        build_data["pure_python"] = False
+        own = next(tag for tag in platform_tags() if not tag.startswith(("manylinux", "musllinux")))
+        build_data["tag"] = f"cp311-abi3-{own}"
+
+
+def compiled(root: Path) -> None:
+    """By setuptools, which knows the compilers of all platforms."""
+    from setuptools import Distribution, Extension
+    from setuptools.command.build_ext import build_ext
+
+    flags = [] if sys.platform == "win32" else ["-O3", "-ffp-contract=off"]
+    module = Extension(
+        "verax.randomness._kernel", [SOURCE], extra_compile_args=flags, define_macros=[("Py_LIMITED_API", ABI)],
+        py_limited_api=True,
+    )  # fmt: skip
+    before = Path.cwd()
+    os.chdir(root)
+    try:
+        command = build_ext(Distribution({"name": "verax", "ext_modules": [module], "packages": ["verax.randomness"]}))
+        command.inplace, command.build_lib, command.build_temp = True, "build/kernel", "build/kernel"
+        command.force = True
+        command.ensure_finalized()
+        command.run()
+    finally:
+        os.chdir(before)
