@@ -14,6 +14,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
 
 SOURCE = "verax/randomness/_kernel.c"
+ENDINGS = (".so", ".pyd")
+EXACT = ("-O3", "-ffp-contract=off", "-fno-fast-math", "-fno-associative-math")  # whatever CFLAGS say
 ABI = "0x030B0000"  # the stable interface of Python 3.11: one build for it and all that come after
 
 
@@ -22,16 +24,17 @@ class Kernel(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile; if that fails, say so and go on without."""
-        if os.environ.get("VERAX_PURE"):
-            return
-        for old in (Path(self.root) / SOURCE).parent.glob("_kernel.*[od]"):
-            old.unlink()
         try:
+            for old in (Path(self.root) / SOURCE).parent.glob("_kernel*"):
+                if old.suffix in ENDINGS:
+                    old.unlink()
+            if os.environ.get("VERAX_PURE") or sys.implementation.name != "cpython":
+                return
             compiled(Path(self.root))
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a compiler may lack
             self.app.display_warning(f"no compiled noise, numpy does it instead ({type(error).__name__}: {error})")
             return
-        build_data["artifacts"] += [SOURCE.replace(".c", ".*.so"), SOURCE.replace(".c", ".*.pyd")]
+        build_data["artifacts"] += [SOURCE.replace(".c", f"*{ending}") for ending in ENDINGS]
         build_data["pure_python"] = False
         own = next(tag for tag in platform_tags() if not tag.startswith(("manylinux", "musllinux")))
         build_data["tag"] = f"cp311-abi3-{own}"
@@ -42,7 +45,7 @@ def compiled(root: Path) -> None:
     from setuptools import Distribution, Extension
     from setuptools.command.build_ext import build_ext
 
-    flags = [] if sys.platform == "win32" else ["-O3", "-ffp-contract=off"]
+    flags = ["/fp:precise"] if sys.platform == "win32" else list(EXACT)
     module = Extension(
         "verax.randomness._kernel", [SOURCE], extra_compile_args=flags, define_macros=[("Py_LIMITED_API", ABI)],
         py_limited_api=True,

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -84,9 +89,63 @@ class TestEach:
         assert np.array_equal(buffer, before, equal_nan=True)
 
 
+def test_where_there_is_a_compiler_it_was_used():
+    """A kernel that does not compile would go unnoticed: nothing but speed depends on it."""
+    headers = Path(sysconfig.get_paths()["include"], "Python.h").exists()
+    found = headers and shutil.which(os.environ.get("CC", "cc")) is not None
+    assert COMPILED or not found or os.environ.get("VERAX_PURE")
+
+
+@pytest.fixture
+def unchecked():
+    """As if nothing had been compared yet."""
+    loops._trusted.cache_clear()
+    yield
+    loops._trusted.cache_clear()
+
+
+class Damaged:
+    """Like the kernel, but for one thing: as a compiler would make it that reorders sums, or as an older one."""
+
+    def __init__(self, what):
+        self._what = what
+
+    def largest(self, values):
+        return float(np.abs(values[:-1]).max()) if self._what == "largest" else float(np.abs(values).max())
+
+    def draw(self, words, slope, start, leftover, draws, late):
+        at, u = words >> np.uint64(52), 1.0 + (words & np.uint64(2**52 - 1)) / 2.0**52
+        draws[:] = slope[at] * u + start[at] * (1.0 + 2.0**-50 * (self._what == "draws"))
+        found = np.flatnonzero(words >= leftover)
+        late[: len(found)] = found
+        return len(found) - (self._what == "late")
+
+    def add(self, into, draws, sigma, magic, limit, doubts):
+        total = into + sigma * draws
+        near = total if self._what == "grid" else (total + magic) - magic
+        found = np.flatnonzero(np.abs(total - near) > limit)
+        if self._what != "doubts":
+            near[found] = into[found]
+        into[:] = near
+        doubts[: len(found)] = found
+        return len(found)
+
+
+@pytest.mark.parametrize("what", ["nothing", "grid", "doubts", "draws", "late", "largest"])
+def test_compiled_loops_that_do_something_else_are_not_used(what, unchecked, monkeypatch):
+    monkeypatch.setattr(loops, "COMPILED", True)
+    monkeypatch.setattr(loops, "_kernel", Damaged(what))
+    if what == "nothing":
+        assert isinstance(loops.fastest(8), Compiled)
+        return
+    with pytest.warns(RuntimeWarning, match="install verax again"):
+        assert isinstance(loops.fastest(8), InNumpy)
+    assert isinstance(loops.fastest(8), InNumpy)  # said once
+
+
 @needs_both
 class TestBoth:
-    def test_the_compiled_ones_are_used(self):
+    def test_the_compiled_ones_are_used(self, unchecked):
         assert isinstance(loops.fastest(8), Compiled)
 
     @pytest.mark.parametrize("kind", KINDS)

@@ -1,5 +1,7 @@
 """Norms must never come out too small, or a record passes with more than the clip norm."""
 
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -8,7 +10,7 @@ from torch import nn  # noqa: E402
 
 from verax import Batch, Individual, Mixed  # noqa: E402
 from verax.training.clipped import Clipper  # noqa: E402
-from verax.training.factors import ROUNDING, Outer, Rows, lengths  # noqa: E402
+from verax.training.factors import ROUNDING, Outer, Rows, lengths, measuring  # noqa: E402
 from verax.training.flat import Flat  # noqa: E402
 from verax.training.losses import PerRecord  # noqa: E402
 
@@ -58,6 +60,35 @@ def test_the_norm_of_many_numbers(size, value):
     """A plain norm in single precision is a hundredth off for ten million equal ones."""
     x = torch.randn(1, size) if value is None else torch.full((1, size), value)
     assert float(lengths(x)) == pytest.approx(float(x.double().norm()), rel=ROUNDING / 4)
+
+
+@pytest.mark.parametrize("shape", [(4, 203_530), (4, 203_776), (300, 2049), (1, 2**17), (3, 4000)])
+def test_norms_of_rows_that_lie_apart(shape):
+    rows = torch.randn(shape[0], shape[1] + 16, requires_grad=True)[:, : shape[1]]
+    exact = rows.detach().double().norm(dim=1)
+    with torch.no_grad():
+        assert torch.allclose(lengths(rows).double(), exact, rtol=ROUNDING / 4)
+
+
+@pytest.mark.parametrize("size", [100, 5000, 2**18, 2**18 + 5])
+@pytest.mark.parametrize("value", [1e30, -1e30, float("inf"), float("nan")])
+def test_what_has_no_norm_in_single_precision_is_not_finite(size, value):
+    """And nobody is warned of it: it is refused."""
+    for at in (0, size - 1):
+        rows = torch.randn(2, size)
+        rows[1, at] = value
+        first, second = lengths(rows).tolist()
+        assert math.isfinite(first)
+        assert not math.isfinite(second)
+
+
+@pytest.mark.parametrize("size", [100, 5000, 2**18, 2**18 + 5])
+def test_norms_of_memory_that_is_written_again(size):
+    rows = torch.randn(2, size)
+    norms = measuring(rows)
+    for _ in range(3):
+        rows.normal_()
+        assert torch.allclose(norms(), rows.norm(dim=1), rtol=1e-4)
 
 
 def contribution(model, losses, batch, clipping):

@@ -1,7 +1,7 @@
 /* The inner loops of verax/randomness/normal.py, each in one pass. loops.py says in numpy what they do.
 
-   Nothing here decides the law of a draw: tables and bounds come from Python, and a sum that is in doubt, whatever the
-   rounding of these few operations, is left to exact arithmetic (docs/noise.md). */
+   Nothing here decides the law of a draw: tables and bounds come from Python, and a sum that is in doubt is left to
+   exact arithmetic (docs/noise.md). A compiler must not reorder sums, though: loops.py checks what it made of this. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -10,8 +10,12 @@
 #include <stdint.h>
 #include <string.h>
 
-#if FLT_EVAL_METHOD != 0
-#error "needs a machine that rounds every operation to its type"
+#if defined(__FAST_MATH__) || FLT_EVAL_METHOD != 0
+#error "every operation must be done as it is written, and rounded to its type"
+#endif
+
+#ifdef _MSC_VER
+#define restrict __restrict
 #endif
 
 /* Where it can be done, a second version of a loop for processors with wider registers. */

@@ -108,7 +108,8 @@ class Source(Secret):
         """Add N(0, sigma^2) noise in place and round the sum to multiples of ``Source.grid(sigma)``.
 
         The result is what rounding the sum of real numbers gives, whatever the floating-point arithmetic did: a
-        post-processing of the Gaussian mechanism, so it is exactly as private. See docs/noise.md.
+        post-processing of the Gaussian mechanism, so it is exactly as private. See docs/noise.md. If it is interrupted,
+        part of the buffer has no noise: throw it away.
         """
         flat, sigma = _flat("buffer", buffer), _deviation(sigma)
         self._guard.check()
@@ -188,4 +189,5 @@ def _flat(name: str, array: Any) -> Any:
         raise ValueError(f"{name} must be a numpy array of float32 or float64, got {kind}")
     if not array.flags.carray:
         raise ValueError(f"{name} must be contiguous, aligned and writeable, got one that is not")
+    array = array if type(array) is np.ndarray else array.view(np.ndarray)
     return array if array.ndim == 1 else array.reshape(-1)

@@ -119,7 +119,7 @@ class Clipper:
         self.norms: Callable[[Tensor], None] | None = None  # told the norms before clipping, if somebody watches
 
     def denominator(self, expected_batch: float) -> float:
-        """What the noisy sum is divided by: the expected batch, or the number of clip-groups."""
+        """What an update's sum and its noise are divided by: the expected batch, or the number of clip-groups."""
         match self.clipping:
             case Individual():
                 return expected_batch

@@ -250,9 +250,9 @@ def measuring(rows: Tensor) -> Callable[[], Tensor]:
     if size <= 2 * PIECE:
         return partial(torch.linalg.vector_norm, rows, dim=1)
     rest = size % PIECE
-    whole = (rows[:, : size - rest] if rest else rows).view(len(rows), -1, PIECE)
+    whole = (rows[:, : size - rest] if rest else rows).view(len(rows), size // PIECE, PIECE)
     many = rows.is_cpu and rows.numel() >= _MANY
-    norms = partial(_of_many, whole.numpy()) if many else partial(_of_pieces, whole)
+    norms = partial(_of_many, whole.detach().numpy()) if many else partial(_of_pieces, whole)
     if not rest:
         return norms
     last = partial(torch.linalg.vector_norm, rows[:, size - rest :], dim=1)
@@ -266,7 +266,7 @@ def _of_pieces(rows: Tensor) -> Tensor:
 
 def _of_many(rows: NDArray[np.float32]) -> Tensor:
     """The same: numpy's products of vectors take half the time of torch's norms, but it is more calls."""
-    with np.errstate(over="ignore", invalid="ignore"):  # what is too large is infinite, and refused as that
+    with np.errstate(all="ignore"):  # what is too large is infinite, and refused as that
         squares = np.vecdot(rows, rows).sum(axis=1, dtype=np.float64)
     return torch.from_numpy(np.sqrt(squares).astype(np.float32))
 

@@ -1,7 +1,8 @@
 """Private training: the mechanism's own sampler draws the batches, the ledger is written before the noise is added.
 
-One round is: draw a batch, add up its clipped gradients, write the ledger, add the noise, divide, step. Empty batches
-are rounds like any other. Whatever leaves the mechanism stops the run, and the ledger says so.
+One round is: draw a batch, add up its clipped gradients, each divided by a public number, write the ledger, add the
+noise, step. Empty batches are rounds like any other. Whatever leaves the mechanism stops the run, and the ledger says
+so.
 """
 
 from __future__ import annotations
