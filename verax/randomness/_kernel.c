@@ -30,29 +30,21 @@ enum { TABLE = 4096, PLACE_BITS = 52, CHUNK = 256, ARRAYS = 5 };
 /* --- loops ------------------------------------------------------------------------------------------------------- */
 
 /* Without their sign, the bits of floating-point numbers are ordered as the numbers are, and nan comes last. */
-WIDE static double largest_single(const uint32_t *bits, Py_ssize_t size)
-{
-    uint32_t most = 0;
-    float found;
-    for (Py_ssize_t i = 0; i < size; i++) {
-        uint32_t one = bits[i] & 0x7fffffffu;
-        most = one > most ? one : most;
+#define LARGEST(name, type, integer, unsigned_bits)                                                                    \
+    WIDE static double name(const integer *bits, Py_ssize_t size)                                                      \
+    {                                                                                                                  \
+        integer most = 0;                                                                                              \
+        type found;                                                                                                    \
+        for (Py_ssize_t i = 0; i < size; i++) {                                                                        \
+            integer one = bits[i] & unsigned_bits;                                                                     \
+            most = one > most ? one : most;                                                                            \
+        }                                                                                                              \
+        memcpy(&found, &most, sizeof found);                                                                           \
+        return found;                                                                                                  \
     }
-    memcpy(&found, &most, sizeof found);
-    return found;
-}
 
-WIDE static double largest_double(const uint64_t *bits, Py_ssize_t size)
-{
-    uint64_t most = 0;
-    double found;
-    for (Py_ssize_t i = 0; i < size; i++) {
-        uint64_t one = bits[i] & 0x7fffffffffffffffu;
-        most = one > most ? one : most;
-    }
-    memcpy(&found, &most, sizeof found);
-    return found;
-}
+LARGEST(largest_single, float, uint32_t, 0x7fffffffu)
+LARGEST(largest_double, double, uint64_t, 0x7fffffffffffffffu)
 
 static Py_ssize_t draw_all(
     const uint64_t *restrict words, Py_ssize_t size, const double *restrict slope, const double *restrict start,

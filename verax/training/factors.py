@@ -274,12 +274,13 @@ def _of_many(rows: NDArray[np.float32]) -> Tensor:
 def _squares(rows: Tensor) -> Tensor:
     """Squared norm of each row, never zero: small numbers whose squares vanish may meet large ones in a product."""
     norms = lengths(rows)
-    return torch.addcmul(_floor(norms.dtype, norms.device), norms, norms)
+    return torch.addcmul(constant(_TINY, norms.dtype, norms.device), norms, norms)
 
 
 @cache
-def _floor(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(_TINY, dtype=dtype, device=device)
+def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number as a tensor, made once."""
+    return torch.tensor(value, dtype=dtype, device=device)
 
 
 def gram(x: Tensor) -> Tensor:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+
+from verax.training.factors import constant
 
 Criterion = Callable[..., Tensor]
 """A loss: from outputs and targets (tuples of data), or from the model and the batch (dictionaries), to losses."""
@@ -80,14 +81,9 @@ def _cross_entropy(loss: Any, outputs: Tensor, target: Tensor) -> Tensor | None:
     g = torch.log_softmax(outputs, dim=1).exp_() if few else torch.softmax(outputs, dim=1)
     index = target.unsqueeze(1)
     try:
-        return g.scatter_add_(1, index, _minus_one(g.dtype, g.device).expand_as(index))
+        return g.scatter_add_(1, index, constant(-1.0, g.dtype, g.device).expand_as(index))
     except RuntimeError:
         return None
-
-
-@cache
-def _minus_one(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.full((1, 1), -1.0, dtype=dtype, device=device)
 
 
 def _logistic(loss: Any, outputs: Tensor, target: Tensor) -> Tensor | None:
