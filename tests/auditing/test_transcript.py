@@ -14,7 +14,6 @@ from verax import (
     Batch,
     BufferedShuffle,
     Deterministic,
-    Individual,
     Mechanism,
     Mixed,
     NoGuarantee,
@@ -25,16 +24,6 @@ from verax import (
     WithoutReplacement,
 )
 from verax.auditing import SamplerAudit, audit_sampler
-from verax.auditing.confidence import (
-    best_threshold,
-    epsilon_at_least,
-    proportion_at_least,
-    proportion_at_most,
-)
-from verax.auditing.runs import Runs, Source
-from verax.auditing.scores import Blocks, Law, Subsets, placed, shrunk
-from verax.auditing.sums import Data
-from verax.auditing.transcript import data_sets, few_records
 from verax.privacy.composition import Composition, Round
 from verax.privacy.largest import largest_sum
 
@@ -53,10 +42,6 @@ SAMPLERS = [
 
 def name(value):
     return type(value).__name__ + ("Once" if getattr(value, "reshuffle", True) is False else "")
-
-
-def quiet(done):
-    """Hear nothing."""
 
 
 def shuffled_loader(records, batch, epochs=1):
@@ -344,173 +329,3 @@ def test_the_statement_says_what_was_claimed_proved_meant_and_what_to_do():
     with pytest.raises(dataclasses.FrozenInstanceError):
         lie.lower = 0.0
     assert isinstance(lie, SamplerAudit)
-
-
-# --- counts -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("hits", "trials"), [(0, 10), (1, 10), (7, 10), (10, 10), (12, 150_000), (149_999, 150_000)])
-def test_limits_of_a_proportion_are_clopper_and_pearsons(hits, trials):
-    truth = stats.binomtest(hits, trials).proportion_ci(0.9, "exact")
-    assert float(proportion_at_least(hits, trials, 0.05)) == pytest.approx(truth.low, rel=1e-8)
-    assert float(proportion_at_most(hits, trials, 0.05)) == pytest.approx(truth.high, rel=1e-8)
-    assert float(proportion_at_least(hits, trials, 0.05)) <= truth.low
-    assert float(proportion_at_most(hits, trials, 0.05)) >= truth.high
-
-
-@pytest.mark.parametrize("proportion", [0.001, 0.03, 0.4, 0.9])
-def test_limits_cover_exactly(proportion):
-    counts = np.arange(61)
-    weight = stats.binom.pmf(counts, 60, proportion)
-    assert weight[proportion_at_least(counts, 60, 0.1) <= proportion].sum() >= 0.9
-    assert weight[proportion_at_most(counts, 60, 0.1) >= proportion].sum() >= 0.9
-
-
-def test_epsilon_from_counts():
-    low, high = proportion_at_least(80, 100, 0.05), proportion_at_most(5, 100, 0.05)
-    assert float(epsilon_at_least(80, 5, 100, 0.01, 0.1)) == pytest.approx(math.log((low - 0.01) / high))
-    assert float(epsilon_at_least(5, 80, 100, 0.01, 0.1)) == 0.0
-    assert float(epsilon_at_least(0, 0, 100, 0.01, 0.1)) == 0.0
-
-
-def test_the_threshold_takes_the_better_direction():
-    rng = np.random.default_rng(0)
-    target, ghost = rng.exponential(size=4000), rng.random(4000)
-    upward = best_threshold(target, ghost, 4000, 1e-5, 0.05)
-    downward = best_threshold(-ghost, -target, 4000, 1e-5, 0.05)
-    assert (upward.reverse, downward.reverse) == (False, True)
-    assert upward.hits(target, ghost) == downward.hits(-ghost, -target)
-
-
-# --- sums before noise ------------------------------------------------------------------------------------------------
-
-
-def one_run(sizes, rounds, copies):
-    return Runs(np.array([sizes]), np.zeros(len(rounds), dtype=int), np.array(rounds), np.array(copies))
-
-
-@pytest.mark.parametrize(
-    ("clipping", "replaced", "opposed", "without", "target", "ghost"),
-    [
-        (Individual(), False, False, [0, 0, 0], [1, 2], [0, 0]),
-        (Individual(), True, False, [0, 0, 0], [1, 2], [-1, -2]),
-        (Individual(), False, True, [-2, -3, -2], [-1, 0], [-2, -2]),
-        (Individual(), True, True, [-2, -3, -2], [-1, 0], [-3, -4]),
-        (Batch(), False, False, [0, 0, 0], [1, 1], [0, 0]),
-        (Batch(), False, True, [-1, -1, -1], [1, 1], [-1, -1]),
-        (Batch(), True, True, [-1, -1, -1], [1, 1], [-1, -1]),
-        (Mixed(groups=1), True, True, [-1, -1, -1], [1, 1], [-1, -1]),
-    ],
-)
-def test_sums_of_fixed_vectors(clipping, replaced, opposed, without, target, ghost):
-    runs = one_run([3, 3, 4], [0, 2], [1, 2])  # the target in the first batch, and twice in the last
-    sums = Data(clipping, replaced, opposed).sums(runs, np.random.default_rng(0))
-    assert sums.without.tolist() == [without]
-    assert (sums.target.tolist(), sums.ghost.tolist()) == (target, ghost)
-
-
-@pytest.mark.parametrize("replaced", [False, True])
-def test_sums_of_clip_groups_follow_a_direct_simulation(replaced):
-    groups, others, count = 3, 2, 40_000
-    rng = np.random.default_rng(0)
-    picks = rng.integers(0, groups, (count, others + 1))
-    mine = picks[:, -1]
-    occupied = (picks[:, :-1, None] == np.arange(groups)).any(axis=1)
-    rest = occupied.sum(axis=1) - occupied[np.arange(count), mine]
-    truth = {
-        "without": -occupied.sum(axis=1),
-        "target": 1 - rest,
-        "ghost": -1 - rest if replaced else -occupied.sum(axis=1),
-    }
-    runs = Runs(np.full((count, 1), others + 1), np.arange(count), np.zeros(count, int), np.ones(count, int))
-    sums = Data(Mixed(groups=groups), replaced, True).sums(runs, rng)
-    for part, expected in truth.items():
-        values = getattr(sums, part).ravel()
-        for value in range(-groups, 2):
-            assert (values == value).mean() == pytest.approx((expected == value).mean(), abs=0.015)
-
-
-def test_others_stay_silent_where_removing_a_record_moves_them():
-    truncated = Mechanism(TruncatedPoisson(0.25, 8, 4, 8), 1.0)
-    assert [data.opposed for data in data_sets(truncated)] == [False]
-    assert [data.opposed for data in data_sets(Mechanism(Poisson(0.25, 8), 1.0))] == [False, True]
-    assert [data.replaced for data in data_sets(Mechanism(Shuffle(4), 1.0, relation="replace"))] == [True, True]
-
-
-def test_a_few_records_fill_the_batches():
-    assert few_records(Shuffle(100), Individual()) == 200
-    assert few_records(Poisson(0.07, 3), Individual()) == 29
-    assert few_records(RandomAllocation(times=3, steps=9), Batch()) == 24
-    assert few_records(Deterministic(5), Mixed(groups=4)) == 160
-
-
-def test_runs_find_the_target_across_many_blocks():
-    rng = np.random.default_rng(0)
-    truth = [[rng.integers(0, 300, rng.integers(0, 200)) for _ in range(3)] for _ in range(200)]
-    feed = iter(truth)
-    heard = []
-    runs = Source(lambda: next(feed), rounds=3, target=5, population=300).draw(200, heard.append)
-    assert sum(heard) == 200
-    assert len(heard) > 1
-    assert runs.sizes.tolist() == [[len(batch) for batch in run] for run in truth]
-    copies = np.array([[(batch == 5).sum() for batch in run] for run in truth])
-    assert np.array_equal(runs.present, copies > 0)
-    assert np.array_equal(runs.copies, copies[copies > 0])
-
-
-# --- scores -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_law_gives_the_log_ratio_of_a_mixture():
-    law = Law.of(np.array([2.0, 2.0, -1.0, 0.0]))
-    x = np.array([[-0.5, 3.0]])
-    density = 0.5 * stats.norm.pdf(x, 2, 0.7) + 0.25 * stats.norm.pdf(x, -1, 0.7) + 0.25 * stats.norm.pdf(x, 0, 0.7)
-    assert np.allclose(law.log_ratio(x, 0.49), np.log(density / stats.norm.pdf(x, 0, 0.7)))
-    assert Law.of(np.empty(0)).is_zero()
-
-
-def test_blocks_average_over_one_round_each():
-    ratios = np.random.default_rng(0).normal(size=(4, 6))
-    chances = np.array([[0.2, 0.3, 0.5], [0.1, 0.1, 0.3]])
-    truth = np.log(np.exp(ratios[:, :3]) @ chances[0]) + np.log(0.5 + np.exp(ratios[:, 3:]) @ chances[1])
-    assert np.allclose(Blocks(chances).log_mixture(ratios), truth)
-    coins = np.array([0.1, 0.9, 0.5, 0.0, 1.0, 0.2])
-    truth = np.log(1 - coins + coins * np.exp(ratios)).sum(axis=1)
-    assert np.allclose(Blocks(coins.reshape(6, 1)).log_mixture(ratios), truth)
-
-
-@pytest.mark.parametrize("times", [1, 2, 5])
-def test_subsets_average_over_all_subsets(times):
-    ratios = np.random.default_rng(0).normal(size=(3, 12)) * 3
-    truth = np.zeros(3)
-    for half in (ratios[:, :6], ratios[:, 6:]):
-        subsets = itertools.combinations(range(6), times)
-        truth += np.log(np.mean([np.exp(half[:, list(chosen)].sum(axis=1)) for chosen in subsets], axis=0))
-    assert np.allclose(Subsets(6, times).log_mixture(ratios), truth)
-
-
-@pytest.mark.parametrize(
-    ("sampler", "repeats", "names"),
-    [
-        (Poisson(0.25, 8), 1, ["scored round by round"]),
-        (Shuffle(4, epochs=2), 1, ["scored round by round", "scored as in one of 4 rounds"]),
-        (Shuffle(4, epochs=2, reshuffle=False), 2, ["scored round by round", "scored as in one of 4 rounds"]),
-        (RandomAllocation(times=2, steps=4, epochs=2), 1, ["scored round by round", "scored as in 2 of 4 rounds"]),
-    ],
-    ids=name,
-)
-def test_placements_are_recognised(sampler, repeats, names):
-    rng = np.random.default_rng(0)
-    runs = Source(lambda: sampler.batches(8, rng), len(sampler), 0, 8).draw(500, quiet)
-    found = placed(runs.present)
-    assert (found[0], [placement.name for placement in found[1]]) == (repeats, names)
-
-
-def test_chances_are_pooled_where_they_differ_by_chance_only():
-    rng = np.random.default_rng(0)
-    alike = shrunk(rng.random((1000, 50)) < 0.2)
-    assert np.ptp(alike) < 0.5 * np.ptp((rng.random((1000, 50)) < 0.2).mean(axis=0))
-    fixed = np.zeros((1000, 50), dtype=bool)
-    fixed[:, 3] = True
-    assert shrunk(fixed)[3] > 0.99
-    assert shrunk(fixed).sum() == pytest.approx(1.0)

@@ -1,5 +1,7 @@
 """A small federation for all tests of this folder."""
 
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -57,3 +59,12 @@ def world():
         sizes=sizes, starts=starts, x=x, y=y, loss=loss, plan=plan, make=make, own=own, sgd=sgd, client=client,
         clients=clients, server=server, one_round=one_round, torch=torch,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def parties():
+    """The functions of parties.py, in this process."""
+    spec = spec_from_file_location("parties", Path(__file__).with_name("parties.py"))
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

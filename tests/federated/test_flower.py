@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ pytest.importorskip("cryptography")
 pytest.importorskip("flwr", reason="the Flower engine needs flwr: pip install 'verax[federated]'")
 
 import httpx  # noqa: E402
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict  # noqa: E402
 from flwr.proto.fleet_pb2 import (  # noqa: E402
     ActivateNodeRequest,
     PullMessagesRequest,
@@ -29,7 +27,6 @@ from flwr.proto.message_pb2 import Message as Letter  # noqa: E402
 from flwr.proto.message_pb2 import Metadata, PullObjectRequest  # noqa: E402
 from flwr.proto.node_pb2 import Node  # noqa: E402
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE  # noqa: E402
-from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
 from verax.federated import (  # noqa: E402
     AsyncClient,
@@ -37,32 +34,17 @@ from verax.federated import (  # noqa: E402
     Diminishing,
     Embedded,
     Server,
-    Update,
     together,
-    unpack,
     weights_of,
 )
-from verax.federated import flower_link as link  # noqa: E402
 from verax.federated import flower_node as nodes  # noqa: E402
 from verax.federated.asynchronous import Behind  # noqa: E402
-from verax.federated.flower import Waiting, client_app, server_app  # noqa: E402
-from verax.federated.flower_keys import new_certificates, new_key, public_key, read_key, read_public_keys  # noqa: E402
+from verax.federated.flower_keys import new_certificates, new_key, public_key, read_key  # noqa: E402
 from verax.training import ledger  # noqa: E402
 
 PARTIES = Path(__file__).with_name("parties.py")
 SEED = 918_273_645
 PATIENCE = 180.0  # seconds; far more than needed on a machine that does nothing else
-
-
-@pytest.fixture(scope="module")
-def parties(request):
-    """The functions of parties.py, in this process."""
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    spec = spec_from_file_location("parties", PARTIES)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -343,287 +325,3 @@ def _other_node(client, node, insider, stranger, root, address):
             with pytest.raises(httpx.HTTPStatusError, match="401"):
                 call(request)
     return node.node_id ^ 1
-
-
-# --- without processes ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def asked():
-    """A message of Flower's, as a ClientApp gets it."""
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-
-    def ask(said, kind=MessageType.TRAIN):
-        content = RecordDict({"verax": ConfigRecord({"messages": said})})
-        message = Message(content, 7, kind)
-        message.metadata.__dict__["_message_id"] = "1"
-        return message
-
-    return ask
-
-
-def answered(app, message):
-    from flwr.app import Context
-
-    reply = app(message, Context(1, 7, {}, RecordDict(), {}))
-    record = reply.content.config_records.get("verax")
-    return [] if record is None else list(record["messages"])
-
-
-@pytest.mark.parametrize("noise", ["central", "local"])
-def test_answers_have_one_length_whether_the_client_takes_part_or_not(parties, asked, noise):
-    here = parties.world({"rounds": 12, "noise": noise})
-    head, hand, twin = Server(here.plan, weights_of(here.make()), here.sgd), here.client(1, 3), here.client(1, 3)
-    app, lengths, parts = client_app(hand), set(), set()
-    for _ in range(12):
-        (content,) = answered(app, asked([head.model().pack()]))
-        update = unpack(content)
-        lengths.add(len(content))
-        twin.charge(head.round)
-        parts.add(twin.contribution(head.round, head.weights.numpy()) is not None)
-        assert head.receive(update, sender=1) is None
-        head.step()
-    assert parts == {True, False}
-    assert len(lengths) == 1
-
-
-def test_a_client_is_not_moved_by_what_is_no_model(parties, asked):
-    here = parties.world({})
-    head, hand = Server(here.plan, weights_of(here.make()), here.sgd), here.client(0, 3)
-    app, model = client_app(hand), head.model().pack()
-    assert answered(app, asked([b"", b"VRX1", model[:-1]])) == []
-    assert answered(app, asked([])) == []
-    assert hand.spent == 0
-    assert len(answered(app, asked([model]))) == 1
-    assert answered(app, asked([model])) == []  # a round is answered once
-    assert hand.spent == 1
-
-
-def test_answers_leave_at_multiples_of_the_pace(monkeypatch, tmp_path, asked):
-    from contextlib import nullcontext
-
-    new_key(tmp_path / "key")
-    (tmp_path / "ca.pem").write_text("")
-    works, sent = iter([0.01, 0.15, 0.25]), []
-    questions = [asked([]), asked([]), asked([], MessageType.QUERY)]
-    began = []
-
-    def received(client, node):
-        began.append(time.monotonic())
-        return questions[len(began) - 1]
-
-    monkeypatch.setattr(nodes, "_connected", lambda *_: nullcontext((None, Node(node_id=7))))
-    monkeypatch.setattr(nodes, "_received", received)
-    monkeypatch.setattr(nodes, "_send", lambda *_: sent.append(time.monotonic() - began[-1]))
-    nodes.join(lambda *_: time.sleep(next(works)), tmp_path / "key", tmp_path / "ca.pem", "nowhere:1", pace=0.2)
-    assert len(sent) == 3
-    for waited, due in zip(sent, (0.2, 0.2, 0.4), strict=True):
-        assert due <= waited < due + 0.15
-
-
-class Wire:
-    """What a node says, said to the server's own handlers without a network; whatever ``hold`` names is held back."""
-
-    def __init__(self, state, hold=()):
-        self.state, self.hold, self.held = state, hold, []
-
-    def __getattr__(self, name):
-        from flwr.proto.message_pb2 import PushObjectResponse
-        from flwr.superlink.servicer.fleet import fleet_handlers as handlers
-
-        handler = {
-            "PullMessages": lambda r: handlers.pull_messages(r, self.state, self.state.object_store),
-            "PushMessages": lambda r: handlers.push_messages(r, self.state),
-            "PullObject": lambda r: handlers.pull_object(r, self.state),
-            "PushObject": lambda r: handlers.push_object(r, self.state),
-            "ConfirmMessageReceived": lambda r: handlers.confirm_message_received(
-                r, self.state, self.state.object_store
-            ),
-        }[name]
-        if name in self.hold:
-            return lambda request: self.held.append((handler, request)) or PushObjectResponse(stored=True)
-        return handler
-
-
-@pytest.fixture
-def linked(tmp_path):
-    """Runs a ServerApp for three clients that are there."""
-    from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-    from flwr.server.superlink.linkstate import LinkStateFactory
-    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
-    from flwr.supercore.object_store import ObjectStoreFactory
-    from flwr.superlink.federation import NoOpFederationManager
-
-    objects = ObjectStoreFactory()
-    objects.store_instance = link._Store()
-    state = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects).state()
-    keys = [new_key(tmp_path / f"{i}.key") for i in range(3)]
-    numbers = [state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0) for key in keys]
-    for number in numbers:
-        state.activate_node(number, 30)
-    return SimpleNamespace(state=state, keys=keys, nodes=[Node(node_id=n) for n in numbers])
-
-
-def serving(linked, app, done):
-    """The server in a thread; ``done`` is what to wait for."""
-    import threading
-
-    def run():
-        try:
-            link._run(app, linked.state)
-        finally:
-            done.set()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread
-
-
-def test_half_an_answer_holds_nobody_up(parties, linked):
-    """A node that dies while it uploads is one that has not answered; Flower would wait for the rest of its message."""
-    import threading
-
-    from flwr.app import Context
-
-    here = parties.world({"client_rate": 1.0, "rounds": 2})
-    head, over = Server(here.plan, weights_of(here.make()), here.sgd), threading.Event()
-    seen = []
-    app = server_app(head, linked.keys, Waiting(answers=1.0, poll=0.01), lambda s: seen.append(time.monotonic()))
-    start = time.monotonic()
-    serving(linked, app, over)
-    apps = [client_app(here.client(i, 3)) for i in range(3)]
-    wires = [Wire(linked.state, ("PushObject",) if i == 0 else ()) for i in range(3)]
-    end = time.monotonic() + PATIENCE
-    while not over.is_set() and time.monotonic() < end:
-        for i, (wire, node) in enumerate(zip(wires, linked.nodes, strict=True)):
-            message = nodes._received(wire, node) if i or not wires[0].held else None
-            if message is not None:
-                reply = apps[i](message, Context(message.metadata.run_id, node.node_id, {}, RecordDict(), {}))
-                nodes._send(wire, node, reply)
-        time.sleep(0.01)
-        if len(seen) == 2:
-            break
-    assert len(wires[0].held) == 3  # announced, and never sent
-    assert len(seen) == 2
-    assert seen[0] - start < 10.0
-    assert seen[1] - seen[0] < 0.9  # it was waited for once
-    assert head.refused == {}
-
-
-def test_what_a_node_may_send_is_refused_and_counted_and_the_round_goes_on(parties, linked):
-    """NaN, a forged number of round or client, too large, of the wrong shape, repeated, no message at all."""
-    import threading
-
-    from flwr.app import Context
-
-    here = parties.world({"client_rate": 1.0, "record_rate": 1.0, "rounds": 6, "noise_multiplier": 0.0})
-    head, over, seen = Server(here.plan, weights_of(here.make()), here.sgd), threading.Event(), []
-    twin = Server(here.plan, weights_of(here.make()), here.sgd)
-    serving(linked, server_app(head, linked.keys, Waiting(poll=0.01), lambda s: seen.append(s.round)), over)
-    hands = [here.client(i, 3) for i in range(3)]
-    apps = [client_app(hand) for hand in hands]
-    nan, large = np.full(53, np.nan, np.float32), np.full(53, 1e3, np.float32)
-
-    def spoilt(update):
-        run, number, values = update.run, update.round, update.values
-        return [
-            [Update(run, 0, number, nan)],
-            [Update(run, 0, number + 1, values)],
-            [Update(run, 1, number, values)],
-            [Update(run, 0, number, large)],
-            [Update(run, 0, number, values[1:])],
-            [update, update],
-        ][number]
-
-    wire, end = Wire(linked.state), time.monotonic() + PATIENCE
-    while len(seen) < 6 and time.monotonic() < end:
-        for i, node in enumerate(linked.nodes):
-            message = nodes._received(wire, node)
-            if message is None:
-                continue
-            reply = apps[i](message, Context(message.metadata.run_id, node.node_id, {}, RecordDict(), {}))
-            (good,) = (unpack(piece) for piece in reply.content["verax"]["messages"])
-            said = [good.pack()]
-            if i == 0:
-                said = [b"no message", *(update.pack() for update in spoilt(good))]
-                reply.content["verax"]["messages"] = said
-            if i or good.round == 5:
-                twin.add(good.values)
-            nodes._send(wire, node, reply)
-            if i == 2:
-                twin.step()
-        time.sleep(0.01)
-    assert seen == [1, 2, 3, 4, 5, 6]
-    assert head.refused == {"not finite": 1, "early": 1, "forged sender": 1, "large": 1, "shape": 1, "replayed": 1}
-    np.testing.assert_allclose(head.weights.numpy(), twin.weights.numpy(), rtol=1e-5, atol=1e-6)
-    assert [hand.spent for hand in hands] == [6, 6, 6]
-
-
-def test_a_model_that_all_share_does_not_vanish_while_the_next_message_is_announced():
-    """Flower's own store raises KeyError here within a second; the server would die of it."""
-    import threading
-    from hashlib import sha256
-
-    from flwr.proto.message_pb2 import ObjectTree
-
-    store, wrong = link._Store(verify=False), []
-    end = time.monotonic() + 1.5
-
-    def name(text):
-        return sha256(text.encode()).hexdigest()
-
-    def messages_of(who):
-        number = 0
-        model = ObjectTree(object_id=name("record"), children=[ObjectTree(object_id=name("model"))])
-        try:
-            while time.monotonic() < end and not wrong:
-                number += 1
-                tree = ObjectTree(object_id=name(f"{who} {number}"), children=[model])
-                store.preregister(1, tree)
-                store.delete(tree.object_id)
-        except KeyError as error:
-            wrong.append(error)
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=messages_of, args=(who,)) for who in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(before)
-    assert wrong == []
-
-
-def test_keys(tmp_path):
-    public = [new_key(tmp_path / str(i)) for i in range(2)]
-    assert (tmp_path / "0").stat().st_mode & 0o777 == 0o600
-    (tmp_path / "keys").write_bytes(b"".join(public))
-    assert read_public_keys(tmp_path / "keys") == public
-    with pytest.raises(FileExistsError):
-        new_key(tmp_path / "0")
-    with pytest.raises(ValueError, match="key must be a file with a private key"):
-        read_key(tmp_path / "keys")
-
-
-def test_bad_keys_and_times(parties):
-    here = parties.world({})
-    head = Server(here.plan, weights_of(here.make()), here.sgd)
-    with pytest.raises(ValueError, match="keys must be 3 different public keys, one for each client, got 3 of which 2"):
-        server_app(head, [b"a", b"a", b"b"])
-    with pytest.raises(ValueError, match="answers must be"):
-        Waiting(answers=0.0)
-
-
-@pytest.mark.parametrize("module", ["flower_link", "flower_node"])
-def test_nothing_is_sent_to_the_makers_of_flower(module):
-    look = (
-        f"import verax.federated.{module}; from flwr.supercore import telemetry as t; print(t.FLWR_TELEMETRY_ENABLED)"
-    )
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("FLWR")}
-    found = subprocess.run(
-        [sys.executable, "-c", look], capture_output=True, text=True, check=True, env=inherited, timeout=PATIENCE
-    )  # fmt: skip
-    assert found.stdout == "0\n"
