@@ -49,6 +49,12 @@ def said(*words):
     return result.stdout
 
 
+def test_delta_is_that_of_fit_and_of_verax_train_if_none_is_given(whole):
+    result = CliRunner().invoke(app, ["report", whole], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert result.stdout == said(whole)
+
+
 def facts(*words):
     return json.loads(said(*words, "--json"))
 

@@ -16,7 +16,7 @@ from verax.training.ledger import read
 
 def report(
     ledgers: Annotated[list[str], typer.Argument(help="Ledgers of runs on the same data.", show_default=False)],
-    delta: Annotated[float, typer.Option(help="Report epsilon at this delta.")],
+    delta: Annotated[float, typer.Option(help="Report epsilon at this delta.")] = 1e-5,
     group: common.Group = 1,
     head: Annotated[
         list[str] | None, typer.Option(help="A hash noted earlier, which must be in a ledger; may be repeated.")
@@ -28,7 +28,7 @@ def report(
 ) -> None:
     """State what ran, from its ledger, and what it guarantees; several runs are taken together.
 
-    Example: verax report run.ledger --delta 1e-5 --out report.html
+    Example: verax report run.ledger --out report.html
     """
     runs = [read(path) for path in ledgers]
     for noted in head or []:
