@@ -257,6 +257,16 @@ def test_seeds_and_stops_are_warned_of_first(cases):
     assert cases["whole"].content()["warnings"] == []
 
 
+def test_a_delta_that_allows_to_publish_a_record_is_warned_of(tmp_path):
+    run = recorded(tmp_path, mechanism=Mechanism(Shuffle(4), 1.0), rounds=4, population=100_000)
+    assert "Delta: A method that publishes each record as it is" in Statement.of_runs([run], 1e-6)
+    assert Statement.of_runs([run], 1e-6).content()["warnings"] == []
+    stated = Statement.of_runs([run], 1e-5)
+    for said in (stated, stated.html()):
+        assert "delta 1e-05 is too large for 100,000 records." in said
+        assert "it suits data of far fewer than 100,000 records." in said
+
+
 def test_software_is_named(cases):
     software = cases["plain"].content()["software"]
     assert software["numpy"] == np.__version__

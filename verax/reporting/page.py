@@ -115,7 +115,7 @@ def _evidence(facts: Facts) -> list[str]:
         ("because", bracket.upper_by),
         ("Epsilon, at least", shown(bracket.lower, LOWER)),
         ("because", bracket.lower_by),
-        ("Delta", repr(facts.delta)),
+        ("Delta", f"{facts.delta!r}. {words.small(facts)}"),
         ("Evidence", bracket.evidence),
     ]
     tighter = words.independently(facts)

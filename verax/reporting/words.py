@@ -92,6 +92,14 @@ def runs(facts: Facts) -> str:
     ) or "nothing yet"  # fmt: skip
 
 
+def small(facts: Facts) -> str:
+    """What the delta leaves open, whatever the epsilon."""
+    return (
+        f"A method that publishes each record as it is with probability {facts.delta!r} has this delta, too: it suits "
+        f"data of far fewer than {1.0 / facts.delta:,.0f} records."
+    )
+
+
 def uncovered(facts: Facts) -> list[str]:
     """What is not covered, a sentence each."""
     records = "1 record" if facts.group == 1 else f"{facts.group} records"
@@ -99,12 +107,17 @@ def uncovered(facts: Facts) -> list[str]:
 
 
 def warnings(facts: Facts) -> list[str]:
-    """What takes the guarantee away."""
+    """What takes the guarantee away, or its meaning."""
     found = [] if facts.private else [NOT_PRIVATE]
     found += [
         f"{run.path}: that it stopped where it did shows something of the data, without noise. This is not covered."
         for run in facts.runs
         if run.ended and run.ended.private
+    ]
+    found += [
+        f"{run.path}: delta {facts.delta!r} is too large for {run.population:,} records."
+        for run in facts.runs
+        if run.population and run.population * facts.delta >= 1.0
     ]
     return found
 
@@ -134,6 +147,7 @@ def prose(facts: Facts) -> str:
         *facts.notes,
         *(run.account() for run in facts.runs),
         independently(facts),
+        f"Delta: {small(facts)}",
         f"Neighbours: {neighbours(facts)}",
         f"Against: {against(facts)}",
         f"In words: {finds(facts, facts.reach[1])} {guesses(facts)}",
