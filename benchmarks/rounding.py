@@ -11,7 +11,7 @@ from training import MODELS, data
 
 from verax import Individual
 from verax.training.clipped import Clipper
-from verax.training.factors import ROUNDING
+from verax.training.factors import ROOM
 from verax.training.flat import Flat
 from verax.training.losses import PerRecord
 
@@ -41,7 +41,7 @@ def main() -> None:
     for name in MODELS:
         for records in (64, 256, 1024):
             found = moved(name, records)
-            print(f"| {name} | {records} | {found:.1e} | {found / ROUNDING:.2f} |", flush=True)
+            print(f"| {name} | {records} | {found:.1e} | {found / ROOM:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -303,6 +303,61 @@ def test_mixing_is_found_whatever_the_weights():
             Records(model, losses).factors(batch, RECORDS)
 
 
+class Closed(nn.Module):
+    """A branch that mixes records, and begins at zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.out(x + self.last((h - h.mean(0)) / (h.std(0) + 1e-3)))
+
+
+def test_mixing_behind_weights_that_are_zero_is_found():
+    """No loss shows it yet, but the gradient of the last layer does: it sees what other records did to its input."""
+    model, batch = Closed(), (torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,)))
+    before = {name: (p.detach().clone(), p.data_ptr(), p._version) for name, p in model.named_parameters()}
+    with pytest.raises(MixedRecords):
+        Records(model, losses).factors(batch, RECORDS)
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name][0])
+        assert (p.data_ptr(), p._version) == before[name][1:]
+
+
+def test_mixing_that_begins_later_is_found_later():
+    model, begun = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), False
+
+    def later(m, batch):
+        out = m(batch[0])
+        return functional.cross_entropy(out - out.mean(0) if begun else out, batch[1], reduction="none")
+
+    batch, records = (torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,))), Records(model, later)
+    for _ in range(4):
+        records.factors(batch, RECORDS)
+    begun = True  # looked at before batches 1, 2, 3, 5, 9 ...
+    with pytest.raises(MixedRecords):
+        records.factors(batch, RECORDS)
+
+
+class Functional(nn.Module):
+    """Uses its layer's weights, not its layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return functional.linear(torch.tanh(x), self.layer.weight, self.layer.bias)
+
+
+def test_layers_that_are_used_by_their_weights_only():
+    check(Functional(), torch.randn(RECORDS, 6), 3, general=True)
+
+
 def test_frozen_batch_norm_in_eval_mode_is_fine():
     model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
     model[1].eval().requires_grad_(False)

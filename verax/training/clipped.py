@@ -12,14 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from verax import checks
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.training.capture import Layers
 from verax.training.chain import chain_of
 from verax.training.data import part, runs, slices
-from verax.training.factors import ROUNDING, Clippable, lengths
+from verax.training.factors import ROOM, Clippable, lengths
 from verax.training.flat import Flat
 from verax.training.grouped import GroupMeans, of_groups, some_unformed, too_many
-from verax.training.records import Losses, Records, one_each
+from verax.training.records import Losses, MixedRecords, Records, one_each, refuse_mixing
+from verax.training.unchanged import Unchanged
 
 MICRO_BATCH = 1024
 _SMALL_GROUP = 96  # records of a clip-group up to which a pass of its own is slower than gradients of its records
@@ -27,7 +29,7 @@ _TINY_GROUP = 8  # the same for plain chains with a large weight, which have a p
 _FEW = 16  # numbers that are faster computed one after the other
 _PASSES = 4  # so many groups at least must go through one pass
 _AGGREGATE = "aggregate of a clip-group"
-_INSIDE = 1.0 - ROUNDING  # of the clip norm: what single precision may add to a norm stays within it
+_INSIDE = 1.0 - ROOM  # of the clip norm: what single precision may add to a norm stays within it
 
 
 class NotFinite(ValueError):  # noqa: N818  it says what is wrong
@@ -35,7 +37,10 @@ class NotFinite(ValueError):  # noqa: N818  it says what is wrong
 
 
 class Inner(Protocol):
-    """What a clip-group computes before it is clipped: one tensor per parameter, a gradient or a displacement."""
+    """What a clip-group computes before it is clipped: one tensor per parameter, a gradient or a displacement.
+
+    It may move the weights: they are put back.
+    """
 
     def __call__(
         self, model: nn.Module, losses: Losses, batch: Any, records: int, parameters: list[nn.Parameter]
@@ -74,24 +79,21 @@ class LocalSteps:
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     steps: int = 1
 
+    def __post_init__(self) -> None:
+        checks.count("steps", self.steps)
+
     def __call__(
         self, model: nn.Module, losses: Losses, batch: Any, records: int, parameters: list[nn.Parameter]
     ) -> list[Tensor]:
-        """Weights before minus weights after; the weights are put back."""
+        """Weights before minus weights after; the clipper puts them back."""
         before = [p.detach().clone() for p in parameters]
-        try:
-            local = self.optimizer(parameters)
-            for _ in range(self.steps):
-                local.zero_grad()
-                with torch.enable_grad():
-                    one_each(losses(model, batch), records).mean().backward()
-                local.step()
-            return [old - p.detach() for old, p in zip(before, parameters, strict=True)]
-        finally:
-            with torch.no_grad():
-                for parameter, old in zip(parameters, before, strict=True):
-                    parameter.copy_(old)
-                    parameter.grad = None
+        local = self.optimizer(parameters)
+        for _ in range(self.steps):
+            local.zero_grad()
+            with torch.enable_grad():
+                one_each(losses(model, batch), records).mean().backward()
+            local.step()
+        return [old - p.detach() for old, p in zip(before, parameters, strict=True)]
 
 
 class Clipper:
@@ -114,6 +116,8 @@ class Clipper:
         self.model, self.losses, self.clipping = model, losses, clipping
         self.micro_batch = micro_batch
         self._records = Records(model, losses)
+        self._unchanged = Unchanged(model, losses)
+        self._mixing: dict[bool, bool] = {}  # by mode
         self._inner: Inner = inner or MeanGradient()
         self._means = GroupMeans(model, losses) if inner is None else None
         self.norms: Callable[[Tensor], None] | None = None  # told the norms before clipping, if somebody watches
@@ -143,11 +147,16 @@ class Clipper:
         match self.clipping:
             case Individual(norm=norm):
                 layers = self._records.look()
-                most = min(self.micro_batch, self._records.fitting(batch, records, layers))
+                before = None if layers.chain is not None else self._unchanged.look()
+                most = self._records.fitting(batch, records, layers, self.micro_batch)
                 for piece, size in slices(batch, most, records):
                     self._add_records(piece, size, layers, norm, into)
             case Batch(norm=norm) | Mixed(norm=norm):
-                self._add_groups(batch, groups or [records], norm, into)
+                chain = chain_of(self.model)
+                before = None if chain is not None else self._unchanged.look()
+                self._add_groups(batch, groups or [records], chain, norm, into)
+        if before is not None:
+            self._unchanged.check(before, batch, records, weights=isinstance(self._inner, MeanGradient))
 
     def _add_records(self, batch: Any, records: int, layers: Layers, norm: float, into: Flat) -> None:
         self._add_factors(self._records.factors(batch, records, layers), norm, into, "gradient of a record")
@@ -165,10 +174,11 @@ class Clipper:
             for factor, view in used:
                 factor.add(weights, view)
 
-    def _add_groups(self, batch: Any, sizes: list[int], norm: float, into: Flat) -> None:
+    def _add_groups(
+        self, batch: Any, sizes: list[int], chain: list[nn.Module] | None, norm: float, into: Flat
+    ) -> None:  # fmt: skip
         """Clip-groups that lie one behind the other."""
         if self._means is not None:
-            chain = chain_of(self.model)
             if self._add_small(batch, sizes, chain, norm, into):
                 return
             means = None if chain is None else self._means.of(chain, batch, sizes, into.parameters)
@@ -180,8 +190,13 @@ class Clipper:
         start = 0
         for size in sizes:
             group = batch if len(sizes) == 1 else part(batch, slice(start, start + size))
-            found = self._aggregate(group, size, into.parameters)
             start += size
+            try:
+                found = self._aggregate(group, size, into.parameters)
+            except ValueError as error:
+                if size > 1 or "more than 1 value per channel" not in str(error):
+                    raise
+                continue  # batch norm of one value; such a group adds nothing, an aggregate like any other
             row = torch.cat([g.detach().to(into.buffer.dtype).reshape(1, -1) for g in found], dim=1)
             into.buffer.addmv_(row.t(), self._weights(lengths(row), norm, into.denominator, _AGGREGATE))
 
@@ -201,7 +216,7 @@ class Clipper:
         if not self._records.known_apart:
             return False
         layers, start = self._records.look(), 0
-        most = min(self.micro_batch, self._records.fitting(batch, sum(sizes), layers))
+        most = self._records.fitting(batch, sum(sizes), layers, self.micro_batch)
         few = layers.chain is None and _PASSES * sum(sizes) > most * len(sizes)  # a group is enough for a pass
         if few or self._records.slow or too_many(into.parameters, sizes, most):
             return False
@@ -213,13 +228,33 @@ class Clipper:
         return True
 
     def _aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
-        def of(batch: Any) -> list[Tensor]:
-            with torch.enable_grad():
-                return self._inner(self.model, self.losses, batch, size, parameters)
-
         if isinstance(self._inner, MeanGradient):
-            return self._records.channels.tried(self.model, group, of)
-        return of(group)
+            inner = self._inner if size <= self.micro_batch or self._whole(group) else MeanGradient(self.micro_batch)
+            with torch.enable_grad():
+                return self._records.channels.tried(
+                    self.model, group, lambda laid: inner(self.model, self.losses, laid, size, parameters)
+                )
+        before = [(p, p.detach().clone()) for p in self.model.parameters()]
+        try:
+            with torch.enable_grad():
+                return [g.detach().clone() for g in self._inner(self.model, self.losses, group, size, parameters)]
+        finally:  # what it did to the weights is released with noise or not at all
+            for parameter, old in before:
+                parameter.grad = None
+                parameter.copy_(old)
+
+    def _whole(self, group: Any) -> bool:
+        """Whether clip-groups must not be taken in pieces, since their records were found to depend on each other."""
+        mode = self.model.training
+        if mode not in self._mixing:
+            few = max(min(self.micro_batch, _SMALL_GROUP), 2)
+            try:
+                refuse_mixing(self.model)
+                self._records.refuse_other_mixing(part(group, slice(0, few)), few)
+                self._mixing[mode] = False
+            except MixedRecords:
+                self._mixing[mode] = True
+        return self._mixing[mode]
 
     def _weights(self, found: Tensor, norm: float, denominator: float, what: str) -> Tensor:
         """What vectors with these norms are multiplied by; _INSIDE has room for the rounding of norms and weights."""

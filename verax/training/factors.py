@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ROUNDING = 2.0**-16  # more than single precision can make of a product of vectors, as a part of their norms' product
+ROOM = ROUNDING / 2.0  # of the clip norm, left free for the rounding of norms, which are within half of it, and weights
 PIECE = 1024  # numbers whose squares are added up in one go
 _MANY = 2**17  # numbers whose norms are taken with numpy, where it can reach them
 _TINY = 2.0**-100  # more than the squares of 2^26 numbers can be of which each became zero

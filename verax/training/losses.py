@@ -42,6 +42,7 @@ class PerRecord:
         if isinstance(batch, tuple | list):
             *inputs, target = batch
             outputs = model(*inputs)
+            self._refuse_pairs(outputs, target)
             found = criterion(outputs, target)
             records = len(target)
         else:
@@ -49,11 +50,27 @@ class PerRecord:
             records = len(next(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)))
             outputs = target = None
         if found.dim() == 0 and outputs is not None:  # reduced: ask again, record by record
-            single = torch.func.vmap(lambda out, goal: criterion(out.unsqueeze(0), goal.unsqueeze(0)))
-            found = single(outputs, target)
+            found = _one_by_one(criterion, outputs, target, records)
         if found.dim() > 1 and len(found) == records:
-            found = found.flatten(1).sum(dim=1) if self._reduction == "sum" else found.flatten(1).mean(dim=1)
+            found = found.flatten(1)
+            found = found.sum(dim=1) if self._reduction == "sum" else found.sum(dim=1) / self._counted(found, target)
         return found
+
+    def _refuse_pairs(self, outputs: Any, target: Any) -> None:
+        """Refuse shapes that torch would broadcast: every record's output would meet every other's target."""
+        if type(self._criterion) in _ELEMENTWISE and isinstance(outputs, Tensor) and outputs.shape != target.shape:
+            raise ValueError(
+                f"loss {type(self._criterion).__name__} needs outputs and targets of one shape, got "
+                f"{tuple(outputs.shape)} and {tuple(target.shape)}, which would compare records with each other: "
+                "reshape the targets, or flatten the outputs"
+            )
+
+    def _counted(self, found: Tensor, target: Any) -> Tensor | int:
+        """Over how many of its parts a record's mean is taken; classes that are to be ignored do not count."""
+        ignored = getattr(self._criterion, "ignore_index", None)
+        if ignored is None or not isinstance(target, Tensor) or target.is_floating_point():
+            return found.shape[1]
+        return (target != ignored).flatten(1).sum(dim=1).clamp(min=1)
 
     def gradient(self, model: Callable[..., Tensor], batch: Any) -> Tensor | None:
         """The gradient of each record's loss at the model's output, for losses that have it in closed form."""
@@ -68,6 +85,37 @@ class PerRecord:
         if g is not None and self._reduction != "sum" and not isinstance(self._criterion, nn.CrossEntropyLoss):
             g = g / (g.numel() // len(g))  # of the mean over a record's outputs
         return g
+
+
+def same_loss(first: Criterion, second: Criterion) -> bool:
+    """Whether they are one loss, or two of torch's own kinds with the same settings.
+
+    >>> same_loss(nn.CrossEntropyLoss(), nn.CrossEntropyLoss()), same_loss(nn.MSELoss(), nn.MSELoss(reduction="sum"))
+    (True, False)
+    """
+    if first is second:
+        return True
+    if type(first) is not type(second) or type(first).__module__ != nn.modules.loss.__name__:
+        return False
+    tensors = (one for loss in (first, second) if isinstance(loss, nn.Module) for one in loss.buffers())
+    settings = [{key: value for key, value in vars(loss).items() if key[0] != "_"} for loss in (first, second)]
+    return next(tensors, None) is None and settings[0] == settings[1]
+
+
+def _one_by_one(criterion: Criterion, outputs: Any, target: Any, records: int) -> Tensor:
+    """A loss that reduces, of every record by itself: vectorised if it can be."""
+    whole = outputs, target
+    leaves = pytree.tree_leaves(whole)
+    if not all(isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == records for leaf in leaves):
+        raise ValueError(
+            "loss must return one value per record unless the model's output is tensors with an entry for each record, "
+            f"got a reduced loss and an output of type {type(outputs).__name__}: use reduction='none'"
+        )
+    try:
+        return torch.func.vmap(lambda one: criterion(*pytree.tree_map(lambda x: x.unsqueeze(0), one)))(whole)
+    except RuntimeError:  # it looks at values, say
+        singles = (pytree.tree_map(lambda x, i=i: x[i : i + 1], whole) for i in range(records))
+        return torch.stack([criterion(*single) for single in singles])
 
 
 def _cross_entropy(loss: Any, outputs: Tensor, target: Tensor) -> Tensor | None:
@@ -103,3 +151,6 @@ _CLOSED: dict[type, Callable[[Any, Tensor, Tensor], Tensor | None]] = {
     nn.BCEWithLogitsLoss: _logistic,
     nn.MSELoss: _square,
 }
+_ELEMENTWISE = frozenset({
+    nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss,
+})  # fmt: skip

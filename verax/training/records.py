@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -51,7 +52,7 @@ class Records:
         self.losses = losses
         self._dims: dict[nn.Module, int] = {}
         self._checked: set[Any] = set()
-        self._apart: dict[bool, int] = {}  # by mode: how many records were seen not to depend on each other
+        self._apart: dict[bool, tuple[int, int]] = {}  # by mode: records not seen to mix, in how many batches
         self._bytes: float | None = None
         self._knotted = False
         self._copies = False
@@ -83,10 +84,7 @@ class Records:
             with torch.no_grad():
                 return self.factors(batch, records, layers)
         layers = layers or self.look()
-        if records > 2 * self._apart.get(self.model.training, 0) and records > 1:
-            if not self.known_apart:
-                self._refuse_other_mixing(batch, records)
-            self._apart[self.model.training] = records
+        self._look_again(batch, records)
         if records == 1:
             return self._one_by_one(batch, 1)
         if layers.chain is not None:
@@ -105,30 +103,43 @@ class Records:
             self._general = True
         return self._by_func(batch, records)
 
-    def fitting(self, batch: Any, records: int, layers: Layers) -> int:
-        """How many records to work on at once, so that what they leave behind stays in or near the cache."""
-        if layers.chain is not None or records <= _FEWEST:
-            return records
+    def _look_again(self, batch: Any, records: int) -> None:
+        """Look for mixing where more records go together than before, and after 1, 2, 4, 8 ... batches."""
+        mode = self.model.training
+        seen, batches = self._apart.get(mode, (0, 0))
+        if records > 1 and (records > 2 * seen or batches & (batches - 1) == 0):
+            if not self.known_apart:
+                self.refuse_other_mixing(batch, records)
+            seen = max(records, seen)
+        self._apart[mode] = seen, batches + (records > 1)
+
+    def fitting(self, batch: Any, records: int, layers: Layers, most: int) -> int:
+        """How many records to work on at once, at most ``most``: what they leave behind is to stay near the cache."""
+        if layers.chain is not None or records <= min(_FEWEST, most):
+            return min(records, most)
         if self._bytes is None:
             self._bytes = 4.0 * sum(p.numel() for p in layers.trained)  # unless the rules apply, and know better
-            self.factors(_few(batch, records), _FEWEST, layers)
-        return max(int(_FIT / self._bytes), _FEWEST)
+            few = min(_FEWEST, most)
+            self.factors(of_each(batch, records, lambda x: x[:few]), few, layers)
+        return min(max(int(_FIT / self._bytes), _FEWEST), most)
 
-    def _refuse_other_mixing(self, batch: Any, records: int) -> None:
-        """With the same randomness, a record's loss must not change when all others become copies of it."""
+    def refuse_other_mixing(self, batch: Any, records: int) -> None:
+        """With the same randomness, a record's loss must not change when all others become copies of it.
 
+        Neither with the weights as they are nor with weights nearby: a branch that begins at zero is closed so far.
+        """
+        self._compare(batch, records)
+        with _nearby(self.model):
+            self._compare(batch, records)
+
+    def _compare(self, batch: Any, records: int) -> None:
         def losses(whole: Any) -> Tensor:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                return one_each(self.losses(self.model, whole), records)
-
-        def copies(x: Tensor, record: int) -> Tensor:
-            return x[record : record + 1].expand_as(x).contiguous()
+            return one_each(repeatable(lambda: self.losses(self.model, whole)), records)
 
         usual = losses(batch)
         allowed = rounding_of([usual, *self.model.parameters()])
         for record in (0, records - 1):
-            alone = losses(_of_each(batch, records, partial(copies, record=record)))
+            alone = losses(of_each(batch, records, partial(copies, record=record)))
             first, second = float(usual[record]), float(alone[record])
             if abs(first - second) > allowed * (abs(first) + abs(second)) + 1e-5:
                 raise MixedRecords(
@@ -194,7 +205,7 @@ class Records:
         new = shape not in self._checked
         if not losses.requires_grad:
             return {}
-        if new and not self._find_dims(tape.uses, losses):
+        if not tape.uses or (new and not self._find_dims(tape.uses, losses)):
             return None
         edges = [edge for use in tape.uses for edge in use.edges]
         each = torch.ones_like(losses)
@@ -339,10 +350,38 @@ class _Whole(nn.Module):
 
 def _few(batch: Any, records: int) -> Any:
     """The first records of the batch."""
-    return _of_each(batch, records, lambda x: x[:_FEWEST])
+    return of_each(batch, records, lambda x: x[:_FEWEST])
 
 
-def _of_each(batch: Any, records: int, change: Callable[[Tensor], Tensor]) -> Any:
+@contextmanager
+def _nearby(model: nn.Module) -> Iterator[None]:
+    """The model with all weights moved a little, until the block ends; their memory and versions stay as they are."""
+    kept = [(p, p.data) for p in model.parameters() if p.is_floating_point()]
+    made = torch.Generator().manual_seed(0)
+    try:
+        for parameter, value in kept:
+            size = float(value.detach().float().square().mean().sqrt()) if value.numel() else 0.0
+            noise = torch.randn(value.shape, generator=made).to(value)
+            parameter.data = value + (0.1 * size if size > 0.0 else 0.1) * noise
+        yield
+    finally:
+        for parameter, value in kept:
+            parameter.data = value
+
+
+def repeatable(work: Callable[[], Result]) -> Result:
+    """What the work gives with fixed randomness and without gradients; the caller's randomness is left alone."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return work()
+
+
+def copies(x: Tensor, record: int) -> Tensor:
+    """As many copies of one record as there are records."""
+    return x[record : record + 1].expand_as(x).contiguous()
+
+
+def of_each(batch: Any, records: int, change: Callable[[Tensor], Tensor]) -> Any:
     """The batch with a change of its tensors; those that do not have one entry for each record are left as they are."""
 
     def changed(x: Any) -> Any:

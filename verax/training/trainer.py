@@ -31,7 +31,7 @@ from verax.training.entries import schedule_of
 from verax.training.files import write_secret
 from verax.training.flat import Flat
 from verax.training.ledger import Ledger, LeftMechanism, read
-from verax.training.losses import Criterion, PerRecord
+from verax.training.losses import Criterion, PerRecord, same_loss
 from verax.training.ran import NOT_PRIVATE as NOT_PRIVATE
 from verax.training.ran import released
 from verax.training.refusals import refuse_run
@@ -113,7 +113,7 @@ class PrivateTrainer:
         insecure_seed: int | None = None,
     ) -> None:
         refuse_run(model, optimizer, mechanism, inner)
-        self.model, self.optimizer, self.mechanism = model, optimizer, mechanism
+        self.model, self.optimizer, self._mechanism = model, optimizer, mechanism
         self.micro_batch = checks.count("micro_batch", micro_batch)
         self._inner = inner
         self._norms = None if clip_norms is None else _each(clip_norms, len(mechanism.sampler))
@@ -128,7 +128,7 @@ class PrivateTrainer:
         self._next = 0
         self._data: Data | Stream | None = None
         self._expected = 0.0
-        self._clippers: dict[int, tuple[Any, Clipper]] = {}
+        self._held: tuple[Criterion, Clipper] | None = None
         self._total: Flat | None = None
         self._over: Exception | None = None
         self._blind = False  # whether rounds may have been released that nobody wrote down
@@ -316,15 +316,19 @@ class PrivateTrainer:
                 total.buffer.copy_(flat)
 
     def _clipper(self, loss: Criterion) -> Clipper:
-        held = self._clippers.get(id(loss))
-        if held is None or held[0] is not loss:
-            held = (loss, Clipper(self.model, PerRecord(loss), self.mechanism.clipping, self._inner, self.micro_batch))
-            self._clippers = {id(loss): held}
-        return held[1]
+        if self._held is None or not same_loss(self._held[0], loss):
+            clipper = Clipper(self.model, PerRecord(loss), self.mechanism.clipping, self._inner, self.micro_batch)
+            self._held = loss, clipper
+        return self._held[1]
 
     def _left(self, reason: str, private: bool = False) -> NoReturn:
         self._over = LeftMechanism(reason) if self._ledger is None else self._ledger.left(reason, private=private)
         raise self._over
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What runs; it cannot be changed any more."""
+        return self._mechanism
 
     # --- what it cost -----------------------------------------------------------------------------------------------
 
