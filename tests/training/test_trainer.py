@@ -140,7 +140,7 @@ def test_all_kinds_of_data_give_the_same_run():
     mechanism, results = Mechanism(Poisson(0.2, 4), 1.0), []
     named = {"x": X, "y": Y}
     for data, loss in (
-        ((X, Y), LOSS), (TensorDataset(X, Y), LOSS), (Items(), LOSS),
+        ((X, Y), LOSS), (TensorDataset(X, Y), LOSS), (Items(), LOSS), ((X.numpy(), Y.numpy()), LOSS),
         (named, lambda model, batch: functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")),
     ):  # fmt: skip
         results.append(weights(trained(mechanism, data=data, loss=loss)[1]))

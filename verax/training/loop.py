@@ -73,7 +73,8 @@ def fit(
     Args:
         model: any module, trained in place.
         loss: a torch criterion of outputs and targets, or for dictionaries of data a function of model and batch.
-        dataset: tensors, a dictionary of tensors, a map-style data set, or a stream for samplers that read in order.
+        dataset: tensors or arrays, a dictionary of them, a map-style data set, or a stream for samplers that read it in
+            order.
         mechanism: what runs: the sampler that draws the batches, the clipping, the noise.
         optimizer: from parameters to an optimizer, such as ``lambda p: torch.optim.Adam(p, 1e-3)``.
         ledger: a new file in which every release is recorded before it happens.
