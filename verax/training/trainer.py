@@ -205,15 +205,22 @@ class PrivateTrainer:
             self._draw()
         assert self._drawn is not None  # noqa: S101
         for indices in self._drawn:
-            if self._pending is not None:
-                self._left(f"round {self._pending.number} was drawn but not stepped on")
+            self._refuse_pending()
             try:
                 self._pending = self._round(indices)
             except WrongLength as error:
                 self._left(str(error))
             yield self._pending
-        if self._pending is None and self._ledger is not None and self.rounds == len(self.mechanism.sampler):
+        self._refuse_pending()
+        if self._ledger is not None and self.rounds == len(self.mechanism.sampler):
             self._ledger.finish()
+
+    def _refuse_pending(self) -> None:
+        """Stop the run if somebody asks for more than the batch that waits to be stepped on."""
+        if self._over is not None:
+            raise self._over
+        if self._pending is not None:
+            self._left(f"round {self._pending.number} was drawn but not stepped on")
 
     def _see(self, dataset: Any) -> None:
         """Look at the data; their number must stay what it is for the whole run, and be the same in all processes."""
