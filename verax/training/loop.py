@@ -21,6 +21,7 @@ from verax.training.clipped import MICRO_BATCH, Inner
 from verax.training.diagnostics import PublicLog
 from verax.training.ledger import Ledger
 from verax.training.losses import Criterion
+from verax.training.refusals import refuse_factory
 from verax.training.trainer import Norms, PrivateTrainer
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def fit(
     True
     """
     checks.probability("delta", delta)
+    refuse_factory(optimizer)
     chosen = optimizer([p for p in model.parameters() if p.requires_grad])
     sizes = None if schedule is None else schedule(chosen)
     if isinstance(sizes, torch.optim.lr_scheduler.ReduceLROnPlateau):

@@ -34,7 +34,7 @@ from verax.training.ledger import Ledger, LeftMechanism, read
 from verax.training.losses import Criterion, PerRecord
 from verax.training.ran import NOT_PRIVATE as NOT_PRIVATE
 from verax.training.ran import released
-from verax.training.refusals import refuse_run
+from verax.training.refusals import refuse_loss, refuse_run
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement
@@ -289,6 +289,8 @@ class PrivateTrainer:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
         if any(p.grad is not None and bool(p.grad.any()) for p in parameters):
             raise Leaving("gradients that were not clipped were found in the model; call backward() nowhere else")
+        if batch.records:
+            refuse_loss(loss, batch.data)
         clipper = self._clipper(loss)
         over = clipper.denominator(self._expected)
         total = self._total = Flat(parameters, over) if self._total is None else self._total.again(parameters, over)
