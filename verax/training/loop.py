@@ -145,8 +145,12 @@ def _bar(rounds: int, wanted: bool) -> Iterator[Callable[[PrivateTrainer, float]
 
         def show(trainer: PrivateTrainer, delta: float) -> None:
             bar.advance(task)
-            if trainer.rounds % every == 0 and (so_far := trainer.so_far) is not None:
-                epsilon = shown(so_far.epsilon(delta, rtol=0.02).upper, UPPER, 3)
-                bar.update(task, description=f"training, epsilon {epsilon} so far")
+            if trainer.rounds == rounds:  # the number of the statement, not a quick one above it
+                found = trainer.guarantee.epsilon(delta)
+            elif trainer.rounds % every == 0 and (so_far := trainer.so_far) is not None:
+                found = so_far.epsilon(delta, rtol=0.02)
+            else:
+                return
+            bar.update(task, description=f"training, epsilon {shown(found.upper, UPPER, 3)} so far")
 
         yield show
