@@ -84,6 +84,7 @@ def test_the_batch_size_for_so_many_records(records, batch):
         (["--data", "digits"], "either --epsilon, or"),
         (["--data", "faces", "-z", "1"], "data must be digits"),
         (["--data", "none.csv", "-z", "1"], "readable CSV"),
+        (["--data", "none.csv", "-z", "1", "--report", "o.pdf"], r"path must end in \.html.*got 'o\.pdf'"),
     ],
 )
 def test_bad_input_is_one_line(words, complaint):

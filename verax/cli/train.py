@@ -14,6 +14,7 @@ from verax.cli import common
 from verax.privacy import calibrate
 from verax.privacy.composition import UPPER
 from verax.privacy.guarantee import shown
+from verax.reporting.statement import savable
 
 BATCH = 256
 
@@ -72,6 +73,8 @@ def train(
     """
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError("give either --epsilon, or --noise-multiplier")
+    if report is not None:
+        savable(report)
     import torch
 
     from verax.training import fit
