@@ -45,7 +45,7 @@ class Statement(str):
 
     >>> from verax import Mechanism, Poisson
     >>> statement = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0).guarantee().statement(delta=1e-5)
-    >>> print(statement.splitlines()[6])
+    >>> print(statement.splitlines()[7])
     In words: An attacker with 1 % false alarms finds at most 2.92 % of members. Asked at even odds ...
     >>> statement.content()["epsilon"]["evidence"]
     'proved'
