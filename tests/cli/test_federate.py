@@ -115,6 +115,7 @@ def test_a_run_that_broke_off_goes_on(table, tmp_path, monkeypatch):
     [
         ((), "either --epsilon, or --noise-multiplier"),
         (("-z", 1, "--resume"), "--resume needs --ledger and --state"),
+        (("-z", 1, "--report", "o.pdf"), "path must end in .html"),
         (("-z", 1, "--by", "town"), "by must be one of the columns a, shop, b, got 'town'"),
         (("-z", 1, "--by", "shop", "--clients", 3), "clients must not be given with by='shop'"),
         (("-z", 1, "--clients", 1000), "clients must be at most the number of records, 240"),

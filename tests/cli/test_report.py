@@ -138,6 +138,10 @@ def test_a_place_that_cannot_be_written_is_one_line(whole, tmp_path, failed):
     assert "path must be one that can be written" in failed(whole, "--out", str(tmp_path / "no" / "report.html"))
 
 
+def test_a_statement_is_not_saved_as_something_else(whole, tmp_path, failed):
+    assert "path must end in .html" in failed(whole, "--out", str(tmp_path / "report.pdf"))
+
+
 def test_a_run_that_left_its_mechanism_says_so(tmp_path):
     path = written(tmp_path / "left.ledger", 5, reason="round 5 has a clip norm of 2.0, declared is 1.0")
     assert "Stopped: round 5 has a clip norm of 2.0, declared is 1.0." in said(path)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 from verax import Poisson, calibrate  # noqa: E402
 from verax.cli import app  # noqa: E402
+from verax.cli.train import _size  # noqa: E402
 from verax.training import ledger  # noqa: E402
 
 torch.set_num_threads(1)
@@ -60,12 +61,30 @@ def test_other_samplers_and_batch_clipping(table, sampler):
     assert "NOT private" not in done.stdout
 
 
+def test_batches_suit_small_data_unless_they_are_given(table):
+    words = "--data", table, "--model", "logistic", "-z", 2, "--epochs", 1
+    done = train(*words, "--json")
+    assert "Poisson(rate=0.25, steps=4)" in json.loads(done.stdout)["mechanism"]
+    assert "Poisson(rate=1.0, steps=1)" in json.loads(train(*words, "--json", "--batch", 160).stdout)["mechanism"]
+    for sampler in ("poisson", "shuffle"):
+        with pytest.raises(ValueError, match=r"^--batch must be at most .* 160, got 161$"):
+            train(*words, "--batch", 161, "--sampler", sampler)
+    with pytest.raises(ValueError, match=r"--batch must be .* got 0"):
+        train(*words, "--batch", 0)
+
+
+@pytest.mark.parametrize(("records", "batch"), [(1, 1), (5, 1), (160, 40), (1023, 255), (1024, 256), (60000, 256)])
+def test_the_batch_size_for_so_many_records(records, batch):
+    assert _size(None, records) == batch
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (["--data", "digits"], "either --epsilon, or"),
         (["--data", "faces", "-z", "1"], "data must be digits"),
         (["--data", "none.csv", "-z", "1"], "readable CSV"),
+        (["--data", "none.csv", "-z", "1", "--report", "o.pdf"], r"path must end in \.html.*got 'o\.pdf'"),
     ],
 )
 def test_bad_input_is_one_line(words, complaint):
@@ -86,10 +105,11 @@ def test_a_bad_table_names_the_line(tmp_path, text, complaint):
 
 
 def test_models_that_do_not_fit_the_data(table):
+    for model in ("lenet", "cnn"):
+        with pytest.raises(ValueError, match="use logistic or mlp"):
+            train("--data", table, "--model", model, "-z", "1")
     with pytest.raises(ValueError, match="use cnn"):
-        train("--data", table, "--model", "lenet", "-z", "1")
-    with pytest.raises(ValueError, match="use logistic or mlp"):
-        train("--data", table, "--model", "cnn", "-z", "1")
+        train("--data", "digits", "--model", "lenet", "-z", "1")
 
 
 def test_mnist_needs_its_folder(monkeypatch, tmp_path):

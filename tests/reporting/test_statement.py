@@ -406,8 +406,17 @@ def test_saved_as_the_suffix_says(cases, tmp_path):
     statement = cases["plain"]
     for suffix, text in (("html", statement.html()), ("json", statement.to_json()), ("txt", f"{statement}\n")):
         assert statement.write(tmp_path / f"report.{suffix}").read_text(encoding="utf-8") == text
+    for name in ("report", "report.md", "REPORT.TXT"):
+        assert statement.write(tmp_path / name).read_text(encoding="utf-8") == f"{statement}\n"
     with pytest.raises(ValueError, match="path must be one that can be written"):
         statement.write(tmp_path / "none" / "report.html")
+
+
+def test_other_suffixes_are_refused(cases, tmp_path):
+    for name in ("report.pdf", "report.docx", "report.HTML5"):
+        with pytest.raises(ValueError, match=rf"path must end in \.html, .* got '.*{name}'"):
+            cases["plain"].write(tmp_path / name)
+    assert not list(tmp_path.iterdir())
 
 
 # --- budgets and observers ------------------------------------------------------------------------------------------

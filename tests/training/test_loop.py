@@ -10,7 +10,7 @@ pytest.importorskip("cryptography")
 from rich.console import Console  # noqa: E402
 from torch import nn  # noqa: E402
 
-from verax import BallsInBins, Mechanism, Poisson  # noqa: E402
+from verax import BallsInBins, Mechanism, Poisson, calibrate  # noqa: E402
 from verax.training import fit, ledger, loop  # noqa: E402
 
 torch.set_num_threads(1)
@@ -40,14 +40,27 @@ def test_it_learns_and_says_what_it_cost(tmp_path, sampler):
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
 
 
-def test_the_bar_shows_the_epsilon_so_far(monkeypatch):
+@pytest.fixture
+def shown(monkeypatch):
     shown = []
     monkeypatch.setattr(Console, "is_terminal", True)
     monkeypatch.setattr(loop.Progress, "update", lambda self, task, **more: shown.append(more.get("description", "")))
+    return shown
+
+
+def test_the_bar_shows_the_epsilon_so_far(shown):
     fit(nn.Linear(5, 2), nn.CrossEntropyLoss(), clouds(40), Mechanism(Poisson(0.2, 10), 1.0), sgd, insecure_seed=4)
     assert len(shown) == 10
     assert "epsilon" in shown[0]
     assert shown[0] != shown[-1]
+
+
+def test_the_bar_ends_on_the_number_of_the_statement(shown):
+    sampler = Poisson(0.2, 45)  # the bar is told every second round, and the last one
+    mechanism = Mechanism(sampler, calibrate.noise_multiplier(sampler, 3.0, 1e-5))
+    fit(nn.Linear(5, 2), nn.CrossEntropyLoss(), clouds(40), mechanism, sgd, insecure_seed=4)
+    assert len(shown) == 23
+    assert shown[-1] == "training, epsilon 3.00 so far"
 
 
 def test_delta_must_be_a_probability():

@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -140,7 +141,7 @@ def test_all_kinds_of_data_give_the_same_run():
     mechanism, results = Mechanism(Poisson(0.2, 4), 1.0), []
     named = {"x": X, "y": Y}
     for data, loss in (
-        ((X, Y), LOSS), (TensorDataset(X, Y), LOSS), (Items(), LOSS),
+        ((X, Y), LOSS), (TensorDataset(X, Y), LOSS), (Items(), LOSS), ((X.numpy(), Y.numpy()), LOSS),
         (named, lambda model, batch: functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")),
     ):  # fmt: skip
         results.append(weights(trained(mechanism, data=data, loss=loss)[1]))
@@ -234,6 +235,44 @@ def test_a_batch_left_half_done_stops_the_run(tmp_path):
     with pytest.raises(LeftMechanism, match="not stepped on"):
         next(batches)
     assert ledger.read(path).released == 0
+
+
+def test_the_last_batch_left_half_done_stops_the_run_too(tmp_path):
+    trainer, _, path = started(tmp_path)
+    batches = trainer.batches((X, Y))
+    for _ in range(3):
+        trainer.step(next(batches), LOSS)
+    next(batches)
+    with pytest.raises(LeftMechanism, match="round 3 was drawn but not stepped on"):
+        next(batches)
+    run = ledger.read(path)
+    assert run.released == 3
+    assert "round 3 was drawn but not stepped on" in run.ended.reason
+
+
+@pytest.mark.parametrize("last", [1, 3])
+def test_a_loop_may_be_left_before_its_batch_is_stepped_on(tmp_path, last):
+    trainer, _, path = started(tmp_path)
+    for batch in trainer.batches((X, Y)):
+        if batch.number == last:
+            break
+        trainer.step(batch, LOSS)
+    assert ledger.read(path).released == last
+    assert ledger.read(path).ended is None
+    trainer.step(batch, LOSS)  # it is still there to be stepped on
+    for batch in trainer.batches((X, Y)):
+        trainer.step(batch, LOSS)
+    assert ledger.read(path).complete
+
+
+def test_a_loop_that_goes_on_after_the_run_was_stopped_hears_why(tmp_path):
+    trainer, _, path = started(tmp_path, Mechanism(Deterministic(1), 1.0))
+    batches = trainer.batches((X, Y))
+    first = next(batches)
+    for again in (lambda: trainer.step(replace(first), LOSS), lambda: next(batches)):
+        with pytest.raises(LeftMechanism, match=r"did not draw.*the ledger says so"):
+            again()
+    assert "did not draw" in ledger.read(path).ended.reason
 
 
 def test_a_backward_of_ones_own_is_noticed(tmp_path):

@@ -19,6 +19,7 @@ from verax.cli.train import ModelName, OptimizerName
 from verax.privacy import calibrate
 from verax.privacy.composition import UPPER
 from verax.privacy.guarantee import shown
+from verax.reporting.statement import savable
 
 if TYPE_CHECKING:
     from verax.federated import Embedded, Plan
@@ -90,6 +91,8 @@ def federate(
         raise ValueError("give either --epsilon, or --noise-multiplier")
     if resume and (ledger is None or state is None):
         raise ValueError("--resume needs --ledger and --state, the files of the run that broke off")
+    if report is not None:
+        savable(report)
     import torch
 
     from verax.federated import Embedded, Plan

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from verax.cli import common
-from verax.reporting.statement import Statement
+from verax.reporting.statement import Statement, savable
 from verax.training.entries import DamagedLedger
 from verax.training.ledger import read
 
@@ -30,6 +30,8 @@ def report(
 
     Example: verax report run.ledger --out report.html
     """
+    if out is not None:
+        savable(out)
     runs = [read(path) for path in ledgers]
     for noted in head or []:
         _find(ledgers, noted)

@@ -14,6 +14,9 @@ from verax.cli import common
 from verax.privacy import calibrate
 from verax.privacy.composition import UPPER
 from verax.privacy.guarantee import shown
+from verax.reporting.statement import savable
+
+BATCH = 256
 
 
 class ModelName(StrEnum):
@@ -41,7 +44,9 @@ def train(
     ] = None,
     delta: Annotated[float, typer.Option(help="The delta of the budget and of the statement.")] = 1e-5,
     sampler: common.SamplerOption = common.SamplerName.poisson,
-    batch: Annotated[int, typer.Option(help="Expected batch size.")] = 256,
+    batch: Annotated[
+        int | None, typer.Option(help="Expected batch size; default: 256, or a quarter of the records if that is less.")
+    ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 10,
     times: common.Times = None,
     buffer: common.Buffer = None,
@@ -68,6 +73,8 @@ def train(
     """
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError("give either --epsilon, or --noise-multiplier")
+    if report is not None:
+        savable(report)
     import torch
 
     from verax.training import fit
@@ -80,8 +87,9 @@ def train(
     if insecure_seed is not None:
         torch.manual_seed(insecure_seed)
     network = build(model.value, examples)
+    records = len(examples.train[1])
     run = common.describe_run(
-        sampler, None, None, len(examples.train[1]), batch, None, epochs, clipping, clip_groups, None,
+        sampler, None, None, records, _size(batch, records), None, epochs, clipping, clip_groups, None,
         times, buffer, max_batch,
     )  # fmt: skip
     clipped = common.with_norm(run.clipping, clip_norm)
@@ -94,7 +102,7 @@ def train(
     with launched() as first:
         fitted = fit(
             network, torch.nn.CrossEntropyLoss(), examples.train, mechanism,
-            lambda p: kinds[optimizer](p, learning_rate), ledger=ledger, delta=delta, records=len(examples.train[1]),
+            lambda p: kinds[optimizer](p, learning_rate), ledger=ledger, delta=delta, records=records,
             diagnostics=diagnostics, insecure_seed=insecure_seed,
         )  # fmt: skip
     if not first:
@@ -114,3 +122,12 @@ def train(
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"noise multiplier {shown(noise, UPPER, 5)}, accuracy on held-out records {right:.1%}")
     console.print(fitted.statement())
+
+
+def _size(batch: int | None, records: int) -> int:
+    """The expected batch size: what was asked for, or what suits so many records."""
+    if batch is None:
+        return max(min(BATCH, records // 4), 1)
+    if batch > records:
+        raise ValueError(f"--batch must be at most the number of records to train on, {records}, got {batch}")
+    return batch

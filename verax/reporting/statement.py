@@ -20,13 +20,32 @@ from verax.training.ran import Run
 SCHEMA = 1
 """Version of the JSON; docs/statement.schema.json describes it. A change of meaning gets a new number."""
 
+SUFFIXES = (".html", ".htm", ".json", ".txt", ".md")
+"""What the name of a saved statement may end in; without any it is prose."""
+
+
+def savable(path: str | os.PathLike[str]) -> Path:
+    """The path, if a statement can be saved under its suffix; to be asked before a long run.
+
+    >>> savable("report.pdf")
+    Traceback (most recent call last):
+    ValueError: path must end in .html, .htm, .json, .txt, .md or nothing, got 'report.pdf': ...
+    """
+    target = Path(path)
+    if target.suffix.lower() not in ("", *SUFFIXES):
+        raise ValueError(
+            f"path must end in {', '.join(SUFFIXES)} or nothing, got {str(target)!r}: a browser prints an "
+            ".html page as whatever else is needed"
+        )
+    return target
+
 
 class Statement(str):
     """A statement of privacy. It is its own prose, a ``str``, and carries the facts that the prose was written from.
 
     >>> from verax import Mechanism, Poisson
     >>> statement = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0).guarantee().statement(delta=1e-5)
-    >>> print(statement.splitlines()[6])
+    >>> print(statement.splitlines()[7])
     In words: An attacker with 1 % false alarms finds at most 2.92 % of members. Asked at even odds ...
     >>> statement.content()["epsilon"]["evidence"]
     'proved'
@@ -103,7 +122,7 @@ class Statement(str):
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Save it: as a page if the name ends in ``.html``, as JSON if in ``.json``, otherwise as prose."""
-        target = Path(path)
+        target = savable(path)
         kinds = {".html": self.html, ".htm": self.html, ".json": self.to_json}
         text = kinds.get(target.suffix.lower(), lambda: f"{self}\n")()
         try:

@@ -1,11 +1,13 @@
-"""Records by their numbers: tensors, dictionaries of tensors, map-style data sets, or streams read in order.
+"""Records by their numbers: tensors or arrays, dictionaries of them, map-style data sets, or streams read in order.
 
 Batches are always the mechanism's: data never bring their own. Empty batches have the structure of the others.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,42 +40,47 @@ class WrongLength(ValueError):  # noqa: N818  it says what is wrong
 def taken_from(source: Any, sampler: Sampler, records: int | None = None) -> Data | Stream:
     """The records of whatever a caller calls a data set, or an error that says what to pass instead."""
     collate: Callable[[list[Any]], Any] = default_collate
-    if isinstance(source, DataLoader):
+    loaded = isinstance(source, DataLoader)
+    if loaded:
         refuse_other_batches(source, sampler)
         source, collate = source.dataset, source.collate_fn or default_collate
     if isinstance(source, IterableDataset):
         return Stream(source, sampler, records, collate)
-    return Data(source, collate)
+    return Data(source, collate, by_record=loaded)
 
 
 class Data:
     """A data set of known length from which batches are taken by index.
 
     Args:
-        source: a tensor, a tuple or dictionary of tensors with the records along the first dimension, or a map-style
-            ``torch.utils.data.Dataset``; if it has ``__getitems__``, a batch is one call of it.
+        source: a tensor or numpy array, a tuple or dictionary of them with the records along the first dimension, or a
+            map-style ``torch.utils.data.Dataset``; if it has ``__getitems__``, a batch is one call of it. A list is
+            one of records, unless it holds tensors and arrays only.
         collate: from a list of records to a batch.
+        by_record: whether the source gives a record for each number, whatever it is, as a loader takes it.
     """
 
-    def __init__(self, source: Any, collate: Callable[[list[Any]], Any] = default_collate) -> None:
+    def __init__(
+        self, source: Any, collate: Callable[[list[Any]], Any] = default_collate, *, by_record: bool = False
+    ) -> None:
         self._whole: Any = None
         self._collate = collate
         self._empty: Any = None
         if isinstance(source, TensorDataset) and collate is default_collate:
-            source = source.tensors
-        if isinstance(source, Tensor | Mapping) or (
-            isinstance(source, tuple | list) and source and all(isinstance(part, Tensor) for part in source)
-        ):
-            self._whole = dict(source) if isinstance(source, Mapping) else source
-            sizes = {len(part) for part in pytree.tree_leaves(self._whole) if isinstance(part, Tensor)}
-            if len(sizes) != 1:
+            source, by_record = source.tensors, False
+        if not by_record and (found := columns(source)) is not None:
+            self._whole = found
+            sizes = {len(part) for part in pytree.tree_leaves(found)}
+            if len(sizes) > 1:
                 raise ValueError(f"dataset must hold tensors of equal length, got lengths {sorted(sizes)}")
             self._size = sizes.pop()
         elif isinstance(source, Dataset) or (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
             self._one, self._many = source.__getitem__, getattr(source, "__getitems__", None)
             self._size = len(source)
         else:
-            raise ValueError(f"dataset must be tensors or a map-style data set with a length, got {source!r}")
+            raise ValueError(
+                f"dataset must be tensors, numpy arrays or a map-style data set with a length, got {source!r}"
+            )
         if self._size == 0:
             raise ValueError("dataset must hold at least one record, got none")
 
@@ -86,7 +93,7 @@ class Data:
             indices = indices[mine]
         if self._whole is not None:
             chosen = torch.from_numpy(indices)
-            return pytree.tree_map(lambda part: part[chosen] if isinstance(part, Tensor) else part, self._whole)
+            return pytree.tree_map(lambda part: part[chosen], self._whole)
         if len(indices) == 0:
             if self._empty is None:
                 self._empty = part(self._collate(self._fetch([0])), slice(0))
@@ -96,6 +103,52 @@ class Data:
     def _fetch(self, numbers: list[int]) -> list[Any]:
         found: list[Any] = [self._one(i) for i in numbers] if self._many is None else self._many(numbers)
         return found
+
+
+def columns(source: Any) -> Any:
+    """Tensors with the records along the first dimension, arrays as tensors; None for what holds records instead.
+
+    >>> columns((np.zeros((2, 3)), torch.zeros(2)))[0].shape
+    torch.Size([2, 3])
+    >>> columns([(torch.zeros(3), 0), (torch.zeros(3), 1)]) is None
+    True
+    """
+    if isinstance(source, Tensor | np.ndarray):
+        return _tensor(source)
+    if isinstance(source, Mapping) and source:
+        return {
+            name: pytree.tree_map(partial(_tensor, where=f" in column {name!r}"), column)
+            for name, column in source.items()
+        }
+    if not isinstance(source, tuple | list) or not source:
+        return None
+    if isinstance(source, list) and not all(isinstance(column, Tensor | np.ndarray) for column in source):
+        return None
+    found = [_tensor(column, f" in column {number}") for number, column in enumerate(source)]
+    return pytree.tree_unflatten(found, pytree.tree_structure(source))
+
+
+def _tensor(column: Any, where: str = "") -> Tensor:
+    """A column as a tensor that shares its memory."""
+    if isinstance(column, np.ndarray):
+        straight = column if min(column.strides, default=0) >= 0 else column.copy()
+        try:
+            with warnings.catch_warnings():  # of arrays that cannot be written to: nobody does
+                warnings.simplefilter("ignore", UserWarning)
+                column = torch.from_numpy(straight)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"dataset must hold arrays of numbers that torch knows, got {column.dtype}{where}: turn it into such, "
+                "or leave it out"
+            ) from None
+    if not isinstance(column, Tensor):
+        raise ValueError(
+            f"dataset must hold tensors or numpy arrays with an entry for each record, got "
+            f"{type(column).__name__}{where}: turn it into a tensor, leave it out, or pass a list of records"
+        )
+    if column.dim() == 0:
+        raise ValueError(f"dataset must hold the records along the first dimension, got a single number{where}")
+    return column
 
 
 class Stream:

@@ -118,7 +118,8 @@ def _mlp(shape: torch.Size, classes: int) -> nn.Module:
 
 def _lenet(shape: torch.Size, classes: int) -> nn.Module:
     if shape != (1, 28, 28):
-        raise ValueError(f"model lenet is for images of 28 x 28 in one channel, got shape {tuple(shape)}; use cnn")
+        other = "cnn" if len(shape) == 3 else "logistic or mlp"
+        raise ValueError(f"model lenet is for images of 28 x 28 in one channel, got shape {tuple(shape)}; use {other}")
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.AvgPool2d(2),
         nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes),

@@ -21,6 +21,7 @@ from verax.training.clipped import MICRO_BATCH, Inner
 from verax.training.diagnostics import PublicLog
 from verax.training.ledger import Ledger
 from verax.training.losses import Criterion
+from verax.training.refusals import refuse_factory
 from verax.training.trainer import Norms, PrivateTrainer
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def fit(
     Args:
         model: any module, trained in place.
         loss: a torch criterion of outputs and targets, or for dictionaries of data a function of model and batch.
-        dataset: tensors, a dictionary of tensors, a map-style data set, or a stream for samplers that read in order.
+        dataset: tensors or arrays, a dictionary of them, a map-style data set, or a stream for samplers that read it in
+            order.
         mechanism: what runs: the sampler that draws the batches, the clipping, the noise.
         optimizer: from parameters to an optimizer, such as ``lambda p: torch.optim.Adam(p, 1e-3)``.
         ledger: a new file in which every release is recorded before it happens.
@@ -107,6 +109,7 @@ def fit(
     True
     """
     checks.probability("delta", delta)
+    refuse_factory(optimizer)
     chosen = optimizer([p for p in model.parameters() if p.requires_grad])
     sizes = None if schedule is None else schedule(chosen)
     if isinstance(sizes, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -142,8 +145,12 @@ def _bar(rounds: int, wanted: bool) -> Iterator[Callable[[PrivateTrainer, float]
 
         def show(trainer: PrivateTrainer, delta: float) -> None:
             bar.advance(task)
-            if trainer.rounds % every == 0 and (so_far := trainer.so_far) is not None:
-                epsilon = shown(so_far.epsilon(delta, rtol=0.02).upper, UPPER, 3)
-                bar.update(task, description=f"training, epsilon {epsilon} so far")
+            if trainer.rounds == rounds:  # the number of the statement, not a quick one above it
+                found = trainer.guarantee.epsilon(delta)
+            elif trainer.rounds % every == 0 and (so_far := trainer.so_far) is not None:
+                found = so_far.epsilon(delta, rtol=0.02)
+            else:
+                return
+            bar.update(task, description=f"training, epsilon {shown(found.upper, UPPER, 3)} so far")
 
         yield show

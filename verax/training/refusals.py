@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from verax.mechanism import Individual, Mechanism
 from verax.privacy.analysis import refuse_unknown
@@ -25,6 +27,18 @@ def refuse_run(model: nn.Module, optimizer: Any, mechanism: Any, inner: Inner | 
                 f"model must be the module itself, got one in {type(module).__name__}, which reduces gradients before "
                 "they are clipped: unwrap it; the trainer adds up the clipped sums of all processes itself"
             )
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            raise ValueError(
+                f"model must have real parameters, got {name} of {parameter.dtype}, whose gradients can be neither "
+                "clipped nor noised as they are: keep torch.view_as_real of it as the parameter and use "
+                "torch.view_as_complex of that in forward, or freeze it"
+            )
+    if not hasattr(optimizer, "param_groups"):
+        raise ValueError(
+            f"optimizer must be an optimizer over the model's parameters, such as torch.optim.SGD(model.parameters(), "
+            f"0.1), got {_named(optimizer)}"
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "optimizer must take one step per noisy gradient, got LBFGS, which evaluates the loss several times in "
@@ -32,7 +46,56 @@ def refuse_run(model: nn.Module, optimizer: Any, mechanism: Any, inner: Inner | 
         )
     if inner is not None and isinstance(mechanism.clipping, Individual):
         raise ValueError("inner is for batch and mixed clipping: individual clipping clips every record's gradient")
+    if inner is not None:
+        _refuse_inner(inner)
     mine = set(model.parameters())
     for group in optimizer.param_groups:
         if any(p not in mine for p in group["params"]):
             raise ValueError("optimizer must hold parameters of the model only, got one that is not the model's")
+
+
+def refuse_factory(optimizer: Any) -> None:
+    """Say what makes an optimizer, where an optimizer itself or something else was given."""
+    if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer):
+        raise ValueError(
+            "optimizer must be a function from parameters to an optimizer, such as lambda p: torch.optim.SGD(p, 0.1), "
+            f"got {_named(optimizer)}"
+        )
+
+
+def refuse_loss(loss: Any, batch: Any) -> None:
+    """Say that other batches than tuples need a loss of model and batch, where a criterion of torch was given."""
+    own = isinstance(loss, nn.modules.loss._Loss) and type(loss).forward.__module__.startswith("torch.")
+    if own and isinstance(batch, Mapping | Tensor):
+        name = type(loss).__name__
+        form = 'model(batch["x"]), batch["y"]' if isinstance(batch, Mapping) else "model(batch), batch"
+        raise ValueError(
+            f"loss must be a function of model and batch for batches that are no tuples, got {name} for a "
+            f"{type(batch).__name__}: pass one such as "
+            f'lambda model, batch: nn.{name}(reduction="none")({form}), or data as a tuple (inputs, targets)'
+        )
+
+
+def _refuse_inner(inner: Any) -> None:
+    """Say what a clip-group can compute."""
+    kind = isinstance(inner, type) and issubclass(inner, torch.optim.Optimizer)
+    fits = callable(inner) and not kind and not isinstance(inner, torch.optim.Optimizer)
+    if fits:
+        try:
+            inspect.signature(inner).bind(*["model", "losses", "batch", "records", "parameters"])
+        except TypeError:
+            fits = False
+        except ValueError:  # it does not tell
+            return
+    if not fits:
+        raise ValueError(
+            "inner must be LocalSteps(lambda p: torch.optim.Adam(p, 0.01), steps=3) or another function of model, "
+            f"losses, batch, records and parameters that returns a tensor per parameter, got {_named(inner)}"
+        )
+
+
+def _named(value: Any) -> str:
+    """What was given, in one line: optimizers print many."""
+    if isinstance(value, torch.optim.Optimizer):
+        return f"an optimizer ({type(value).__name__})"
+    return f"the class {value.__name__}" if isinstance(value, type) else repr(value)

@@ -34,7 +34,7 @@ from verax.training.ledger import Ledger, LeftMechanism, read
 from verax.training.losses import Criterion, PerRecord, same_loss
 from verax.training.ran import NOT_PRIVATE as NOT_PRIVATE
 from verax.training.ran import released
-from verax.training.refusals import refuse_run
+from verax.training.refusals import refuse_loss, refuse_run
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement
@@ -205,15 +205,22 @@ class PrivateTrainer:
             self._draw()
         assert self._drawn is not None  # noqa: S101
         for indices in self._drawn:
-            if self._pending is not None:
-                self._left(f"round {self._pending.number} was drawn but not stepped on")
+            self._refuse_pending()
             try:
                 self._pending = self._round(indices)
             except WrongLength as error:
                 self._left(str(error))
             yield self._pending
-        if self._pending is None and self._ledger is not None and self.rounds == len(self.mechanism.sampler):
+        self._refuse_pending()
+        if self._ledger is not None and self.rounds == len(self.mechanism.sampler):
             self._ledger.finish()
+
+    def _refuse_pending(self) -> None:
+        """Stop the run if somebody asks for more than the batch that waits to be stepped on."""
+        if self._over is not None:
+            raise self._over
+        if self._pending is not None:
+            self._left(f"round {self._pending.number} was drawn but not stepped on")
 
     def _see(self, dataset: Any) -> None:
         """Look at the data; their number must stay what it is for the whole run, and be the same in all processes."""
@@ -282,6 +289,8 @@ class PrivateTrainer:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
         if any(p.grad is not None and bool(p.grad.any()) for p in parameters):
             raise Leaving("gradients that were not clipped were found in the model; call backward() nowhere else")
+        if batch.records:
+            refuse_loss(loss, batch.data)
         clipper = self._clipper(loss)
         over = clipper.denominator(self._expected)
         total = self._total = Flat(parameters, over) if self._total is None else self._total.again(parameters, over)
