@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("cryptography")
 
-from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from verax import Deterministic  # noqa: E402
 from verax.training.data import Data, taken_from  # noqa: E402
@@ -86,3 +86,15 @@ def test_a_loader_has_records(rows):
 def test_what_holds_no_records_is_refused_in_words(source, words):
     with pytest.raises(ValueError, match=words):
         Data(source)
+
+
+class Doubled(TensorDataset):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return 2.0 * x, y
+
+
+def test_a_tensor_data_set_that_gives_something_else_is_asked_for_it():
+    x, y = Data(Doubled(X, Y)).take(SOME)
+    assert x.equal(2.0 * X[[4, 1]])
+    assert y.equal(Y[[4, 1]])

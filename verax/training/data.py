@@ -66,7 +66,7 @@ class Data:
         self._whole: Any = None
         self._collate = collate
         self._empty: Any = None
-        if isinstance(source, TensorDataset) and collate is default_collate:
+        if type(source) is TensorDataset and collate is default_collate:  # subclasses may change what they give
             source, by_record = source.tensors, False
         if not by_record and (found := columns(source)) is not None:
             self._whole = found

@@ -35,8 +35,8 @@ class Unchanged:
                     f"{self._named(module)} has max_norm={module.max_norm!r}: it shortens the rows of the tokens that "
                     "occur, in place and without noise, and so shows which do; use max_norm=None"
                 )
-            tensors: tuple[dict[str, Any], ...] = module._parameters, module._buffers
-            found += [(held, key, x, x._version) for held in tensors for key, x in held.items() if x is not None]
+            for held in (module._parameters, module._buffers):
+                found += [(held, key, x, x._version) for key, x in held.items() if x is not None]
         return found
 
     def check(self, before: Held, batch: Any, records: int, weights: bool) -> None:
@@ -44,7 +44,7 @@ class Unchanged:
         changed = [
             (held, key, isinstance(x, nn.Parameter))
             for held, key, x, version in before
-            if held.get(key) is not x or x._version != version
+            if x._version != version or held.get(key) is not x
         ]
         for held, key, parameter in changed:
             name = self._name(held, key)
