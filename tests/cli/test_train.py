@@ -11,7 +11,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 from verax import Poisson, calibrate  # noqa: E402
 from verax.cli import app  # noqa: E402
-from verax.cli.train import _size  # noqa: E402
+from verax.cli.common import expected_batch  # noqa: E402
 from verax.training import ledger  # noqa: E402
 
 torch.set_num_threads(1)
@@ -75,7 +75,7 @@ def test_batches_suit_small_data_unless_they_are_given(table):
 
 @pytest.mark.parametrize(("records", "batch"), [(1, 1), (5, 1), (160, 40), (1023, 255), (1024, 256), (60000, 256)])
 def test_the_batch_size_for_so_many_records(records, batch):
-    assert _size(None, records) == batch
+    assert expected_batch(None, records) == batch
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_bad_input_is_one_line(words, complaint):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [("a,b\n1,2\n", "at least 5"), ("a,b\n" + "1,x\n" * 6, "line 2"), ("a,b\n" + "1,2,3\n" * 6, "line 2"),
-     ("a,b\n1,2\n1,nan\n" + "1,2\n" * 6, "line 3")],
+     ("a,b\n1,2\n1,nan\n" + "1,2\n" * 6, "line 3"), ("1,2\n" * 8, "begin with a line of names")],
 )  # fmt: skip
 def test_a_bad_table_names_the_line(tmp_path, text, complaint):
     path = tmp_path / "bad.csv"

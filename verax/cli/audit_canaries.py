@@ -29,7 +29,7 @@ def canaries(
     model: Annotated[str, typer.Option(help=f"What to train: {' or '.join(_MODELS)}.")] = "logistic",
     planted: Annotated[int, typer.Option("--canaries", help="Records to plant, each in by a coin of its own.")] = 300,
     sampler: common.SamplerOption = SamplerName.poisson,
-    batch: Annotated[int, typer.Option(help="Expected batch size.")] = 256,
+    batch: common.ExpectedBatch = None,
     epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 10,
     times: common.Times = None,
     buffer: common.Buffer = None,
@@ -58,8 +58,8 @@ def canaries(
     examples = load(data)
     records = len(examples.train[1]) + planted
     run = common.describe_run(
-        sampler, None, None, records, batch, None, epochs, common.ClippingName.individual, 1, relation, times, buffer,
-        max_batch,
+        sampler, None, None, records, common.expected_batch(batch, records), None, epochs,
+        common.ClippingName.individual, 1, relation, times, buffer, max_batch,
     )  # fmt: skip
     mechanism = Mechanism(run.sampler, noise_multiplier, Individual(clip_norm), run.relation)
     claim = mechanism.guarantee() if epsilon is None else checks.nonnegative("--epsilon", epsilon)

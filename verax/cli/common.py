@@ -71,6 +71,10 @@ Rate = Annotated[float | None, typer.Option(help="Poisson sampling rate; or give
 Steps = Annotated[int | None, typer.Option(help="Number of rounds where each is drawn anew; or give --epochs.")]
 Records = Annotated[int | None, typer.Option(help="Number of records, with --batch in place of --rate.")]
 BatchSize = Annotated[int | None, typer.Option("--batch", help="Expected batch size, with --records.")]
+ExpectedBatch = Annotated[
+    int | None,
+    typer.Option("--batch", help="Expected batch size; default: 256, or a quarter of the records if that is less."),
+]
 Batches = Annotated[int | None, typer.Option(help="Batches per epoch; or give --records and --batch.")]
 Times = Annotated[int | None, typer.Option(help="Rounds each record joins in an epoch, for random-allocation.")]
 Buffer = Annotated[int | None, typer.Option(help="Size of the buffer in batches, for buffered-shuffle.")]
@@ -90,6 +94,15 @@ class Run:
     sampler: Sampler
     clipping: Clipping
     relation: str
+
+
+def expected_batch(batch: int | None, records: int) -> int:
+    """The expected batch size: what was asked for, or what suits so many records."""
+    if batch is None:
+        return max(min(256, records // 4), 1)
+    if batch > records:
+        raise ValueError(f"--batch must be at most the number of records to train on, {records}, got {batch}")
+    return batch
 
 
 def describe_run(

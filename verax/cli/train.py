@@ -16,8 +16,6 @@ from verax.privacy.composition import UPPER
 from verax.privacy.guarantee import shown
 from verax.reporting.statement import savable
 
-BATCH = 256
-
 
 class ModelName(StrEnum):
     """Models that can be named on the command line."""
@@ -44,9 +42,7 @@ def train(
     ] = None,
     delta: Annotated[float, typer.Option(help="The delta of the budget and of the statement.")] = 1e-5,
     sampler: common.SamplerOption = common.SamplerName.poisson,
-    batch: Annotated[
-        int | None, typer.Option(help="Expected batch size; default: 256, or a quarter of the records if that is less.")
-    ] = None,
+    batch: common.ExpectedBatch = None,
     epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 10,
     times: common.Times = None,
     buffer: common.Buffer = None,
@@ -89,7 +85,7 @@ def train(
     network = build(model.value, examples)
     records = len(examples.train[1])
     run = common.describe_run(
-        sampler, None, None, records, _size(batch, records), None, epochs, clipping, clip_groups, None,
+        sampler, None, None, records, common.expected_batch(batch, records), None, epochs, clipping, clip_groups, None,
         times, buffer, max_batch,
     )  # fmt: skip
     clipped = common.with_norm(run.clipping, clip_norm)
@@ -122,12 +118,3 @@ def train(
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"noise multiplier {shown(noise, UPPER, 5)}, accuracy on held-out records {right:.1%}")
     console.print(fitted.statement())
-
-
-def _size(batch: int | None, records: int) -> int:
-    """The expected batch size: what was asked for, or what suits so many records."""
-    if batch is None:
-        return max(min(BATCH, records // 4), 1)
-    if batch > records:
-        raise ValueError(f"--batch must be at most the number of records to train on, {records}, got {batch}")
-    return batch

@@ -89,6 +89,8 @@ def _csv(path: Path) -> Examples:
     if len(rows) < 6:
         raise ValueError(f"data must have a header and at least 5 records, got {len(rows)} lines in {path}")
     width = len(rows[0])
+    if all(map(_number, rows[0])):
+        raise ValueError(f"data must begin with a line of names, got numbers in the first line of {path}")
     values = []
     for line, row in enumerate(rows[1:], start=2):
         try:
@@ -103,6 +105,14 @@ def _csv(path: Path) -> Examples:
     held = torch.arange(len(y)) % 5 == 4
     x = table[:, :-1]
     return Examples((x[~held], y[~held]), (x[held], y[held]), max(len(names), 2))
+
+
+def _number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 # --- models ---------------------------------------------------------------------------------------------------------
