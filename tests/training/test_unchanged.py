@@ -151,3 +151,145 @@ def test_an_inner_algorithm_that_fails_leaves_the_weights_alone():
     with pytest.raises(KeyError):
         trained(model, (X, Y), Batch(0.5), inner=fails)
     assert torch.equal(model.weight, before)
+
+
+class Keeps(nn.Module):
+    """Keeps something of a batch in one of many ways."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.layer, self.way, self.rounds = nn.Linear(6, 3), way, 0
+        self.register_buffer("kept", torch.zeros(6))
+        self.register_buffer("begun", torch.tensor(False))
+        self.register_buffer("nothing", None)
+        self.frozen = nn.Parameter(torch.zeros(6), requires_grad=False)
+        self.flag = False
+
+    def forward(self, x):
+        self.rounds += 1
+        data = x.detach()
+        getattr(self, self.way)(data)
+        return self.layer(x)
+
+    def largest(self, x):
+        self.kept.copy_(torch.maximum(self.kept, x.amax(0)))
+
+    def once(self, x):
+        if not self.begun:
+            self.kept.copy_(x.mean(0))
+            self.begun.fill_(True)
+
+    def once_by_a_flag(self, x):
+        if not self.flag:
+            self.kept.copy_(x.mean(0))
+            self.flag = True
+
+    def by_data(self, x):
+        self.kept.data.mul_(0.9).add_(0.1 * x.mean(0))
+
+    def new(self, x):
+        if not hasattr(self, "fresh"):
+            self.register_buffer("fresh", x.mean(0))
+
+    def filled(self, x):
+        if self.nothing is None:
+            self.nothing = x.mean(0)
+
+    def child(self, x):
+        if not hasattr(self, "inside"):
+            self.inside = nn.Module()
+            self.inside.register_buffer("mean", x.mean(0))
+
+    def later(self, x):
+        if self.rounds < 8:
+            self.kept += 1.0
+        else:
+            self.kept.copy_(x.mean(0))
+
+    def frozen_by_data(self, x):
+        self.frozen.data.copy_(x.mean(0))
+
+    def layer_by_data(self, x):
+        self.layer.bias.data.add_(1e-3 * x.mean())
+
+
+WAYS = [
+    "largest", "once", "once_by_a_flag", "by_data", "new", "filled", "child", "frozen_by_data", "layer_by_data",
+    "later",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_of_the_data_is_kept_in_any_way(way, clipping):
+    model = Keeps(way)
+    if way == "once_by_a_flag" and isinstance(clipping, Individual):
+        trained(model, (X, Y), clipping)  # the search for mixing came first, and was undone
+        assert not bool(model.kept.any())
+        return
+    with pytest.raises((ValueError, RuntimeError), match=r"forward pass|escape"):  # the second is torch.func's own
+        trained(model, (X, Y), clipping, rounds=24)
+    assert model.layer.weight.grad is None
+
+
+def test_actnorm_is_refused():
+    """Its first batch becomes weights, through .data."""
+
+    class ActNorm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift, self.layer = nn.Parameter(torch.zeros(6)), nn.Linear(6, 3)
+            self.register_buffer("done", torch.tensor(0))
+
+        def forward(self, x):
+            if not self.done:
+                self.shift.data.copy_(-x.detach().mean(0))
+                self.done.fill_(1)
+            return self.layer(x + self.shift)
+
+    with pytest.raises(ValueError, match="shift was changed by the model's forward pass"):
+        trained(ActNorm(), (X, Y), Batch(0.5))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_torchscript_goes_on(clipping):
+    model = torch.jit.script(nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 3)))
+    trained(model, (X, Y), clipping, rounds=3)
+
+
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+def test_spectral_norm_is_not_taken_for_mixing(norm):
+    for seed in range(10):
+        torch.manual_seed(seed)
+        trained(nn.Sequential(norm(nn.Linear(6, 5)), nn.Tanh(), nn.Linear(5, 3)), (X, Y), Individual(0.5), rounds=2)
+
+
+def test_what_an_inner_algorithm_does_to_buffers_and_places_is_undone():
+    def leaks(model, losses, batch, records, parameters):
+        mean = batch[0].mean(0)
+        model.kept.add_(mean)
+        model.register_buffer("leak", mean)
+        model.other = nn.Linear(2, 2)
+        model.layer.weight = nn.Parameter(torch.ones(3, 6))
+        model.layer.bias.requires_grad_(False)
+        return [torch.ones_like(p) for p in parameters]
+
+    model = Remembers("nothing")
+    weight, keys = model.layer.weight, list(model.state_dict())
+    trained(model, (X, Y), Batch(0.5), inner=leaks)
+    assert model.layer.weight is weight
+    assert list(model.state_dict()) == keys
+    assert not bool(model.kept.any())
+    assert model.layer.bias.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}), (torch.optim.Adam, {}), (torch.optim.Adagrad, {})],
+)
+def test_a_local_optimizer_that_remembers_is_refused(kind, options):
+    model = nn.Linear(6, 3)
+    kept = kind(model.parameters(), **options)
+    with pytest.raises(ValueError, match=rf"made anew for every clip-group, got one \({kind.__name__}\) that made"):
+        trained(model, (X, Y), Mixed(0.5, 3), inner=LocalSteps(lambda p: kept))

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from verax import checks
 from verax.mechanism import Batch, Clipping, Individual, Mixed
@@ -20,7 +21,8 @@ from verax.training.data import part, runs, slices
 from verax.training.factors import ROOM, Clippable, lengths
 from verax.training.flat import Flat
 from verax.training.grouped import GroupMeans, of_groups, some_unformed, too_many
-from verax.training.records import Losses, MixedRecords, Records, one_each, refuse_mixing
+from verax.training.kept import Kept
+from verax.training.records import Losses, Records, one_each, repeatable
 from verax.training.unchanged import Unchanged
 
 MICRO_BATCH = 1024
@@ -39,7 +41,7 @@ class NotFinite(ValueError):  # noqa: N818  it says what is wrong
 class Inner(Protocol):
     """What a clip-group computes before it is clipped: one tensor per parameter, a gradient or a displacement.
 
-    It may move the weights: they are put back.
+    It may move weights and buffers: they are put back.
     """
 
     def __call__(
@@ -88,6 +90,12 @@ class LocalSteps:
         """Weights before minus weights after; the clipper puts them back."""
         before = [p.detach().clone() for p in parameters]
         local = self.optimizer(parameters)
+        if any(float(kept.get("step", 0)) > 0 or "momentum_buffer" in kept for kept in local.state.values()):
+            raise ValueError(
+                f"optimizer must be made anew for every clip-group, got one ({type(local).__name__}) that made steps: "
+                "what it remembers of other records would not be protected; use a function such as "
+                "lambda p: torch.optim.Adam(p, 0.01)"
+            )
         for _ in range(self.steps):
             local.zero_grad()
             with torch.enable_grad():
@@ -117,7 +125,7 @@ class Clipper:
         self.micro_batch = micro_batch
         self._records = Records(model, losses)
         self._unchanged = Unchanged(model, losses)
-        self._mixing: dict[bool, bool] = {}  # by mode
+        self._pieces: dict[bool, bool] = {}  # by mode: whether clip-groups may be taken in pieces
         self._inner: Inner = inner or MeanGradient()
         self._means = GroupMeans(model, losses) if inner is None else None
         self.norms: Callable[[Tensor], None] | None = None  # told the norms before clipping, if somebody watches
@@ -153,10 +161,10 @@ class Clipper:
                     self._add_records(piece, size, layers, norm, into)
             case Batch(norm=norm) | Mixed(norm=norm):
                 chain = chain_of(self.model)
-                before = None if chain is not None else self._unchanged.look()
+                before = None if chain is not None or self._means is None else self._unchanged.look()
                 self._add_groups(batch, groups or [records], chain, norm, into)
         if before is not None:
-            self._unchanged.check(before, batch, records, weights=isinstance(self._inner, MeanGradient))
+            self._unchanged.check(before, batch, records)
 
     def _add_records(self, batch: Any, records: int, layers: Layers, norm: float, into: Flat) -> None:
         self._add_factors(self._records.factors(batch, records, layers), norm, into, "gradient of a record")
@@ -227,34 +235,55 @@ class Clipper:
             start += records
         return True
 
+    def aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
+        """What a clip-group computes, before it is clipped; nothing else of it is left in the model."""
+        if self._means is None:
+            return self._aggregate(group, size, parameters)
+        before = self._unchanged.look()
+        found = self._aggregate(group, size, parameters)
+        self._unchanged.check(before, group, size)
+        return found
+
     def _aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
         if isinstance(self._inner, MeanGradient):
-            inner = self._inner if size <= self.micro_batch or self._whole(group) else MeanGradient(self.micro_batch)
+            whole = size <= self.micro_batch or self._whole(group, size)
+            inner = self._inner if whole else MeanGradient(self.micro_batch)
             with torch.enable_grad():
                 return self._records.channels.tried(
                     self.model, group, lambda laid: inner(self.model, self.losses, laid, size, parameters)
                 )
-        before = [(p, p.detach().clone()) for p in self.model.parameters()]
+        kept = Kept(self.model, weights=True)
         try:
             with torch.enable_grad():
                 return [g.detach().clone() for g in self._inner(self.model, self.losses, group, size, parameters)]
-        finally:  # what it did to the weights is released with noise or not at all
-            for parameter, old in before:
+        finally:  # what it did to the model is released with noise or not at all
+            kept.restore()
+            for parameter in self.model.parameters():
                 parameter.grad = None
-                parameter.copy_(old)
 
-    def _whole(self, group: Any) -> bool:
-        """Whether clip-groups must not be taken in pieces, since their records were found to depend on each other."""
-        mode = self.model.training
-        if mode not in self._mixing:
-            few = max(min(self.micro_batch, _SMALL_GROUP), 2)
+    def _whole(self, group: Any, size: int) -> bool:
+        """Whether a clip-group must not be taken in pieces: its losses would be others, or nobody knows how to cut it.
+
+        Only exactness is at stake: any function of a clip-group is protected.
+        """
+        if not all(isinstance(x, Tensor) and x.dim() and len(x) == size for x in pytree.tree_leaves(group)):
+            return True
+        mode, few = self.model.training, self.micro_batch
+        if mode not in self._pieces:
+            kept = Kept(self.model)
+
+            def losses(batch: Any) -> Tensor:
+                try:
+                    return repeatable(self.model, lambda: self.losses(self.model, batch))
+                finally:
+                    kept.restore()
+
             try:
-                refuse_mixing(self.model)
-                self._records.refuse_other_mixing(part(group, slice(0, few)), few)
-                self._mixing[mode] = False
-            except MixedRecords:
-                self._mixing[mode] = True
-        return self._mixing[mode]
+                alone, among = (losses(part(group, slice(0, most))) for most in (few, 2 * few))
+                self._pieces[mode] = torch.allclose(alone, among[:few], rtol=1e-4, atol=1e-6)
+            except (ValueError, RuntimeError):  # batch norm of one value, say
+                self._pieces[mode] = False
+        return not self._pieces[mode]
 
     def _weights(self, found: Tensor, norm: float, denominator: float, what: str) -> Tensor:
         """What vectors with these norms are multiplied by; _INSIDE has room for the rounding of norms and weights."""

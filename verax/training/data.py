@@ -130,6 +130,10 @@ def columns(source: Any) -> Any:
 
 def _tensor(column: Any, where: str = "") -> Tensor:
     """A column as a tensor that shares its memory."""
+    if isinstance(column, np.ma.MaskedArray) or (isinstance(column, Tensor) and column.layout is not torch.strided):
+        raise ValueError(
+            f"dataset must hold an entry for each record, got a masked array or a sparse tensor{where}: fill it in"
+        )
     if isinstance(column, np.ndarray):
         straight = column if min(column.strides, default=0) >= 0 else column.copy()
         try:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from verax.mechanism import Batch, Clipping, Mixed
-from verax.training.clipped import _INSIDE, Clipper, MeanGradient, NotFinite
+from verax.training.clipped import _INSIDE, Clipper, NotFinite
 from verax.training.flat import Flat
 
 T = TypeVar("T")
@@ -204,7 +204,7 @@ def add_share(clipper: Clipper, batch: Any, records: int, share: float, into: Fl
     """Add what these records have in the mean gradient of the whole batch, which is clipped once it is added up."""
     if records == 0:
         return
-    found = MeanGradient(clipper.micro_batch)(clipper.model, clipper.losses, batch, records, into.parameters)
+    found = clipper.aggregate(batch, records, into.parameters)
     for parameter, g in zip(into.parameters, found, strict=True):
         into.views[parameter].add_(g.to(into.buffer.dtype), alpha=share / into.denominator)
 

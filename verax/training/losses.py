@@ -34,7 +34,7 @@ class PerRecord:
     @property
     def apart(self) -> bool:
         """Whether a record's loss is known to depend on no other record's output."""
-        return type(self._criterion) in _CLOSED
+        return type(self._criterion) in _CLOSED and _plain(self._criterion)
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """One loss per record."""
@@ -97,9 +97,15 @@ def same_loss(first: Criterion, second: Criterion) -> bool:
         return True
     if type(first) is not type(second) or type(first).__module__ != nn.modules.loss.__name__:
         return False
-    tensors = (one for loss in (first, second) if isinstance(loss, nn.Module) for one in loss.buffers())
     settings = [{key: value for key, value in vars(loss).items() if key[0] != "_"} for loss in (first, second)]
-    return next(tensors, None) is None and settings[0] == settings[1]
+    tensors = any(isinstance(value, Tensor) for value in settings[0].values())
+    plain = all(_plain(loss) and not list(loss.buffers()) for loss in (first, second) if isinstance(loss, nn.Module))
+    return plain and not tensors and settings[0] == settings[1]
+
+
+def _plain(loss: Any) -> bool:
+    """Whether nobody changed what a torch loss computes."""
+    return not (loss._forward_hooks or loss._forward_pre_hooks or "forward" in vars(loss))
 
 
 def _one_by_one(criterion: Criterion, outputs: Any, target: Any, records: int) -> Tensor:

@@ -8,12 +8,14 @@ dimension show up there; a model that mixes records (batch norm in any disguise)
 from __future__ import annotations
 
 import math
+import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -22,6 +24,7 @@ import verax.training.opaque  # noqa: F401  registers attention and recurrent la
 from verax.training.capture import Layers, Use, watching
 from verax.training.chain import NotAChain, Pass, chain_of, keeps_apart
 from verax.training.factors import HALF, Explicit, Kind, merged, single_precision
+from verax.training.kept import Kept
 from verax.training.layers import trainable
 
 Losses = Callable[[nn.Module, Any], Tensor]
@@ -34,6 +37,7 @@ _FOLDED = -1
 _FEWEST = 32  # records worked on at once, whatever the model
 _FIT = 12.0 * 2**20  # bytes that those worked on at once may leave behind
 _AGREE = 1e-3  # relative difference from plain autograd that is still rounding
+_MOVED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _AGREE_HALF = 5e-2  # the same in half precision
 
 
@@ -133,11 +137,22 @@ class Records:
             self._compare(batch, records)
 
     def _compare(self, batch: Any, records: int) -> None:
-        def losses(whole: Any) -> Tensor:
-            return one_each(repeatable(lambda: self.losses(self.model, whole)), records)
+        kept = Kept(self.model)
 
-        usual = losses(batch)
+        def losses(whole: Any) -> Tensor:
+            try:
+                return one_each(repeatable(self.model, lambda: self.losses(self.model, whole)), records)
+            finally:
+                kept.restore()
+
+        usual, again = losses(batch), losses(batch)
         allowed = rounding_of([usual, *self.model.parameters()])
+        if not torch.allclose(usual, again, rtol=allowed, atol=1e-5, equal_nan=True):
+            raise MixedRecords(
+                "a record's loss changes from one pass to the next although all seeds are set again, so that nobody "
+                "can tell whether it depends on other records: let the model draw from torch's own generator, and "
+                "keep nothing from pass to pass"
+            )
         for record in (0, records - 1):
             alone = losses(of_each(batch, records, partial(copies, record=record)))
             first, second = float(usual[record]), float(alone[record])
@@ -356,7 +371,7 @@ def _few(batch: Any, records: int) -> Any:
 @contextmanager
 def _nearby(model: nn.Module) -> Iterator[None]:
     """The model with all weights moved a little, until the block ends; their memory and versions stay as they are."""
-    kept = [(p, p.data) for p in model.parameters() if p.is_floating_point()]
+    kept = [(p, p.data) for p in model.parameters() if trainable(p) and p.dtype in _MOVED]
     made = torch.Generator().manual_seed(0)
     try:
         for parameter, value in kept:
@@ -369,11 +384,19 @@ def _nearby(model: nn.Module) -> Iterator[None]:
             parameter.data = value
 
 
-def repeatable(work: Callable[[], Result]) -> Result:
+def repeatable(model: nn.Module, work: Callable[[], Result]) -> Result:
     """What the work gives with fixed randomness and without gradients; the caller's randomness is left alone."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return work()
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  that of whoever uses it
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        try:
+            torch.manual_seed(0)
+            random.seed(0)
+            np.random.seed(0)  # noqa: NPY002
+            return work()
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
 
 
 def copies(x: Tensor, record: int) -> Tensor:

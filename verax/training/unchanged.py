@@ -7,84 +7,102 @@ counter, or the power iteration of a spectral norm, which depends on the weights
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from verax.training.kept import Kept, alike
 from verax.training.records import Losses, copies, of_each, repeatable
 
-Held = list[tuple[dict[str, Any], str, Tensor, int]]
-"""Parameters and buffers: the module's dictionary and key of each, the tensor, and its version."""
+
+@dataclass(frozen=True)
+class Before:
+    """A model before a batch."""
+
+    buffers: Kept
+    weights: dict[str, tuple[Tensor, int, Tensor | None]]
+    """Every parameter, its version and, sometimes, its value."""
 
 
 class Unchanged:
-    """Compares a model's weights and buffers before and after a batch went through it."""
+    """Compares a model's weights and buffers before and after a batch went through it.
+
+    Buffers are compared by value in every batch. Weights are compared by their versions, and by value in batches 1, 2,
+    4, 8 ..., since what is written through ``.data`` moves no version.
+    """
 
     def __init__(self, model: nn.Module, losses: Losses) -> None:
         self._model, self._losses = model, losses
-        self._harmless: set[str] = set()
+        self._looks = 0
+        self._changes: dict[str, int] = {}
 
-    def look(self) -> Held:
-        """As they are now."""
-        found: Held = []
-        for module in self._model.modules():
-            if getattr(module, "max_norm", None) is not None and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+    def look(self) -> Before:
+        """The model as it is now."""
+        for name, module in self._model.named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
                 raise ValueError(
-                    f"{self._named(module)} has max_norm={module.max_norm!r}: it shortens the rows of the tokens that "
-                    "occur, in place and without noise, and so shows which do; use max_norm=None"
+                    f"{name or 'the model'} ({type(module).__name__}) has max_norm={module.max_norm!r}: it shortens "
+                    "the rows of the tokens that occur, in place and without noise, and so shows which do; use "
+                    "max_norm=None"
                 )
-            for held in (module._parameters, module._buffers):
-                found += [(held, key, x, x._version) for key, x in held.items() if x is not None]
-        return found
+        self._looks += 1
+        whole = _is_power(self._looks)
+        weights = {
+            name: (p, 0 if p.is_inference() else p._version, p.detach().clone() if whole else None)
+            for name, p in self._model.named_parameters()
+        }
+        return Before(Kept(self._model), weights)
 
-    def check(self, before: Held, batch: Any, records: int, weights: bool) -> None:
-        """Refuse what changed since, with ``weights`` also of the parameters."""
-        changed = [
-            (held, key, isinstance(x, nn.Parameter))
-            for held, key, x, version in before
-            if x._version != version or held.get(key) is not x
-        ]
-        for held, key, parameter in changed:
-            name = self._name(held, key)
-            if parameter and weights:
+    def check(self, before: Before, batch: Any, records: int) -> None:
+        """Refuse what changed since."""
+        now = dict(self._model.named_parameters())
+        for name, (parameter, version, value) in before.weights.items():
+            moved = not parameter.is_inference() and parameter._version != version
+            if now.get(name) is not parameter or moved or (value is not None and not alike(parameter, value)):
                 raise ValueError(
                     f"{name} was changed by the model's forward pass, where no noise is added: leave weights to the "
                     "optimizer. This copy of the model must not be released"
                 )
-            if not parameter and name not in self._harmless:
-                if name in self._following(batch, records):
-                    raise ValueError(
-                        f"the buffer {name} is changed by the model's forward pass according to the data, and no noise "
-                        "protects it: keep such statistics out of the model. This copy of it must not be released"
-                    )
-                self._harmless.add(name)
+        asked = set()
+        for name in before.buffers.changed():
+            self._changes[name] = self._changes.get(name, 0) + 1
+            asked |= {name} if _is_power(self._changes[name]) else set()
+        for name in sorted(asked & self._following(before.buffers, batch, records) if asked else ()):
+            raise ValueError(
+                f"the buffer {name} is changed by the model's forward pass according to the data, as far as can be "
+                "told, and no noise protects it: keep such statistics out of the model. This copy of it must not be "
+                "released"
+            )
 
-    def _following(self, batch: Any, records: int) -> set[str]:
-        """Names of the buffers that another batch changes in another way; they are left as they were."""
-        first: Callable[[Tensor], Tensor] = partial(copies, record=0) if records > 1 else torch.zeros_like
-        usual, other = self._after(batch), self._after(of_each(batch, records, first))
-        return {name for name, x in usual.items() if not torch.equal(x, other[name])}
+    def _following(self, before: Kept, batch: Any, records: int) -> set[str]:
+        """Names of the buffers that other data change in another way, or that do not change again as they did.
 
-    def _after(self, batch: Any) -> dict[str, Tensor]:
-        places = [(module._buffers, key) for module in self._model.modules() for key in module._buffers]
-        kept = [(held, key, held[key], x.clone()) for held, key in places if (x := held[key]) is not None]
+        The model is left as it was found.
+        """
+        others: list[Callable[[Tensor], Tensor]] = [torch.zeros_like]
+        if records > 1:
+            others = [partial(copies, record=record) for record in (0, records - 1)]
+        found = Kept(self._model)
         try:
-            repeatable(lambda: self._losses(self._model, batch))
-            return {name: x.clone() for name, x in self._model.named_buffers()}
+            usual = self._after(before, batch)
+            follow = {name for name in before.names() | usual.keys() if before.holds(name, usual.get(name))}
+            for change in others:
+                other = self._after(before, of_each(batch, records, change))
+                names = usual.keys() | other.keys()
+                follow |= {name for name in names if not alike(usual.get(name), other.get(name))}
         finally:
-            for held, key, x, value in kept:
-                held[key] = x
-                x.copy_(value)
+            found.restore()
+        return follow
 
-    def _name(self, held: dict[str, Any], key: str) -> str:
-        """The name of a parameter or buffer in the model."""
-        for prefix, module in self._model.named_modules():
-            if held is module._parameters or held is module._buffers:
-                return f"{prefix}.{key}" if prefix else key
-        return key
+    def _after(self, before: Kept, batch: Any) -> dict[str, Tensor]:
+        before.restore()
+        repeatable(self._model, lambda: self._losses(self._model, batch))
+        return {name: x.clone() for name, x in self._model.named_buffers()}
 
-    def _named(self, module: nn.Module) -> str:
-        names = (name for name, one in self._model.named_modules() if one is module)
-        return f"{next(names) or 'the model'} ({type(module).__name__})"
+
+def _is_power(number: int) -> bool:
+    """Whether it is 1, 2, 4, 8 ..."""
+    return number & (number - 1) == 0

@@ -1,0 +1,86 @@
+"""The buffers of a model, and its weights if they are wanted, as they were: to compare with, and to put back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Kept:
+    """Remembers every module's own tensors by their places and by value.
+
+    Args:
+        model: any module.
+        weights: whether its parameters are wanted, too.
+
+    >>> model = nn.BatchNorm1d(2)
+    >>> kept = Kept(model)
+    >>> _ = model(torch.ones(3, 2))
+    >>> sorted(kept.changed())
+    ['num_batches_tracked', 'running_mean', 'running_var']
+    >>> kept.restore()
+    >>> model.running_mean
+    tensor([0., 0.])
+    """
+
+    def __init__(self, model: nn.Module, weights: bool = False) -> None:
+        self._model = model
+        kinds = ("_buffers", "_parameters") if weights else ("_buffers",)
+        self._places = [
+            (module, kind, dict(getattr(module, kind).items())) for module in model.modules() for kind in kinds
+        ]
+        self._children = [(module, set(module._modules.keys())) for module in model.modules()]
+        tensors = {id(x): x for _, _, held in self._places for x in held.values() if x is not None}
+        self._values = {key: (x, x.requires_grad, x.detach().clone()) for key, x in tensors.items()}
+        self._named = {name: id(x) for name, x in model.named_buffers()}
+
+    def names(self) -> set[str]:
+        """Of the buffers."""
+        return set(self._named)
+
+    def holds(self, name: str, now: Tensor | None) -> bool:
+        """Whether this is the value that the buffer had."""
+        return alike(self._values[self._named[name]][2] if name in self._named else None, now)
+
+    def changed(self) -> set[str]:
+        """Names of the buffers that have another value now, are new, or are gone."""
+        now = dict(self._model.named_buffers())
+        return {name for name in self.names() | now.keys() if not self.holds(name, now.get(name))}
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put everything back: the same tensors in the same places with the same values, and nothing else."""
+        for module, children in self._children:
+            for key in [key for key in module._modules.keys() if key not in children]:  # noqa: SIM118  of TorchScript
+                del module._modules[key]
+        for module, kind, held in self._places:
+            now: Any = getattr(module, kind)
+            for key in [key for key in now.keys() if key not in held]:  # noqa: SIM118  the same
+                del now[key]
+            for key, x in held.items():
+                if key not in now or now[key] is not x:
+                    now[key] = x
+        for x, wanted, value in self._values.values():
+            if not alike(x, value):
+                x.copy_(value)
+            if x.requires_grad is not wanted:
+                x.requires_grad_(wanted)
+
+
+def alike(first: Tensor | None, second: Tensor | None) -> bool:
+    """Whether two tensors have the same shape and the same entries; one that is not a number is like another.
+
+    >>> alike(torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]))
+    True
+    """
+    if first is None or second is None:
+        return first is second
+    if first.shape != second.shape or first.dtype != second.dtype or first.device != second.device:
+        return False
+    if first.is_meta or torch.equal(first, second):
+        return True
+    if not first.is_floating_point():
+        return False
+    return bool(((first == second) | ((first != first) & (second != second))).all())
