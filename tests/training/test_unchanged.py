@@ -9,6 +9,7 @@ from torch import nn  # noqa: E402
 
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed, Shuffle  # noqa: E402
 from verax.training import LocalSteps, PrivateTrainer  # noqa: E402
+from verax.training.clipped import MeanGradient  # noqa: E402
 
 torch.set_num_threads(1)
 MADE = torch.Generator().manual_seed(3)
@@ -52,6 +53,11 @@ def test_buffers_that_follow_the_data_are_refused(clipping, what):
         trained(nn.Sequential(nn.Identity(), Remembers(what))[1], (X, Y), clipping)
     with pytest.raises(ValueError, match=r"the buffer 1\.kept is changed"):
         trained(nn.Sequential(nn.Tanh(), Remembers(what)), (X, Y), clipping)
+
+
+def test_buffers_are_looked_at_under_an_inner_algorithm_of_verax_too():
+    with pytest.raises(ValueError, match="the buffer kept is changed"):
+        trained(Remembers("mean"), (X, Y), Batch(0.5), inner=MeanGradient())
 
 
 def test_a_batch_of_one_record_is_enough():

@@ -127,6 +127,7 @@ class Clipper:
         self._unchanged = Unchanged(model, losses)
         self._pieces: dict[bool, bool] = {}  # by mode: whether clip-groups may be taken in pieces
         self._inner: Inner = inner or MeanGradient()
+        self._foreign = not isinstance(self._inner, MeanGradient)  # and may do what it likes: that is undone
         self._means = GroupMeans(model, losses) if inner is None else None
         self.norms: Callable[[Tensor], None] | None = None  # told the norms before clipping, if somebody watches
 
@@ -161,7 +162,7 @@ class Clipper:
                     self._add_records(piece, size, layers, norm, into)
             case Batch(norm=norm) | Mixed(norm=norm):
                 chain = chain_of(self.model)
-                before = None if chain is not None or self._means is None else self._unchanged.look()
+                before = None if chain is not None or self._foreign else self._unchanged.look()
                 self._add_groups(batch, groups or [records], chain, norm, into)
         if before is not None:
             self._unchanged.check(before, batch, records)
@@ -237,7 +238,7 @@ class Clipper:
 
     def aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
         """What a clip-group computes, before it is clipped; nothing else of it is left in the model."""
-        if self._means is None:
+        if self._foreign:
             return self._aggregate(group, size, parameters)
         before = self._unchanged.look()
         found = self._aggregate(group, size, parameters)
@@ -245,7 +246,7 @@ class Clipper:
         return found
 
     def _aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
-        if isinstance(self._inner, MeanGradient):
+        if not self._foreign:
             whole = size <= self.micro_batch or self._whole(group, size)
             inner = self._inner if whole else MeanGradient(self.micro_batch)
             with torch.enable_grad():
