@@ -63,8 +63,6 @@ studies: $(DEMO_STAMP)  ## train on real data for docs/studies.md; VERAX_DATA na
 	$(BIN)/python studies/proactive.py
 	$(BIN)/python studies/proactive.py --problems non-convex --seeds 1
 	$(BIN)/python studies/mnist_clippings.py
-	$(BIN)/python studies/mnist_clippings.py --epochs 10 --noise 0.0625 --cells subsampling:batch:64:1.0,subsampling:mixed:512:1.0
-	$(BIN)/python studies/mnist_clippings.py --epochs 10 --noise 0 --cells subsampling:batch:64:1000.0,subsampling:mixed:512:1000.0
 	$(BIN)/python studies/equal_epsilon.py
 	$(BIN)/python studies/participation.py
 	$(BIN)/python studies/asynchronous.py
