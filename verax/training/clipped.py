@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -271,16 +272,9 @@ class Clipper:
             return True
         mode, few = self.model.training, self.micro_batch
         if mode not in self._pieces:
-            kept = Kept(self.model)
-
-            def losses(batch: Any) -> Tensor:
-                try:
-                    return repeatable(self.model, lambda: self.losses(self.model, batch))
-                finally:
-                    kept.restore()
-
+            pieces = [part(group, slice(0, most)) for most in (few, 2 * few)]
             try:
-                alone, among = (losses(part(group, slice(0, most))) for most in (few, 2 * few))
+                alone, among = (repeatable(self.model, partial(self.losses, self.model, x)) for x in pieces)
                 self._pieces[mode] = torch.allclose(alone, among[:few], rtol=1e-4, atol=1e-6)
             except (ValueError, RuntimeError):  # batch norm of one value, say
                 self._pieces[mode] = False

@@ -37,8 +37,8 @@ _FOLDED = -1
 _FEWEST = 32  # records worked on at once, whatever the model
 _FIT = 12.0 * 2**20  # bytes that those worked on at once may leave behind
 _AGREE = 1e-3  # relative difference from plain autograd that is still rounding
-_MOVED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _AGREE_HALF = 5e-2  # the same in half precision
+_MOVED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # weights that can be moved a little
 
 
 class MixedRecords(ValueError):  # noqa: N818  it says what is wrong
@@ -111,9 +111,9 @@ class Records:
         """Look for mixing where more records go together than before, and after 1, 2, 4, 8 ... batches."""
         mode = self.model.training
         seen, batches = self._apart.get(mode, (0, 0))
-        if records > 1 and (records > 2 * seen or batches & (batches - 1) == 0):
+        if records > 1 and (records > 2 * seen or doubled(batches)):
             if not self.known_apart:
-                self.refuse_other_mixing(batch, records)
+                self._refuse_other_mixing(batch, records)
             seen = max(records, seen)
         self._apart[mode] = seen, batches + (records > 1)
 
@@ -124,10 +124,10 @@ class Records:
         if self._bytes is None:
             self._bytes = 4.0 * sum(p.numel() for p in layers.trained)  # unless the rules apply, and know better
             few = min(_FEWEST, most)
-            self.factors(of_each(batch, records, lambda x: x[:few]), few, layers)
+            self.factors(_few(batch, records, few), few, layers)
         return min(max(int(_FIT / self._bytes), _FEWEST), most)
 
-    def refuse_other_mixing(self, batch: Any, records: int) -> None:
+    def _refuse_other_mixing(self, batch: Any, records: int) -> None:
         """With the same randomness, a record's loss must not change when all others become copies of it.
 
         Neither with the weights as they are nor with weights nearby: a branch that begins at zero is closed so far.
@@ -137,13 +137,8 @@ class Records:
             self._compare(batch, records)
 
     def _compare(self, batch: Any, records: int) -> None:
-        kept = Kept(self.model)
-
         def losses(whole: Any) -> Tensor:
-            try:
-                return one_each(repeatable(self.model, lambda: self.losses(self.model, whole)), records)
-            finally:
-                kept.restore()
+            return one_each(repeatable(self.model, lambda: self.losses(self.model, whole)), records)
 
         usual, again = losses(batch), losses(batch)
         allowed = rounding_of([usual, *self.model.parameters()])
@@ -363,9 +358,14 @@ class _Whole(nn.Module):
         return self._losses(self.model, batch)
 
 
-def _few(batch: Any, records: int) -> Any:
+def doubled(count: int) -> bool:
+    """Whether it is 0, 1, 2, 4, 8 ...: when to look again at what is looked at less and less."""
+    return count & (count - 1) == 0
+
+
+def _few(batch: Any, records: int, few: int = _FEWEST) -> Any:
     """The first records of the batch."""
-    return of_each(batch, records, lambda x: x[:_FEWEST])
+    return of_each(batch, records, lambda x: x[:few])
 
 
 @contextmanager
@@ -385,8 +385,9 @@ def _nearby(model: nn.Module) -> Iterator[None]:
 
 
 def repeatable(model: nn.Module, work: Callable[[], Result]) -> Result:
-    """What the work gives with fixed randomness and without gradients; the caller's randomness is left alone."""
+    """What the work gives with fixed randomness and without gradients; randomness and buffers are left as they were."""
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
+    kept = Kept(model)
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  that of whoever uses it
     with torch.no_grad(), torch.random.fork_rng(devices):
         try:
@@ -397,6 +398,7 @@ def repeatable(model: nn.Module, work: Callable[[], Result]) -> Result:
         finally:
             random.setstate(python)
             np.random.set_state(numpy)  # noqa: NPY002
+            kept.restore()
 
 
 def copies(x: Tensor, record: int) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from verax.training.kept import Kept, alike
-from verax.training.records import Losses, copies, of_each, repeatable
+from verax.training.records import Losses, copies, doubled, of_each, repeatable
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Unchanged:
                     "max_norm=None"
                 )
         self._looks += 1
-        whole = _is_power(self._looks)
+        whole = doubled(self._looks)
         weights = {
             name: (p, 0 if p.is_inference() else p._version, p.detach().clone() if whole else None)
             for name, p in self._model.named_parameters()
@@ -69,8 +69,9 @@ class Unchanged:
         asked = set()
         for name in before.buffers.changed():
             self._changes[name] = self._changes.get(name, 0) + 1
-            asked |= {name} if _is_power(self._changes[name]) else set()
-        for name in sorted(asked & self._following(before.buffers, batch, records) if asked else ()):
+            if doubled(self._changes[name]):
+                asked.add(name)
+        for name in sorted(asked & self._following(before.buffers, batch, records)) if asked else ():
             raise ValueError(
                 f"the buffer {name} is changed by the model's forward pass according to the data, as far as can be "
                 "told, and no noise protects it: keep such statistics out of the model. This copy of it must not be "
@@ -98,11 +99,11 @@ class Unchanged:
         return follow
 
     def _after(self, before: Kept, batch: Any) -> dict[str, Tensor]:
+        """The buffers after this batch, if it had come in place of the one that did."""
+
+        def buffers() -> dict[str, Tensor]:
+            self._losses(self._model, batch)
+            return {name: x.clone() for name, x in self._model.named_buffers()}
+
         before.restore()
-        repeatable(self._model, lambda: self._losses(self._model, batch))
-        return {name: x.clone() for name, x in self._model.named_buffers()}
-
-
-def _is_power(number: int) -> bool:
-    """Whether it is 1, 2, 4, 8 ..."""
-    return number & (number - 1) == 0
+        return repeatable(self._model, buffers)
