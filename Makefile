@@ -83,5 +83,5 @@ $(sort $(DEMO_STAMP) $(TEST_STAMP)): $(VENV)/.installed-%: pyproject.toml constr
 	@touch $@
 
 $(BENCH_STAMP): pyproject.toml constraints.txt $(KERNEL) benchmarks/requirements.txt | $(BENCH_VENV)/.created
-	$(call install,$(BENCH_VENV),-r benchmarks/requirements.txt -e .)
+	$(call install,$(BENCH_VENV),-r benchmarks/requirements.txt -e ".[train]")
 	@touch $@

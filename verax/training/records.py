@@ -26,6 +26,7 @@ from verax.training.chain import NotAChain, Pass, chain_of, keeps_apart
 from verax.training.factors import HALF, Explicit, Kind, merged, single_precision
 from verax.training.kept import Kept
 from verax.training.layers import trainable
+from verax.training.pooling import in_slices
 
 Losses = Callable[[nn.Module, Any], Tensor]
 """From the model and a batch to one loss per record."""
@@ -327,7 +328,7 @@ Result = TypeVar("Result")
 
 
 class ChannelsLast:
-    """Images with their channels last in memory, where convolutions and pooling are faster, if the model bears it.
+    """Images with their channels last in memory, where convolutions are faster, and pooling by slices.
 
     The values are the same; a model that takes a ``view`` of an activation may refuse their order: it gets its own.
     """
@@ -340,7 +341,8 @@ class ChannelsLast:
         if not self._borne or not any(isinstance(module, nn.Conv2d) for module in model.modules()):
             return work(batch)
         try:
-            return work(pytree.tree_map(_channels_last, batch))
+            with in_slices(model):
+                return work(pytree.tree_map(_channels_last, batch))
         except RuntimeError:
             self._borne = False
             return work(batch)
