@@ -213,6 +213,49 @@ def test_bad_clients(world, options, message):
         world.client(0, world.plan()).__class__(8, world.own(0), world.plan(), world.make(), world.loss)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (lambda p: torch.optim.LBFGS(p), "got LBFGS"),
+        (lambda p: None, "optimizer must be an optimizer .* got None"),
+        (torch.optim.SGD([torch.zeros(1)], 0.1), r"must be a function from parameters .* an optimizer \(SGD\)"),
+        (0.1, "must be a function from parameters"),
+    ],
+)
+def test_bad_optimizers_of_a_server(world, optimizer, message):
+    with pytest.raises(ValueError, match=message):
+        Server(world.plan(), weights_of(world.make()), optimizer)
+
+
+def test_what_a_client_cannot_compute_is_refused_before_the_first_round(world):
+    by_client = world.plan(unit="client")
+    with pytest.raises(ValueError, match="inner must be LocalSteps"):
+        world.client(4, by_client, inner=torch.optim.SGD)
+    with pytest.raises(ValueError, match="model must be the module itself"):
+        Client(4, world.own(4), by_client, torch.nn.DataParallel(world.make()), world.loss)
+    x, y = world.own(4)
+    hand = Client(4, {"x": x, "y": y}, world.plan(client_rate=1.0), world.make(), world.loss)
+    with pytest.raises(ValueError, match="loss must be a function of model and batch"):
+        hand.rehearse()
+
+
+def test_a_client_that_remembers_its_last_round_is_refused(world):
+    class Remembers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.mean = torch.nn.Linear(6, 3), 0.0
+
+        def forward(self, x):
+            y, self.mean = self.layer(x) + self.mean, self.layer(x).detach().mean(0)
+            return y
+
+    run = world.plan(unit="client", client_rate=1.0, record_rate=1.0)
+    hand = Client(4, world.own(4), run, Remembers(), world.loss, insecure_seed=5)
+    model = Server(run, weights_of(Remembers()), world.sgd, insecure_seed=5).model()
+    with pytest.raises(ValueError, match="depends on earlier batches"):
+        hand.answer(model)
+
+
 # --- records that cannot be clipped ---------------------------------------------------------------------------------
 
 

@@ -9,7 +9,8 @@ from torch import nn  # noqa: E402
 
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed, Shuffle  # noqa: E402
 from verax.training import LocalSteps, PrivateTrainer  # noqa: E402
-from verax.training.clipped import MeanGradient  # noqa: E402
+from verax.training.clipped import Clipper, MeanGradient  # noqa: E402
+from verax.training.losses import PerRecord  # noqa: E402
 
 torch.set_num_threads(1)
 MADE = torch.Generator().manual_seed(3)
@@ -299,3 +300,98 @@ def test_a_local_optimizer_that_remembers_is_refused(kind, options):
     kept = kind(model.parameters(), **options)
     with pytest.raises(ValueError, match=rf"made anew for every clip-group, got one \({kind.__name__}\) that made"):
         trained(model, (X, Y), Mixed(0.5, 3), inner=LocalSteps(lambda p: kept))
+
+
+class Attributes(nn.Module):
+    """Keeps something outside its buffers."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.layer, self.what = nn.Linear(6, 3), what
+        self.mean, self.passes, self.seen = torch.zeros(3), 0, None
+
+    def forward(self, x):
+        y = self.layer(x)
+        if "mean" in self.what:
+            y, self.mean = y + self.mean, 0.99 * self.mean + 0.01 * y.detach().mean(0)
+        if "count" in self.what:
+            y, self.passes = y * (1.0 + 0.1 * self.passes), self.passes + 1
+        if "outputs" in self.what:
+            self.seen = y
+        return y
+
+
+GROUPED = [(Batch(0.5), None), (Mixed(0.5, 3), None), (Batch(0.5), LocalSteps(lambda p: torch.optim.SGD(p, 0.1)))]
+
+
+@pytest.mark.parametrize(("clipping", "inner"), GROUPED)
+@pytest.mark.parametrize("what", [{"mean"}, {"mean", "count"}, {"mean", "outputs"}])
+def test_attributes_that_carry_data_to_the_next_round_are_refused(clipping, inner, what):
+    with pytest.raises(ValueError, match="depends on earlier batches"):
+        trained(Attributes(what), (X, Y), clipping, inner=inner)
+
+
+@pytest.mark.parametrize(("clipping", "inner"), GROUPED)
+@pytest.mark.parametrize("what", [{"count"}, {"outputs"}])
+def test_counts_and_outputs_that_nobody_reads_are_not(clipping, inner, what):
+    model = Attributes(what)
+    assert trained(model, (X, Y), clipping, rounds=3, inner=inner).rounds == 3
+    assert model.what == what
+
+
+def test_counts_in_models_that_cannot_be_copied_are():
+    with pytest.raises(ValueError, match="depends on earlier batches"):
+        trained(Attributes({"count", "outputs"}), (X, Y), Batch(0.5), rounds=3)
+
+
+def test_recurrent_state_between_batches_is_refused():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.head, self.state = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 3), None
+
+        def forward(self, x):
+            before = None if self.state is None else tuple(s.expand(1, len(x), 4).contiguous() for s in self.state)
+            y, after = self.cell(x.unsqueeze(-1), before)
+            self.state = tuple(s.detach().mean(1, keepdim=True) for s in after)
+            return self.head(y[:, -1])
+
+    with pytest.raises(ValueError, match="depends on earlier batches"):
+        trained(Recurrent(), (X, Y), Batch(0.5))
+
+
+@pytest.mark.parametrize("clipping", [Batch(0.5), Mixed(0.5, 2)])
+def test_an_inner_algorithm_that_remembers_is_refused(clipping):
+    class Momentum:
+        def __init__(self):
+            self.old = None
+
+        def __call__(self, model, losses, batch, records, parameters):
+            new = MeanGradient()(model, losses, batch, records, parameters)
+            found = new if self.old is None else [x + 0.9 * y for x, y in zip(new, self.old, strict=True)]
+            self.old = found
+            return found
+
+    for model in (Attributes(set()), nn.Sequential(nn.Linear(6, 3))):
+        with pytest.raises(ValueError, match="depends on earlier batches"):
+            trained(model, (X, Y), clipping, inner=Momentum())
+
+
+def test_memory_that_begins_later_is_found():
+    class Late(Attributes):
+        def forward(self, x):
+            self.what = {"count", "mean"} if self.passes > 3 else {"count"}
+            return super().forward(x)
+
+    with pytest.raises(ValueError, match="depends on earlier batches"):
+        trained(Late(set()), (X, Y), Batch(0.5), rounds=16)
+
+
+def test_looking_for_memory_leaves_randomness_alone():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), Attributes(set()))
+    torch.manual_seed(0)
+    first = torch.rand(3)
+    torch.manual_seed(0)
+    clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), Batch(0.5))
+    clipper._refuse_memory((X, Y), len(X), list(model.parameters()))
+    assert torch.equal(torch.rand(3), first)

@@ -19,6 +19,7 @@ from verax.privacy.guarantee import Guarantee
 from verax.randomness import Source
 from verax.training.files import write_secret
 from verax.training.ledger import Ledger, read
+from verax.training.refusals import refuse_factory, refuse_optimizer
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement
@@ -62,7 +63,9 @@ class Server:
         self._weights = nn.Parameter(torch.from_numpy(np.array(weights, dtype=np.float32)))
         if not bool(torch.isfinite(self._weights).all()):
             raise ValueError("weights must be finite, got some that are not")
+        refuse_factory(optimizer)
         self._optimizer = optimizer([self._weights])
+        refuse_optimizer(self._optimizer)
         self._expected = _each(plan.expected if expected is None else expected, plan.rounds)
         self._source = Source.system() if insecure_seed is None else Source.insecure(insecure_seed)
         self._noise = self._source.spawn("noise of the server")

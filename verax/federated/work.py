@@ -15,6 +15,7 @@ from verax.training.clipped import MICRO_BATCH, Clipper, Inner, NotFinite
 from verax.training.data import part, runs
 from verax.training.flat import Flat
 from verax.training.losses import Criterion, PerRecord
+from verax.training.refusals import refuse_inner, refuse_loss, refuse_model
 
 
 def weights_of(model: nn.Module) -> Values:
@@ -53,7 +54,9 @@ class Worker:
         self, model: nn.Module, loss: Criterion, plan: Plan, inner: Inner | None = None,
         micro_batch: int = MICRO_BATCH, weights: Tensor | None = None,
     ) -> None:  # fmt: skip
-        self.model = model
+        refuse_model(model)
+        refuse_inner(inner)
+        self.model, self._loss = model, loss
         parameters = _trained(model)
         now = torch.from_numpy(weights_of(model))
         self.weights = now if weights is None else weights
@@ -76,6 +79,7 @@ class Worker:
 
     def total(self, batch: Any, records: int) -> Values:
         """The clipped sum, or where aggregates are clipped the batch's clipped aggregate; valid until the next call."""
+        refuse_loss(self._loss, batch)
         self._flat.buffer.zero_()
         try:
             self._clipper.add(batch, records, self._flat)
@@ -87,6 +91,7 @@ class Worker:
 
     def totals(self, batch: Any, sizes: list[int]) -> Values:
         """The sum of the clipped aggregates of clients whose records lie one behind the other; valid as long."""
+        refuse_loss(self._loss, batch)
         self._flat.buffer.zero_()
         start = 0
         for some in runs(sizes, self._micro_batch):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from verax.training.factors import ROOM, Clippable, lengths
 from verax.training.flat import Flat
 from verax.training.grouped import GroupMeans, of_groups, some_unformed, too_many
 from verax.training.kept import Kept
-from verax.training.records import Losses, Records, one_each, repeatable
+from verax.training.records import Losses, Records, copies, doubled, of_each, one_each, repeatable
 from verax.training.unchanged import Unchanged
 
 MICRO_BATCH = 1024
@@ -31,6 +33,8 @@ _SMALL_GROUP = 96  # records of a clip-group up to which a pass of its own is sl
 _TINY_GROUP = 8  # the same for plain chains with a large weight, which have a pass for all groups anyway
 _FEW = 16  # numbers that are faster computed one after the other
 _PASSES = 4  # so many groups at least must go through one pass
+_LOOKED_AT = 32  # records with which it is found out what a model does with the others of a batch, or of earlier ones
+_REMEMBERED = 1e-5  # relative change of an aggregate that is still rounding, where nothing but the past changed
 _AGGREGATE = "aggregate of a clip-group"
 _INSIDE = 1.0 - ROOM  # of the clip norm: what single precision may add to a norm stays within it
 
@@ -126,7 +130,7 @@ class Clipper:
         self.micro_batch = micro_batch
         self._records = Records(model, losses)
         self._unchanged = Unchanged(model, losses)
-        self._pieces: dict[bool, bool] = {}  # by mode: whether clip-groups may be taken in pieces
+        self._batches = 0  # of which clip-groups were computed one by one
         self._inner: Inner = inner or MeanGradient()
         self._foreign = not isinstance(self._inner, MeanGradient)  # and may do what it likes: that is undone
         self._means = GroupMeans(model, losses) if inner is None else None
@@ -197,6 +201,7 @@ class Clipper:
                     into.buffer.addmv_(columns, self._weights(norms, norm, into.denominator, _AGGREGATE))
                 return
         refuse_statistics(self.model)
+        self._refuse_memory(batch, sum(sizes), into.parameters)
         start = 0
         for size in sizes:
             group = batch if len(sizes) == 1 else part(batch, slice(start, start + size))
@@ -239,6 +244,7 @@ class Clipper:
 
     def aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
         """What a clip-group computes, before it is clipped; nothing else of it is left in the model."""
+        self._refuse_memory(group, size, parameters)
         if self._foreign:
             return self._aggregate(group, size, parameters)
         before = self._unchanged.look()
@@ -263,22 +269,56 @@ class Clipper:
             for parameter in self.model.parameters():
                 parameter.grad = None
 
+    def _refuse_memory(self, batch: Any, records: int, parameters: list[nn.Parameter]) -> None:
+        """What a clip-group computes must not depend on batches before it; looked at in batches 1, 2, 4, 8 ...
+
+        Neighbouring runs would differ in rounds that the record is not part of, and for those nobody adds noise. Copies
+        of model, loss and inner algorithm see either this batch or another one, and then this one (again).
+        """
+        self._batches += records > 1
+        if records <= 1 or not doubled(self._batches) or (self._records.known_apart and not self._foreign):
+            return
+        few = min(records, _LOOKED_AT)
+        batch = of_each(batch, records, lambda x: x[:few])
+        usual, other = (self._after(first, batch, few, parameters) for first in (batch, of_each(batch, few, _others)))
+        if any(bool((x - y).norm() > _REMEMBERED * x.norm()) for x, y in zip(usual, other, strict=True)):
+            raise ValueError(
+                "what a clip-group computes depends on earlier batches, as far as can be told: the model, the loss or "
+                "inner keeps something from one forward pass to the next outside the model's parameters and buffers, "
+                "where no noise protects it; keep nothing of the data"
+            )
+
+    def _after(self, first: Any, then: Any, records: int, parameters: list[nn.Parameter]) -> list[Tensor]:
+        """What a clip-group computes after another one, by copies of everything that could remember it."""
+        model, losses, inner = self.model, self.losses, self._inner
+        try:
+            with torch.enable_grad():  # copies of TorchScript would need no gradients otherwise
+                model, losses, inner = copy.deepcopy((model, losses, inner))
+        except (AttributeError, RuntimeError, TypeError, pickle.PicklingError):
+            pass  # they cannot be copied; then nothing must change from pass to pass, be it a count
+        twin = Clipper(model, losses, self.clipping, inner, self.micro_batch)
+        theirs = dict(zip(self.model.parameters(), model.parameters(), strict=True))
+        mine = [theirs[p] for p in parameters]
+        kept = Kept(model, weights=True)  # weights and buffers have a look of their own
+        for batch in (first, then):
+            found = [g.clone() for g in repeatable(model, partial(twin._aggregate, batch, records, mine))]
+            kept.restore()
+        return found
+
     def _whole(self, group: Any, size: int) -> bool:
         """Whether a clip-group must not be taken in pieces: its losses would be others, or nobody knows how to cut it.
 
-        Only exactness is at stake: any function of a clip-group is protected.
+        Only exactness is at stake, since any function of a clip-group is protected: hence each is asked by itself.
         """
         if not all(isinstance(x, Tensor) and x.dim() and len(x) == size for x in pytree.tree_leaves(group)):
             return True
-        mode, few = self.model.training, self.micro_batch
-        if mode not in self._pieces:
-            pieces = [part(group, slice(0, most)) for most in (few, 2 * few)]
-            try:
-                alone, among = (repeatable(self.model, partial(self.losses, self.model, x)) for x in pieces)
-                self._pieces[mode] = torch.allclose(alone, among[:few], rtol=1e-4, atol=1e-6)
-            except (ValueError, RuntimeError):  # batch norm of one value, say
-                self._pieces[mode] = False
-        return not self._pieces[mode]
+        few = min(self.micro_batch, _LOOKED_AT)
+        pieces = [part(group, slice(0, most)) for most in (few, 2 * few)]
+        try:
+            alone, among = (repeatable(self.model, partial(self.losses, self.model, x)) for x in pieces)
+        except (ValueError, RuntimeError):  # batch norm of one value, say
+            return True
+        return not torch.allclose(alone, among[:few], rtol=1e-4, atol=1e-6)
 
     def _weights(self, found: Tensor, norm: float, denominator: float, what: str) -> Tensor:
         """What vectors with these norms are multiplied by; _INSIDE has room for the rounding of norms and weights."""
@@ -293,6 +333,11 @@ class Clipper:
             weights = np.array([whole if one <= most else most / one * whole for one in norms], dtype=np.float32)
             return torch.from_numpy(weights).to(found.device)
         return found.reciprocal().mul_(most * whole).clamp_(max=whole)  # that of 0
+
+
+def _others(x: Tensor) -> Tensor:
+    """Copies of the first record, in place of all."""
+    return copies(x, 0)
 
 
 def _in_single_precision(device: str) -> AbstractContextManager[object]:

@@ -21,6 +21,19 @@ def refuse_run(model: nn.Module, optimizer: Any, mechanism: Any, inner: Inner | 
     if not isinstance(mechanism, Mechanism):
         raise ValueError(f"mechanism must be a Mechanism, got {mechanism!r}")
     refuse_unknown(mechanism.sampler)
+    refuse_model(model)
+    refuse_optimizer(optimizer)
+    if inner is not None and isinstance(mechanism.clipping, Individual):
+        raise ValueError("inner is for batch and mixed clipping: individual clipping clips every record's gradient")
+    refuse_inner(inner)
+    mine = set(model.parameters())
+    for group in optimizer.param_groups:
+        if any(p not in mine for p in group["params"]):
+            raise ValueError("optimizer must hold parameters of the model only, got one that is not the model's")
+
+
+def refuse_model(model: nn.Module) -> None:
+    """Say which models cannot be clipped."""
     for module in model.modules():
         if type(module).__name__ in WRAPPERS:
             raise ValueError(
@@ -34,6 +47,10 @@ def refuse_run(model: nn.Module, optimizer: Any, mechanism: Any, inner: Inner | 
                 "clipped nor noised as they are: keep torch.view_as_real of it as the parameter and use "
                 "torch.view_as_complex of that in forward, or freeze it"
             )
+
+
+def refuse_optimizer(optimizer: Any) -> None:
+    """Say which optimizers ask for more than is released, and what is none."""
     if not hasattr(optimizer, "param_groups"):
         raise ValueError(
             f"optimizer must be an optimizer over the model's parameters, such as torch.optim.SGD(model.parameters(), "
@@ -44,14 +61,6 @@ def refuse_run(model: nn.Module, optimizer: Any, mechanism: Any, inner: Inner | 
             "optimizer must take one step per noisy gradient, got LBFGS, which evaluates the loss several times in "
             "every step; use SGD, Adam or another first-order optimizer"
         )
-    if inner is not None and isinstance(mechanism.clipping, Individual):
-        raise ValueError("inner is for batch and mixed clipping: individual clipping clips every record's gradient")
-    if inner is not None:
-        _refuse_inner(inner)
-    mine = set(model.parameters())
-    for group in optimizer.param_groups:
-        if any(p not in mine for p in group["params"]):
-            raise ValueError("optimizer must hold parameters of the model only, got one that is not the model's")
 
 
 def refuse_factory(optimizer: Any) -> None:
@@ -76,8 +85,10 @@ def refuse_loss(loss: Any, batch: Any) -> None:
         )
 
 
-def _refuse_inner(inner: Any) -> None:
-    """Say what a clip-group can compute."""
+def refuse_inner(inner: Any) -> None:
+    """Say what a clip-group can compute, where something else was given."""
+    if inner is None:
+        return
     kind = isinstance(inner, type) and issubclass(inner, torch.optim.Optimizer)
     fits = callable(inner) and not kind and not isinstance(inner, torch.optim.Optimizer)
     if fits:
