@@ -252,7 +252,7 @@ def test_a_client_that_remembers_its_last_round_is_refused(world):
     run = world.plan(unit="client", client_rate=1.0, record_rate=1.0)
     hand = Client(4, world.own(4), run, Remembers(), world.loss, insecure_seed=5)
     model = Server(run, weights_of(Remembers()), world.sgd, insecure_seed=5).model()
-    with pytest.raises(ValueError, match="depends on earlier batches"):
+    with pytest.raises(ValueError, match="depend on earlier batches"):
         hand.answer(model)
 
 

@@ -283,6 +283,18 @@ def test_a_backward_of_ones_own_is_noticed(tmp_path):
         trainer.step(batch, LOSS)
 
 
+def test_gradients_of_frozen_parameters_are_noticed_too(tmp_path):
+    trainer, model, _ = started(tmp_path)
+    batch = next(trainer.batches((X, Y)))
+    functional.cross_entropy(model(X), Y).backward()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    next(model.parameters()).requires_grad_()
+    next(model.parameters()).grad = None
+    with pytest.raises(LeftMechanism, match="gradients that were not clipped"):
+        trainer.step(batch, LOSS)
+
+
 def test_gradients_that_are_not_finite_stop_the_run_and_are_marked_private(tmp_path):
     trainer, _, path = started(tmp_path, Mechanism(Deterministic(2), 1.0))
     x = X.clone()
@@ -425,6 +437,60 @@ def test_a_state_of_another_mechanism_is_refused(tmp_path):
     other = PrivateTrainer(model, trainer.optimizer, Mechanism(Poisson(0.5, 4), 2.0))
     with pytest.raises(ValueError, match="must hold a run of"):
         other.load(tmp_path / "state", (X, Y))
+
+
+def test_a_state_of_another_run_of_the_same_mechanism_is_refused(tmp_path):
+    states = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        trainer, model, path = started(tmp_path / name, Mechanism(Shuffle(4), 1.0))
+        trainer.step(next(trainer.batches((X, Y))), LOSS)
+        states.append(tmp_path / name / "state")
+        trainer.save(states[-1])
+        trainer.close()
+    book = ledger.Ledger.open(path)
+    later = PrivateTrainer(model, trainer.optimizer, trainer.mechanism, ledger=book)
+    with pytest.raises(ValueError, match="must hold a state of the run in"):
+        later.load(states[0], (X, Y))
+    later.load(states[1], (X, Y))
+    assert later.rounds == 1
+
+
+def test_a_state_goes_on_with_as_many_records_as_it_began_with(tmp_path):
+    trainer, model, _ = started(tmp_path)
+    trainer.batches((X, Y)).__next__()
+    trainer.step(trainer._pending, LOSS)
+    trainer.save(tmp_path / "state")
+    later = PrivateTrainer(model, trainer.optimizer, trainer.mechanism)
+    with pytest.raises(ValueError, match="must have the 40 records that the run began with"):
+        later.load(tmp_path / "state", (X[:20], Y[:20]))
+
+
+def test_a_state_holds_no_noise_unless_it_came_from_a_seed(tmp_path):
+    for seed in (None, 3):
+        model = make()
+        trainer = PrivateTrainer(
+            model, torch.optim.SGD(model.parameters(), 0.1), Mechanism(Poisson(0.3, 4), 1.0, Mixed(1.0, 2)),
+            insecure_seed=seed,
+        )  # fmt: skip
+        trainer.step(next(trainer.batches((X, Y))), LOSS)
+        trainer.save(tmp_path / "state")
+        held = torch.load(tmp_path / "state", weights_only=True)
+        key = trainer._noise.state()["key"]
+        assert (key in repr(held)) is (seed is not None)
+        assert trainer._sampling.state()["key"] in repr(held)
+
+
+@pytest.mark.parametrize("content", [b"", b"no state", None])
+def test_files_that_are_no_state_are_refused_in_words(tmp_path, content):
+    trainer, model, _ = started(tmp_path)
+    path = tmp_path / "state"
+    if content is None:
+        torch.save(model.state_dict(), path)
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match="must be a state that save"):
+        trainer.load(path, (X, Y))
 
 
 def test_saving_in_the_middle_of_a_round_is_refused(tmp_path):

@@ -93,6 +93,8 @@ def federate(
         raise ValueError("--resume needs --ledger and --state, the files of the run that broke off")
     if report is not None:
         savable(report)
+    for option, path in (("--out", out), ("--report", report)):
+        common.writable(option, path)
     import torch
 
     from verax.federated import Embedded, Plan

@@ -71,6 +71,8 @@ def train(
         raise ValueError("give either --epsilon, or --noise-multiplier")
     if report is not None:
         savable(report)
+    for option, path in (("--out", out), ("--report", report)):
+        common.writable(option, path)
     import torch
 
     from verax.training import fit
@@ -107,8 +109,7 @@ def train(
     bracket = fitted.guarantee.epsilon(delta)
     if out is not None:
         torch.save(network.state_dict(), out)
-    if report is not None:
-        fitted.statement(report)
+    statement = fitted.statement(report)
     if json:
         common.print_json({
             "mechanism": repr(mechanism), "noise_multiplier": noise, "accuracy": right, "delta": delta,
@@ -117,4 +118,4 @@ def train(
         return
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"noise multiplier {shown(noise, UPPER, 5)}, accuracy on held-out records {right:.1%}")
-    console.print(fitted.statement())
+    console.print(statement)

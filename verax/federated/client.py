@@ -21,6 +21,7 @@ from verax.privacy.guarantee import Guarantee
 from verax.randomness import Source
 from verax.training.clipped import MICRO_BATCH, Inner
 from verax.training.data import Data
+from verax.training.draws import Draws
 from verax.training.ledger import Ledger
 from verax.training.losses import Criterion
 
@@ -107,9 +108,10 @@ class Client:
         if budget is not None and ledger is not None:
             raise ValueError("budget and ledger must not both be given: each of them counts the rounds")
         self.budget = budget
-        self._worker = Worker(model, loss, plan, inner, micro_batch)
         source = Source.system() if insecure_seed is None else Source.insecure(insecure_seed)
         self.private = source.secure
+        draws = Draws(source.spawn(f"draws of client {self.number}"))
+        self._worker = Worker(model, loss, plan, inner, micro_batch, draws=draws)
         self._noise = source.spawn(f"noise of client {self.number}")
         self._ledger = self._opened(ledger)
         self._spent = 0 if self._ledger is None else self._ledger.released

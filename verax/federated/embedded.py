@@ -22,6 +22,7 @@ from verax.privacy.guarantee import Guarantee
 from verax.randomness import Source
 from verax.training.clipped import MICRO_BATCH, Inner
 from verax.training.data import Data
+from verax.training.draws import Draws
 from verax.training.ledger import Ledger
 from verax.training.losses import Criterion
 
@@ -99,7 +100,8 @@ class Embedded:
         self._noise = source.spawn("noise of all clients")
         self.model = model
         now = self.server.weights.clone()
-        self._worker = Worker(model, loss, plan, inner, micro_batch, self.server.weights)
+        draws = Draws(source.spawn("draws"))
+        self._worker = Worker(model, loss, plan, inner, micro_batch, self.server.weights, draws)
         self._worker.weights.copy_(now)
 
     @classmethod

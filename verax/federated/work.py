@@ -13,6 +13,7 @@ from verax.federated.plan import Plan
 from verax.mechanism import Clipping, Mixed
 from verax.training.clipped import MICRO_BATCH, Clipper, Inner, NotFinite
 from verax.training.data import part, runs
+from verax.training.draws import Draws
 from verax.training.flat import Flat
 from verax.training.losses import Criterion, PerRecord
 from verax.training.refusals import refuse_inner, refuse_loss, refuse_model
@@ -48,11 +49,12 @@ class Worker:
             ``LocalSteps`` for several steps of a local optimiser.
         micro_batch: how many records are worked on at once.
         weights: a flat tensor that is to be the model's memory; by default a new one.
+        draws: seeds for dropout and the like.
     """
 
     def __init__(
         self, model: nn.Module, loss: Criterion, plan: Plan, inner: Inner | None = None,
-        micro_batch: int = MICRO_BATCH, weights: Tensor | None = None,
+        micro_batch: int = MICRO_BATCH, weights: Tensor | None = None, draws: Draws | None = None,
     ) -> None:  # fmt: skip
         refuse_model(model)
         refuse_inner(inner)
@@ -65,7 +67,8 @@ class Worker:
             parameter.data = piece.view_as(parameter)
         # Clip-groups are clients: many of them can go through one pass.
         clipping: Clipping = Mixed(plan.clip_norm) if plan.unit == "client" else plan.clipping
-        self._clipper, self._micro_batch = Clipper(model, PerRecord(loss), clipping, inner, micro_batch), micro_batch
+        self._clipper = Clipper(model, PerRecord(loss), clipping, inner, micro_batch, draws)
+        self._micro_batch = micro_batch
         self._flat = Flat(parameters)
 
     @property

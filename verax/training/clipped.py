@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -19,13 +17,15 @@ from torch.utils import _pytree as pytree
 from verax import checks
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.training.capture import Layers
-from verax.training.chain import chain_of
+from verax.training.chain import chain_of, keeps_apart
 from verax.training.data import part, runs, slices
+from verax.training.draws import Draws, seeded
 from verax.training.factors import ROOM, Clippable, lengths
 from verax.training.flat import Flat
 from verax.training.grouped import GroupMeans, of_groups, some_unformed, too_many
 from verax.training.kept import Kept
 from verax.training.records import Losses, Records, copies, doubled, of_each, one_each, repeatable
+from verax.training.twins import twins_of
 from verax.training.unchanged import Unchanged
 
 MICRO_BATCH = 1024
@@ -34,6 +34,7 @@ _TINY_GROUP = 8  # the same for plain chains with a large weight, which have a p
 _FEW = 16  # numbers that are faster computed one after the other
 _PASSES = 4  # so many groups at least must go through one pass
 _LOOKED_AT = 32  # records with which it is found out what a model does with the others of a batch, or of earlier ones
+_BACK = 4  # batches that are thought of as remembered
 _REMEMBERED = 1e-5  # relative change of an aggregate that is still rounding, where nothing but the past changed
 _AGGREGATE = "aggregate of a clip-group"
 _INSIDE = 1.0 - ROOM  # of the clip norm: what single precision may add to a norm stays within it
@@ -69,7 +70,10 @@ class MeanGradient:
         for piece, size in slices(batch, self.micro_batch or records, records):
             with torch.enable_grad():
                 loss = one_each(losses(model, piece), size).sum() / records
-            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+            found = [
+                g.to_dense() if g is not None and g.is_sparse else g
+                for g in torch.autograd.grad(loss, parameters, allow_unused=True)
+            ]
             total = [g if old is None else old if g is None else old + g for old, g in zip(total, found, strict=True)]
         return [torch.zeros_like(p) if g is None else g for g, p in zip(total, parameters, strict=True)]
 
@@ -95,9 +99,11 @@ class LocalSteps:
         """Weights before minus weights after; the clipper puts them back."""
         before = [p.detach().clone() for p in parameters]
         local = self.optimizer(parameters)
-        if any(float(kept.get("step", 0)) > 0 or "momentum_buffer" in kept for kept in local.state.values()):
+        if local is self.optimizer(parameters) or any(
+            float(kept.get("step", 0)) > 0 or "momentum_buffer" in kept for kept in local.state.values()
+        ):
             raise ValueError(
-                f"optimizer must be made anew for every clip-group, got one ({type(local).__name__}) that made steps: "
+                f"optimizer must be made anew for every clip-group, got one ({type(local).__name__}) for several: "
                 "what it remembers of other records would not be protected; use a function such as "
                 "lambda p: torch.optim.Adam(p, 0.01)"
             )
@@ -118,19 +124,20 @@ class Clipper:
         clipping: individual, batch or mixed.
         inner: what a clip-group computes, for batch and mixed clipping.
         micro_batch: at most how many records to work on at once, where each has a gradient; fewer for large models.
+        draws: seeds for dropout and the like; by default torch's generators are left as they are.
     """
 
     def __init__(
         self, model: nn.Module, losses: Losses, clipping: Clipping, inner: Inner | None = None,
-        micro_batch: int = MICRO_BATCH,
+        micro_batch: int = MICRO_BATCH, draws: Draws | None = None,
     ) -> None:  # fmt: skip
         if inner is not None and isinstance(clipping, Individual):
             raise ValueError("inner is for batch and mixed clipping: individual clipping clips every record's gradient")
         self.model, self.losses, self.clipping = model, losses, clipping
-        self.micro_batch = micro_batch
+        self.micro_batch, self._draws = micro_batch, draws
         self._records = Records(model, losses)
         self._unchanged = Unchanged(model, losses)
-        self._batches = 0  # of which clip-groups were computed one by one
+        self._batches = 0
         self._inner: Inner = inner or MeanGradient()
         self._foreign = not isinstance(self._inner, MeanGradient)  # and may do what it likes: that is undone
         self._means = GroupMeans(model, losses) if inner is None else None
@@ -156,21 +163,36 @@ class Clipper:
             into: what to add to.
             groups: sizes of the clip-groups of mixed clipping, which lie one behind the other; without, there is one.
         """
+        chain = chain_of(self.model)
+        known = getattr(self.losses, "apart", False) and (chain is not None or keeps_apart(self.model))
+        known = known and not self._foreign  # model and loss keep records apart, and keep nothing of them
         if records == 0:
-            return
+            if not (known or self._foreign):
+                self._unchanged.advance(batch)
+        elif known:
+            with nullcontext() if chain is not None else self._drawing():
+                self._add(batch, records, chain, into, groups)
+        else:
+            with self._drawing():
+                self._refuse_memory(batch, records, into.parameters)
+                with nullcontext() if self._foreign else self._unchanged.watching(batch, records):
+                    self._add(batch, records, chain, into, groups)
+
+    def _drawing(self) -> AbstractContextManager[None]:
+        """Dropout and the like under a seed of this batch."""
+        return nullcontext() if self._draws is None else seeded(self.model, self._draws.next())
+
+    def _add(
+        self, batch: Any, records: int, chain: list[nn.Module] | None, into: Flat, groups: list[int] | None
+    ) -> None:  # fmt: skip
         match self.clipping:
             case Individual(norm=norm):
                 layers = self._records.look()
-                before = None if layers.chain is not None else self._unchanged.look()
                 most = self._records.fitting(batch, records, layers, self.micro_batch)
                 for piece, size in slices(batch, most, records):
                     self._add_records(piece, size, layers, norm, into)
             case Batch(norm=norm) | Mixed(norm=norm):
-                chain = chain_of(self.model)
-                before = None if chain is not None or self._foreign else self._unchanged.look()
                 self._add_groups(batch, groups or [records], chain, norm, into)
-        if before is not None:
-            self._unchanged.check(before, batch, records)
 
     def _add_records(self, batch: Any, records: int, layers: Layers, norm: float, into: Flat) -> None:
         self._add_factors(self._records.factors(batch, records, layers), norm, into, "gradient of a record")
@@ -201,7 +223,6 @@ class Clipper:
                     into.buffer.addmv_(columns, self._weights(norms, norm, into.denominator, _AGGREGATE))
                 return
         refuse_statistics(self.model)
-        self._refuse_memory(batch, sum(sizes), into.parameters)
         start = 0
         for size in sizes:
             group = batch if len(sizes) == 1 else part(batch, slice(start, start + size))
@@ -244,13 +265,10 @@ class Clipper:
 
     def aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
         """What a clip-group computes, before it is clipped; nothing else of it is left in the model."""
-        self._refuse_memory(group, size, parameters)
-        if self._foreign:
-            return self._aggregate(group, size, parameters)
-        before = self._unchanged.look()
-        found = self._aggregate(group, size, parameters)
-        self._unchanged.check(before, group, size)
-        return found
+        with self._drawing():
+            self._refuse_memory(group, size, parameters)
+            with nullcontext() if self._foreign else self._unchanged.watching(group, size):
+                return self._aggregate(group, size, parameters)
 
     def _aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
         if not self._foreign:
@@ -270,40 +288,64 @@ class Clipper:
                 parameter.grad = None
 
     def _refuse_memory(self, batch: Any, records: int, parameters: list[nn.Parameter]) -> None:
-        """What a clip-group computes must not depend on batches before it; looked at in batches 1, 2, 4, 8 ...
+        """Gradients must not depend on batches before theirs; looked at in batches 1, 2, 4, 8 ...
 
-        Neighbouring runs would differ in rounds that the record is not part of, and for those nobody adds noise. Copies
-        of model, loss and inner algorithm see either this batch or another one, and then this one (again).
+        Neighbouring runs would differ in rounds that the record is not part of, and for those nobody adds noise.
         """
-        self._batches += records > 1
-        if records <= 1 or not doubled(self._batches) or (self._records.known_apart and not self._foreign):
+        self._batches += 1
+        if not doubled(self._batches):
             return
-        few = min(records, _LOOKED_AT)
-        batch = of_each(batch, records, lambda x: x[:few])
-        usual, other = (self._after(first, batch, few, parameters) for first in (batch, of_each(batch, few, _others)))
-        if any(bool((x - y).norm() > _REMEMBERED * x.norm()) for x, y in zip(usual, other, strict=True)):
-            raise ValueError(
-                "what a clip-group computes depends on earlier batches, as far as can be told: the model, the loss or "
-                "inner keeps something from one forward pass to the next outside the model's parameters and buffers, "
-                "where no noise protects it; keep nothing of the data"
-            )
+        for few in dict.fromkeys((min(records, _LOOKED_AT), records)):
+            try:
+                remembers = self._remembers(of_each(batch, records, partial(_first, count=few)), few, parameters)
+            except Exception:  # noqa: BLE001  it cannot be cut, say; what cannot be computed at all will say so itself
+                continue
+            if remembers:
+                raise ValueError(
+                    "a batch's gradients depend on earlier batches, as far as can be told: the model, the loss or "
+                    "inner keeps something from one forward pass to the next outside the model's parameters and "
+                    "buffers, where no noise protects it; keep nothing of the data"
+                )
+            return
 
-    def _after(self, first: Any, then: Any, records: int, parameters: list[nn.Parameter]) -> list[Tensor]:
-        """What a clip-group computes after another one, by copies of everything that could remember it."""
-        model, losses, inner = self.model, self.losses, self._inner
-        try:
-            with torch.enable_grad():  # copies of TorchScript would need no gradients otherwise
-                model, losses, inner = copy.deepcopy((model, losses, inner))
-        except (AttributeError, RuntimeError, TypeError, pickle.PicklingError):
-            pass  # they cannot be copied; then nothing must change from pass to pass, be it a count
-        twin = Clipper(model, losses, self.clipping, inner, self.micro_batch)
+    def _remembers(self, batch: Any, records: int, parameters: list[nn.Parameter]) -> bool:
+        """Whether it makes a difference to a batch what came before it: the same batch four times, or others."""
+        whole = batch, records
+        if records == 1:
+            others = [(of_each(batch, 1, torch.zeros_like), 1)] * _BACK
+        else:  # with another first, last and mean record; and fewer
+            count, start = records // 2, max(records // 4, 1)
+            some = of_each(batch, records, lambda x: x[start : start + count]), count
+            others = [(of_each(batch, records, partial(copies, record=start)), records), some] * (_BACK // 2)
+        things = self.model, self.losses, self._inner
+        for copy in (twins_of, tuple):
+            usual, other = (
+                self._after(firsts, whole, parameters, *copy(things)) for firsts in ([whole] * _BACK, others)
+            )  # fmt: skip
+            if any(bool(g.any()) for g in usual):  # else it may be that the loss uses another model than it is given
+                break
+        return any(bool((x - y).norm() > _REMEMBERED * x.norm()) for x, y in zip(usual, other, strict=True))
+
+    def _after(
+        self, firsts: Sequence[tuple[Any, int]], then: tuple[Any, int], parameters: list[nn.Parameter],
+        model: nn.Module, losses: Losses, inner: Inner,
+    ) -> list[Tensor]:  # fmt: skip
+        """What a batch gives after others."""
+        clipper = Clipper(model, losses, Batch(1.0), inner, self.micro_batch)
         theirs = dict(zip(self.model.parameters(), model.parameters(), strict=True))
-        mine = [theirs[p] for p in parameters]
+        mine = [theirs[p] for p in parameters if p in theirs]
         kept = Kept(model, weights=True)  # weights and buffers have a look of their own
-        for batch in (first, then):
-            found = [g.clone() for g in repeatable(model, partial(twin._aggregate, batch, records, mine))]
-            kept.restore()
-        return found
+
+        def run(batch: Any, records: int) -> list[Tensor]:
+            try:
+                return [g.clone() for g in repeatable(model, partial(clipper._aggregate, batch, records, mine))]
+            finally:
+                kept.restore()
+
+        for first in firsts:
+            with suppress(Exception):  # a batch of copies may be too much to ask
+                run(*first)
+        return run(*then)
 
     def _whole(self, group: Any, size: int) -> bool:
         """Whether a clip-group must not be taken in pieces: its losses would be others, or nobody knows how to cut it.
@@ -335,9 +377,8 @@ class Clipper:
         return found.reciprocal().mul_(most * whole).clamp_(max=whole)  # that of 0
 
 
-def _others(x: Tensor) -> Tensor:
-    """Copies of the first record, in place of all."""
-    return copies(x, 0)
+def _first(x: Tensor, count: int) -> Tensor:
+    return x[:count]
 
 
 def _in_single_precision(device: str) -> AbstractContextManager[object]:

@@ -31,7 +31,7 @@ class Kept:
         self._places = [
             (module, kind, dict(getattr(module, kind).items())) for module in model.modules() for kind in kinds
         ]
-        self._children = [(module, set(module._modules.keys())) for module in model.modules()]
+        self._children = [(module, set(module._modules.keys()), dict(vars(module))) for module in model.modules()]
         tensors = {id(x): x for _, _, held in self._places for x in held.values() if x is not None}
         self._values = {key: (x, x.requires_grad, x.detach().clone()) for key, x in tensors.items()}
         self._named = {name: id(x) for name, x in model.named_buffers()}
@@ -50,14 +50,19 @@ class Kept:
         return {name for name in self.names() | now.keys() if not self.holds(name, now.get(name))}
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """Put everything back: the same tensors in the same places with the same values, and nothing else."""
-        for module, children in self._children:
+    def restore(self, new: bool = True) -> None:
+        """Put everything back: the same tensors in the same places with the same values.
+
+        With ``new``, what was not there before is taken away.
+        """
+        for module, children, attributes in self._children if new else ():
             for key in [key for key in module._modules.keys() if key not in children]:  # noqa: SIM118  of TorchScript
                 del module._modules[key]
+                if key in attributes:  # it was something else, None say, until a forward pass made it a child
+                    vars(module)[key] = attributes[key]
         for module, kind, held in self._places:
             now: Any = getattr(module, kind)
-            for key in [key for key in now.keys() if key not in held]:  # noqa: SIM118  the same
+            for key in [key for key in now.keys() if new and key not in held]:  # noqa: SIM118  the same
                 del now[key]
             for key, x in held.items():
                 if key not in now or now[key] is not x:

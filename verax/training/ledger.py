@@ -117,7 +117,10 @@ class Ledger:
         try:
             with open(fd, "rb", closefd=False) as file:
                 if not unfinished_header(file.readline()):
-                    raise LedgerError(f"path must be new, got {name!r}, which exists; Ledger.open resumes a run")
+                    raise LedgerError(
+                        f"path must be new, got {name!r}, which exists: name another file, and report both together; a "
+                        "PrivateTrainer goes on with the run in it, from a saved state and Ledger.open"
+                    )
             os.ftruncate(fd, 0)
             append(fd, line)
             sync_directory(name)
@@ -160,6 +163,11 @@ class Ledger:
     def mechanism(self) -> Phases:
         """What was declared."""
         return self._log.header.mechanism
+
+    @property
+    def run(self) -> str:
+        """The run's own random name, which is in the ledger's first line."""
+        return self._log.header.run
 
     @property
     def clip_norms(self) -> Schedule | None:
@@ -345,7 +353,7 @@ def _locked(name: str, create: int = 0) -> int:
     except OSError as error:
         os.close(fd)
         if isinstance(error, BlockingIOError | FileNotFoundError):
-            raise LedgerBusy(f"{name} is being written by another process; one ledger has one writer") from None
+            raise LedgerBusy(f"{name} is being written by this or another process; one ledger has one writer") from None
         raise LedgerError(f"{name} cannot be locked ({error.strerror}); keep it on a local disk") from error
     return fd
 

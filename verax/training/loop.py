@@ -121,14 +121,18 @@ def fit(
         model, chosen, mechanism, ledger=ledger, inner=inner, micro_batch=micro_batch, clip_norms=clip_norms,
         records=records, processes=processes, diagnostics=diagnostics, insecure_seed=insecure_seed,
     )  # fmt: skip
-    with _bar(len(mechanism.sampler), progress and trainer.first) as show:
-        for batch in trainer.batches(dataset):
-            trainer.step(batch, loss)
-            if sizes is not None:
-                sizes.step()
-            if log is not None and trainer.first:
-                log.after(model, trainer.rounds, last=trainer.rounds == len(mechanism.sampler))
-            show(trainer, delta)
+    try:
+        with _bar(len(mechanism.sampler), progress and trainer.first) as show:
+            for batch in trainer.batches(dataset):
+                trainer.step(batch, loss)
+                if sizes is not None:
+                    sizes.step()
+                if log is not None and trainer.first:
+                    log.after(model, trainer.rounds, last=trainer.rounds == len(mechanism.sampler))
+                show(trainer, delta)
+    except BaseException:  # in a notebook the traceback keeps the trainer, and with it the ledger, for the next attempt
+        trainer.close()
+        raise
     return Fitted(trainer, delta)
 
 

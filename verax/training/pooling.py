@@ -20,10 +20,12 @@ _PRECISIONS = (torch.float32, torch.float64)  # lower ones are added up in singl
 @contextmanager
 def in_slices(model: nn.Module) -> Iterator[None]:
     """The model's average pooling taken this way where it can be, until the block ends."""
-    patched = [module for module in model.modules() if type(module) is nn.AvgPool2d and "forward" not in vars(module)]
+    pools = [module for module in model.modules() if type(module) is nn.AvgPool2d and "forward" not in vars(module)]
+    patched = []
     try:
-        for module in patched:
+        for module in pools:
             module.forward = _forward(module)
+            patched.append(module)
         yield
     finally:
         for module in patched:
@@ -33,21 +35,25 @@ def in_slices(model: nn.Module) -> Iterator[None]:
 def _forward(module: nn.AvgPool2d) -> Callable[[Tensor], Tensor]:
     """What the layer does, by slices if windows lie side by side and cover all places."""
     window, step, around = (_both(size) for size in (module.kernel_size, module.stride, module.padding))
-    side_by_side = window == step and around == (0, 0) and module.divisor_override is None
+    side_by_side = (1, 1) != window == step and around == (0, 0) and module.divisor_override is None
     usual = module.forward
 
-    def forward(x: Tensor) -> Tensor:
-        fits = side_by_side and x.dim() == 4 and not any(s % w for s, w in zip(x.shape[2:], window, strict=True))
-        if not fits or not x.is_cpu or x.dtype not in _PRECISIONS:
-            return usual(x)
-        means: Tensor = _Means.apply(x, *window)
+    def forward(input: Tensor) -> Tensor:  # torch's name
+        fits = (
+            side_by_side and input.dim() == 4 and not any(s % w for s, w in zip(input.shape[2:], window, strict=True))
+        )
+        if not fits or not input.is_cpu or input.dtype not in _PRECISIONS:
+            return usual(input)
+        means: Tensor = _Means.apply(input, *window)
         return means
 
     return forward
 
 
-def _both(size: int | tuple[int, int]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+def _both(size: Any) -> tuple[int, int]:
+    """Rows and columns of a size as torch takes it: a number, or one or two of them."""
+    first, *rest = size if isinstance(size, tuple | list) else (size,)
+    return int(first), int(rest[0] if rest else first)
 
 
 class _Means(torch.autograd.Function):

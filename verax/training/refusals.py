@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from verax.mechanism import Individual, Mechanism
+from verax.mechanism import Individual, Mechanism, Phases
 from verax.privacy.analysis import refuse_unknown
 from verax.training.clipped import Inner
 
@@ -18,6 +18,11 @@ WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel
 
 def refuse_run(model: nn.Module, optimizer: Any, mechanism: Any, inner: Inner | None) -> None:
     """Say what cannot be trained, before anything is."""
+    if isinstance(mechanism, Phases):
+        raise ValueError(
+            f"mechanism must be one Mechanism, got {len(mechanism.mechanisms)} phases: train them one after the other, "
+            "each with a ledger of its own; verax report a.ledger b.ledger states them together"
+        )
     if not isinstance(mechanism, Mechanism):
         raise ValueError(f"mechanism must be a Mechanism, got {mechanism!r}")
     refuse_unknown(mechanism.sampler)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
@@ -27,6 +28,7 @@ from verax.training.clipped import MICRO_BATCH, Clipper, Inner, NotFinite
 from verax.training.data import Data, Stream, WrongLength, taken_from
 from verax.training.diagnostics import Diagnostics
 from verax.training.distributed import Leaving, LostProcess, add_share, clip_whole, processes_of
+from verax.training.draws import Draws
 from verax.training.entries import schedule_of
 from verax.training.files import write_secret
 from verax.training.flat import Flat
@@ -123,6 +125,7 @@ class PrivateTrainer:
         self._noise, self._groups, self._sampling = (
             self._source.spawn(use) for use in ("noise", "clip-groups", "sampling")
         )
+        self._draws = Draws(self._source.spawn("draws"))
         self._drawn: Batches | None = None
         self._pending: Round | None = None
         self._next = 0
@@ -274,8 +277,7 @@ class PrivateTrainer:
             self._left(departure.reason, departure.private)
         except LostProcess as lost:
             self._over = lost
-            if self._ledger is not None:
-                self._ledger.close()
+            self.close()
             raise
         total.put_gradients()
         self.optimizer.step()
@@ -287,7 +289,8 @@ class PrivateTrainer:
         if batch is not self._pending:
             raise Leaving("a batch that this run's sampler did not draw, or an old one, was stepped on")
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
-        if any(p.grad is not None and bool(p.grad.any()) for p in parameters):
+        held = (p.grad for group in self.optimizer.param_groups for p in group["params"])  # of frozen ones, too
+        if any(g is not None and bool(g.any()) for g in held):
             raise Leaving("gradients that were not clipped were found in the model; call backward() nowhere else")
         if batch.records:
             refuse_loss(loss, batch.data)
@@ -326,7 +329,9 @@ class PrivateTrainer:
 
     def _clipper(self, loss: Criterion) -> Clipper:
         if self._held is None or not same_loss(self._held[0], loss):
-            clipper = Clipper(self.model, PerRecord(loss), self.mechanism.clipping, self._inner, self.micro_batch)
+            clipper = Clipper(
+                self.model, PerRecord(loss), self.mechanism.clipping, self._inner, self.micro_batch, self._draws
+            )
             self._held = loss, clipper
         return self._held[1]
 
@@ -384,30 +389,41 @@ class PrivateTrainer:
             statement.write(path)
         return statement
 
+    def close(self) -> None:
+        """Let others open the ledger. The run is not over by that, but this trainer can release nothing more."""
+        if self._ledger is not None:
+            self._ledger.close()
+
     # --- stopping and going on --------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all there is to go on later: weights, optimizer, and the secrets of sampling and noise.
+        """Write all there is to go on later: weights, optimizer, and the secret of sampling.
 
-        The file is readable by its owner only and must stay secret: it tells who will be in which batch. Of several
-        processes the first one writes it.
+        The file is readable by its owner only and must stay secret: it tells who was and will be in which batch. (The
+        noise is not in it, unless it came from a seed.) Of several processes the first one writes it.
         """
         if self._pending is not None:
             raise ValueError(f"round {self._pending.number} was drawn but not stepped on; step first, then save")
         if not self.first:
             return
+        seeds = {use: held.state() for use, held in self._seeded().items()}
         state = {
             "mechanism": repr(self.mechanism),
             "clip_norms": self._norms,
+            "run": None if self._ledger is None else self._ledger.run,
+            "records": None if self._data is None else len(self._data),
             "rounds": self._next,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "sampler": None if self._drawn is None else self._drawn.state(),
-            "noise": self._noise.state(),
-            "groups": self._groups.state(),
             "sampling": self._sampling.state(),
+            "seeded": None if self._noise.secure else seeds,  # no secret noise outlives the process that added it
         }
         write_secret(path, state)
+
+    def _seeded(self) -> dict[str, Source]:
+        """What a seed decides beside who is in which batch."""
+        return {"noise": self._noise, "clip-groups": self._groups, "draws": self._draws.source}
 
     def load(self, path: str | os.PathLike[str], dataset: Any) -> None:
         """Go on from a saved state. Rounds the ledger knows but the state does not are spent: drawn, and dropped.
@@ -429,6 +445,10 @@ class PrivateTrainer:
             self._source = self._sampling
         self._see(dataset)
         assert self._data is not None  # noqa: S101
+        if state["records"] not in (None, len(self._data)):
+            raise ValueError(
+                f"dataset must have the {state['records']} records that the run began with, got {len(self._data)}"
+            )
         if state["sampler"] is None:
             self._draw()
         else:
@@ -441,7 +461,12 @@ class PrivateTrainer:
 
     def _read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """A saved state, checked, with what the ledger adds to it; the secret of the noise is taken out of it."""
-        state: dict[str, Any] = torch.load(path, weights_only=True)
+        try:
+            state: Any = torch.load(path, weights_only=True)
+        except (RuntimeError, EOFError, UnpicklingError):
+            state = None
+        if not isinstance(state, dict) or "seeded" not in state:
+            raise ValueError(f"path must be a state that save() wrote, got {os.fspath(path)!r}, which is none")
         for what, mine in (("mechanism", repr(self.mechanism)), ("clip_norms", self._norms)):
             if state[what] != mine:
                 raise ValueError(f"path must hold a run of {what} {mine}, got one of {state[what]}")
@@ -451,12 +476,19 @@ class PrivateTrainer:
             raise ValueError(
                 f"path must not be ahead of the ledger, got {state['rounds']} rounds, the ledger knows fewer"
             )
-        self._source = self._noise = Source.restore(state.pop("noise"))
+        seeds = state.pop("seeded")
+        self._source = Source.system() if seeds is None else Source.restore(seeds["noise"])
         self._refuse_seed()
-        if self._noise.secure:
-            self._source = Source.system()
-            self._noise = self._source.spawn("noise")
-            state["groups"] = self._source.spawn("clip-groups").state()
+        if self._ledger is not None and state["run"] != self._ledger.run:
+            raise ValueError(
+                f"path must hold a state of the run in {self._ledger.path}, got one of another run: its sampler would "
+                "draw records again that this run has used"
+            )
+        if seeds is None:
+            held = {use: self._source.spawn(use) for use in ("noise", "clip-groups", "draws")}
+        else:
+            held = {use: Source.restore(seed) for use, seed in seeds.items()}
+        self._noise, self._draws.source, state["groups"] = held["noise"], held["draws"], held["clip-groups"].state()
         return state
 
 

@@ -6,7 +6,8 @@ counter, or the power iteration of a spectral norm, which depends on the weights
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from verax.training.kept import Kept, alike
 from verax.training.records import Losses, copies, doubled, of_each, repeatable
+
+_STAND_INS = 2  # records of zeros in place of none
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,23 @@ class Unchanged:
         }
         return Before(Kept(self._model), weights)
 
+    @contextmanager
+    def watching(self, batch: Any, records: int) -> Iterator[None]:
+        """While the batch goes through the model: refuse what changes according to it.
+
+        Every forward pass begins with the buffers from before. A counter then counts batches; it would count pieces
+        and clip-groups otherwise, whose number is a secret.
+        """
+        before = self.look()
+        back = partial(before.buffers.restore, new=False)
+        handle = self._model.register_forward_pre_hook(lambda *_: back()) if before.buffers.names() else None
+        try:
+            yield
+        finally:
+            if handle is not None:
+                handle.remove()
+        self.check(before, batch, records)
+
     def check(self, before: Before, batch: Any, records: int) -> None:
         """Refuse what changed since."""
         now = dict(self._model.named_parameters())
@@ -78,6 +98,14 @@ class Unchanged:
                 "released"
             )
 
+    def advance(self, empty: Any) -> None:
+        """Change the buffers for an empty batch as any other batch would: whether one is empty is a secret."""
+        if not any(True for _ in self._model.buffers()):
+            return
+        some = of_each(empty, 0, lambda x: x.new_zeros(_STAND_INS, *x.shape[1:]))
+        with torch.no_grad(), suppress(Exception):  # a model that cannot take zeros has no such buffers
+            self._losses(self._model, some)
+
     def _following(self, before: Kept, batch: Any, records: int) -> set[str]:
         """Names of the buffers that other data change in another way, or that do not change again as they did.
 
@@ -86,12 +114,16 @@ class Unchanged:
         others: list[Callable[[Tensor], Tensor]] = [torch.zeros_like]
         if records > 1:
             others = [partial(copies, record=record) for record in (0, records - 1)]
+            others.append(lambda x: x[: records // 2])
         found = Kept(self._model)
         try:
             usual = self._after(before, batch)
             follow = {name for name in before.names() | usual.keys() if before.holds(name, usual.get(name))}
             for change in others:
-                other = self._after(before, of_each(batch, records, change))
+                try:
+                    other = self._after(before, of_each(batch, records, change))
+                except Exception:  # noqa: BLE001  copies, or half a batch, may be too much to ask
+                    continue
                 names = usual.keys() | other.keys()
                 follow |= {name for name in names if not alike(usual.get(name), other.get(name))}
         finally:

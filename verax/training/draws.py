@@ -1,0 +1,45 @@
+"""Where a model's own randomness, such as dropout, comes from: torch's generators, under a seed of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from verax.randomness import Source
+
+
+@contextmanager
+def seeded(model: nn.Module, seed: int) -> Iterator[None]:
+    """Torch's generators under this seed until the block ends; then they go on as if nothing had happened.
+
+    >>> model = nn.Dropout(0.5)
+    >>> with seeded(model, 7):
+    ...     first = model(torch.ones(100))
+    >>> with seeded(model, 7):
+    ...     second = model(torch.ones(100))
+    >>> torch.equal(first, second)
+    True
+    """
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
+
+
+class Draws:
+    """Seeds for a model's passes over the data, each used once.
+
+    They must be secret: under a seed that everybody knows, as torch's own is unless it is set, one record more moves
+    all other records' dropout masks, and with them the whole sum. Under a secret one masks are independent, and those
+    of the others can be taken to stay.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def next(self) -> int:
+        """A new seed."""
+        return int(self.source.generator().integers(0, 2**63))
