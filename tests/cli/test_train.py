@@ -13,6 +13,7 @@ from verax import Poisson, calibrate  # noqa: E402
 from verax.cli import app  # noqa: E402
 from verax.cli.common import expected_batch  # noqa: E402
 from verax.training import ledger  # noqa: E402
+from verax.training.examples import MODELS  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -109,7 +110,22 @@ def test_models_that_do_not_fit_the_data(table):
         with pytest.raises(ValueError, match="use logistic or mlp"):
             train("--data", table, "--model", model, "-z", "1")
     with pytest.raises(ValueError, match="use cnn"):
-        train("--data", "digits", "--model", "lenet", "-z", "1")
+        MODELS["lenet"]((3, 32, 32), 10)
+
+
+@pytest.mark.parametrize("option", ["--out", "--report"])
+def test_places_that_cannot_be_written_are_refused_before_anything_is_spent(tmp_path, option):
+    book = tmp_path / "run.ledger"
+    for place in (tmp_path / "none" / "file", tmp_path):
+        with pytest.raises(ValueError, match=f"{option} must be a file in an existing folder"):
+            train("--data", "digits", "-z", "1", option, place, "--ledger", book)
+    assert not book.exists()
+
+
+def test_lenet_scales_small_images():
+    done = train("--data", "digits", "--model", "lenet", "-z", "1", "--epochs", "1", "--json")
+    found = json.loads(done.stdout)
+    assert 0.0 <= found["accuracy"] <= 1.0
 
 
 def test_mnist_needs_its_folder(monkeypatch, tmp_path):

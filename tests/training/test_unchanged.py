@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cryptography")
 
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed, Shuffle  # noqa: E402
 from verax.training import LocalSteps, PrivateTrainer  # noqa: E402
@@ -410,7 +411,7 @@ def test_looking_for_memory_leaves_randomness_alone():
     first = torch.rand(3)
     torch.manual_seed(0)
     clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), Batch(0.5))
-    clipper._refuse_memory((X, Y), len(X), list(model.parameters()))
+    clipper._refuse_tricks((X, Y), len(X), list(model.parameters()))
     assert torch.equal(torch.rand(3), first)
 
 
@@ -590,3 +591,23 @@ def test_batches_that_cannot_be_cut_or_copied_are_no_hindrance(clipping):
 def test_sparse_embeddings_have_dense_aggregates():
     model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Flatten(), nn.Linear(16, 3))
     assert trained(model, (TOKENS, Y), Batch(0.5)).rounds == 1
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_checkpoints_that_hide_layers_are_refused(clipping, reentrant):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.third = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            y = self.first(x).tanh()
+            return self.third(checkpoint(self.second, y, use_reentrant=reentrant).tanh())
+
+    if reentrant:
+        with pytest.raises(ValueError, match="use_reentrant=False"):
+            trained(Checkpointed(), (X, Y), clipping)
+    else:
+        assert trained(Checkpointed(), (X, Y), clipping).rounds == 1

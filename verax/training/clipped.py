@@ -174,7 +174,7 @@ class Clipper:
                 self._add(batch, records, chain, into, groups)
         else:
             with self._drawing():
-                self._refuse_memory(batch, records, into.parameters)
+                self._refuse_tricks(batch, records, into.parameters)
                 with nullcontext() if self._foreign else self._unchanged.watching(batch, records):
                     self._add(batch, records, chain, into, groups)
 
@@ -266,7 +266,7 @@ class Clipper:
     def aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
         """What a clip-group computes, before it is clipped; nothing else of it is left in the model."""
         with self._drawing():
-            self._refuse_memory(group, size, parameters)
+            self._refuse_tricks(group, size, parameters)
             with nullcontext() if self._foreign else self._unchanged.watching(group, size):
                 return self._aggregate(group, size, parameters)
 
@@ -287,26 +287,54 @@ class Clipper:
             for parameter in self.model.parameters():
                 parameter.grad = None
 
-    def _refuse_memory(self, batch: Any, records: int, parameters: list[nn.Parameter]) -> None:
+    def _refuse_tricks(self, batch: Any, records: int, parameters: list[nn.Parameter]) -> None:
         """Gradients must not depend on batches before theirs; looked at in batches 1, 2, 4, 8 ...
 
         Neighbouring runs would differ in rounds that the record is not part of, and for those nobody adds noise.
+        Nor may they hide.
         """
         self._batches += 1
         if not doubled(self._batches):
             return
         for few in dict.fromkeys((min(records, _LOOKED_AT), records)):
+            some = of_each(batch, records, partial(_first, count=few))
             try:
-                remembers = self._remembers(of_each(batch, records, partial(_first, count=few)), few, parameters)
+                trouble = self._trouble(some, few, parameters)
             except Exception:  # noqa: BLE001  it cannot be cut, say; what cannot be computed at all will say so itself
                 continue
-            if remembers:
-                raise ValueError(
-                    "a batch's gradients depend on earlier batches, as far as can be told: the model, the loss or "
-                    "inner keeps something from one forward pass to the next outside the model's parameters and "
-                    "buffers, where no noise protects it; keep nothing of the data"
-                )
+            if trouble:
+                raise ValueError(trouble)
             return
+
+    def _trouble(self, batch: Any, records: int, parameters: list[nn.Parameter]) -> str:
+        if self._reentrant(batch):
+            return (
+                "the model uses torch.utils.checkpoint with use_reentrant=True, which hides the layers inside from "
+                "everything but backward(): they would get noise and no gradient; use use_reentrant=False"
+            )
+        if self._remembers(batch, records, parameters):
+            return (
+                "a batch's gradients depend on earlier batches, as far as can be told: the model, the loss or inner "
+                "keeps something from one forward pass to the next outside the model's parameters and buffers, where "
+                "no noise protects it; keep nothing of the data"
+            )
+        return ""
+
+    def _reentrant(self, batch: Any) -> bool:
+        """Whether the losses come by way of a checkpoint that only ``backward()`` understands."""
+        model, losses = twins_of((self.model, self.losses))
+        with seeded(model, 0), torch.enable_grad():
+            graph = losses(model, batch).grad_fn
+        waiting, seen = [graph], set()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            if node.name() == "CheckpointFunctionBackward":
+                return True
+            seen.add(node)
+            waiting.extend(before for before, _ in node.next_functions)
+        return False
 
     def _remembers(self, batch: Any, records: int, parameters: list[nn.Parameter]) -> bool:
         """Whether it makes a difference to a batch what came before it: the same batch four times, or others."""

@@ -127,10 +127,12 @@ def _mlp(shape: torch.Size, classes: int) -> nn.Module:
 
 
 def _lenet(shape: torch.Size, classes: int) -> nn.Module:
-    if shape != (1, 28, 28):
+    if len(shape) != 3 or shape[0] != 1:
         other = "cnn" if len(shape) == 3 else "logistic or mlp"
-        raise ValueError(f"model lenet is for images of 28 x 28 in one channel, got shape {tuple(shape)}; use {other}")
+        raise ValueError(f"model lenet is for images in one channel, got shape {tuple(shape)}; use {other}")
+    scaled = [] if shape == (1, 28, 28) else [nn.Upsample((28, 28), mode="bilinear")]
     return nn.Sequential(
+        *scaled,
         nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.AvgPool2d(2),
         nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes),
     )  # fmt: skip
