@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -24,8 +24,8 @@ from verax.training.factors import ROOM, Clippable, lengths
 from verax.training.flat import Flat
 from verax.training.grouped import GroupMeans, of_groups, some_unformed, too_many
 from verax.training.kept import Kept
-from verax.training.records import Losses, Records, copies, doubled, of_each, one_each, repeatable
-from verax.training.twins import twins_of
+from verax.training.records import Losses, Records, one_each, repeatable
+from verax.training.tricks import Aggregate, Tricks
 from verax.training.unchanged import Unchanged
 
 MICRO_BATCH = 1024
@@ -34,8 +34,6 @@ _TINY_GROUP = 8  # the same for plain chains with a large weight, which have a p
 _FEW = 16  # numbers that are faster computed one after the other
 _PASSES = 4  # so many groups at least must go through one pass
 _LOOKED_AT = 32  # records with which it is found out what a model does with the others of a batch, or of earlier ones
-_BACK = 4  # batches that are thought of as remembered
-_REMEMBERED = 1e-5  # relative change of an aggregate that is still rounding, where nothing but the past changed
 _AGGREGATE = "aggregate of a clip-group"
 _INSIDE = 1.0 - ROOM  # of the clip norm: what single precision may add to a norm stays within it
 
@@ -137,10 +135,10 @@ class Clipper:
         self.micro_batch, self._draws = micro_batch, draws
         self._records = Records(model, losses)
         self._unchanged = Unchanged(model, losses)
-        self._batches = 0
         self._inner: Inner = inner or MeanGradient()
         self._foreign = not isinstance(self._inner, MeanGradient)  # and may do what it likes: that is undone
         self._means = GroupMeans(model, losses) if inner is None else None
+        self._tricks = Tricks((model, losses, self._inner), self._computing)
         self.norms: Callable[[Tensor], None] | None = None  # told the norms before clipping, if somebody watches
 
     def denominator(self, expected_batch: float) -> float:
@@ -174,7 +172,7 @@ class Clipper:
                 self._add(batch, records, chain, into, groups)
         else:
             with self._drawing():
-                self._refuse_tricks(batch, records, into.parameters)
+                self._tricks.refuse(batch, records, into.parameters)
                 with nullcontext() if self._foreign else self._unchanged.watching(batch, records):
                     self._add(batch, records, chain, into, groups)
 
@@ -266,7 +264,7 @@ class Clipper:
     def aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
         """What a clip-group computes, before it is clipped; nothing else of it is left in the model."""
         with self._drawing():
-            self._refuse_tricks(group, size, parameters)
+            self._tricks.refuse(group, size, parameters)
             with nullcontext() if self._foreign else self._unchanged.watching(group, size):
                 return self._aggregate(group, size, parameters)
 
@@ -287,93 +285,9 @@ class Clipper:
             for parameter in self.model.parameters():
                 parameter.grad = None
 
-    def _refuse_tricks(self, batch: Any, records: int, parameters: list[nn.Parameter]) -> None:
-        """Gradients must not depend on batches before theirs; looked at in batches 1, 2, 4, 8 ...
-
-        Neighbouring runs would differ in rounds that the record is not part of, and for those nobody adds noise.
-        Nor may they hide.
-        """
-        self._batches += 1
-        if not doubled(self._batches):
-            return
-        for few in dict.fromkeys((min(records, _LOOKED_AT), records)):
-            some = of_each(batch, records, partial(_first, count=few))
-            try:
-                trouble = self._trouble(some, few, parameters)
-            except Exception:  # noqa: BLE001  it cannot be cut, say; what cannot be computed at all will say so itself
-                continue
-            if trouble:
-                raise ValueError(trouble)
-            return
-
-    def _trouble(self, batch: Any, records: int, parameters: list[nn.Parameter]) -> str:
-        if self._reentrant(batch):
-            return (
-                "the model uses torch.utils.checkpoint with use_reentrant=True, which hides the layers inside from "
-                "everything but backward(): they would get noise and no gradient; use use_reentrant=False"
-            )
-        if self._remembers(batch, records, parameters):
-            return (
-                "a batch's gradients depend on earlier batches, as far as can be told: the model, the loss or inner "
-                "keeps something from one forward pass to the next outside the model's parameters and buffers, where "
-                "no noise protects it; keep nothing of the data"
-            )
-        return ""
-
-    def _reentrant(self, batch: Any) -> bool:
-        """Whether the losses come by way of a checkpoint that only ``backward()`` understands."""
-        model, losses = twins_of((self.model, self.losses))
-        with seeded(model, 0), torch.enable_grad():
-            graph = losses(model, batch).grad_fn
-        waiting, seen = [graph], set()
-        while waiting:
-            node = waiting.pop()
-            if node is None or node in seen:
-                continue
-            if node.name() == "CheckpointFunctionBackward":
-                return True
-            seen.add(node)
-            waiting.extend(before for before, _ in node.next_functions)
-        return False
-
-    def _remembers(self, batch: Any, records: int, parameters: list[nn.Parameter]) -> bool:
-        """Whether it makes a difference to a batch what came before it: the same batch four times, or others."""
-        whole = batch, records
-        if records == 1:
-            others = [(of_each(batch, 1, torch.zeros_like), 1)] * _BACK
-        else:  # with another first, last and mean record; and fewer
-            count, start = records // 2, max(records // 4, 1)
-            some = of_each(batch, records, lambda x: x[start : start + count]), count
-            others = [(of_each(batch, records, partial(copies, record=start)), records), some] * (_BACK // 2)
-        things = self.model, self.losses, self._inner
-        for copy in (twins_of, tuple):
-            usual, other = (
-                self._after(firsts, whole, parameters, *copy(things)) for firsts in ([whole] * _BACK, others)
-            )  # fmt: skip
-            if any(bool(g.any()) for g in usual):  # else it may be that the loss uses another model than it is given
-                break
-        return any(bool((x - y).norm() > _REMEMBERED * x.norm()) for x, y in zip(usual, other, strict=True))
-
-    def _after(
-        self, firsts: Sequence[tuple[Any, int]], then: tuple[Any, int], parameters: list[nn.Parameter],
-        model: nn.Module, losses: Losses, inner: Inner,
-    ) -> list[Tensor]:  # fmt: skip
-        """What a batch gives after others."""
-        clipper = Clipper(model, losses, Batch(1.0), inner, self.micro_batch)
-        theirs = dict(zip(self.model.parameters(), model.parameters(), strict=True))
-        mine = [theirs[p] for p in parameters if p in theirs]
-        kept = Kept(model, weights=True)  # weights and buffers have a look of their own
-
-        def run(batch: Any, records: int) -> list[Tensor]:
-            try:
-                return [g.clone() for g in repeatable(model, partial(clipper._aggregate, batch, records, mine))]
-            finally:
-                kept.restore()
-
-        for first in firsts:
-            with suppress(Exception):  # a batch of copies may be too much to ask
-                run(*first)
-        return run(*then)
+    def _computing(self, model: nn.Module, losses: Losses, inner: Inner) -> Aggregate:
+        """What computes aggregates with another model, loss and inner algorithm."""
+        return Clipper(model, losses, Batch(1.0), inner, self.micro_batch)._aggregate
 
     def _whole(self, group: Any, size: int) -> bool:
         """Whether a clip-group must not be taken in pieces: its losses would be others, or nobody knows how to cut it.
@@ -403,10 +317,6 @@ class Clipper:
             weights = np.array([whole if one <= most else most / one * whole for one in norms], dtype=np.float32)
             return torch.from_numpy(weights).to(found.device)
         return found.reciprocal().mul_(most * whole).clamp_(max=whole)  # that of 0
-
-
-def _first(x: Tensor, count: int) -> Tensor:
-    return x[:count]
 
 
 def _in_single_precision(device: str) -> AbstractContextManager[object]:
