@@ -661,7 +661,7 @@ class Slow(Dataset):
     """Records that are fetched many at a time."""
 
     def __init__(self):
-        self.calls = 0
+        self.calls = []
 
     def __len__(self):
         return 10**12
@@ -670,11 +670,12 @@ class Slow(Dataset):
         raise AssertionError("one by one")
 
     def __getitems__(self, numbers):
-        self.calls += 1
+        self.calls.append(len(numbers))
         return [(torch.full((6,), i / 10**12), i % 3) for i in numbers]
 
 
-def test_huge_data_are_fetched_a_batch_at_a_time():
+@pytest.mark.parametrize(("clipping", "looks"), [(Batch(), 0), (Individual(), 2)])
+def test_huge_data_are_fetched_a_batch_at_a_time(clipping, looks):
     data = Slow()
-    trained(Mechanism(Poisson(2e-11, 3), 1.0), data=data)
-    assert data.calls == 3
+    trained(Mechanism(WithoutReplacement(20, 10**12, 3), 1.0, clipping), data=data)
+    assert sorted(data.calls) == [4] * 6 * looks + [20] * 3  # six of four records to see whether they are mixed

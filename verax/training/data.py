@@ -5,15 +5,18 @@ Batches are always the mechanism's: data never bring their own. Empty batches ha
 
 from __future__ import annotations
 
+import copy
+import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import (
     BatchSampler,
@@ -22,23 +25,35 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     TensorDataset,
     default_collate,
 )
 
 from verax import checks
+from verax.mechanism import Batch, Clipping, Mixed
 from verax.samplers import BufferedShuffle, Deterministic, Sampler, Shuffle
+from verax.training.kept import alike
+from verax.training.records import Losses, MixedRecords, _nearby, copies, doubled, of_each, repeatable, rounding_of
 
 Chosen = slice | NDArray[np.int64] | None
 """Which of a batch's records are wanted: all, or a process's share of them."""
+
+_FEW = 4  # records with which it is found out whether a batch is made of each by itself
+_SEEDS = 4  # with so many, if random numbers are drawn on the way
 
 
 class WrongLength(ValueError):  # noqa: N818  it says what is wrong
     """A stream does not have as many records as was declared."""
 
 
-def taken_from(source: Any, sampler: Sampler, records: int | None = None) -> Data | Stream:
-    """The records of whatever a caller calls a data set, or an error that says what to pass instead."""
+def taken_from(
+    source: Any, sampler: Sampler, records: int | None = None, clipping: Clipping | None = None
+) -> Data | Stream:  # fmt: skip
+    """The records of whatever a caller calls a data set, or an error that says what to pass instead.
+
+    Unless the whole batch is clipped at once, it is watched how batches are made (see ``Watched``).
+    """
     collate: Callable[[list[Any]], Any] = default_collate
     loaded = isinstance(source, DataLoader)
     if loaded:
@@ -46,7 +61,10 @@ def taken_from(source: Any, sampler: Sampler, records: int | None = None) -> Dat
         source, collate = source.dataset, source.collate_fn or default_collate
     if isinstance(source, IterableDataset):
         return Stream(source, sampler, records, collate)
-    return Data(source, collate, by_record=loaded)
+    found = Data(source, collate, by_record=loaded)
+    if clipping is not None and not isinstance(clipping, Batch):
+        found.watch(in_order=isinstance(clipping, Mixed))
+    return found
 
 
 class Data:
@@ -65,7 +83,9 @@ class Data:
     ) -> None:
         self._whole: Any = None
         self._collate = collate
+        self._make: Callable[[list[Any]], Any] = self._collated
         self._empty: Any = None
+        self.watched: Watched | None = None
         if type(source) is TensorDataset and collate is default_collate:  # subclasses may change what they give
             source, by_record = source.tensors, False
         if not by_record and (found := columns(source)) is not None:
@@ -76,6 +96,7 @@ class Data:
             self._size = sizes.pop()
         elif isinstance(source, Dataset) or (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
             self._one, self._many = source.__getitem__, getattr(source, "__getitems__", None)
+            self._at_once = _gives_many(source)
             self._size = len(source)
         else:
             raise ValueError(
@@ -87,6 +108,13 @@ class Data:
     def __len__(self) -> int:
         return self._size
 
+    def watch(self, in_order: bool) -> None:
+        """Watch whatever sees several records and is not known to keep them apart."""
+        if self._whole is None and self._at_once:
+            self._make = self.watched = Watched(self._collated, in_order)
+        elif self._collate is not default_collate:
+            self._collate = self.watched = Watched(self._collate, in_order)
+
     def take(self, indices: NDArray[np.int64], number: int = 0, mine: Chosen = None) -> Any:
         """The records with these numbers, collated; an empty batch has the same structure and no records."""
         if mine is not None:
@@ -96,13 +124,19 @@ class Data:
             return pytree.tree_map(lambda part: part[chosen], self._whole)
         if len(indices) == 0:
             if self._empty is None:
-                self._empty = part(self._collate(self._fetch([0])), slice(0))
+                self._empty = part(self._make([0]), slice(0))
             return self._empty
-        return self._collate(self._fetch(indices.tolist()))
+        return self._make(indices.tolist())
 
-    def _fetch(self, numbers: list[int]) -> list[Any]:
-        found: list[Any] = [self._one(i) for i in numbers] if self._many is None else self._many(numbers)
-        return found
+    def _collated(self, numbers: list[int]) -> Any:
+        return self._collate([self._one(i) for i in numbers] if self._many is None else self._many(numbers))
+
+
+def _gives_many(source: Any) -> bool:
+    """Whether a data set has a way of its own to give several records at once; a subset has its data set's."""
+    while type(source) is Subset:
+        source = source.dataset
+    return hasattr(source, "__getitems__")
 
 
 def columns(source: Any) -> Any:
@@ -185,6 +219,7 @@ class Stream:
                 "sampler cuts it into batches of known sizes"
             )
         self._source, self._collate = source, collate
+        self.watched: Watched | None = None  # loaders of streams are refused, and so are their collate functions
         self._size, self._batches = checks.count("records", size), int(sampler.batches)  # type: ignore[call-overload]
         self._epoch = -1
         self._items: Iterator[Any] = iter(())
@@ -214,6 +249,150 @@ class Stream:
         elif mine is not None:
             found = [found[i] for i in mine.tolist()]
         return self._collate(found) if found else None
+
+
+class Watched:
+    """A function from records to a batch that must treat them one by one; it is looked at in batches 1, 2, 4, 8 ...
+
+    A few records of such a batch are kept until the loss is known: with the same random numbers, a record must be worth
+    the same among the others as among copies of itself. Padding may differ, if the loss does not see it.
+
+    Args:
+        make: from a list of records, or of their numbers, to a batch.
+        in_order: whether the records must keep their places, because clip-groups are cut from the batch.
+    """
+
+    def __init__(self, make: Callable[[list[Any]], Any], in_order: bool) -> None:
+        self._make, self._in_order = make, in_order
+        self._batches = 0
+        self._few: list[Any] = []
+
+    def __call__(self, records: list[Any]) -> Any:
+        """A batch of these records; of some batches, a few records are kept for a look."""
+        self._batches += len(records) > 1
+        looked_at = len(records) > 1 and doubled(self._batches)
+        places = np.linspace(0, len(records) - 1, min(len(records), _FEW)).astype(int).tolist()
+        self._few = _copied([records[place] for place in places]) if looked_at else []
+        return self._make(records)
+
+    def refuse_mixing(self, model: nn.Module, losses: Losses) -> None:
+        """Refuse a function that lets a record's part of the batch depend on others; what was kept is let go."""
+        few, self._few = self._few, []
+        told = not few
+        for seed in range(_SEEDS * self._batches, _SEEDS * (self._batches + 1)) if few else ():
+            among, drawn = self._made(few, seed, model)
+            again, _ = self._made(few, seed, model)
+            if not _same(among, again):
+                _refuse("changes from one call to the next although all seeds are set again")
+            for place, record in enumerate(few):
+                alone, theirs = self._made([record] * len(few), seed, model)
+                stays = self._in_order or drawn != theirs
+                if _agree([among, alone], len(few), place, stays, partial(_worth_the_same, model, losses)):
+                    told = True
+                elif drawn == theirs:  # else the record may have had other random numbers, which is no mixing
+                    order = " or changes their order" if self._in_order else ""
+                    _refuse(f"lets what a record becomes depend on the other records of its batch{order}")
+            if drawn is None:
+                break
+        if not told:
+            _refuse("draws as many random numbers as depends on the records: nobody can tell whether it mixes them")
+
+    def _made(self, records: list[Any], seed: int, model: nn.Module) -> tuple[Any, Any]:
+        """A batch of these records with fixed randomness, and how far that was used; None for not at all."""
+
+        def made() -> tuple[Any, Any]:
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002  that of whoever uses it
+            before = _randomness()
+            try:
+                batch = self._make(_copied(records))
+            except Exception as error:
+                error.add_note(f"verax made a batch of {len(records)} records to see whether collate_fn mixes them")
+                raise
+            after = _randomness()
+            return batch, None if after == before else after
+
+        return repeatable(model, made)
+
+
+def _agree(batches: list[Any], records: int, place: int, stays: bool, same_worth: Callable[[Any, Any], bool]) -> bool:
+    """Whether a record became the same in two batches: entry by entry, or in the eyes of the loss.
+
+    If it does not stay in its place, any record of the one may be worth the same as any of the other.
+    """
+    first, second = (_row(batch, records, place) for batch in batches)
+    if _same(first, second):
+        return True
+    if stays:
+        tensors = _tensors(first), _tensors(second)
+        if [x.shape for x in tensors[0]] == [x.shape for x in tensors[1]] and not _same(*tensors):
+            return False  # no padding; layers that normalise over a clip-group would hide it from the loss
+        batches = [of_each(batch, records, partial(copies, record=place)) for batch in batches]
+    return same_worth(*batches)
+
+
+def _worth_the_same(model: nn.Module, losses: Losses, first: Any, second: Any) -> bool:
+    """Whether a loss in one batch is one in the other, too, with weights nearby: those that are zero hide the rest."""
+    with _evaluating(model), _nearby(model):
+        x, y = (repeatable(model, partial(losses, model, batch)).reshape(-1) for batch in (first, second))
+    allowed = rounding_of([x, y, *model.parameters()])
+    return bool(torch.isclose(x[:, None], y, rtol=allowed, atol=1e-5, equal_nan=True).any())
+
+
+def _refuse(what: str) -> NoReturn:
+    raise MixedRecords(
+        f"what makes batches of records (the loader's collate_fn, or the data set's __getitems__) {what}, so that "
+        "clipping would protect nobody: change each record by itself in the data set's __getitem__, drawing from "
+        "the generators of torch, numpy or Python, or use batch clipping (Batch)"
+    )
+
+
+def _copied(records: list[Any]) -> list[Any]:
+    """Copies, each of its own, of records that may be taken to pieces; what cannot be copied is left as it is."""
+    try:
+        return [copy.deepcopy(record) for record in records]
+    except (RuntimeError, TypeError):
+        return records
+
+
+def _randomness() -> tuple[Any, ...]:
+    """Where the generators are that everybody draws from."""
+    _, keys, *rest = np.random.get_state()  # noqa: NPY002  that of whoever uses it
+    return random.getstate(), np.asarray(keys).tobytes(), rest, torch.get_rng_state().numpy().tobytes()
+
+
+def _row(batch: Any, records: int, place: int) -> Any:
+    """One record's part of a batch, and what belongs to all."""
+    return of_each(batch, records, lambda x: x[place : place + 1])
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether two batches have the same entries."""
+    both = [pytree.tree_leaves(batch) for batch in (first, second)]
+    if len(both[0]) != len(both[1]):
+        return False
+    return all(
+        alike(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else np.array_equal(x, y)
+        for x, y in zip(*both, strict=True)
+    )
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """The model as it is without dropout, until the block ends."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def refuse_other_batches(loader: Any, sampler: Sampler) -> None:

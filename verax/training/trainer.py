@@ -227,7 +227,8 @@ class PrivateTrainer:
 
     def _see(self, dataset: Any) -> None:
         """Look at the data; their number must stay what it is for the whole run, and be the same in all processes."""
-        seen, sampler = taken_from(dataset, self.mechanism.sampler, self._nominal), self.mechanism.sampler
+        sampler = self.mechanism.sampler
+        seen = taken_from(dataset, sampler, self._nominal, self.mechanism.clipping)
         if self._data is not None and len(seen) != len(self._data):
             raise ValueError(
                 f"dataset must have the {len(self._data)} records that the run began with, got {len(seen)}"
@@ -295,6 +296,8 @@ class PrivateTrainer:
         if batch.records:
             refuse_loss(loss, batch.data)
         clipper = self._clipper(loss)
+        if self._data is not None and self._data.watched is not None:
+            self._data.watched.refuse_mixing(self.model, clipper.losses)
         over = clipper.denominator(self._expected)
         total = self._total = Flat(parameters, over) if self._total is None else self._total.again(parameters, over)
         if self._norms is not None:
