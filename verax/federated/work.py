@@ -12,10 +12,10 @@ from verax.federated.messages import Values
 from verax.federated.plan import Plan
 from verax.mechanism import Clipping, Mixed
 from verax.training.clipped import MICRO_BATCH, Clipper, Inner, NotFinite
-from verax.training.data import part, runs
 from verax.training.draws import Draws
 from verax.training.flat import Flat
 from verax.training.losses import Criterion, PerRecord
+from verax.training.pieces import part, runs
 from verax.training.refusals import refuse_inner, refuse_loss, refuse_model
 
 

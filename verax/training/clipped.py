@@ -18,12 +18,12 @@ from verax import checks
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.training.capture import Layers
 from verax.training.chain import chain_of, keeps_apart
-from verax.training.data import part, runs, slices
 from verax.training.draws import Draws, seeded
 from verax.training.factors import ROOM, Clippable, lengths
 from verax.training.flat import Flat
 from verax.training.grouped import GroupMeans, of_groups, some_unformed, too_many
 from verax.training.kept import Kept
+from verax.training.pieces import part, runs, slices
 from verax.training.records import Losses, Records, one_each, repeatable
 from verax.training.tricks import Aggregate, Tricks
 from verax.training.unchanged import Unchanged

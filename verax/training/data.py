@@ -5,18 +5,15 @@ Batches are always the mechanism's: data never bring their own. Empty batches ha
 
 from __future__ import annotations
 
-import copy
-import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import (
     BatchSampler,
@@ -33,14 +30,11 @@ from torch.utils.data import (
 from verax import checks
 from verax.mechanism import Batch, Clipping, Mixed
 from verax.samplers import BufferedShuffle, Deterministic, Sampler, Shuffle
-from verax.training.kept import alike
-from verax.training.records import Losses, MixedRecords, _nearby, copies, doubled, of_each, repeatable, rounding_of
+from verax.training.collated import Watched
+from verax.training.pieces import part
 
 Chosen = slice | NDArray[np.int64] | None
 """Which of a batch's records are wanted: all, or a process's share of them."""
-
-_FEW = 4  # records with which it is found out whether a batch is made of each by itself
-_SEEDS = 4  # with so many, if random numbers are drawn on the way
 
 
 class WrongLength(ValueError):  # noqa: N818  it says what is wrong
@@ -251,150 +245,6 @@ class Stream:
         return self._collate(found) if found else None
 
 
-class Watched:
-    """A function from records to a batch that must treat them one by one; it is looked at in batches 1, 2, 4, 8 ...
-
-    A few records of such a batch are kept until the loss is known: with the same random numbers, a record must be worth
-    the same among the others as among copies of itself. Padding may differ, if the loss does not see it.
-
-    Args:
-        make: from a list of records, or of their numbers, to a batch.
-        in_order: whether the records must keep their places, because clip-groups are cut from the batch.
-    """
-
-    def __init__(self, make: Callable[[list[Any]], Any], in_order: bool) -> None:
-        self._make, self._in_order = make, in_order
-        self._batches = 0
-        self._few: list[Any] = []
-
-    def __call__(self, records: list[Any]) -> Any:
-        """A batch of these records; of some batches, a few records are kept for a look."""
-        self._batches += len(records) > 1
-        looked_at = len(records) > 1 and doubled(self._batches)
-        places = np.linspace(0, len(records) - 1, min(len(records), _FEW)).astype(int).tolist()
-        self._few = _copied([records[place] for place in places]) if looked_at else []
-        return self._make(records)
-
-    def refuse_mixing(self, model: nn.Module, losses: Losses) -> None:
-        """Refuse a function that lets a record's part of the batch depend on others; what was kept is let go."""
-        few, self._few = self._few, []
-        told = not few
-        for seed in range(_SEEDS * self._batches, _SEEDS * (self._batches + 1)) if few else ():
-            among, drawn = self._made(few, seed, model)
-            again, _ = self._made(few, seed, model)
-            if not _same(among, again):
-                _refuse("changes from one call to the next although all seeds are set again")
-            for place, record in enumerate(few):
-                alone, theirs = self._made([record] * len(few), seed, model)
-                stays = self._in_order or drawn != theirs
-                if _agree([among, alone], len(few), place, stays, partial(_worth_the_same, model, losses)):
-                    told = True
-                elif drawn == theirs:  # else the record may have had other random numbers, which is no mixing
-                    order = " or changes their order" if self._in_order else ""
-                    _refuse(f"lets what a record becomes depend on the other records of its batch{order}")
-            if drawn is None:
-                break
-        if not told:
-            _refuse("draws as many random numbers as depends on the records: nobody can tell whether it mixes them")
-
-    def _made(self, records: list[Any], seed: int, model: nn.Module) -> tuple[Any, Any]:
-        """A batch of these records with fixed randomness, and how far that was used; None for not at all."""
-
-        def made() -> tuple[Any, Any]:
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed)  # noqa: NPY002  that of whoever uses it
-            before = _randomness()
-            try:
-                batch = self._make(_copied(records))
-            except Exception as error:
-                error.add_note(f"verax made a batch of {len(records)} records to see whether collate_fn mixes them")
-                raise
-            after = _randomness()
-            return batch, None if after == before else after
-
-        return repeatable(model, made)
-
-
-def _agree(batches: list[Any], records: int, place: int, stays: bool, same_worth: Callable[[Any, Any], bool]) -> bool:
-    """Whether a record became the same in two batches: entry by entry, or in the eyes of the loss.
-
-    If it does not stay in its place, any record of the one may be worth the same as any of the other.
-    """
-    first, second = (_row(batch, records, place) for batch in batches)
-    if _same(first, second):
-        return True
-    if stays:
-        tensors = _tensors(first), _tensors(second)
-        if [x.shape for x in tensors[0]] == [x.shape for x in tensors[1]] and not _same(*tensors):
-            return False  # no padding; layers that normalise over a clip-group would hide it from the loss
-        batches = [of_each(batch, records, partial(copies, record=place)) for batch in batches]
-    return same_worth(*batches)
-
-
-def _worth_the_same(model: nn.Module, losses: Losses, first: Any, second: Any) -> bool:
-    """Whether a loss in one batch is one in the other, too, with weights nearby: those that are zero hide the rest."""
-    with _evaluating(model), _nearby(model):
-        x, y = (repeatable(model, partial(losses, model, batch)).reshape(-1) for batch in (first, second))
-    allowed = rounding_of([x, y, *model.parameters()])
-    return bool(torch.isclose(x[:, None], y, rtol=allowed, atol=1e-5, equal_nan=True).any())
-
-
-def _refuse(what: str) -> NoReturn:
-    raise MixedRecords(
-        f"what makes batches of records (the loader's collate_fn, or the data set's __getitems__) {what}, so that "
-        "clipping would protect nobody: change each record by itself in the data set's __getitem__, drawing from "
-        "the generators of torch, numpy or Python, or use batch clipping (Batch)"
-    )
-
-
-def _copied(records: list[Any]) -> list[Any]:
-    """Copies, each of its own, of records that may be taken to pieces; what cannot be copied is left as it is."""
-    try:
-        return [copy.deepcopy(record) for record in records]
-    except (RuntimeError, TypeError):
-        return records
-
-
-def _randomness() -> tuple[Any, ...]:
-    """Where the generators are that everybody draws from."""
-    _, keys, *rest = np.random.get_state()  # noqa: NPY002  that of whoever uses it
-    return random.getstate(), np.asarray(keys).tobytes(), rest, torch.get_rng_state().numpy().tobytes()
-
-
-def _row(batch: Any, records: int, place: int) -> Any:
-    """One record's part of a batch, and what belongs to all."""
-    return of_each(batch, records, lambda x: x[place : place + 1])
-
-
-def _same(first: Any, second: Any) -> bool:
-    """Whether two batches have the same entries."""
-    both = [pytree.tree_leaves(batch) for batch in (first, second)]
-    if len(both[0]) != len(both[1]):
-        return False
-    return all(
-        alike(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else np.array_equal(x, y)
-        for x, y in zip(*both, strict=True)
-    )
-
-
-def _tensors(batch: Any) -> list[Tensor]:
-    return [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """The model as it is without dropout, until the block ends."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        for module, _ in modes:
-            module.training = False
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
 def refuse_other_batches(loader: Any, sampler: Sampler) -> None:
     """Let a loader pass only if its batches follow the mechanism's law; then the mechanism draws them in its place."""
     found = described(loader)
@@ -432,33 +282,3 @@ def described(loader: Any) -> Shuffle | Deterministic | None:
     if type(order) is RandomSampler and not order.replacement and order.num_samples == records:
         return Shuffle(records // size)
     return None
-
-
-def slices(batch: Any, size: int, records: int) -> list[tuple[Any, int]]:
-    """A batch in pieces of at most ``size`` records."""
-    if size >= records:
-        return [(batch, records)]
-    return [
-        (part(batch, slice(start, start + size)), min(size, records - start)) for start in range(0, records, size)
-    ]  # fmt: skip
-
-
-def runs(sizes: list[int], most: int) -> Iterator[list[int]]:
-    """Sizes next to each other with so many records together, or one with more.
-
-    >>> list(runs([2, 2, 2, 9, 1], 5))
-    [[2, 2], [2], [9], [1]]
-    """
-    some: list[int] = []
-    for size in sizes:
-        if some and sum(some) + size > most:
-            yield some
-            some = []
-        some.append(size)
-    if some:
-        yield some
-
-
-def part(batch: Any, chosen: slice | Tensor) -> Any:
-    """Some of the records of a batch."""
-    return pytree.tree_map(lambda x: x[chosen] if isinstance(x, Tensor) else x, batch)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from verax import checks
 from verax.training.clipped import Clipper
-from verax.training.data import slices
 from verax.training.flat import Flat
+from verax.training.pieces import slices
 
 NOTE = (
     "Computed from private data without noise: NOT covered by the guarantee. For those who may see the data; "

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from verax.training.chain import NotAChain, Pass
-from verax.training.data import runs
 from verax.training.factors import (
     PIECE,
     Clippable,
@@ -32,6 +31,7 @@ from verax.training.factors import (
     single_precision,
 )
 from verax.training.flat import same
+from verax.training.pieces import runs
 from verax.training.records import Losses, one_each, rounding_of
 
 _TOGETHER = 2**20  # numbers of the gradients that are held at once, unless one alone has more
