@@ -24,6 +24,7 @@ from verax.training.data import Data
 from verax.training.draws import Draws
 from verax.training.ledger import Ledger
 from verax.training.losses import Criterion
+from verax.training.state import refuse_seed
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement
@@ -128,8 +129,7 @@ class Client:
             return Ledger.create(ledger, self.mechanism, insecure_seed=not self.private)
         if ledger.mechanism != self.mechanism:
             raise ValueError(f"ledger must declare what this client runs, {self.mechanism!r}")
-        if not self.private and not ledger.insecure_seed:
-            raise ValueError("insecure_seed must not be used in a run whose ledger says that its randomness is secret")
+        refuse_seed(ledger, self.private)
         return ledger
 
     # --- a round ----------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from verax.randomness import Source
 from verax.training.files import write_secret
 from verax.training.ledger import Ledger, read
 from verax.training.refusals import refuse_factory, refuse_optimizer
+from verax.training.state import refuse_seed
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement
@@ -103,8 +104,7 @@ class Server:
         server = cls(
             plan, held["weights"].numpy(), optimizer, expected=expected, ledger=book, insecure_seed=insecure_seed
         )
-        if insecure_seed is not None and not book.insecure_seed:
-            raise ValueError("insecure_seed must not be used in a run whose ledger says that its randomness is secret")
+        refuse_seed(book, insecure_seed is None)
         server._optimizer.load_state_dict(held["optimizer"])
         server._round, server._run = book.released, bytes.fromhex(held["run"])
         server._state = os.fspath(state)

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
@@ -37,6 +36,7 @@ from verax.training.losses import Criterion, PerRecord, same_loss
 from verax.training.ran import NOT_PRIVATE as NOT_PRIVATE
 from verax.training.ran import released
 from verax.training.refusals import refuse_loss, refuse_run
+from verax.training.state import read_state, refuse_seed
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement
@@ -164,11 +164,7 @@ class PrivateTrainer:
             if theirs != mine:
                 raise ValueError(f"ledger must declare the {what} that is trained, {mine!r}, got one with {theirs!r}")
         self._ledger, self._next = ledger, ledger.released
-        self._refuse_seed()
-
-    def _refuse_seed(self) -> None:
-        if self._ledger is not None and not self._source.secure and not self._ledger.insecure_seed:
-            raise ValueError("insecure_seed must not be used in a run whose ledger says that its randomness is secret")
+        refuse_seed(ledger, self._source.secure)
 
     def _join(self, ledger: str | os.PathLike[str] | Ledger | None) -> None:
         """Agree with the other processes: one ledger, one secret, the same description and the same weights."""
@@ -464,29 +460,9 @@ class PrivateTrainer:
 
     def _read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """A saved state, checked, with what the ledger adds to it; the secret of the noise is taken out of it."""
-        try:
-            state: Any = torch.load(path, weights_only=True)
-        except (RuntimeError, EOFError, UnpicklingError):
-            state = None
-        if not isinstance(state, dict) or "seeded" not in state:
-            raise ValueError(f"path must be a state that save() wrote, got {os.fspath(path)!r}, which is none")
-        for what, mine in (("mechanism", repr(self.mechanism)), ("clip_norms", self._norms)):
-            if state[what] != mine:
-                raise ValueError(f"path must hold a run of {what} {mine}, got one of {state[what]}")
-        state["blind"] = self._ledger is None
-        state["spent"] = 0 if self._ledger is None else self._ledger.released - state["rounds"]
-        if state["spent"] < 0:
-            raise ValueError(
-                f"path must not be ahead of the ledger, got {state['rounds']} rounds, the ledger knows fewer"
-            )
+        state = read_state(path, self.mechanism, self._norms, self._ledger)
         seeds = state.pop("seeded")
         self._source = Source.system() if seeds is None else Source.restore(seeds["noise"])
-        self._refuse_seed()
-        if self._ledger is not None and state["run"] != self._ledger.run:
-            raise ValueError(
-                f"path must hold a state of the run in {self._ledger.path}, got one of another run: its sampler would "
-                "draw records again that this run has used"
-            )
         if seeds is None:
             held = {use: self._source.spawn(use) for use in ("noise", "clip-groups", "draws")}
         else:
