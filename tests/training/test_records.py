@@ -9,7 +9,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from verax import Batch  # noqa: E402
+from verax import Batch, Individual, Mixed  # noqa: E402
 from verax.training.clipped import Clipper  # noqa: E402
 from verax.training.flat import Flat  # noqa: E402
 from verax.training.records import MixedRecords, Records, one_each  # noqa: E402
@@ -503,3 +503,254 @@ def test_mixing_is_looked_for_among_all_records_that_go_together():
 
     with pytest.raises(MixedRecords):
         Records(model, far).factors((torch.randn(256, 6), torch.randint(0, 3, (256,))), 256)
+
+
+# --- records that are counted ---------------------------------------------------------------------------------------
+
+
+def divided(model, batch):
+    return losses(model, batch) / len(batch[1])
+
+
+def signed(model, batch):
+    return losses(model, batch) * (1.0 if len(batch[1]) % 2 else -1.0)
+
+
+class Counted(nn.Linear):
+    """The losses are those of a record alone; their gradients are not."""
+
+    def forward(self, x):
+        out = super().forward(x)
+        if out.requires_grad:
+            out.register_hook(lambda g: g / len(g))
+        return out
+
+
+@pytest.mark.parametrize("size", [2, 3, 32, 33])
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        (nn.Linear(6, 3), divided),
+        (nn.Linear(6, 3), signed),
+        (nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.LayerNorm(8), nn.Linear(8, 3)), divided),
+        (nn.Linear(6, 3), lambda model, batch: 1e-6 * divided(model, batch)),
+        (nn.Sequential(Counted(6, 8), nn.Linear(8, 3)), losses),
+    ],
+    ids=["mean of a batch", "parity", "dropout", "small", "hook"],
+)
+def test_losses_that_count_records_are_refused(model, loss, size):
+    """A record that is added would move the gradients of all others."""
+    batch = torch.randn(size, 6), torch.randint(0, 3, (size,))
+    modes = [module.training for module in model.modules()]
+    with pytest.raises(MixedRecords, match="how many records"):
+        Records(model, loss).factors(batch, size)
+    assert [module.training for module in model.modules()] == modes
+
+
+class Fails(nn.Module):
+    """What people do in training only, and in eval mode only."""
+
+    def __init__(self, always):
+        super().__init__()
+        self.body, self.drop, self.head, self.always = nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3), always
+        self.drop.eval()
+
+    def forward(self, x):
+        if not self.training and not self.always:
+            raise KeyError("labels")
+        return self.head(functional.dropout(self.body(x), 0.5, self.always))
+
+
+@pytest.mark.parametrize("always", [True, False], ids=["random in eval mode", "no eval mode"])
+def test_where_counting_cannot_be_told_nothing_is_refused(always):
+    model, batch = Fails(always), (torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,)))
+    Records(model, losses).factors(batch, RECORDS)
+    assert [module.training for module in model.modules()] == [True, True, False, True]
+
+
+class Faint(nn.Module):
+    """Mixes records in an output so small that no loss shows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        y = self.body(x)
+        return self.head(y - y.mean(0).detach()) * 1e-3
+
+
+@pytest.mark.parametrize("small", [1.0, 1e-30])
+def test_mixing_is_found_however_small_it_is(small):
+    def square(model, batch):
+        return small * (model(batch[0]) - batch[1]).square().mean(dim=1)
+
+    with pytest.raises(MixedRecords, match="gradient of a record's loss depends on the other records"):
+        Records(Faint(), square).factors((torch.randn(32, 6), torch.randn(32, 1)), 32)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_rounding_is_not_taken_for_mixing(size):
+    """The gradient of a record that is fitted exactly is nothing but rounding, which is another one in other shapes."""
+    model, x = nn.Sequential(nn.Linear(8, 512), nn.Tanh(), nn.Linear(512, 3)), torch.randn(size, 8)
+    with torch.no_grad():
+        fitted = torch.cat([model(one) for one in x.split(1)])
+
+    def square(m, batch):
+        return (m(batch[0]) - batch[1]).square().mean(dim=1)
+
+    Records(model, square).factors((x, fitted), size)
+
+
+# --- where the rules do not apply -----------------------------------------------------------------------------------
+
+
+class Flagged(nn.Module):
+    """Records with a flag use a weight behind the rules' back; the first and the last have none."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        y = torch.tanh(self.body(x))
+        return self.head(y + (x[:, :1] > 0.0) * functional.linear(y, self.body.weight))
+
+
+def test_what_some_records_do_is_checked():
+    x = torch.randn(8, 6)
+    x[:, 0] = torch.tensor([-1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, -1.0])
+    check(Flagged(), x, 3, general=True)
+
+
+class Largest(torch.autograd.Function):
+    """Divides gradients by the largest one of the batch."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g / g.abs().max()
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(Largest.apply(self.body(x))))
+
+
+def test_the_first_record_is_checked_as_the_last_is():
+    """The last record has the largest gradient, by which all are divided: it alone would show nothing."""
+    model, x, y = Scaled(), torch.randn(8, 6), torch.randint(0, 3, (8,))
+    out = model.body(x).detach().requires_grad_()
+    (g,) = torch.autograd.grad(functional.cross_entropy(model.head(torch.tanh(out)), y, reduction="sum"), out)
+    order = g.abs().amax(dim=1).argsort()
+    batch, records = (x[order], y[order]), Records(model, losses)
+    factors, truth = records.factors(batch, 8), records._one_by_one(batch, 8)
+    for parameter, factor in truth.items():
+        torch.testing.assert_close(factors[parameter].squares(), factor.squares(), rtol=1e-4, atol=1e-9)
+
+
+class Windows(nn.Module):
+    """A layer on windows of a record, folded into the first dimension."""
+
+    def __init__(self, layer, *widths):
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(*widths)
+
+    def forward(self, x):
+        folded = x.reshape(-1, 3, x.shape[-1])
+        if isinstance(self.layer, nn.MultiheadAttention):
+            out = self.layer(folded, folded, folded, need_weights=False)[0]
+        else:
+            out = self.layer(folded)
+        out = out[0] if isinstance(out, tuple) else out
+        return self.head(out.reshape(len(x), -1, out.shape[-1]).mean(dim=1))
+
+
+class Axial(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        total = 0.0
+        for image in (x, x.transpose(1, 2)):
+            lines = image.flatten(0, 1)
+            total = total + self.layer(lines, lines, lines)[0].unflatten(0, x.shape[:2]).mean(dim=(1, 2))
+        return self.head(total)
+
+
+class BothWays(nn.Module):
+    """Records in the first dimension, and again in the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x.mean(1))) + torch.tanh(self.body(x.transpose(0, 1))).mean(0))
+
+
+APART = {
+    "attention": (Windows(nn.MultiheadAttention(8, 2, batch_first=True), 8, 3), (6, 8)),
+    "transformer": (Windows(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 8, 3), (6, 8)),
+    "lstm": (Windows(nn.LSTM(8, 5, batch_first=True), 5, 3), (6, 8)),
+    "axial attention": (Axial(), (4, 4, 4)),
+    "two dimensions": (BothWays(), (6, 8)),
+    "two dimensions of one size": (BothWays(), (RECORDS, 8)),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_layers_whose_records_are_elsewhere_take_the_general_way(name):
+    model, shape = APART[name]
+    check(model, torch.randn(RECORDS, *shape), 3, general=True)
+
+
+def test_windows_that_come_later_are_noticed():
+    """All that was checked had one window a record; two would be clipped as if they were two records."""
+    model = Windows(nn.MultiheadAttention(8, 2, batch_first=True), 8, 3)
+    records = Records(model, losses)
+    for windows in (1, 2):
+        batch = torch.randn(RECORDS, 3 * windows, 8), torch.randint(0, 3, (RECORDS,))
+        factors, truth = records.factors(batch, RECORDS), records._one_by_one(batch, RECORDS)
+        mine, want = (sum(f.squares() for f in found.values()) for found in (factors, truth))
+        torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-8)
+        assert records._general is (windows == 2)
+
+
+def test_gradients_of_an_embedding_may_be_sparse():
+    check(nn.Sequential(nn.Embedding(20, 8, sparse=True), Pool(), nn.Linear(8, 3)), torch.randint(0, 20, (8, 4)), 3)
+
+
+# --- a group norm whose input needs no gradient ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clipping", [Individual(0.1), Batch(0.1), Mixed(0.1, 2)])
+@pytest.mark.parametrize("first", [nn.Conv2d(3, 8, 3).requires_grad_(False), nn.Identity()], ids=["frozen", "none"])
+@pytest.mark.parametrize("keyword", [False, True])
+def test_group_norms_before_the_first_trained_layer(clipping, first, keyword):
+    """In our order of memory torch's derivative of such a norm ended the process."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm = first, nn.GroupNorm(1, 8 if isinstance(first, nn.Conv2d) else 3)
+            self.conv, self.head = nn.Conv2d(self.norm.num_channels, 4, 3), nn.Linear(4, 3)
+
+        def forward(self, x):
+            x = self.first(x)
+            x = self.norm(input=x) if keyword else self.norm(x)
+            return self.head(torch.relu(self.conv(x)).mean(dim=(2, 3)))
+
+    model, batch = Model(), (torch.randn(12, 3, 8, 8), torch.randint(0, 3, (12,)))
+    into = Flat([p for p in model.parameters() if p.requires_grad])
+    Clipper(model, losses, clipping).add(batch, 12, into, [6, 6] if isinstance(clipping, Mixed) else None)
+    assert 0.0 < float(into.buffer.norm()) <= 1.2
+    assert not model.norm._forward_pre_hooks

@@ -215,6 +215,13 @@ class Rows:
 Kind = Explicit | Kernels | Single | Outer | Rows
 
 
+def counted(factor: Kind) -> int:
+    """How many records it has gradients of."""
+    match factor:
+        case Explicit(gradients=rows) | Kernels(rows=rows) | Single(x=rows) | Outer(x=rows) | Rows(index=rows):
+            return len(rows)
+
+
 def merged(uses: Sequence[Kind]) -> Kind:
     """All uses of one parameter as one factor: products are laid end to end, anything else is added up."""
     if len(uses) == 1:

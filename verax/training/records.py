@@ -1,8 +1,9 @@
 """Per-record gradients of any model: by layer rules where they apply, by ``torch.func`` or record by record elsewhere.
 
 Which way a model goes is found out, not assumed: the first batch of every new shape is checked against plain autograd
-for one record. A layer used behind the rules' back, a parameter shared in a way they miss, or records along another
-dimension show up there; a model that mixes records (batch norm in any disguise) is refused.
+for two records and for all together. A layer used behind the rules' back, a parameter shared in a way they miss, or
+records along another dimension show up there; a model that mixes records (batch norm in any disguise), or a loss that
+counts them, is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -23,7 +24,8 @@ from torch.utils import _pytree as pytree
 import verax.training.opaque  # noqa: F401  registers attention and recurrent layers
 from verax.training.capture import Layers, Use, watching
 from verax.training.chain import NotAChain, Pass, chain_of, keeps_apart
-from verax.training.factors import HALF, Explicit, Kind, merged, single_precision
+from verax.training.data import part
+from verax.training.factors import HALF, Explicit, Kind, counted, merged, single_precision
 from verax.training.kept import Kept
 from verax.training.layers import trainable
 from verax.training.pooling import in_slices
@@ -39,11 +41,17 @@ _FEWEST = 32  # records worked on at once, whatever the model
 _FIT = 12.0 * 2**20  # bytes that those worked on at once may leave behind
 _AGREE = 1e-3  # relative difference from plain autograd that is still rounding
 _AGREE_HALF = 5e-2  # the same in half precision
+_ROUNDED = 1e-2  # of that: by how much weights move when asking what rounding can do
+_FAILS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _MOVED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # weights that can be moved a little
 
 
 class MixedRecords(ValueError):  # noqa: N818  it says what is wrong
     """The model lets one record's loss depend on other records, so per-record clipping would not protect anybody."""
+
+
+class _DoesNotApply(RuntimeError):  # noqa: N818  control flow
+    """The rules do not fit what the model does."""
 
 
 class Records:
@@ -129,19 +137,22 @@ class Records:
         return min(max(int(_FIT / self._bytes), _FEWEST), most)
 
     def _refuse_other_mixing(self, batch: Any, records: int) -> None:
-        """With the same randomness, a record's loss must not change when all others become copies of it.
+        """No record's loss may depend on the others, or on how many they are.
 
         Neither with the weights as they are nor with weights nearby: a branch that begins at zero is closed so far.
         """
         self._compare(batch, records)
+        self._compare_parts(batch, records)
         with _nearby(self.model):
             self._compare(batch, records)
 
     def _compare(self, batch: Any, records: int) -> None:
-        def losses(whole: Any) -> Tensor:
-            return one_each(repeatable(self.model, lambda: self.losses(self.model, whole)), records)
+        """With the same randomness, a record's loss and gradient must not change when all others become copies of it.
 
-        usual, again = losses(batch), losses(batch)
+        Gradients are compared, too, since in them mixing shows however small the losses are.
+        """
+        ends = 0, records - 1
+        (usual, gradients), (again, _) = self._seen(batch, records, ends), self._seen(batch, records)
         allowed = rounding_of([usual, *self.model.parameters()])
         if not torch.allclose(usual, again, rtol=allowed, atol=1e-5, equal_nan=True):
             raise MixedRecords(
@@ -149,8 +160,8 @@ class Records:
                 "can tell whether it depends on other records: let the model draw from torch's own generator, and "
                 "keep nothing from pass to pass"
             )
-        for record in (0, records - 1):
-            alone = losses(of_each(batch, records, partial(copies, record=record)))
+        for record, mine in zip(ends, gradients, strict=True):
+            alone, (other,) = self._seen(of_each(batch, records, partial(copies, record=record)), records, [record])
             first, second = float(usual[record]), float(alone[record])
             if abs(first - second) > allowed * (abs(first) + abs(second)) + 1e-5:
                 raise MixedRecords(
@@ -158,6 +169,75 @@ class Records:
                     "among copies of itself): use layers that treat records one by one, or batch clipping (Batch or "
                     "Mixed)"
                 )
+            if self._differs(mine, other, partial(self._seen, batch, records, [record]), allowed):
+                raise MixedRecords(
+                    "the gradient of a record's loss depends on the other records of its batch (it is another one "
+                    "among copies of itself): use layers that treat records one by one, or batch clipping (Batch or "
+                    "Mixed)"
+                )
+
+    def _compare_parts(self, batch: Any, records: int) -> None:
+        """A record's gradient must not change when others are left out: half of them, or one, which changes parity.
+
+        In eval mode, since what is drawn at random depends on shapes. Where that fails, or is random still, nothing can
+        be told.
+        """
+        tensors = [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
+        if not all(x.dim() and len(x) == records for x in tensors):
+            return
+        ends = 0, records - 1
+        with _evaluating(self.model):
+            try:
+                (usual, gradients), (again, _) = self._seen(batch, records, ends), self._seen(batch, records, seed=1)
+            except _FAILS:
+                return
+            allowed = rounding_of([usual, *self.model.parameters()])
+            if not torch.allclose(usual, again, rtol=allowed, atol=1e-5, equal_nan=True):
+                return
+            half = records // 2
+            for start, few in dict.fromkeys([(0, half), (records - half, half), (1, records - 1)]):
+                record, mine = (ends[0], gradients[0]) if start == 0 else (ends[1], gradients[1])
+                try:
+                    _, (other,) = self._seen(part(batch, slice(start, start + few)), few, [record - start])
+                except _FAILS:
+                    continue
+                if self._differs(mine, other, partial(self._seen, batch, records, [record]), allowed):
+                    raise MixedRecords(
+                        "the gradient of a record's loss depends on how many records are in its batch (it is another "
+                        f"one among {few} of {records}): return every record's own loss, not divided by their number, "
+                        "or use batch clipping (Batch or Mixed)"
+                    )
+
+    def _seen(
+        self, batch: Any, records: int, asked: Sequence[int] = (), seed: int = 0
+    ) -> tuple[Tensor, list[list[Tensor]]]:
+        """All losses, and the gradients of the records asked for, with the same randomness every time."""
+        parameters = [p for p in self.model.parameters() if trainable(p)]
+
+        def look() -> tuple[Tensor, list[list[Tensor]]]:
+            with torch.set_grad_enabled(bool(asked)), _bearing_channels_last(self.model):
+                losses = one_each(self.losses(self.model, batch), records)
+                return losses.detach(), [_gradient(losses, parameters, record) for record in asked]
+
+        return repeatable(self.model, look, seed)
+
+    def _differs(
+        self, first: list[Tensor], second: list[Tensor], look: Callable[[], tuple[Tensor, list[list[Tensor]]]],
+        allowed: float,
+    ) -> bool:  # fmt: skip
+        """Whether two gradients are not the same one, rounded; ``look`` takes the first again.
+
+        Where parts cancel, as in a record that is fitted well, rounding is all that is left. So they must differ by
+        more than the first does with weights that are moved by as little as rounding does.
+        """
+        if not first or not second:
+            return False
+        apart, size = _distance(first, second), _norm(first) + _norm(second)
+        if not math.isfinite(apart + size) or apart <= allowed * size:
+            return False
+        with _nearby(self.model, _ROUNDED * allowed):
+            _, (moved,) = look()
+        return not moved or apart > 2.0 * _distance(first, moved)
 
     # --- as a chain -------------------------------------------------------------------------------------------------
 
@@ -207,35 +287,47 @@ class Records:
     # --- by rules ---------------------------------------------------------------------------------------------------
 
     def _laid_out(self, layers: Layers, batch: Any, records: int) -> Found | None:
-        return self.channels.tried(self.model, batch, lambda laid: self._by_rules(layers, laid, records))
+        try:
+            return self.channels.tried(self.model, batch, lambda laid: self._by_rules(layers, laid, records))
+        except _DoesNotApply:
+            return None
 
     def _by_rules(self, layers: Layers, batch: Any, records: int) -> Found | None:
         with torch.enable_grad(), watching(layers, self._copies) as tape:
             losses = one_each(self.losses(self.model, batch), records)
-        shape = tuple(use.module for use in tape.uses), tuple(layers.trained), self.model.training
-        new = shape not in self._checked
         if not losses.requires_grad:
             return {}
-        if not tape.uses or (new and not self._find_dims(tape.uses, losses)):
+        shape = tuple(use.module for use in tape.uses), tuple(layers.trained), self.model.training
+        new = shape not in self._checked
+        try:
+            factors = self._of_uses(tape.uses, losses, records, new)
+            agrees = self._agrees(layers.trained, factors, losses, records) if new and factors is not None else None
+        except RuntimeError as error:
+            if new:
+                raise _DoesNotApply from error
+            raise
+        if agrees:
+            self._checked.add(shape)
+        return None if agrees is False else factors
+
+    def _of_uses(self, uses: Sequence[Use], losses: Tensor, records: int, new: bool) -> Found | None:
+        """The factors of what was watched; None if the rules do not apply, as far as they can tell."""
+        if not uses or (new and not self._find_dims(uses, losses)):
             return None
-        edges = [edge for use in tape.uses for edge in use.edges]
+        edges = [edge for use in uses for edge in use.edges]
         each = torch.ones_like(losses)
         gradients = torch.autograd.grad(losses, edges, each, allow_unused=True, retain_graph=new)
-        if not all(use.intact for use in tape.uses):
+        if not all(use.intact for use in uses):
             return None
-        factors = self._finish(tape.uses, gradients, records)
-        if new:
-            agrees = self._agrees(layers.trained, factors, losses, records)
-            if agrees is False:
-                return None
-            if agrees:
-                self._checked.add(shape)
-            held = [x for use in tape.uses for x in use.inputs] + [g for g in gradients if g is not None]
+        factors = self._finish(uses, gradients, records)
+        if new and factors is not None:
+            held = [x for use in uses for x in use.inputs] + [g for g in gradients if g is not None]
             numbers = sum(x.numel() for x in held) + sum(factor.formed() for factor in factors.values())
             self._bytes = 4.0 * numbers / records
         return factors
 
-    def _finish(self, uses: Sequence[Use], gradients: Sequence[Tensor | None], records: int) -> Found:
+    def _finish(self, uses: Sequence[Use], gradients: Sequence[Tensor | None], records: int) -> Found | None:
+        """All uses of every parameter as one factor; None if some use has another number of records."""
         found: dict[nn.Parameter, list[Kind]] = {}
         at = 0
         for use in uses:
@@ -247,6 +339,8 @@ class Records:
             whole = [torch.zeros_like(like) if g is None else g for g in mine]
             dim = self._dims.get(use.module, 0)
             for parameter, factor in use.finish(whole, dim if dim >= 0 else -records):
+                if counted(factor) != records:
+                    return None
                 found.setdefault(parameter, []).append(factor)
         return {parameter: merged(kinds) for parameter, kinds in found.items()}
 
@@ -267,21 +361,23 @@ class Records:
     def _agrees(
         self, parameters: list[nn.Parameter], factors: Found, losses: Tensor, records: int
     ) -> bool | None:  # fmt: skip
-        """Whether the last record's gradient is what plain autograd says; None if that is not finite."""
-        record = records - 1
-        pick = _only_one(losses, record)
-        truth = torch.autograd.grad(losses, parameters, pick, allow_unused=True)
-        size = sum(float(g.norm()) ** 2 for g in truth if g is not None) ** 0.5
-        if not math.isfinite(size):
-            return None
-        for parameter, exact in zip(parameters, truth, strict=True):
-            factor = factors.get(parameter)
-            mine = torch.zeros_like(parameter, dtype=torch.float32)
-            if factor is not None:
-                factor.add(single_precision(pick), mine)
-            exact = torch.zeros_like(parameter) if exact is None else exact
-            if not (mine - exact).norm() <= rounding_of([parameter]) * (exact.norm() + 1e-3 * size + 1e-12):
-                return False
+        """Whether the sum of all gradients, the first and the last are what plain autograd says; None if not finite."""
+        squares = [factor.squares() for factor in factors.values()]
+        norms = torch.stack(squares).sum(dim=0).sqrt() if squares else single_precision(torch.zeros_like(losses))
+        for pick in (torch.ones_like(losses), _only_one(losses, 0), _only_one(losses, records - 1)):
+            truth = _gradients(losses, parameters, pick)
+            size = _norm(truth)
+            if not math.isfinite(size):
+                return None
+            weights = single_precision(pick)
+            size = max(size, float(norms @ weights))  # gradients that cancel leave their rounding behind
+            for parameter, exact in zip(parameters, truth, strict=True):
+                factor = factors.get(parameter)
+                mine = torch.zeros_like(parameter, dtype=torch.float32)
+                if factor is not None:
+                    factor.add(weights, mine)
+                if not (mine - exact).norm() <= rounding_of([parameter]) * (exact.norm() + 1e-3 * size + 1e-12):
+                    return False
         return True
 
     # --- without rules ----------------------------------------------------------------------------------------------
@@ -320,7 +416,7 @@ class Records:
                 loss = one_each(self.losses(self.model, single), 1)[0]
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
             for row, g, parameter in zip(rows, gradients, parameters, strict=True):
-                row.append(torch.zeros_like(parameter) if g is None else g)
+                row.append(torch.zeros_like(parameter) if g is None else g.to_dense())
         return {p: Explicit(torch.stack(row)) for p, row in zip(parameters, rows, strict=True)}
 
 
@@ -338,14 +434,38 @@ class ChannelsLast:
 
     def tried(self, model: nn.Module, batch: Any, work: Callable[[Any], Result]) -> Result:
         """What the work makes of the batch."""
-        if not self._borne or not any(isinstance(module, nn.Conv2d) for module in model.modules()):
-            return work(batch)
-        try:
-            with in_slices(model):
-                return work(pytree.tree_map(_channels_last, batch))
-        except RuntimeError:
-            self._borne = False
-            return work(batch)
+        with _bearing_channels_last(model):
+            if not self._borne or not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+                return work(batch)
+            try:
+                with in_slices(model):
+                    return work(pytree.tree_map(_channels_last, batch))
+            except RuntimeError:
+                self._borne = False
+                return work(batch)
+
+
+@contextmanager
+def _bearing_channels_last(model: nn.Module) -> Iterator[None]:
+    """Group norms get what needs no gradient in the usual order, until the block ends.
+
+    On a processor torch's derivative of a group norm reads memory that is not there if its input has the channels last
+    and needs no gradient, and takes the process with it.
+    """
+    norms = [module for module in model.modules() if isinstance(module, nn.GroupNorm)]
+    handles = [norm.register_forward_pre_hook(_in_usual_order, with_kwargs=True) for norm in norms]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _in_usual_order(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def usual(x: Any) -> Any:
+        return x.contiguous() if isinstance(x, Tensor) and not x.requires_grad else x
+
+    return tuple(map(usual, args)), {name: usual(x) for name, x in kwargs.items()}
 
 
 class _Whole(nn.Module):
@@ -371,31 +491,47 @@ def _few(batch: Any, records: int, few: int = _FEWEST) -> Any:
 
 
 @contextmanager
-def _nearby(model: nn.Module) -> Iterator[None]:
-    """The model with all weights moved a little, until the block ends; their memory and versions stay as they are."""
+def _nearby(model: nn.Module, share: float = 0.1) -> Iterator[None]:
+    """The model with all weights moved by a share of their size, until the block ends.
+
+    Their memory and versions stay as they are.
+    """
     kept = [(p, p.data) for p in model.parameters() if trainable(p) and p.dtype in _MOVED]
     made = torch.Generator().manual_seed(0)
     try:
         for parameter, value in kept:
             size = float(value.detach().float().square().mean().sqrt()) if value.numel() else 0.0
             noise = torch.randn(value.shape, generator=made).to(value)
-            parameter.data = value + (0.1 * size if size > 0.0 else 0.1) * noise
+            parameter.data = value + (share * size if size > 0.0 else share) * noise
         yield
     finally:
         for parameter, value in kept:
             parameter.data = value
 
 
-def repeatable(model: nn.Module, work: Callable[[], Result]) -> Result:
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """The model and all within in eval mode, until the block ends."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def repeatable(model: nn.Module, work: Callable[[], Result], seed: int = 0) -> Result:
     """What the work gives with fixed randomness and without gradients; randomness and buffers are left as they were."""
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
     kept = Kept(model)
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  that of whoever uses it
     with torch.no_grad(), torch.random.fork_rng(devices):
         try:
-            torch.manual_seed(0)
-            random.seed(0)
-            np.random.seed(0)  # noqa: NPY002
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
             return work()
         finally:
             random.setstate(python)
@@ -415,6 +551,31 @@ def of_each(batch: Any, records: int, change: Callable[[Tensor], Tensor]) -> Any
         return change(x) if isinstance(x, Tensor) and x.dim() and len(x) == records else x
 
     return pytree.tree_map(changed, batch)
+
+
+def _gradient(losses: Tensor, parameters: list[nn.Parameter], record: int) -> list[Tensor]:
+    """That of one record's loss; nothing if it has none, or none that autograd can take."""
+    if not losses.requires_grad or not parameters:
+        return []
+    try:
+        return _gradients(losses, parameters, _only_one(losses, record))
+    except RuntimeError:
+        return []
+
+
+def _gradients(losses: Tensor, parameters: list[nn.Parameter], pick: Tensor) -> list[Tensor]:
+    """Those of the losses, weighted; the graph is kept."""
+    found = torch.autograd.grad(losses, parameters, pick, allow_unused=True, retain_graph=True)
+    return [torch.zeros_like(p) if g is None else g.to_dense() for g, p in zip(found, parameters, strict=True)]
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    """Of all together, in double precision: squares of small numbers vanish in single."""
+    return math.hypot(*(float(torch.linalg.vector_norm(x, dtype=torch.float64)) for x in tensors))
+
+
+def _distance(first: list[Tensor], second: list[Tensor]) -> float:
+    return _norm(x - y for x, y in zip(first, second, strict=True))
 
 
 def rounding_of(tensors: Sequence[Tensor]) -> float:
