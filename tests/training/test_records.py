@@ -12,7 +12,9 @@ from torch.nn import functional  # noqa: E402
 from verax import Batch, Individual, Mixed  # noqa: E402
 from verax.training.clipped import Clipper  # noqa: E402
 from verax.training.flat import Flat  # noqa: E402
-from verax.training.records import MixedRecords, Records, one_each  # noqa: E402
+from verax.training.mixing import MixedRecords  # noqa: E402
+from verax.training.records import Records  # noqa: E402
+from verax.training.trials import one_each  # noqa: E402
 
 RECORDS = 5
 torch.set_num_threads(1)
@@ -754,3 +756,98 @@ def test_group_norms_before_the_first_trained_layer(clipping, first, keyword):
     Clipper(model, losses, clipping).add(batch, 12, into, [6, 6] if isinstance(clipping, Mixed) else None)
     assert 0.0 < float(into.buffer.norm()) <= 1.2
     assert not model.norm._forward_pre_hooks
+
+
+# --- layers whose gradients come later ------------------------------------------------------------------------------
+
+
+class TimeMajor(nn.Module):
+    """Records in the second dimension, or in blocks that are not of one record, behind a head that begins at zero."""
+
+    def __init__(self, folded):
+        super().__init__()
+        self.body, self.head, self.folded = nn.Linear(6, 5), nn.Linear(5, 3), folded
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x):
+        times = x.transpose(0, 1)
+        if self.folded:
+            return self.head(self.body(times.reshape(-1, 6)).tanh().view(*times.shape[:2], 5).mean(0))
+        return self.head(self.body(times).tanh().mean(0))
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("times", [4, 8])
+def test_a_head_that_begins_at_zero_hides_nothing(folded, times):
+    model, x, y = TimeMajor(folded), torch.randn(8, times, 6), torch.randint(0, 3, (8,))
+    records = Records(model, losses)
+    for _ in range(3):
+        factors, truth = records.factors((x, y), 8), records._one_by_one((x, y), 8)
+        for parameter, factor in truth.items():
+            mine = factors[parameter].squares() if parameter in factors else torch.zeros(8)
+            torch.testing.assert_close(mine, factor.squares(), rtol=1e-4, atol=1e-9)
+        with torch.no_grad():
+            model.head.weight += torch.randn(3, 5)
+
+
+class Opens(nn.Module):
+    """A branch that is connected from the third batch on."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.branch, self.head, self.open = nn.Linear(6, 5), nn.Linear(6, 5), nn.Linear(5, 3), False
+
+    def forward(self, x):
+        side = self.branch(x.transpose(0, 1)).mean(0)
+        return self.head(self.body(x.mean(1)).tanh() + (side if self.open else side.detach()))
+
+
+def test_a_branch_that_is_connected_later_is_looked_at_then():
+    model, x, y = Opens(), torch.randn(8, 8, 6), torch.randint(0, 3, (8,))
+    records = Records(model, losses)
+    for number in range(5):
+        model.open = number >= 2
+        factors, truth = records.factors((x, y), 8), records._one_by_one((x, y), 8)
+        for parameter, factor in truth.items():
+            mine = factors[parameter].squares() if parameter in factors else torch.zeros(8)
+            torch.testing.assert_close(mine, factor.squares(), rtol=1e-4, atol=1e-9)
+
+
+# --- normalisation that fails among copies ---------------------------------------------------------------------------
+
+PLAIN_NORMALISATIONS = {
+    "standard": lambda t: (t - t.mean(0)) / t.std(0),
+    "scaled": lambda t: t / t.std(0),
+    "range": lambda t: (t - t.amin(0)) / (t.amax(0) - t.amin(0)),
+    "detached": lambda t: t / t.detach().std(0),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN_NORMALISATIONS)
+@pytest.mark.parametrize("hidden", [False, True])
+def test_normalisation_without_an_epsilon_is_refused(name, hidden):
+    class Normalises(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
+
+        def forward(self, x):
+            change = PLAIN_NORMALISATIONS[name]
+            return self.head(change(self.body(x)) if hidden else self.body(change(x)))
+
+    with pytest.raises(MixedRecords):
+        Records(Normalises(), losses).factors((torch.randn(16, 6), torch.randint(0, 3, (16,))), 16)
+
+
+def test_mixing_between_the_first_and_the_last_record_is_refused():
+    class Middle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            middle = x[1:-1]
+            return self.layer(torch.cat([x[:1], middle - middle.mean(0), x[-1:]]))
+
+    with pytest.raises(MixedRecords):
+        Records(Middle(), losses).factors((torch.randn(16, 6), torch.randint(0, 3, (16,))), 16)

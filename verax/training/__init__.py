@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from verax.training.entries import DamagedLedger, LedgerError
     from verax.training.ledger import Ledger, LedgerBusy, LeftMechanism, RunOver
     from verax.training.loop import Fitted, fit
+    from verax.training.mixing import MixedRecords
     from verax.training.ran import Run
-    from verax.training.records import MixedRecords
     from verax.training.trainer import PrivateTrainer
 
 _HOME = {
@@ -23,7 +23,7 @@ _HOME = {
     "LocalSteps": "clipped",
     "LostProcess": "distributed",
     "fit": "loop",
-    "MixedRecords": "records",
+    "MixedRecords": "mixing",
     "PrivateTrainer": "trainer",
     "PublicLog": "diagnostics",
     "DamagedLedger": "entries",

@@ -24,7 +24,8 @@ from verax.training.flat import Flat
 from verax.training.grouped import GroupMeans, of_groups, some_unformed, too_many
 from verax.training.kept import Kept
 from verax.training.pieces import part, runs, slices
-from verax.training.records import Losses, Records, one_each, repeatable
+from verax.training.records import Records
+from verax.training.trials import Losses, one_each, repeatable
 from verax.training.tricks import Aggregate, Tricks
 from verax.training.unchanged import Unchanged
 

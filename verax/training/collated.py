@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -15,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from verax.training.kept import alike
-from verax.training.records import Losses, MixedRecords, _nearby, copies, doubled, of_each, repeatable, rounding_of
+from verax.training.mixing import MixedRecords
+from verax.training.trials import Losses, copies, doubled, evaluating, nearby, of_each, repeatable, rounding_of
 
 _FEW = 4  # records with which it is found out whether a batch is made of each by itself
 _SEEDS = 4  # with so many, if random numbers are drawn on the way
@@ -104,7 +104,7 @@ def _agree(batches: list[Any], records: int, place: int, stays: bool, same_worth
 
 def _worth_the_same(model: nn.Module, losses: Losses, first: Any, second: Any) -> bool:
     """Whether a loss in one batch is one in the other, too, with weights nearby: those that are zero hide the rest."""
-    with _evaluating(model), _nearby(model):
+    with evaluating(model), nearby(model):
         x, y = (repeatable(model, partial(losses, model, batch)).reshape(-1) for batch in (first, second))
     allowed = rounding_of([x, y, *model.parameters()])
     return bool(torch.isclose(x[:, None], y, rtol=allowed, atol=1e-5, equal_nan=True).any())
@@ -150,16 +150,3 @@ def _same(first: Any, second: Any) -> bool:
 
 def _tensors(batch: Any) -> list[Tensor]:
     return [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """The model as it is without dropout, until the block ends."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        for module, _ in modes:
-            module.training = False
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

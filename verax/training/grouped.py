@@ -32,7 +32,7 @@ from verax.training.factors import (
 )
 from verax.training.flat import same
 from verax.training.pieces import runs
-from verax.training.records import Losses, one_each, rounding_of
+from verax.training.trials import Losses, one_each, rounding_of
 
 _TOGETHER = 2**20  # numbers of the gradients that are held at once, unless one alone has more
 _MOST = 256  # gradients that are held at once, however small

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from verax.training.draws import seeded
 from verax.training.kept import Kept
-from verax.training.records import copies, doubled, of_each, repeatable
+from verax.training.trials import copies, doubled, of_each, repeatable
 from verax.training.twins import twins_of
 
 _LOOKED_AT = 32  # records with which one looks

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from verax.training.kept import Kept, alike
-from verax.training.records import Losses, copies, doubled, of_each, repeatable
+from verax.training.trials import Losses, copies, doubled, of_each, repeatable
 
 _STAND_INS = 2  # records of zeros in place of none
 

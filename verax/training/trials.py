@@ -1,0 +1,117 @@
+"""Running a model on trial: with fixed randomness, other weights, in another mode or on other records, and put back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from verax.training.draws import seeded
+from verax.training.factors import HALF
+from verax.training.kept import Kept
+from verax.training.layers import trainable
+
+Losses = Callable[[nn.Module, Any], Tensor]
+"""From the model and a batch to one loss per record."""
+
+Result = TypeVar("Result")
+
+_AGREE = 1e-3  # relative difference from plain autograd that is still rounding
+_AGREE_HALF = 5e-2  # the same in half precision
+_MOVED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # weights that can be moved a little
+
+
+def doubled(count: int) -> bool:
+    """Whether it is 0, 1, 2, 4, 8 ...: when to look again at what is looked at less and less."""
+    return count & (count - 1) == 0
+
+
+@contextmanager
+def nearby(model: nn.Module, share: float = 0.1) -> Iterator[None]:
+    """The model with all weights moved by a share of their size, until the block ends.
+
+    Their memory and versions stay as they are.
+    """
+    kept = [(p, p.data) for p in model.parameters() if trainable(p) and p.dtype in _MOVED]
+    made = torch.Generator().manual_seed(0)
+    try:
+        for parameter, value in kept:
+            size = float(value.detach().float().square().mean().sqrt()) if value.numel() else 0.0
+            noise = torch.randn(value.shape, generator=made).to(value)
+            parameter.data = value + (share * size if size > 0.0 else share) * noise
+        yield
+    finally:
+        for parameter, value in kept:
+            parameter.data = value
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model and all within in eval mode, until the block ends."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def repeatable(model: nn.Module, work: Callable[[], Result], seed: int = 0) -> Result:
+    """What the work gives with fixed randomness and without gradients; randomness and buffers are left as they were."""
+    kept = Kept(model)
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  that of whoever uses it
+    with torch.no_grad(), seeded(model, seed):
+        try:
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            return work()
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+            kept.restore()
+
+
+def copies(x: Tensor, record: int) -> Tensor:
+    """As many copies of one record as there are records."""
+    return x[record : record + 1].expand_as(x).contiguous()
+
+
+def of_each(batch: Any, records: int, change: Callable[[Tensor], Tensor]) -> Any:
+    """The batch with a change of its tensors; those that do not have one entry for each record are left as they are."""
+
+    def changed(x: Any) -> Any:
+        return change(x) if isinstance(x, Tensor) and x.dim() and len(x) == records else x
+
+    return pytree.tree_map(changed, batch)
+
+
+def rounding_of(tensors: Sequence[Tensor]) -> float:
+    """Up to which relative difference two ways to compute with these tensors agree."""
+    return _AGREE_HALF if any(x.dtype in HALF for x in tensors) else _AGREE
+
+
+def one_each(losses: Tensor, records: int) -> Tensor:
+    """One loss per record, or an error that says what to do."""
+    if losses.dim() == 2 and losses.shape[1] == 1:
+        losses = losses[:, 0]
+    if losses.dim() != 1 or len(losses) != records:
+        raise ValueError(
+            f"loss must return one value per record, shape ({records},), got shape {tuple(losses.shape)}; "
+            "use reduction='none' and average over everything but the first dimension"
+        )
+    return losses
+
+
+def only_one(losses: Tensor, record: int) -> Tensor:
+    """One for this record, and zero for all others."""
+    picked = torch.zeros_like(losses)
+    picked[record] = 1.0
+    return picked
