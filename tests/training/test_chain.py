@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from verax.training.chain import chain_of  # noqa: E402
+from verax.training.chain import chain_of, keeps_apart  # noqa: E402
 from verax.training.losses import PerRecord  # noqa: E402
 from verax.training.records import Records  # noqa: E402
 
@@ -162,3 +162,11 @@ def test_a_mistake_in_a_later_batch_is_not_hidden():
     records.factors((torch.randn(RECORDS, 4), CLASSES), RECORDS)
     with pytest.raises(RuntimeError):
         records.factors((torch.randn(RECORDS, 5), CLASSES), RECORDS)
+
+
+def test_patched_layers_are_not_known():
+    model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU())
+    assert keeps_apart(model)
+    usual = model[0]._conv_forward
+    model[0]._conv_forward = lambda x, *rest: usual(x - x.mean(0), *rest)
+    assert not keeps_apart(model)

@@ -31,7 +31,7 @@ class Masks(nn.Module):
 
 
 def masks(clipping, rounds=1, seed=None, model=None):
-    """Those of the last round of a run that begins with torch's default seed, and what torch draws after it."""
+    """Those of the last round of a run under a public seed, and what torch draws after it."""
     torch.manual_seed(0)
     model = model or Masks(24)
     trainer = PrivateTrainer(

@@ -27,6 +27,9 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
 }
 
 
+_PATCHED = frozenset({"forward", "_conv_forward"})  # methods of layers that somebody may have replaced
+
+
 class NotAChain(Exception):  # noqa: N818  control flow
     """The loss used the model in another way than calling it once on a tensor of records."""
 
@@ -49,7 +52,7 @@ def in_order(model: nn.Module) -> list[nn.Module] | None:
         module = waiting.pop()
         if (
             module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-            or module._backward_pre_hooks or "forward" in module.__dict__
+            or module._backward_pre_hooks or not _PATCHED.isdisjoint(module.__dict__)
         ):  # fmt: skip
             return None
         kind = type(module)
