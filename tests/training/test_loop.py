@@ -11,7 +11,7 @@ from rich.console import Console  # noqa: E402
 from torch import nn  # noqa: E402
 
 from verax import BallsInBins, Mechanism, Poisson, calibrate  # noqa: E402
-from verax.training import fit, ledger, loop  # noqa: E402
+from verax.training import Ledger, RunOver, fit, ledger, loop  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -102,3 +102,26 @@ def test_the_examples_of_the_guide_run(tmp_path, monkeypatch):
     assert len(ran) == len(blocks) - 1
     assert ledger.read("long.ledger").complete
     assert ledger.read("schedule.ledger").clip_norms is not None
+
+
+def test_a_fit_that_fails_lets_go_of_its_ledger(tmp_path):
+    """In a notebook the traceback keeps everything alive."""
+    model, path = nn.Linear(3, 2), tmp_path / "run.ledger"
+    mechanism = Mechanism(Poisson(0.5, 4), 1.0)
+    data = torch.randn(20, 3), torch.rand(20)  # targets that are no classes
+    with pytest.raises(RuntimeError) as kept:
+        fit(model, nn.CrossEntropyLoss(), data, mechanism, lambda p: torch.optim.SGD(p, 0.1), ledger=path)
+    assert kept.value.__traceback__ is not None
+    with Ledger.open(path, mechanism) as book:
+        assert book.released == 0
+
+
+def test_a_finished_run_lets_go_of_its_ledger_too(tmp_path):
+    path = tmp_path / "run.ledger"
+    run = fit(
+        nn.Linear(3, 2), nn.CrossEntropyLoss(), (torch.randn(20, 3), torch.randint(0, 2, (20,))),
+        Mechanism(Poisson(0.5, 4), 1.0), lambda p: torch.optim.SGD(p, 0.1), ledger=path,
+    )  # fmt: skip
+    with pytest.raises(RunOver):
+        Ledger.open(path)
+    assert "epsilon" in run.statement()

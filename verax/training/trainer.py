@@ -213,6 +213,7 @@ class PrivateTrainer:
         self._refuse_pending()
         if self._ledger is not None and self.rounds == len(self.mechanism.sampler):
             self._ledger.finish()
+            self.close()
 
     def _refuse_pending(self) -> None:
         """Stop the run if somebody asks for more than the batch that waits to be stepped on."""
@@ -336,6 +337,7 @@ class PrivateTrainer:
 
     def _left(self, reason: str, private: bool = False) -> NoReturn:
         self._over = LeftMechanism(reason) if self._ledger is None else self._ledger.left(reason, private=private)
+        self.close()
         raise self._over
 
     @property
