@@ -8,7 +8,7 @@ explicit attacks, and are None where the dominating rounds are achieved exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
 
@@ -21,6 +21,7 @@ from verax.privacy.black_box import BlackBox, Shared
 from verax.privacy.chain import Best, Chain
 from verax.privacy.composition import Composition, Round
 from verax.privacy.curve import Curve
+from verax.privacy.directions import Rounds, join
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.largest import largest_sum
 from verax.privacy.mixtures import binomial, crowded, distinct_groups, mixture_round, truncated_rate
@@ -43,7 +44,6 @@ from verax.samplers.replacement import WithoutReplacement
 from verax.samplers.shuffle import Shuffle
 from verax.samplers.truncated import TruncatedPoisson
 
-Rounds = Sequence[tuple[Round, int]]
 MAX_GROUP = 10**6
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
 _MORE_LEANS = (0.7, 0.25, 0.12)  # and where one round's noise is low
@@ -53,10 +53,14 @@ _ROUGH = 0.1  # grid of an attack on shuffling, whose bracket is wide anyway
 
 @dataclass(frozen=True)
 class Group:
-    """Which records are protected together: how many, and whether their gradients are orthogonal to each other."""
+    """Which records are protected together: how many, and whether their gradients are orthogonal to each other.
+
+    ``beside`` is how many more records than declared there may be: the rest of a group that is added one by one.
+    """
 
     size: int = 1
     orthogonal: bool = False
+    beside: int = 0
 
     def split(self, mechanism: Mechanism) -> tuple[int, int]:
         """Copies and size: orthogonal records, clipped one by one, are seen apart, like runs with one record each."""
@@ -120,7 +124,7 @@ def analyse(phases: Phases, group: Group) -> Guarantee:
     """Price every phase and compose them, direction by direction."""
     for mechanism in phases.mechanisms:
         refuse_unknown(mechanism.sampler)
-    guarantee = _analyse(phases, group)
+    guarantee = replace(_analyse(phases, group), beside=group.beside)
     if group.size > 1 and guarantee.uppers is not guarantee.lowers:
         guarantee = _told_where(guarantee, group)
     if group.orthogonal and group.size > 1:
@@ -161,13 +165,13 @@ def _analyse(phases: Phases, group: Group) -> Guarantee:
     upper_by = "; ".join(dict.fromkeys(part.upper_by for part in parts))
     lower_by = "; ".join(dict.fromkeys(part.lower_by for part in parts))
     visible = min(math.fsum(part.visible for part in parts) * (1.0 + 1e-9), 1.0)
-    uppers: list[Curve] = [Composition(rounds) for rounds in _join([part.uppers for part in parts])]
+    uppers: list[Curve] = [Composition(rounds) for rounds in join([part.uppers for part in parts])]
     if len(parts) == 1 and (sharper := parts[0].sharper):
         named = zip(parts[0].uppers, uppers, strict=True)
         uppers = [Best((curve, sharper[name])) if name in sharper else curve for name, curve in named]
     if all(part.lowers is None for part in parts):
         return Guarantee(phases, group.size, uppers, uppers, upper_by, lower_by, visible)
-    attacks = _join([p.uppers if p.lowers is None else p.lowers for p in parts])
+    attacks = join([p.uppers if p.lowers is None else p.lowers for p in parts])
     attack = Sure if any(part.sure for part in parts) else Composition
     lowers: list[Curve] = [attack(rounds) for rounds in attacks]
     return Guarantee(phases, group.size, uppers, lowers, upper_by, lower_by, visible)
@@ -210,7 +214,7 @@ def _chained(phases: Phases, group: Group, absent: bool) -> Guarantee:
         chains = [Chain(((one.uppers[0], size), (one.uppers[-1], size)))]
         steps, how = 2 * size, f"{size} removed and {size} added"
     else:
-        one = analyse(phases, Group())
+        one = analyse(phases, Group(beside=size - 1))
         chains = [Chain(((curve, size),)) for curve in one.uppers]
         steps, how = size, f"{size} steps"
     shared = Shared(BlackBox(one), steps)
@@ -219,27 +223,6 @@ def _chained(phases: Phases, group: Group, absent: bool) -> Guarantee:
     visible = min(size * one.visible * (1.0 + 1e-9), 1.0)
     alone = f"one record alone: {one.lower_by}"
     return Guarantee(phases, size, uppers, one.lowers, f"{how}, each: {one.upper_by}", alone, visible)
-
-
-def _join(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:
-    """Concatenate the phases' rounds direction by direction; a phase that has only one goes with every direction.
-
-    Names are a direction, or a direction, a comma and an attack; where a phase lacks the attack, its first one in that
-    direction will do.
-    """
-    joined: list[Rounds] = []
-    for name in max(phases, key=len):
-        found = [_in_direction(phase, name) for phase in phases]
-        if all(rounds is not None for rounds in found):
-            joined.append([item for rounds in found if rounds is not None for item in rounds])
-    return joined
-
-
-def _in_direction(phase: Mapping[str, Rounds], name: str) -> Rounds | None:
-    if len(phase) == 1:
-        return next(iter(phase.values()))
-    alike = (rounds for other, rounds in phase.items() if other.split(",")[0] == name.split(",")[0])
-    return phase.get(name) or next(alike, None)
 
 
 def shift_unit(mechanism: Mechanism) -> float:
@@ -453,7 +436,7 @@ def _(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Analysis
         )
     one_record_only(mechanism, group)
     unit, count = shift_unit(mechanism), len(sampler)
-    others = sampler.population  # also for the neighbour that has one record more
+    others = sampler.population + group.beside  # also for the neighbour that has one record more
     inside = truncated_rate(sampler.rate, sampler.max_batch, sampler.population)
     visible = -math.expm1(count * math.log1p(-sampler.rate)) if sampler.rate < 1.0 else 1.0
     if isinstance(mechanism.clipping, Individual):

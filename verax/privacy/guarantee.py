@@ -92,6 +92,8 @@ class Guarantee:
     """Probability that the group is sampled at all: no delta can exceed it (couple the runs until it is)."""
     assuming: str = ""
     """What the caller has vouched for, in words; or which attacker is meant, if not the standard one."""
+    beside: int = 0
+    """How many more records than declared it also holds for: those that a chain of neighbours adds on its way."""
 
     def epsilon(self, delta: float, rtol: float = DEFAULT_RTOL) -> Bracket:
         """The epsilon at this delta, its two sides within ``rtol`` of each other where the analysis is exact.

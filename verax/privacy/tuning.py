@@ -175,7 +175,7 @@ def tuned(mechanism: Mechanism | Phases | Sequence[Mechanism | Phases], trials: 
         f"trials that all score the same, so that the first is released; each trial: {one.lower_by}",
         min(trials.mean * one.visible * _ROUND_UP, 1.0),
         f"that the number of trials is drawn from {trials!r} and kept secret, and that only the best trial is released",
-        one, trials, tuple(settings),
+        one=one, trials=trials, settings=tuple(settings),
     )  # fmt: skip
 
 
