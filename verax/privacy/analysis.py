@@ -77,7 +77,9 @@ class Analysis:
     upper_by: str
     lower_by: str
     visible: float
-    """Probability that without noise an attacker would see the group at all."""
+    """Probability that without noise an attacker would see the group at all, at most."""
+    shown: float | None = None
+    """The same, at least, where it is less: the probability that one record alone shows without noise."""
     sure: bool = False
     """Whether the attacks' laws have heavy atoms, so that their curves must be refined from both sides."""
     sharper: Mapping[str, Curve] = field(default_factory=dict)
@@ -183,11 +185,12 @@ def _noiseless(phases: Phases, group: Group) -> Guarantee:
     most, least = 0.0, 0.0  # logarithms of the probability of staying unseen
     for m in bare:
         try:
-            most, least = (total + _log_unseen(price(m.sampler, m, group).visible) for total in (most, least))
+            part, size = price(m.sampler, m, group), 1
         except OneRecordOnly:
             alone = replace(m, relation="zero-out") if m.relation == "replace" else m
-            visible = price(alone.sampler, alone, Group()).visible
-            most, least = most + _log_unseen(min(group.size * visible, 1.0)), least + _log_unseen(visible)
+            part, size = price(alone.sampler, alone, Group()), group.size
+        most += _log_unseen(min(size * part.visible, 1.0))
+        least += _log_unseen(part.visible if part.shown is None else part.shown)
     noisy = tuple(m for m in phases.mechanisms if m.noise_multiplier > 0.0)
     rest = analyse(Phases(noisy), group) if noisy else None
     uppers, lowers = ([*rest.uppers], [*rest.lowers]) if rest else ([None], [None])
@@ -438,7 +441,7 @@ def _(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Analysis
     unit, count = shift_unit(mechanism), len(sampler)
     others = sampler.population + group.beside  # also for the neighbour that has one record more
     inside = truncated_rate(sampler.rate, sampler.max_batch, sampler.population)
-    visible = -math.expm1(count * math.log1p(-sampler.rate)) if sampler.rate < 1.0 else 1.0
+    visible, shown = (-math.expm1(count * math.log1p(-rate)) if rate < 1.0 else 1.0 for rate in (sampler.rate, inside))
     if isinstance(mechanism.clipping, Individual):
         kinds = crowded(sampler.rate, sampler.max_batch, others)
     else:  # a clipped aggregate moves by 2 in any case
@@ -449,7 +452,7 @@ def _(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Analysis
     return Analysis(
         {"remove": [(once, count)], "add": [(once.reverse(), count)]}, None,
         "a Poisson round, or a shift of 2 where the batch is full without the record (docs/proofs.md, theorem 8)",
-        "achieved by fixed gradients of full norm in one direction, all the others' being 0", visible,
+        "achieved by fixed gradients of full norm in one direction, all the others' being 0", visible, shown,
     )  # fmt: skip
 
 
