@@ -417,7 +417,8 @@ def test_room_for_everybody_is_poisson():
             run(s, 1.0, clipping).epsilon(1e-6) for s in (TruncatedPoisson(0.01, 100, 51, 50), Poisson(0.01, 100))
         )
         assert full.upper == pytest.approx(plain.upper, rel=2 * WIDTH)
-        assert full.lower == pytest.approx(plain.lower, rel=2 * WIDTH)
+        if clipping == Individual():  # of fifty records, half of the time none would turn an aggregate around
+            assert full.lower == pytest.approx(plain.lower, rel=2 * WIDTH)
 
 
 def test_truncation_has_a_price_for_add_remove_only():

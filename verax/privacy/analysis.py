@@ -19,9 +19,10 @@ from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
 from verax.privacy.averages import FINE, LARGEST_SHIFT, one_of
 from verax.privacy.black_box import BlackBox, Shared
 from verax.privacy.chain import Best, Chain
+from verax.privacy.company import declared, in_company, independent
 from verax.privacy.composition import Composition, Round
 from verax.privacy.curve import Curve
-from verax.privacy.directions import Rounds, join
+from verax.privacy.directions import Rounds, each_way, join
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.largest import largest_sum
 from verax.privacy.mixtures import binomial, crowded, distinct_groups, mixture_round, truncated_rate
@@ -56,11 +57,13 @@ class Group:
     """Which records are protected together: how many, and whether their gradients are orthogonal to each other.
 
     ``beside`` is how many more records than declared there may be: the rest of a group that is added one by one.
+    ``people`` is the number of all records, if a phase declares it.
     """
 
     size: int = 1
     orthogonal: bool = False
     beside: int = 0
+    people: int | None = None
 
     def split(self, mechanism: Mechanism) -> tuple[int, int]:
         """Copies and size: orthogonal records, clipped one by one, are seen apart, like runs with one record each."""
@@ -126,6 +129,7 @@ def analyse(phases: Phases, group: Group) -> Guarantee:
     """Price every phase and compose them, direction by direction."""
     for mechanism in phases.mechanisms:
         refuse_unknown(mechanism.sampler)
+    group = replace(group, people=declared(phases) if group.people is None else group.people)
     guarantee = replace(_analyse(phases, group), beside=group.beside)
     if group.size > 1 and guarantee.uppers is not guarantee.lowers:
         guarantee = _told_where(guarantee, group)
@@ -137,11 +141,12 @@ def analyse(phases: Phases, group: Group) -> Guarantee:
 def analyse_strong(phases: Phases, group: Group, population: int | None) -> Guarantee:
     """The same for the adversary A1 of paper 000, who is told where the group's records fell."""
     found = strong(phases, group.size, population, group.orthogonal)
-    curves = [found.curve]
+    curves: list[Curve] = [found.curve]
+    lowers = [*found.attacks] if found.chance > 0.0 else curves
     assuming = "the adversary A1, who is told in which rounds and clip-groups the protected records are"
     if group.orthogonal and group.size > 1:
         assuming += ", and that the group's gradients are orthogonal to each other in every round"
-    return Guarantee(phases, group.size, curves, curves, found.upper_by, found.lower_by, assuming=assuming)
+    return Guarantee(phases, group.size, curves, lowers, found.upper_by, found.lower_by, assuming=assuming)
 
 
 def _told_where(guarantee: Guarantee, group: Group) -> Guarantee:
@@ -161,9 +166,15 @@ def _analyse(phases: Phases, group: Group) -> Guarantee:
     if any(m.noise_multiplier == 0.0 for m in phases.mechanisms):
         return _noiseless(phases, group)
     try:
-        parts = [price(m.sampler, m, group) for m in phases.mechanisms]
+        found = _composed(phases, group)
+        size = group.size + group.beside
+        return in_company(found, size, group.people, lambda quiet: _composed(quiet, group).lowers)
     except OneRecordOnly as limit:
         return _chained(phases, group, limit.absent)
+
+
+def _composed(phases: Phases, group: Group) -> Guarantee:
+    parts = [price(m.sampler, m, group) for m in phases.mechanisms]
     upper_by = "; ".join(dict.fromkeys(part.upper_by for part in parts))
     lower_by = "; ".join(dict.fromkeys(part.lower_by for part in parts))
     visible = min(math.fsum(part.visible for part in parts) * (1.0 + 1e-9), 1.0)
@@ -213,7 +224,7 @@ def _chained(phases: Phases, group: Group, absent: bool) -> Guarantee:
     size = group.size
     if absent:
         present = Phases(tuple(replace(m, relation="zero-out") for m in phases.mechanisms))
-        one = analyse(present, Group())
+        one = analyse(present, Group(beside=size - 1))
         chains = [Chain(((one.uppers[0], size), (one.uppers[-1], size)))]
         steps, how = 2 * size, f"{size} removed and {size} added"
     else:
@@ -345,7 +356,7 @@ def _shuffled(
     else:  # the others make up for the record's absence: all sums alike without it
         seen = {"opposed": _one_of(hidden, 2.0 * scale, _ROUGH)}
     return Analysis(
-        fixed.uppers, _both_ways({name: rnd.attack() for name, rnd in seen.items()}, count),
+        fixed.uppers, each_way({name: rnd.attack() for name, rnd in seen.items()}, count),
         f"shuffling cannot hurt: {fixed.upper_by}",
         f"{why} ('how private is DP-SGD', section 4)", 1.0,
     )  # fmt: skip
@@ -384,16 +395,9 @@ def _allocated(mechanism: Mechanism, group: Group, times: int, steps: int, epoch
         sharper["remove"] = Subset(times, steps, unit)
         by = f"the smaller of: {by}; and coins given their number (docs/proofs.md, theorem 10)"
     return Analysis(
-        uppers, _both_ways(seen, epochs), by,
+        uppers, each_way(seen, epochs), by,
         "fixed gradients of full norm, the rounds' scores added up (docs/proofs.md, section 4)", 1.0, sharper=sharper,
     )  # fmt: skip
-
-
-def _both_ways(attacks: Mapping[str, Round], count: int) -> dict[str, Rounds]:
-    """Attacks in both directions, under their names."""
-    forth: dict[str, Rounds] = {f"remove, {name}": [(rnd, count)] for name, rnd in attacks.items()}
-    back: dict[str, Rounds] = {f"add, {name}": [(rnd.reverse(), count)] for name, rnd in attacks.items()}
-    return forth | back
 
 
 def _one_of(count: int, unit: float, fine: float = FINE) -> Round:
@@ -421,11 +425,12 @@ def _(sampler: WithoutReplacement, mechanism: Mechanism, group: Group) -> Analys
             return Analysis({"any": [(Round(Pair.gaussian(unit)), count)]}, None, "a Gaussian mechanism", attack, 1.0)
         weights = np.array([1.0 - rate, rate])
         opposed = Table.binned((weights, np.array([0.0, 2.0 * unit])), (weights, np.array([0.0, unit])))
-        attacks = _both_ways({"opposed": Round(opposed), "silent": Round(Pair.subsampled(rate, unit))}, count)
+        attacks = each_way({"opposed": Round(opposed), "silent": Round(Pair.subsampled(rate, unit))}, count)
     elif rate == 1.0:
         return Analysis({"any": [(apart, count)]}, None, "a Gaussian mechanism", attack, 1.0)
     else:
-        attacks = _both_ways({"opposed": apart}, count)
+        attacks = each_way({"opposed": apart}, count)
+    if mechanism.relation == "replace":  # either record may be the one to hide, round by round
         attacks["alternate"] = [(apart, count - count // 2), (apart.reverse(), count // 2)]
     return Analysis({"replace": [(Round(apart.pair, symmetric=True), count)]}, attacks, theorem, attack, visible)
 
@@ -446,13 +451,16 @@ def _(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Analysis
         kinds = crowded(sampler.rate, sampler.max_batch, others)
     else:  # a clipped aggregate moves by 2 in any case
         kinds = [(1.0, sampler.rate, 1)]
+    attack = "achieved by fixed gradients of full norm in one direction, all the others' being 0"
+    if not isinstance(mechanism.clipping, Individual):
+        attack = "achieved by an aggregate that turns around where the record is"
     pairs = tuple(Pair.subsampled(rate, unit * places) for _, rate, places in kinds)
     dominating = Revealed(tuple(chance for chance, _, _ in kinds), pairs) if len(pairs) > 1 else pairs[0]
     once = Round(dominating, Pair.subsampled(inside, unit))
     return Analysis(
         {"remove": [(once, count)], "add": [(once.reverse(), count)]}, None,
         "a Poisson round, or a shift of 2 where the batch is full without the record (docs/proofs.md, theorem 8)",
-        "achieved by fixed gradients of full norm in one direction, all the others' being 0", visible, shown,
+        attack, visible, shown,
     )  # fmt: skip
 
 
@@ -460,7 +468,7 @@ def _(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Analysis
 def _(sampler: RandomParticipation, mechanism: Mechanism, group: Group) -> Analysis:
     """One record of a client that takes part at random (docs/random-participation.md, theorems 2 to 4)."""
     p, q, records, count = sampler.client_rate, sampler.record_rate, sampler.records, len(sampler)
-    if p == 1.0 or (records == 0 and not sampler.revealed):  # independent records: nothing ties them together
+    if independent(sampler):
         return price(Poisson(p * q, count), mechanism, group)
     if isinstance(mechanism.clipping, Mixed):
         raise NoGuarantee("no analysis of RandomParticipation with clip-groups is known; use Individual or Batch")

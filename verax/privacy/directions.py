@@ -28,3 +28,10 @@ def _in_direction(phase: Mapping[str, Rounds], name: str) -> Rounds | None:
         return next(iter(phase.values()))
     alike = (rounds for other, rounds in phase.items() if other.split(",")[0] == name.split(",")[0])
     return phase.get(name) or next(alike, None)
+
+
+def each_way(attacks: Mapping[str, Round], count: int) -> dict[str, Rounds]:
+    """Attacks in both directions, under their names."""
+    forth: dict[str, Rounds] = {f"remove, {name}": [(rnd, count)] for name, rnd in attacks.items()}
+    back: dict[str, Rounds] = {f"add, {name}": [(rnd.reverse(), count)] for name, rnd in attacks.items()}
+    return forth | back
