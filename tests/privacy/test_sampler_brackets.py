@@ -482,3 +482,9 @@ def test_a_search_over_truncated_runs_says_nothing_about_groups_beyond_its_popul
     search = tuned(Mechanism(TruncatedPoisson(0.1, 5, 4, 20), 2.0), PoissonTrials(1.0))
     with pytest.raises(NoGuarantee, match="declared population"):
         BlackBox(search).delta(2, 1.0)
+
+
+def test_a_bound_for_others_covers_a_record_alone():
+    """Rate 1, one place: the record alone is N(1) against N(0), .3829; with B / (N + 1) it would be .3413."""
+    upper = run(TruncatedPoisson(1.0, 1, 1, 1), 1.0).delta(0.0).upper
+    assert 0.5 * gaussian_delta(2.0, 0.0) < 0.342 < 0.382 < gaussian_delta(1.0, 0.0) <= upper
