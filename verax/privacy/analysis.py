@@ -23,7 +23,7 @@ from verax.privacy.company import declared, in_company, independent
 from verax.privacy.composition import Composition, Round
 from verax.privacy.curve import Curve
 from verax.privacy.directions import Rounds, each_way, join
-from verax.privacy.guarantee import Guarantee
+from verax.privacy.guarantee import Guarantee, orthogonality
 from verax.privacy.largest import largest_sum
 from verax.privacy.mixtures import binomial, crowded, distinct_groups, mixture_round, truncated_rate
 from verax.privacy.noiseless import Noiseless
@@ -134,7 +134,7 @@ def analyse(phases: Phases, group: Group) -> Guarantee:
     if group.size > 1 and guarantee.uppers is not guarantee.lowers:
         guarantee = _told_where(guarantee, group)
     if group.orthogonal and group.size > 1:
-        return replace(guarantee, assuming="that the group's gradients are orthogonal to each other in every round")
+        return replace(guarantee, assuming=orthogonality(phases.relation))
     return guarantee
 
 
@@ -145,7 +145,7 @@ def analyse_strong(phases: Phases, group: Group, population: int | None) -> Guar
     lowers = [*found.attacks] if found.chance > 0.0 else curves
     assuming = "the adversary A1, who is told in which rounds and clip-groups the protected records are"
     if group.orthogonal and group.size > 1:
-        assuming += ", and that the group's gradients are orthogonal to each other in every round"
+        assuming += f", and {orthogonality(phases.relation)}"
     return Guarantee(phases, group.size, curves, lowers, found.upper_by, found.lower_by, assuming=assuming)
 
 

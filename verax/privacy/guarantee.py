@@ -74,6 +74,16 @@ def shown(value: float, side: int, digits: int = 5) -> str:
     return f"{number:.{max(digits - 1 - exponent, 0)}f}" if -4 <= exponent < 6 else f"{number:.{digits - 1}e}"
 
 
+def orthogonality(relation: str) -> str:
+    """What geometry="orthogonal" assumes, in words (docs/proofs.md, theorem 9)."""
+    if relation == "replace":
+        return (
+            "that in every round the old and new gradients of each record of the group are orthogonal to the old and "
+            "new ones of all others of the group"
+        )
+    return "that the group's gradients are orthogonal to each other in every round"
+
+
 @dataclass(frozen=True)
 class Guarantee:
     """The privacy of a run for any ``group`` records, as brackets that hold for every pair of neighbouring data sets.

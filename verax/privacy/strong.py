@@ -174,7 +174,8 @@ def strong(run: Mechanism | Phases, group: int = 1, population: int | None = Non
         group: how many records are protected together.
         population: number of records, which shuffled batches need if ``group`` > 1. Without it the answer holds for
             every population; it is then the largest over all of them (mixed clipping: a range that contains it).
-        orthogonal: the group's gradients are orthogonal to each other in every round (individual clipping only).
+        orthogonal: the group's gradients are orthogonal to each other in every round (individual clipping only); under
+            replace those of different records, old and new.
 
     >>> from verax import Mechanism, Shuffle
     >>> run = Mechanism(Shuffle(batches=938), noise_multiplier=4.0)
