@@ -147,6 +147,8 @@ def test_phases_share_the_declared_population():
     bracket = both.guarantee().delta(1.0)
     assert bracket.lower == pytest.approx(gaussian_delta(math.sqrt(2.0), 1.0), rel=1e-9)
     assert bracket.upper == pytest.approx(gaussian_delta(math.sqrt(8.0), 1.0), rel=1e-9)
+    told = both.guarantee(adversary="A1").delta(1.0)
+    assert told.lower == pytest.approx(gaussian_delta(math.sqrt(2.0), 1.0), rel=1e-6)
     bare = Mechanism(WithoutReplacement(1, 1, 1), 0.0, Batch(), "zero-out") + small(
         Poisson(0.5, 1), Batch(), "zero-out"
     )

@@ -24,7 +24,7 @@ from verax.checks import NoGuarantee
 from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
 from verax.privacy import closed_form, occupancy
 from verax.privacy.blend import mixture_delta, mixture_tradeoff
-from verax.privacy.company import Charged, lacking
+from verax.privacy.company import Charged, declared, lacking
 from verax.privacy.composition import BOTH, LOWER, UPPER, Sides
 from verax.privacy.curve import Curve
 from verax.privacy.lattice import CELLS, Law
@@ -185,7 +185,8 @@ def strong(run: Mechanism | Phases, group: int = 1, population: int | None = Non
     """
     phases = run if isinstance(run, Phases) else Phases((run,))
     size = checks.count("group", group)
-    people = None if population is None else checks.count("population", population)
+    given = None if population is None else checks.count("population", population)
+    people = declared(phases) or given
     for m in phases.mechanisms:
         most = getattr(m.sampler, "population", people)
         if most is not None and size > most:
@@ -194,7 +195,7 @@ def strong(run: Mechanism | Phases, group: int = 1, population: int | None = Non
     bare = [m for m in phases.mechanisms if m.noise_multiplier == 0.0]
     who = Who(size, orthogonal, people)
 
-    chances = [0.0 if m.relation == "replace" else lacking(m, size, _people(m, people)) for m in noisy]
+    chances = [0.0 if m.relation == "replace" else lacking(m, size, people) for m in noisy]
 
     def laws(cells: int, quiet: bool = False) -> Law:
         total = Law.of([0.0], [1.0])
@@ -235,11 +236,6 @@ def strong_tradeoff(
     places = np.asarray(alpha, dtype=float)
     pairs = np.array([found.tradeoff(a) for a in places.reshape(-1).tolist()]).reshape(-1, 2)
     return pairs[:, 0].reshape(places.shape), pairs[:, 1].reshape(places.shape)
-
-
-def _people(mechanism: Mechanism, population: int | None) -> int | None:
-    """The number of records, if the sampler or the caller declares it."""
-    return int(getattr(mechanism.sampler, "population", 0)) or population
 
 
 def _any(chances: Sequence[float], side: int) -> float:
