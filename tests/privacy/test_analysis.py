@@ -282,3 +282,16 @@ def test_very_little_noise_costs_a_lot_but_stays_a_bracket(noise):
 def test_very_much_noise_costs_nearly_nothing(noise):
     bracket = run(Poisson(0.01, 10), noise).epsilon(1e-5)
     assert 0.0 <= bracket.lower <= bracket.upper < 0.01
+
+
+def test_orthogonal_groups_that_change_must_be_orthogonal_before_and_after():
+    """Old gradients e1 and e2, both new ones -(e1 + e2) / sqrt 2: more than two runs with one record each."""
+    run = Mechanism(Poisson(1.0, 1), 1.0, relation="replace")
+    guarantee = run.guarantee(2, geometry="orthogonal")
+    old, new = np.eye(2), -np.ones((2, 2)) / math.sqrt(2.0)
+    moved = float(np.linalg.norm(old.sum(axis=0) - new.sum(axis=0)))
+    assert guarantee.delta(1.0).upper == pytest.approx(gaussian_delta(math.sqrt(8.0), 1.0), rel=1e-6)
+    assert gaussian_delta(moved, 1.0) > 1.05 * guarantee.delta(1.0).upper
+    assert "the old and new gradients of each record" in guarantee.assuming
+    assert "the old and new gradients" in run.guarantee(2, geometry="orthogonal", adversary="A1").assuming
+    assert "old" not in Mechanism(Poisson(1.0, 1), 1.0).guarantee(2, geometry="orthogonal").assuming

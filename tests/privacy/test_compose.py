@@ -184,3 +184,25 @@ def test_a_law_that_has_gone_wrong_proves_nothing():
         law = compose([(discretise(pair, Spacing(0.01, -0.1, 3.0)), 5)], 0.5, sign)
         assert 0.0 < law.delta(0.5) < 1.0
         assert dataclasses.replace(law, bin_error=math.nan).delta(0.5) == trivial
+
+
+@given(st.integers(0, 10**6), st.integers(1, 6), st.floats(1.0, 3.0), st.floats(1e-6, 0.2))
+@settings(max_examples=30)
+def test_infinite_mass_of_measures_with_more_mass_than_one(seed, count, scale, infinite):
+    """Written out: whoever meets one infinite loss is at infinity with the mass of all other rounds."""
+    law = random_law(np.random.default_rng(seed), 8, 0.1, infinite)
+    law = dataclasses.replace(law, log_mass=law.log_mass + math.log(scale), infinite=infinite * scale)
+    atoms = [*np.exp(law.log_mass).tolist(), law.infinite]
+    at_infinity = math.fsum(
+        math.prod(atoms[i] for i in places)
+        for places in itertools.product(range(len(atoms)), repeat=min(count, 4))
+        if len(atoms) - 1 in places
+    )
+    found = compose([(law, min(count, 4))], 0.5, 1).infinite
+    assert at_infinity <= found * (1.0 + 1e-12)
+    assert found == pytest.approx(at_infinity, rel=1e-9)
+
+
+def test_a_mass_beyond_the_range_of_doubles_is_infinite():
+    law = Discrete(0.0, 0.1, np.arange(2), np.log(np.array([1.0, 1.0])), 1e-9, 0.0)
+    assert compose([(law, 2000)], 0.0, 1).infinite == math.inf

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 
-from verax import Batch, Deterministic, Mechanism, Poisson, Shuffle
+from verax import Batch, Deterministic, Mechanism, Poisson, Shuffle, TruncatedPoisson
 from verax.privacy.closed_form import gaussian_delta
 from verax.privacy.noiseless import Noiseless
 
@@ -63,3 +64,17 @@ def test_a_noiseless_phase_beside_a_noisy_one_is_bracketed():
 def test_two_noiseless_phases_are_seen_if_either_is():
     run = Mechanism(Poisson(0.1, 1), 0.0) + Mechanism(Poisson(0.2, 1), 0.0)
     assert run.guarantee().delta(1.0).upper == pytest.approx(1.0 - 0.9 * 0.8, rel=1e-12)
+
+
+@pytest.mark.parametrize(("rate", "most", "population", "steps"), [(0.5, 1, 2, 1), (0.5, 1, 2, 3), (0.3, 2, 4, 2)])
+def test_truncation_hides_a_record_without_noise(rate, most, population, steps):
+    """The others silent: the record shows if it is among those kept, all sets of coins written out."""
+    inside = 0.0
+    for coins in itertools.product((0, 1), repeat=population):
+        size = sum(coins)
+        chance = math.prod(rate if coin else 1.0 - rate for coin in coins)
+        inside += chance * coins[0] * min(1.0, most / max(size, 1))
+    bracket = Mechanism(TruncatedPoisson(rate, steps, most, population), 0.0).guarantee().delta(1.0)
+    truth = 1.0 - (1.0 - inside) ** steps
+    assert truth * (1.0 - 1e-5) <= bracket.lower <= truth * (1.0 + 1e-12)
+    assert truth < bracket.upper <= 1.0 - (1.0 - rate) ** steps + 1e-12

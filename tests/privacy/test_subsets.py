@@ -10,6 +10,8 @@ import pytest
 from scipy import special
 
 from verax import Mechanism, RandomAllocation
+from verax.privacy import composition
+from verax.privacy.compose import compose
 from verax.privacy.composition import UPPER, Composition
 from verax.privacy.several import some_of
 from verax.privacy.subsets import Subset, _angles, _choices, _factor, _log_binomial, _parts, _round
@@ -141,3 +143,26 @@ def test_only_a_single_epoch_of_several_rounds_with_little_noise_is_worth_it():
     assert not Subset.applies(98, 100, 1.0)
     assert not Subset.applies(10, 100, 0.2)
     assert "theorem 10" not in Mechanism(RandomAllocation(10, 100, epochs=2), 1.0).guarantee().upper_by
+
+
+@pytest.mark.parametrize(("times", "steps", "noise", "known"), [(30, 100, 0.29, 215.93), (10, 100, 0.3, 77.5)])
+def test_tails_are_charged_for_the_mass_of_all_rounds(monkeypatch, times, steps, noise, known):
+    """The measures have masses up to e^19 in all: what is cut off in one round weighs as much as all other rounds."""
+    charges = []
+
+    def watched(rounds, *more):
+        found = compose(rounds, *more)
+        ((law, count),) = rounds
+        mass = float(np.exp(law.log_mass).sum()) + law.infinite
+        rest = -math.expm1(count * math.log1p(-law.infinite / mass))  # the share of at least one infinite loss
+        charges.append((mass**count * rest, found.infinite, mass**count))
+        return found
+
+    monkeypatch.setattr(composition, "compose", watched)
+    _parts.cache_clear()
+    epsilon = Subset(times, steps, 1.0 / noise).epsilon(1e-6, 1e-3)[1]
+    _parts.cache_clear()
+    for exact, charged, _ in charges:
+        assert exact <= charged * (1.0 + 1e-12)
+    assert max(whole for _, _, whole in charges) > 50.0
+    assert epsilon == pytest.approx(known, rel=2e-3)

@@ -157,6 +157,10 @@ def test_settings_are_as_bad_as_the_worst():
     assert both.epsilon(1e-5).upper == pytest.approx(tuned(loud, trials).epsilon(1e-5).upper, rel=0.01)
     assert repr(quiet) in both.statement(1e-5)
     assert "search for it" in both.statement(1e-5)
+    assert both.epsilon(1e-5).lower == pytest.approx(tuned(loud, trials).epsilon(1e-5).lower, rel=0.01)
+    assert "always picks the costliest" in both.lower_by  # a law that picks the quiet one costs less than that
+    assert tuned(quiet, trials).epsilon(1e-5).upper < both.epsilon(1e-5).lower
+    assert "picks" not in tuned(quiet, trials).lower_by
 
 
 def test_hardly_any_trial_costs_hardly_anything():

@@ -8,7 +8,7 @@ explicit attacks, and are None where the dominating rounds are achieved exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
 
@@ -19,9 +19,11 @@ from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
 from verax.privacy.averages import FINE, LARGEST_SHIFT, one_of
 from verax.privacy.black_box import BlackBox, Shared
 from verax.privacy.chain import Best, Chain
+from verax.privacy.company import declared, in_company, independent
 from verax.privacy.composition import Composition, Round
 from verax.privacy.curve import Curve
-from verax.privacy.guarantee import Guarantee
+from verax.privacy.directions import Rounds, each_way, join
+from verax.privacy.guarantee import Guarantee, orthogonality
 from verax.privacy.largest import largest_sum
 from verax.privacy.mixtures import binomial, crowded, distinct_groups, mixture_round, truncated_rate
 from verax.privacy.noiseless import Noiseless
@@ -43,7 +45,6 @@ from verax.samplers.replacement import WithoutReplacement
 from verax.samplers.shuffle import Shuffle
 from verax.samplers.truncated import TruncatedPoisson
 
-Rounds = Sequence[tuple[Round, int]]
 MAX_GROUP = 10**6
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
 _MORE_LEANS = (0.7, 0.25, 0.12)  # and where one round's noise is low
@@ -53,10 +54,16 @@ _ROUGH = 0.1  # grid of an attack on shuffling, whose bracket is wide anyway
 
 @dataclass(frozen=True)
 class Group:
-    """Which records are protected together: how many, and whether their gradients are orthogonal to each other."""
+    """Which records are protected together: how many, and whether their gradients are orthogonal to each other.
+
+    ``beside`` is how many more records than declared there may be: the rest of a group that is added one by one.
+    ``people`` is the number of all records, if a phase declares it.
+    """
 
     size: int = 1
     orthogonal: bool = False
+    beside: int = 0
+    people: int | None = None
 
     def split(self, mechanism: Mechanism) -> tuple[int, int]:
         """Copies and size: orthogonal records, clipped one by one, are seen apart, like runs with one record each."""
@@ -73,7 +80,9 @@ class Analysis:
     upper_by: str
     lower_by: str
     visible: float
-    """Probability that without noise an attacker would see the group at all."""
+    """Probability that without noise an attacker would see the group at all, at most."""
+    shown: float | None = None
+    """The same, at least, where it is less: the probability that one record alone shows without noise."""
     sure: bool = False
     """Whether the attacks' laws have heavy atoms, so that their curves must be refined from both sides."""
     sharper: Mapping[str, Curve] = field(default_factory=dict)
@@ -120,22 +129,24 @@ def analyse(phases: Phases, group: Group) -> Guarantee:
     """Price every phase and compose them, direction by direction."""
     for mechanism in phases.mechanisms:
         refuse_unknown(mechanism.sampler)
-    guarantee = _analyse(phases, group)
+    group = replace(group, people=declared(phases) if group.people is None else group.people)
+    guarantee = replace(_analyse(phases, group), beside=group.beside)
     if group.size > 1 and guarantee.uppers is not guarantee.lowers:
         guarantee = _told_where(guarantee, group)
     if group.orthogonal and group.size > 1:
-        return replace(guarantee, assuming="that the group's gradients are orthogonal to each other in every round")
+        return replace(guarantee, assuming=orthogonality(phases.relation))
     return guarantee
 
 
 def analyse_strong(phases: Phases, group: Group, population: int | None) -> Guarantee:
     """The same for the adversary A1 of paper 000, who is told where the group's records fell."""
     found = strong(phases, group.size, population, group.orthogonal)
-    curves = [found.curve]
+    curves: list[Curve] = [found.curve]
+    lowers = [*found.attacks] if found.chance > 0.0 else curves
     assuming = "the adversary A1, who is told in which rounds and clip-groups the protected records are"
     if group.orthogonal and group.size > 1:
-        assuming += ", and that the group's gradients are orthogonal to each other in every round"
-    return Guarantee(phases, group.size, curves, curves, found.upper_by, found.lower_by, assuming=assuming)
+        assuming += f", and {orthogonality(phases.relation)}"
+    return Guarantee(phases, group.size, curves, lowers, found.upper_by, found.lower_by, assuming=assuming)
 
 
 def _told_where(guarantee: Guarantee, group: Group) -> Guarantee:
@@ -155,19 +166,25 @@ def _analyse(phases: Phases, group: Group) -> Guarantee:
     if any(m.noise_multiplier == 0.0 for m in phases.mechanisms):
         return _noiseless(phases, group)
     try:
-        parts = [price(m.sampler, m, group) for m in phases.mechanisms]
+        found = _composed(phases, group)
+        size = group.size + group.beside
+        return in_company(found, size, group.people, lambda quiet: _composed(quiet, group).lowers)
     except OneRecordOnly as limit:
         return _chained(phases, group, limit.absent)
+
+
+def _composed(phases: Phases, group: Group) -> Guarantee:
+    parts = [price(m.sampler, m, group) for m in phases.mechanisms]
     upper_by = "; ".join(dict.fromkeys(part.upper_by for part in parts))
     lower_by = "; ".join(dict.fromkeys(part.lower_by for part in parts))
     visible = min(math.fsum(part.visible for part in parts) * (1.0 + 1e-9), 1.0)
-    uppers: list[Curve] = [Composition(rounds) for rounds in _join([part.uppers for part in parts])]
+    uppers: list[Curve] = [Composition(rounds) for rounds in join([part.uppers for part in parts])]
     if len(parts) == 1 and (sharper := parts[0].sharper):
         named = zip(parts[0].uppers, uppers, strict=True)
         uppers = [Best((curve, sharper[name])) if name in sharper else curve for name, curve in named]
     if all(part.lowers is None for part in parts):
         return Guarantee(phases, group.size, uppers, uppers, upper_by, lower_by, visible)
-    attacks = _join([p.uppers if p.lowers is None else p.lowers for p in parts])
+    attacks = join([p.uppers if p.lowers is None else p.lowers for p in parts])
     attack = Sure if any(part.sure for part in parts) else Composition
     lowers: list[Curve] = [attack(rounds) for rounds in attacks]
     return Guarantee(phases, group.size, uppers, lowers, upper_by, lower_by, visible)
@@ -179,11 +196,12 @@ def _noiseless(phases: Phases, group: Group) -> Guarantee:
     most, least = 0.0, 0.0  # logarithms of the probability of staying unseen
     for m in bare:
         try:
-            most, least = (total + _log_unseen(price(m.sampler, m, group).visible) for total in (most, least))
+            part, size = price(m.sampler, m, group), 1
         except OneRecordOnly:
             alone = replace(m, relation="zero-out") if m.relation == "replace" else m
-            visible = price(alone.sampler, alone, Group()).visible
-            most, least = most + _log_unseen(min(group.size * visible, 1.0)), least + _log_unseen(visible)
+            part, size = price(alone.sampler, alone, Group()), group.size
+        most += _log_unseen(min(size * part.visible, 1.0))
+        least += _log_unseen(part.visible if part.shown is None else part.shown)
     noisy = tuple(m for m in phases.mechanisms if m.noise_multiplier > 0.0)
     rest = analyse(Phases(noisy), group) if noisy else None
     uppers, lowers = ([*rest.uppers], [*rest.lowers]) if rest else ([None], [None])
@@ -206,11 +224,11 @@ def _chained(phases: Phases, group: Group, absent: bool) -> Guarantee:
     size = group.size
     if absent:
         present = Phases(tuple(replace(m, relation="zero-out") for m in phases.mechanisms))
-        one = analyse(present, Group())
+        one = analyse(present, Group(beside=size - 1))
         chains = [Chain(((one.uppers[0], size), (one.uppers[-1], size)))]
         steps, how = 2 * size, f"{size} removed and {size} added"
     else:
-        one = analyse(phases, Group())
+        one = analyse(phases, Group(beside=size - 1))
         chains = [Chain(((curve, size),)) for curve in one.uppers]
         steps, how = size, f"{size} steps"
     shared = Shared(BlackBox(one), steps)
@@ -219,27 +237,6 @@ def _chained(phases: Phases, group: Group, absent: bool) -> Guarantee:
     visible = min(size * one.visible * (1.0 + 1e-9), 1.0)
     alone = f"one record alone: {one.lower_by}"
     return Guarantee(phases, size, uppers, one.lowers, f"{how}, each: {one.upper_by}", alone, visible)
-
-
-def _join(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:
-    """Concatenate the phases' rounds direction by direction; a phase that has only one goes with every direction.
-
-    Names are a direction, or a direction, a comma and an attack; where a phase lacks the attack, its first one in that
-    direction will do.
-    """
-    joined: list[Rounds] = []
-    for name in max(phases, key=len):
-        found = [_in_direction(phase, name) for phase in phases]
-        if all(rounds is not None for rounds in found):
-            joined.append([item for rounds in found if rounds is not None for item in rounds])
-    return joined
-
-
-def _in_direction(phase: Mapping[str, Rounds], name: str) -> Rounds | None:
-    if len(phase) == 1:
-        return next(iter(phase.values()))
-    alike = (rounds for other, rounds in phase.items() if other.split(",")[0] == name.split(",")[0])
-    return phase.get(name) or next(alike, None)
 
 
 def shift_unit(mechanism: Mechanism) -> float:
@@ -359,7 +356,7 @@ def _shuffled(
     else:  # the others make up for the record's absence: all sums alike without it
         seen = {"opposed": _one_of(hidden, 2.0 * scale, _ROUGH)}
     return Analysis(
-        fixed.uppers, _both_ways({name: rnd.attack() for name, rnd in seen.items()}, count),
+        fixed.uppers, each_way({name: rnd.attack() for name, rnd in seen.items()}, count),
         f"shuffling cannot hurt: {fixed.upper_by}",
         f"{why} ('how private is DP-SGD', section 4)", 1.0,
     )  # fmt: skip
@@ -398,16 +395,9 @@ def _allocated(mechanism: Mechanism, group: Group, times: int, steps: int, epoch
         sharper["remove"] = Subset(times, steps, unit)
         by = f"the smaller of: {by}; and coins given their number (docs/proofs.md, theorem 10)"
     return Analysis(
-        uppers, _both_ways(seen, epochs), by,
+        uppers, each_way(seen, epochs), by,
         "fixed gradients of full norm, the rounds' scores added up (docs/proofs.md, section 4)", 1.0, sharper=sharper,
     )  # fmt: skip
-
-
-def _both_ways(attacks: Mapping[str, Round], count: int) -> dict[str, Rounds]:
-    """Attacks in both directions, under their names."""
-    forth: dict[str, Rounds] = {f"remove, {name}": [(rnd, count)] for name, rnd in attacks.items()}
-    back: dict[str, Rounds] = {f"add, {name}": [(rnd.reverse(), count)] for name, rnd in attacks.items()}
-    return forth | back
 
 
 def _one_of(count: int, unit: float, fine: float = FINE) -> Round:
@@ -435,11 +425,12 @@ def _(sampler: WithoutReplacement, mechanism: Mechanism, group: Group) -> Analys
             return Analysis({"any": [(Round(Pair.gaussian(unit)), count)]}, None, "a Gaussian mechanism", attack, 1.0)
         weights = np.array([1.0 - rate, rate])
         opposed = Table.binned((weights, np.array([0.0, 2.0 * unit])), (weights, np.array([0.0, unit])))
-        attacks = _both_ways({"opposed": Round(opposed), "silent": Round(Pair.subsampled(rate, unit))}, count)
+        attacks = each_way({"opposed": Round(opposed), "silent": Round(Pair.subsampled(rate, unit))}, count)
     elif rate == 1.0:
         return Analysis({"any": [(apart, count)]}, None, "a Gaussian mechanism", attack, 1.0)
     else:
-        attacks = _both_ways({"opposed": apart}, count)
+        attacks = each_way({"opposed": apart}, count)
+    if mechanism.relation == "replace":  # either record may be the one to hide, round by round
         attacks["alternate"] = [(apart, count - count // 2), (apart.reverse(), count // 2)]
     return Analysis({"replace": [(Round(apart.pair, symmetric=True), count)]}, attacks, theorem, attack, visible)
 
@@ -453,20 +444,23 @@ def _(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Analysis
         )
     one_record_only(mechanism, group)
     unit, count = shift_unit(mechanism), len(sampler)
-    others = sampler.population  # also for the neighbour that has one record more
+    others = sampler.population + group.beside  # also for the neighbour that has one record more
     inside = truncated_rate(sampler.rate, sampler.max_batch, sampler.population)
-    visible = -math.expm1(count * math.log1p(-sampler.rate)) if sampler.rate < 1.0 else 1.0
+    visible, shown = (-math.expm1(count * math.log1p(-rate)) if rate < 1.0 else 1.0 for rate in (sampler.rate, inside))
     if isinstance(mechanism.clipping, Individual):
         kinds = crowded(sampler.rate, sampler.max_batch, others)
     else:  # a clipped aggregate moves by 2 in any case
         kinds = [(1.0, sampler.rate, 1)]
+    attack = "achieved by fixed gradients of full norm in one direction, all the others' being 0"
+    if not isinstance(mechanism.clipping, Individual):
+        attack = "achieved by an aggregate that turns around where the record is"
     pairs = tuple(Pair.subsampled(rate, unit * places) for _, rate, places in kinds)
     dominating = Revealed(tuple(chance for chance, _, _ in kinds), pairs) if len(pairs) > 1 else pairs[0]
     once = Round(dominating, Pair.subsampled(inside, unit))
     return Analysis(
         {"remove": [(once, count)], "add": [(once.reverse(), count)]}, None,
         "a Poisson round, or a shift of 2 where the batch is full without the record (docs/proofs.md, theorem 8)",
-        "achieved by fixed gradients of full norm in one direction, all the others' being 0", visible,
+        attack, visible, shown,
     )  # fmt: skip
 
 
@@ -474,7 +468,7 @@ def _(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Analysis
 def _(sampler: RandomParticipation, mechanism: Mechanism, group: Group) -> Analysis:
     """One record of a client that takes part at random (docs/random-participation.md, theorems 2 to 4)."""
     p, q, records, count = sampler.client_rate, sampler.record_rate, sampler.records, len(sampler)
-    if p == 1.0 or (records == 0 and not sampler.revealed):  # independent records: nothing ties them together
+    if independent(sampler):
         return price(Poisson(p * q, count), mechanism, group)
     if isinstance(mechanism.clipping, Mixed):
         raise NoGuarantee("no analysis of RandomParticipation with clip-groups is known; use Individual or Batch")

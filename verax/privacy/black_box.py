@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from verax import checks
+from verax.checks import NoGuarantee
 from verax.privacy.closed_form import black_box_group
 from verax.privacy.composition import BOTH, UPPER, Composition, Sides
 from verax.privacy.curve import Curve
@@ -66,6 +67,8 @@ class BlackBox:
     def epsilon(self, group: int, delta: float, shares: str = "equal") -> float:
         """The least epsilon that follows at ``delta``; infinite if one record's curve says nothing that small."""
         group, delta = checks.count("group", group), checks.probability("delta", delta)
+        if (larger := self._with_others(group)) is not self:
+            return larger.epsilon(group, delta, shares)
         if checks.choice("shares", shares, SHARES) == "any":
             return min(self._best_epsilon(group, delta), self.epsilon(group, delta))
         low = 0.0
@@ -84,10 +87,27 @@ class BlackBox:
     def delta(self, group: int, epsilon: float, shares: str = "equal") -> float:
         """The least delta that follows at ``epsilon``."""
         group, epsilon = checks.count("group", group), checks.nonnegative("epsilon", epsilon)
+        if (larger := self._with_others(group)) is not self:
+            return larger.delta(group, epsilon, shares)
         if checks.choice("shares", shares, SHARES) == "any":
             return min(self._best_delta(group, epsilon), self.delta(group, epsilon))
         each = epsilon / group
         return self._sum(group, each, self._delta(each))
+
+    def _with_others(self, group: int) -> BlackBox:
+        """The same for data sets that hold the rest of the group, too, where the number of records is part of the run.
+
+        Adding k records to n one by one, the last one comes to n + k - 1 others: one record's curve must cover them.
+        """
+        phases = self.one.mechanism
+        counted = any(hasattr(m.sampler, "population") for m in phases.mechanisms)
+        if not counted or phases.relation != "add-remove" or self.one.beside >= group - 1:
+            return self
+        if type(self.one) is not Guarantee:
+            raise NoGuarantee("one record's guarantee holds for the declared population only, and a group exceeds it")
+        from verax.privacy.analysis import Group, analyse  # which uses this module
+
+        return BlackBox(analyse(phases, Group(beside=group - 1)))
 
     # --- one record -------------------------------------------------------------------------------------------------
 

@@ -258,6 +258,21 @@ def convolve(rounds: Sequence[tuple[Discrete, int]], tilt: float, alias: float) 
     return Convolved(law, base, first, step, log_scale, bin_error, base + window.mean, window.spread)
 
 
+def _infinite(rounds: Sequence[tuple[Discrete, int]]) -> float:
+    """The product measure's mass at infinity: with mass M a round, m of it at infinity, M^T - (M - m)^T.
+
+    Upper laws may have more mass than 1 (docs/proofs.md, theorem 10), all of which a single infinite loss sends there.
+    """
+    logs, kept = [], []
+    for discrete, count in rounds:
+        mass = (float(np.exp(discrete.log_mass).sum()) + discrete.infinite) * (1.0 + UNIT * len(discrete.log_mass))
+        mass = max(mass, 1.0)  # the charge rises in M
+        logs.append(count * math.log(mass))
+        kept.append(count * math.log1p(-discrete.infinite / mass))
+    total = math.fsum(logs)
+    return math.exp(total) * -math.expm1(math.fsum(kept)) if total < 700.0 else math.inf
+
+
 def compose(rounds: Sequence[tuple[Discrete, int]], tilt: float, sign: int, alias: float = 1e-15) -> Composed:
     """Compose ``count`` rounds of each law. ``sign`` says whether they are upper (+1) or lower (-1) discretisations.
 
@@ -265,7 +280,7 @@ def compose(rounds: Sequence[tuple[Discrete, int]], tilt: float, sign: int, alia
     """
     sums = convolve(rounds, tilt, alias)
     step, points = sums.step, len(sums.law)
-    infinite = -math.expm1(math.fsum([count * math.log1p(-discrete.infinite) for discrete, count in rounds]))
+    infinite = _infinite(rounds)
     reach = points if tilt * step * points <= 45.0 else int(45.0 / (tilt * step)) + 2
     decay = np.exp(-tilt * step * np.arange(reach))
     return Composed(

@@ -74,6 +74,16 @@ def shown(value: float, side: int, digits: int = 5) -> str:
     return f"{number:.{max(digits - 1 - exponent, 0)}f}" if -4 <= exponent < 6 else f"{number:.{digits - 1}e}"
 
 
+def orthogonality(relation: str) -> str:
+    """What geometry="orthogonal" assumes, in words (docs/proofs.md, theorem 9)."""
+    if relation == "replace":
+        return (
+            "that in every round the old and new gradients of each record of the group are orthogonal to the old and "
+            "new ones of all others of the group"
+        )
+    return "that the group's gradients are orthogonal to each other in every round"
+
+
 @dataclass(frozen=True)
 class Guarantee:
     """The privacy of a run for any ``group`` records, as brackets that hold for every pair of neighbouring data sets.
@@ -92,6 +102,8 @@ class Guarantee:
     """Probability that the group is sampled at all: no delta can exceed it (couple the runs until it is)."""
     assuming: str = ""
     """What the caller has vouched for, in words; or which attacker is meant, if not the standard one."""
+    beside: int = 0
+    """How many more records than declared it also holds for: those that a chain of neighbours adds on its way."""
 
     def epsilon(self, delta: float, rtol: float = DEFAULT_RTOL) -> Bracket:
         """The epsilon at this delta, its two sides within ``rtol`` of each other where the analysis is exact.

@@ -13,6 +13,7 @@ import numpy as np
 
 from verax.privacy.loss import Spacing
 from verax.privacy.pairs import Array, Losses
+from verax.privacy.tables import Table
 
 _TAIL = 1e-4  # share of delta that cut-off tails may cost, at most
 _LARGEST_TILT = 1e4  # in units of 1/spread; beyond this nothing is gained: epsilon is at the end of the loss's range
@@ -31,7 +32,7 @@ class Sketch:
         self.counts = np.array([float(count) for _, count in rounds])[:, None]
         self._log_rounds = math.log(float(self.counts.sum()))
         self._log_tail = math.log(tail)
-        log_cut = log_delta + self._log_tail - self._log_rounds
+        log_cut = log_delta + self._log_tail - self._log_rounds - _log_total(rounds)
         far = math.sqrt(-2.0 * log_cut) + 1.0
         left = -math.sqrt(2.0 * (self._log_rounds + 25.0))
         nodes = [pair.nodes(left, far) for pair in pairs]
@@ -137,6 +138,15 @@ class Sketch:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if cost(middle) < width else (low, middle)
         return low
+
+
+def _log_total(rounds: Sequence[tuple[Losses, int]]) -> float:
+    """Log of the total mass of the composition: a tail cut off in one round costs that much more through the others.
+
+    Only tables are of measures that may have more mass than 1 (docs/proofs.md, theorem 10).
+    """
+    masses = [(float(pair.p.sum()), count) for pair, count in rounds if isinstance(pair, Table)]
+    return max(math.fsum(count * math.log(mass) for mass, count in masses), 0.0)
 
 
 class Sketches:

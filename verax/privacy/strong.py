@@ -24,7 +24,9 @@ from verax.checks import NoGuarantee
 from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
 from verax.privacy import closed_form, occupancy
 from verax.privacy.blend import mixture_delta, mixture_tradeoff
+from verax.privacy.company import Charged, declared, lacking
 from verax.privacy.composition import BOTH, LOWER, UPPER, Sides
+from verax.privacy.curve import Curve
 from verax.privacy.lattice import CELLS, Law
 from verax.privacy.pairs import UNIT, Array
 from verax.privacy.roots import crossing
@@ -136,11 +138,32 @@ class StrongCurve:
 
 @dataclass(frozen=True)
 class Strong:
-    """What a guarantee against A1 is made of; the one curve serves both directions and both sides."""
+    """What a guarantee against A1 is made of; the one curve serves both directions and both sides.
+
+    With a declared number of records, clip-groups lack the company that the curve's attack needs with probability
+    ``chance`` at most; ``silent`` is the attack that needs none (docs/proofs.md, lemma 6).
+    """
 
     curve: StrongCurve
     upper_by: str
     lower_by: str
+    chance: float = 0.0
+    silent: StrongCurve | None = None
+
+    @property
+    def attacks(self) -> tuple[Curve, ...]:
+        """The curves that prove lower bounds."""
+        if self.silent is None:
+            return (self.curve,)
+        return (Charged(self.curve, self.chance), self.silent) if self.chance < 1.0 else (self.silent,)
+
+    def tradeoff(self, alpha: float) -> tuple[float, float]:
+        """The least miss rate at false-alarm rate ``alpha``, rounded down, and one that an attack achieves."""
+        low, high = self.curve.tradeoff(alpha)
+        if self.silent is not None:
+            counted = self.curve.tradeoff(max(alpha - self.chance, 0.0))[1] + self.chance
+            high = min(max(high, counted), self.silent.tradeoff(alpha)[1])
+        return low, max(low, high)
 
 
 def strong(run: Mechanism | Phases, group: int = 1, population: int | None = None, orthogonal: bool = False) -> Strong:
@@ -151,7 +174,8 @@ def strong(run: Mechanism | Phases, group: int = 1, population: int | None = Non
         group: how many records are protected together.
         population: number of records, which shuffled batches need if ``group`` > 1. Without it the answer holds for
             every population; it is then the largest over all of them (mixed clipping: a range that contains it).
-        orthogonal: the group's gradients are orthogonal to each other in every round (individual clipping only).
+        orthogonal: the group's gradients are orthogonal to each other in every round (individual clipping only); under
+            replace those of different records, old and new.
 
     >>> from verax import Mechanism, Shuffle
     >>> run = Mechanism(Shuffle(batches=938), noise_multiplier=4.0)
@@ -161,7 +185,8 @@ def strong(run: Mechanism | Phases, group: int = 1, population: int | None = Non
     """
     phases = run if isinstance(run, Phases) else Phases((run,))
     size = checks.count("group", group)
-    people = None if population is None else checks.count("population", population)
+    given = None if population is None else checks.count("population", population)
+    people = declared(phases) or given
     for m in phases.mechanisms:
         most = getattr(m.sampler, "population", people)
         if most is not None and size > most:
@@ -170,21 +195,26 @@ def strong(run: Mechanism | Phases, group: int = 1, population: int | None = Non
     bare = [m for m in phases.mechanisms if m.noise_multiplier == 0.0]
     who = Who(size, orthogonal, people)
 
-    def laws(cells: int) -> Law:
+    chances = [0.0 if m.relation == "replace" else lacking(m, size, people) for m in noisy]
+
+    def laws(cells: int, quiet: bool = False) -> Law:
         total = Law.of([0.0], [1.0])
-        for m in noisy:
+        for m, chance in zip(noisy, chances, strict=True):
             part = touched_law(m.sampler, m, replace(who, cells=cells))
-            total = total.plus(part.scaled(shift_unit(m) ** 2), cells)
+            total = total.plus(part.scaled((shift_unit(m) * (0.5 if quiet and chance > 0.0 else 1.0)) ** 2), cells)
         return total
 
     seen = [touched_law(m.sampler, m, who).above(0.0) for m in bare]
-    curve = StrongCurve(laws, (_any([low for low, _ in seen], LOWER), _any([high for _, high in seen], UPPER)))
+    exposed = (_any([low for low, _ in seen], LOWER), _any([high for _, high in seen], UPPER))
+    curve, chance = StrongCurve(laws, exposed), min(math.fsum(chances), 1.0)
     curve.law()  # so that what has no analysis is refused here
     return Strong(
         curve,
         "adversary A1 sees the sampling: Gaussian curves mixed by the exact law of touched clip-groups "
         "('shuffling and batch clipping', definition 5.2; docs/strong-adversary.md)",
         "achieved against adversary A1, who sees the sampling, by fixed updates of full norm",
+        chance,
+        StrongCurve(partial(laws, quiet=True), exposed) if chance > 0.0 else None,
     )
 
 
@@ -202,9 +232,9 @@ def strong_tradeoff(
     >>> low.round(6).tolist(), high.round(6).tolist()  # one record, one epoch: G_1
     ([0.740489, 0.158655], [0.740489, 0.158655])
     """
-    curve = strong(run, group, population, orthogonal).curve
+    found = strong(run, group, population, orthogonal)
     places = np.asarray(alpha, dtype=float)
-    pairs = np.array([curve.tradeoff(a) for a in places.reshape(-1).tolist()]).reshape(-1, 2)
+    pairs = np.array([found.tradeoff(a) for a in places.reshape(-1).tolist()]).reshape(-1, 2)
     return pairs[:, 0].reshape(places.shape), pairs[:, 1].reshape(places.shape)
 
 
@@ -273,7 +303,11 @@ def _(sampler: Shuffle, mechanism: Mechanism, who: Who) -> Law:
     if people is not None and people < batches:
         raise ValueError(f"population must be at least the number of batches, {batches}, got {people}")
     if people is None and who.size > 1 and not isinstance(mechanism.clipping, Individual):
-        return _anywhere(batches, sampler.epochs, mechanism, who, chosen=True)
+        law = _anywhere(batches, sampler.epochs, mechanism, who, chosen=True)
+        if mechanism.relation == "replace":
+            return law
+        # batches of one record each have it alone, half a unit; in large ones at least one aggregate turns around
+        return Law.between(max(0.25 * float(law.lows[0]), float(sampler.epochs)), law.top)
     sizes: list[tuple[int, int | None]] = [(batches, None)]
     if people is not None:
         size, longer = divmod(people, batches)

@@ -144,6 +144,9 @@ def tuned(mechanism: Mechanism | Phases | Sequence[Mechanism | Phases], trials: 
         trials: the law of the number of trials, which is drawn with :meth:`TruncatedNegativeBinomial.draw`.
         group: how many records are protected together.
 
+    With several settings the bracket is of the worst law of picking: the upper bound holds for every law, the lower
+    bound for the one that always picks the costliest setting. Your own law may cost less than the lower bound.
+
     A trial's score may depend on its own output only (or on public data); a score measured on private data must be
     part of the mechanism, with noise.
 
@@ -169,13 +172,14 @@ def tuned(mechanism: Mechanism | Phases | Sequence[Mechanism | Phases], trials: 
         visible=max(g.visible for g in ones),
     )
     one = replace(one, lowers=one.uppers) if all(g.uppers is g.lowers for g in ones) else one
+    picked = ", for the law that always picks the costliest of the settings" if len(ones) > 1 else ""
     return Tuned(
         first.mechanism, group, [_Selected(one, trials)], [_Diluted(curve, trials.some) for curve in one.lowers],
         f"the best of a random number of trials (docs/tuning.md, theorem 1); each trial: {one.upper_by}",
-        f"trials that all score the same, so that the first is released; each trial: {one.lower_by}",
+        f"trials that all score the same, so that the first is released{picked}; each trial: {one.lower_by}",
         min(trials.mean * one.visible * _ROUND_UP, 1.0),
         f"that the number of trials is drawn from {trials!r} and kept secret, and that only the best trial is released",
-        one, trials, tuple(settings),
+        one=one, trials=trials, settings=tuple(settings),
     )  # fmt: skip
 
 

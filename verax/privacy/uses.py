@@ -53,7 +53,8 @@ def user_epsilons(
         run: the run.
         counts: records of each user, in any order; or how many users have each number of records.
         delta: where epsilon is read.
-        geometry: "orthogonal" if every user's own gradients are orthogonal to each other in every round.
+        geometry: "orthogonal" if every user's own gradients are orthogonal to each other in every round (under replace:
+            old and new ones of different records).
         rtol: relative width of the brackets.
         progress: called with the number of groups done and to do.
 
