@@ -128,8 +128,9 @@ class Phases:
 
         Args:
             group: how many records are protected together.
-            geometry: "any", or "orthogonal" if the group's gradients are orthogonal to each other in every round (a
-                fact about the model and the data that the caller must know). It matters for individual clipping.
+            geometry: "any", or "orthogonal" if the group's gradients are orthogonal to each other in every round, under
+                "replace" the old and new ones of each record to those of the others (a fact about the model and the
+                data that the caller must know). It matters for individual clipping.
             adversary: "A0" sees all noisy sums, as differential privacy has it; "A1" is also told where the group's
                 records fell, the strong adversary of "shuffling and batch clipping".
             population: number of records, where A1's answer for a group in shuffled batches may depend on it.
