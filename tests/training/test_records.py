@@ -617,3 +617,55 @@ def test_a_branch_that_is_connected_later_is_looked_at_then():
         for parameter, factor in truth.items():
             mine = factors[parameter].squares() if parameter in factors else torch.zeros(8)
             torch.testing.assert_close(mine, factor.squares(), rtol=1e-4, atol=1e-9)
+
+
+def test_layers_in_which_most_records_are_dead_go_by_the_rules():
+    model = nn.Sequential(nn.Linear(3, 1), nn.ReLU(), nn.Linear(1, 2))
+    x = -torch.ones(9, 3)
+    x[2] = 1.0  # neither the first nor the last nor the one in between
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[0].bias.zero_()
+
+    class Called(nn.Module):  # no plain chain
+        def __init__(self):
+            super().__init__()
+            self.layers = model
+
+        def forward(self, x):
+            return self.layers(x)
+
+    called = Called()
+    records = Records(called, losses)
+    batch = x, torch.zeros(9, dtype=torch.long)
+    records.factors(batch, 9)
+    assert records._checked
+    check(called, x, 2)
+
+
+@pytest.mark.parametrize("normed", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm])
+def test_models_with_spectral_norms_are_vectorised(normed):
+    model = nn.Sequential(normed(nn.Linear(3, 4)), nn.Tanh(), normed(nn.Linear(4, 2)))
+    clipper = Clipper(model, losses, Individual(1.0))
+    for _ in range(2):
+        batch = torch.randn(RECORDS, 3), torch.zeros(RECORDS, dtype=torch.long)
+        clipper.add(batch, RECORDS, Flat(model.parameters()))
+    assert not clipper._records._loop
+
+
+def test_one_looks_again_with_few_records():
+    class Watching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.seen = nn.Linear(3, 2), []
+
+        def forward(self, x):
+            self.seen.append(len(x))
+            return self.layer(x)
+
+    model = Watching()
+    records, batch = Records(model, losses), (torch.randn(30, 3), torch.zeros(30, dtype=torch.long))
+    records.factors(batch, 30)
+    model.seen.clear()
+    records.factors(batch, 30)
+    assert sorted(model.seen)[-2] <= 16

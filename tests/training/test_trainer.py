@@ -283,6 +283,13 @@ def test_a_backward_of_ones_own_is_noticed(tmp_path):
         trainer.step(batch, LOSS)
 
 
+def test_gradients_of_public_training_are_dropped(tmp_path):
+    model = make()
+    functional.cross_entropy(model(X), Y).backward()
+    trained(Mechanism(Poisson(0.3, 2), 1.0), model=model)
+    assert all(p.grad is None for p in model.parameters())
+
+
 def test_gradients_of_frozen_parameters_are_noticed_too(tmp_path):
     trainer, model, _ = started(tmp_path)
     batch = next(trainer.batches((X, Y)))

@@ -77,3 +77,19 @@ def test_things_that_fail_all_the_same_are_given_back():
 
     model = Stubborn()
     assert twins_of((model, len)) == (model, len)
+
+
+def test_data_are_shared_wherever_they_are_held():
+    class Held:
+        def __init__(self):
+            self.data, self.past = [torch.zeros(2**23)], []
+
+    model = nn.Linear(1, 1)
+    model.held, model.records = Held(), torch.utils.data.TensorDataset(torch.zeros(3))
+    large = torch.zeros(2**23)
+    twin, closing = twins_of((model, lambda: (large, model)))
+    assert twin.held.data[0] is model.held.data[0]
+    assert twin.held.past is not model.held.past
+    assert twin.records is model.records
+    assert closing()[0] is large
+    assert closing()[1] is twin

@@ -32,6 +32,7 @@ from verax.training.trials import (
     rounding_of,
 )
 
+_AGAIN = 16  # records with which one looks again, where as many were looked at before
 _ROUNDED = 1e-2  # of rounding's share: by how much weights move when asking what rounding can do
 _FAILS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -58,7 +59,7 @@ class Mixing:
         seen, batches = self._apart.get(mode, (0, 0))
         if records > 1 and (records > 2 * seen or doubled(batches)):
             if not self.known_apart:
-                self._compare_all(batch, records)
+                self._compare_all(*(batch, records) if records > 2 * seen else _few_of(batch, records))
             seen = max(records, seen)
         self._apart[mode] = seen, batches + (records > 1)
 
@@ -164,6 +165,15 @@ class Mixing:
         with nearby(self.model, _ROUNDED * allowed):
             _, (moved,) = look()
         return not moved or apart > 2.0 * _distance(first, moved)
+
+
+def _few_of(batch: Any, records: int) -> tuple[Any, int]:
+    """The first and the last records, and how many they are; the whole batch if it cannot be cut."""
+    tensors = [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
+    if records <= _AGAIN or not all(x.dim() and len(x) == records for x in tensors):
+        return batch, records
+    half = _AGAIN // 2
+    return of_each(batch, records, lambda x: torch.cat([x[:half], x[-half:]])), _AGAIN
 
 
 def _gradient(losses: Tensor, parameters: list[nn.Parameter], record: int) -> list[Tensor]:

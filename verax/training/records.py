@@ -30,6 +30,7 @@ Found = dict[nn.Parameter, Kind]
 """The per-record gradients of every trainable parameter."""
 
 _FOLDED = -1
+_ASKED = 8  # records at most that are asked where layers have them
 _FEWEST = 32  # records worked on at once, whatever the model
 _FIT = 12.0 * 2**20  # bytes that those worked on at once may leave behind
 
@@ -250,11 +251,20 @@ class Records:
 
         A layer in which no record that is asked has any gradient remains to be found.
         """
-        for record in dict.fromkeys((len(losses) - 1, 0, len(losses) // 2)):
+        asked = list(dict.fromkeys((len(losses) - 1, 0, len(losses) // 2)))
+        for turn in range(_ASKED):
             some = [use for use in uses if use.module not in self._dims]
             if not some:
                 return True
             edges = [use.edges[0] for use in some]
+            if turn >= len(asked):  # most records are dead there: ask one that is not
+                all_of = torch.ones_like(losses)
+                whole = torch.autograd.grad(losses, edges, all_of, allow_unused=True, retain_graph=True)
+                found = _alive(whole, len(losses))
+                if found is None:
+                    return True
+                asked.append(found)
+            record = asked[turn]
             pick = only_one(losses, record)
             gradients = torch.autograd.grad(losses, edges, pick, allow_unused=True, retain_graph=True)
             for use, g in zip(some, gradients, strict=True):
@@ -352,6 +362,18 @@ def _dim_of(g: Tensor, record: int, records: int) -> int | None:
             return dim
     if g.shape[0] % records == 0 and _only(g.unflatten(0, (records, -1)), 0, record):
         return _FOLDED
+    return None
+
+
+def _alive(gradients: Sequence[Tensor | None], records: int) -> int | None:
+    """A record that seems to have a gradient in one of these, if records are in dimension 0 or 1 or folded."""
+    for g in gradients:
+        if g is None or not bool(g.any()):
+            continue
+        if g.shape[0] % records == 0:
+            return int(g.reshape(records, -1).any(dim=1).nonzero()[0])
+        if g.dim() > 1 and g.shape[1] == records:
+            return int(g.movedim(1, 0).reshape(records, -1).any(dim=1).nonzero()[0])
     return None
 
 

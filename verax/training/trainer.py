@@ -115,6 +115,8 @@ class PrivateTrainer:
         insecure_seed: int | None = None,
     ) -> None:
         refuse_run(model, optimizer, mechanism, inner)
+        for parameter in model.parameters():
+            parameter.grad = None  # that of public training before this; what comes now is noticed
         self.model, self.optimizer, self._mechanism = model, optimizer, mechanism
         self.micro_batch = checks.count("micro_batch", micro_batch)
         self._inner = inner

@@ -19,7 +19,7 @@ from verax.training.kept import Kept
 from verax.training.trials import copies, doubled, of_each, repeatable
 from verax.training.twins import twins_of
 
-_LOOKED_AT = 32  # records with which one looks
+_LOOKED_AT = 8  # records with which one looks
 _BACK = 4  # batches that are thought of as remembered
 _REMEMBERED = 1e-5  # relative change of a gradient that is still rounding, where nothing but the past changed
 

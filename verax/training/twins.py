@@ -1,8 +1,9 @@
 """Copies of a model, its loss and its inner algorithm that share nothing in which the originals could remember data.
 
 Beyond what ``copy.deepcopy`` does, functions get copies of their defaults and of what they close over, if that is of a
-type of torch, numpy or Python. Other people's objects (a trainer, with all its data) are shared, and so is what cannot
-be copied (a lock, an open file, an activation with its graph).
+type of torch, numpy or Python. Other people's objects (a trainer, with all its data) are shared, and so are data sets
+and large arrays, wherever they are held, and what cannot be copied (a lock, an open file, an activation with its
+graph).
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from collections.abc import Iterator
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 Things = TypeVar("Things", bound=tuple[Any, ...])
 
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
+_LARGE = 2**24  # bytes that are not copied
+_MANY = 2**14  # entries that are not copied
 _FAMILIAR = ("builtins", "collections", "numpy", "random", "torch", "verax")
 
 
@@ -45,6 +50,7 @@ def twins_of(things: Things) -> Things:
 
 def _copied(things: Things, memo: dict[int, Any]) -> Things:
     cells: list[tuple[CellType, CellType]] = []
+    _share_data([*things, *_attributes(things)], memo)
     for value in [*things, *_attributes(things)]:
         if isinstance(value, MethodType) and not _familiar(value.__self__):
             memo[id(value.__self__)] = value.__self__
@@ -53,9 +59,32 @@ def _copied(things: Things, memo: dict[int, Any]) -> Things:
     while cells:  # what a function closes over may be another function
         old, new = cells.pop()
         value = old.cell_contents
+        _share_data([value], memo)
         _copy_function(value, memo, cells)
         new.cell_contents = _copy_of(value, memo) if _familiar(value) else value
     return found
+
+
+def _share_data(values: list[Any], memo: dict[int, Any]) -> None:
+    """Leave data sets and large arrays as they are, also those inside of objects and short containers.
+
+    What is remembered in them shows all the same, since it is not the same after other batches.
+    """
+    waiting, seen = list(values), set[int]()
+    while waiting and len(seen) < _MANY:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, nn.Module | nn.Parameter | type | FunctionType | MethodType):
+            continue
+        seen.add(id(value))
+        large = isinstance(value, Tensor | np.ndarray) and value.nbytes > _LARGE
+        if large or isinstance(value, Dataset | DataLoader) or (isinstance(value, list | dict) and len(value) > _MANY):
+            memo[id(value)] = value
+        elif not isinstance(value, Tensor | np.ndarray):
+            own = getattr(value, "__dict__", None)
+            for held in (value, own):
+                waiting.extend(
+                    held.values() if isinstance(held, dict) else held if isinstance(held, list | tuple) else ()
+                )
 
 
 def _copy_function(value: Any, memo: dict[int, Any], cells: list[tuple[CellType, CellType]]) -> None:

@@ -67,8 +67,12 @@ class Unchanged:
         and clip-groups otherwise, whose number is a secret.
         """
         before = self.look()
-        back = partial(before.buffers.restore, new=False)
-        handle = self._model.register_forward_pre_hook(lambda *_: back()) if before.buffers.names() else None
+
+        def back(*_: Any) -> None:
+            with torch._C._DisableFuncTorch():  # torch.func lets nobody write to what it does not know
+                before.buffers.restore(new=False)
+
+        handle = self._model.register_forward_pre_hook(back) if before.buffers.names() else None
         try:
             yield
         finally:
