@@ -189,8 +189,10 @@ def _of_groups(parameter: nn.Parameter, factor: Factor, sizes: list[int], shares
             return _Means(factor, sizes, shares)
         case Single() | Outer():
             x, g = (factor.x, factor.g.gradients) if isinstance(factor, Single) else (factor.x, factor.g)
-            pairs = zip(x.split(sizes), g.split(sizes), sizes, strict=True)
-            return Explicit(torch.stack([_flat(gs).t() @ _flat(xs) / size for xs, gs, size in pairs]))
+            rows = x.new_empty(len(sizes), g.shape[-1], x.shape[-1])
+            for row, xs, gs, size in zip(rows, x.split(sizes), g.split(sizes), sizes, strict=True):
+                torch.addmm(row, _flat(gs).t(), _flat(xs), beta=0.0, alpha=1.0 / size, out=row)
+            return Explicit(rows)
         case _:
             rows = factor.explicit()
             return Explicit((shares @ rows.flatten(1)).view(len(sizes), *rows.shape[1:]))
