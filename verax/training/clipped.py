@@ -34,7 +34,7 @@ _SMALL_GROUP = 96  # records of a clip-group up to which a pass of its own is sl
 _TINY_GROUP = 8  # the same for plain chains with a large weight, which have a pass for all groups anyway
 _FEW = 16  # numbers that are faster computed one after the other
 _PASSES = 4  # so many groups at least must go through one pass
-_LOOKED_AT = 32  # records with which it is found out what a model does with the others of a batch, or of earlier ones
+_CUT = 32  # records with which it is found out whether a clip-group may be taken in pieces
 _AGGREGATE = "aggregate of a clip-group"
 _INSIDE = 1.0 - ROOM  # of the clip norm: what single precision may add to a norm stays within it
 
@@ -297,7 +297,7 @@ class Clipper:
         """
         if not all(isinstance(x, Tensor) and x.dim() and len(x) == size for x in pytree.tree_leaves(group)):
             return True
-        few = min(self.micro_batch, _LOOKED_AT)
+        few = min(self.micro_batch, _CUT)
         pieces = [part(group, slice(0, most)) for most in (few, 2 * few)]
         try:
             alone, among = (repeatable(self.model, partial(self.losses, self.model, x)) for x in pieces)

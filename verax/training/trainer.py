@@ -409,7 +409,6 @@ class PrivateTrainer:
             raise ValueError(f"round {self._pending.number} was drawn but not stepped on; step first, then save")
         if not self.first:
             return
-        seeds = {use: held.state() for use, held in self._seeded().items()}
         state = {
             "mechanism": repr(self.mechanism),
             "clip_norms": self._norms,
@@ -420,13 +419,14 @@ class PrivateTrainer:
             "optimizer": self.optimizer.state_dict(),
             "sampler": None if self._drawn is None else self._drawn.state(),
             "sampling": self._sampling.state(),
-            "seeded": None if self._noise.secure else seeds,  # no secret noise outlives the process that added it
+            "seeded": None if self._noise.secure else self._seeds(),  # no secret noise outlives its process
         }
         write_secret(path, state)
 
-    def _seeded(self) -> dict[str, Source]:
+    def _seeds(self) -> dict[str, Any]:
         """What a seed decides beside who is in which batch."""
-        return {"noise": self._noise, "clip-groups": self._groups, "draws": self._draws.source}
+        held = {"noise": self._noise, "clip-groups": self._groups, "draws": self._draws.source}
+        return {use: source.state() for use, source in held.items()}
 
     def load(self, path: str | os.PathLike[str], dataset: Any) -> None:
         """Go on from a saved state. Rounds the ledger knows but the state does not are spent: drawn, and dropped.
