@@ -6,18 +6,17 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from verax import checks
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.training.capture import Layers
 from verax.training.chain import chain_of, keeps_apart
+from verax.training.cuts import Cuts
 from verax.training.draws import Draws, seeded
 from verax.training.factors import ROOM, Clippable, lengths
 from verax.training.flat import Flat
@@ -25,7 +24,7 @@ from verax.training.grouped import GroupMeans, of_groups, some_unformed, too_man
 from verax.training.kept import Kept
 from verax.training.pieces import part, runs, slices
 from verax.training.records import Records
-from verax.training.trials import Losses, one_each, repeatable
+from verax.training.trials import Losses, one_each
 from verax.training.tricks import Aggregate, Tricks
 from verax.training.unchanged import Unchanged
 
@@ -34,7 +33,6 @@ _SMALL_GROUP = 96  # records of a clip-group up to which a pass of its own is sl
 _TINY_GROUP = 8  # the same for plain chains with a large weight, which have a pass for all groups anyway
 _FEW = 16  # numbers that are faster computed one after the other
 _PASSES = 4  # so many groups at least must go through one pass
-_CUT = 32  # records with which it is found out whether a clip-group may be taken in pieces
 _AGGREGATE = "aggregate of a clip-group"
 _INSIDE = 1.0 - ROOM  # of the clip norm: what single precision may add to a norm stays within it
 
@@ -135,6 +133,7 @@ class Clipper:
         self.model, self.losses, self.clipping = model, losses, clipping
         self.micro_batch, self._draws = micro_batch, draws
         self._records = Records(model, losses)
+        self._cuts = Cuts(model, losses, micro_batch)
         self._unchanged = Unchanged(model, losses)
         self._inner: Inner = inner or MeanGradient()
         self._foreign = not isinstance(self._inner, MeanGradient)  # and may do what it likes: that is undone
@@ -271,8 +270,7 @@ class Clipper:
 
     def _aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
         if not self._foreign:
-            whole = size <= self.micro_batch or self._whole(group, size)
-            inner = self._inner if whole else MeanGradient(self.micro_batch)
+            inner = MeanGradient(self._cuts.pieces(group, size))
             with torch.enable_grad():
                 return self._records.channels.tried(
                     self.model, group, lambda laid: inner(self.model, self.losses, laid, size, parameters)
@@ -289,21 +287,6 @@ class Clipper:
     def _computing(self, model: nn.Module, losses: Losses, inner: Inner) -> Aggregate:
         """What computes aggregates with another model, loss and inner algorithm."""
         return Clipper(model, losses, Batch(1.0), inner, self.micro_batch)._aggregate
-
-    def _whole(self, group: Any, size: int) -> bool:
-        """Whether a clip-group must not be taken in pieces: its losses would be others, or nobody knows how to cut it.
-
-        Only exactness is at stake, since any function of a clip-group is protected: hence each is asked by itself.
-        """
-        if not all(isinstance(x, Tensor) and x.dim() and len(x) == size for x in pytree.tree_leaves(group)):
-            return True
-        few = min(self.micro_batch, _CUT)
-        pieces = [part(group, slice(0, most)) for most in (few, 2 * few)]
-        try:
-            alone, among = (repeatable(self.model, partial(self.losses, self.model, x)) for x in pieces)
-        except (ValueError, RuntimeError):  # batch norm of one value, say
-            return True
-        return not torch.allclose(alone, among[:few], rtol=1e-4, atol=1e-6)
 
     def _weights(self, found: Tensor, norm: float, denominator: float, what: str) -> Tensor:
         """What vectors with these norms are multiplied by; _INSIDE has room for the rounding of norms and weights."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from verax.mechanism import Batch, Clipping, Mixed
 from verax.training.clipped import _INSIDE, Clipper, NotFinite
+from verax.training.cuts import normalises
 from verax.training.flat import Flat
 
 T = TypeVar("T")
@@ -143,7 +144,7 @@ class Processes:
 
     def split(self, clipping: Clipping, inner: Any, model: nn.Module) -> bool:
         """Whether the one clip-group of a batch can be cut: a mean over records that do not know each other can."""
-        return isinstance(clipping, Batch) and inner is None and not _normalises(model)
+        return isinstance(clipping, Batch) and inner is None and not normalises(model)
 
     def mine(self, records: int, clipping: Clipping, labels: NDArray[np.int64] | None, split: bool) -> Any:
         """The places in the batch of this process's records."""
@@ -216,7 +217,3 @@ def clip_whole(buffer: Tensor, norm: float) -> None:
         raise NotFinite("the aggregate of a clip-group is not finite")
     if size > norm * _INSIDE:
         buffer.mul_(norm * _INSIDE / size)
-
-
-def _normalises(model: nn.Module) -> bool:
-    return any(isinstance(m, nn.modules.batchnorm._NormBase) and m.training for m in model.modules())

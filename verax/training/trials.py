@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from verax.training.draws import seeded
 from verax.training.factors import HALF
@@ -24,6 +25,7 @@ Result = TypeVar("Result")
 
 _AGREE = 1e-3  # relative difference from plain autograd that is still rounding
 _AGREE_HALF = 5e-2  # the same in half precision
+_DRAWN = {"bernoulli", "bernoulli_", "normal", "normal_", "rand", "rand_like", "randn", "randn_like", "uniform_"}
 _MOVED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # weights that can be moved a little
 
 
@@ -77,6 +79,29 @@ def repeatable(model: nn.Module, work: Callable[[], Result], seed: int = 0) -> R
             random.setstate(python)
             np.random.set_state(numpy)  # noqa: NPY002
             kept.restore()
+
+
+def steady(work: Callable[[], Result]) -> Result:
+    """What the work gives if nothing is drawn at random: numbers that would be are one constant, dropout drops nothing.
+
+    What is drawn depends on shapes, so that nothing could be told of work on fewer records. Whole numbers, such as a
+    random order, and what other operations draw inside remain random.
+
+    >>> steady(lambda: nn.Dropout(0.2)(torch.ones(3)))
+    tensor([1., 1., 1.])
+    """
+    with _Steady():
+        return work()
+
+
+class _Steady(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.native_dropout.default:
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        found = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in _DRAWN:
+            found.fill_(next((x for x in args[1:] if isinstance(x, float)), 0.5))  # p of bernoulli_, mean of normal_
+        return found
 
 
 def copies(x: Tensor, record: int) -> Tensor:
