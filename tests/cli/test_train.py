@@ -12,7 +12,7 @@ from typer.testing import CliRunner  # noqa: E402
 from verax import Poisson, calibrate  # noqa: E402
 from verax.cli import app  # noqa: E402
 from verax.cli.common import expected_batch  # noqa: E402
-from verax.training import ledger  # noqa: E402
+from verax.training import PrivateTrainer, ledger  # noqa: E402
 from verax.training.examples import MODELS  # noqa: E402
 
 torch.set_num_threads(1)
@@ -113,7 +113,27 @@ def test_models_that_do_not_fit_the_data(table):
         MODELS["lenet"]((3, 32, 32), 10)
 
 
-@pytest.mark.parametrize("option", ["--out", "--report"])
+def test_the_same_command_goes_on_after_an_interruption(table, tmp_path, monkeypatch):
+    words = ("--data", table, "--model", "logistic", "-z", 2, "--batch", 20, "--epochs", 2, "--json",
+             "--ledger", tmp_path / "run.ledger", "--state", tmp_path / "state")  # fmt: skip
+    step = PrivateTrainer.step
+
+    def stopping(self, batch, loss):
+        if batch.number == 7:
+            raise KeyboardInterrupt
+        step(self, batch, loss)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateTrainer, "step", stopping)
+        assert train(*words).exit_code == 130
+    assert ledger.read(tmp_path / "run.ledger").released == 7
+    done = train(*words)
+    assert done.exit_code == 0
+    assert ledger.read(tmp_path / "run.ledger").complete
+    assert json.loads(done.stdout)["epsilon"]["upper"] < 20.0
+
+
+@pytest.mark.parametrize("option", ["--out", "--report", "--state"])
 def test_places_that_cannot_be_written_are_refused_before_anything_is_spent(tmp_path, option):
     book = tmp_path / "run.ledger"
     for place in (tmp_path / "none" / "file", tmp_path):

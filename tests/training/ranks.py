@@ -295,6 +295,33 @@ def resuming_goes_on_with_the_very_same_run(top: Path) -> None:
             torch.testing.assert_close(other, alone, rtol=1e-4, atol=2e-6)
 
 
+@scenario
+def the_same_program_goes_on_with_the_state_that_it_kept(top: Path) -> None:
+    mechanism = Mechanism(Poisson(0.3, 8), 1.0)
+
+    def work(rank: int, until: int) -> list[float]:
+        model = make(rank)
+        trainer = PrivateTrainer(
+            model, torch.optim.SGD(model.parameters(), 0.1), mechanism, ledger=top / "run.ledger",
+            state=top / ("state" if rank == 0 else "not looked at"),
+        )  # fmt: skip
+        numbers = []
+        for batch in trainer.batches((X, Y)):
+            if batch.number == until:
+                os._exit(1)
+            trainer.step(batch, LOSS)
+            numbers.append(float(batch.number))
+        return [*numbers, float(weights(model).sum())]
+
+    run(2, lambda rank: work(rank, 3), top / "first")
+    assert ledger.read(top / "run.ledger").released == 3
+    first, second = done(run(2, lambda rank: work(rank, -1), top / "second"))
+    assert first == second
+    assert first[:-1] == [3.0, 4.0, 5.0, 6.0, 7.0]
+    assert ledger.read(top / "run.ledger").complete
+    assert not (top / "not looked at").exists()
+
+
 def stopping(top: Path, loss: Any, mechanism: Mechanism, **more: Any) -> list[Any]:
     return run(2, trained(mechanism, top / "run.ledger", loss=loss, **more), top / "2")
 

@@ -448,7 +448,7 @@ def test_a_read_only_file_is_named(path, monkeypatch, written):
 
 def test_a_ledger_is_never_overwritten(path, written):
     whole = written(path, 1).read_bytes()
-    with pytest.raises(LedgerError, match=r"path must be new, got .* which exists.*Ledger\.open"):
+    with pytest.raises(LedgerError, match=r"path must be new, got .* which exists.*give the state"):
         Ledger.create(path, RUN)
     assert path.read_bytes() == whole
     for text in (b"mine", b"mine\n", b'{"verax_ledger":9}\n', b'{"verax'[:-1] + b"X"):

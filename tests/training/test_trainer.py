@@ -464,11 +464,13 @@ def test_a_state_of_another_run_of_the_same_mechanism_is_refused(tmp_path):
 
 
 def test_a_state_goes_on_with_as_many_records_as_it_began_with(tmp_path):
-    trainer, model, _ = started(tmp_path)
+    trainer, model, path = started(tmp_path)
     trainer.batches((X, Y)).__next__()
     trainer.step(trainer._pending, LOSS)
     trainer.save(tmp_path / "state")
-    later = PrivateTrainer(model, trainer.optimizer, trainer.mechanism)
+    trainer.close()
+    book = ledger.Ledger.open(path, trainer.mechanism)
+    later = PrivateTrainer(model, trainer.optimizer, trainer.mechanism, ledger=book)
     with pytest.raises(ValueError, match="must have the 40 records that the run began with"):
         later.load(tmp_path / "state", (X[:20], Y[:20]))
 

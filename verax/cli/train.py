@@ -53,6 +53,9 @@ def train(
     optimizer: Annotated[OptimizerName, typer.Option(help="What uses the noisy gradients.")] = OptimizerName.adam,
     learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Its step size.")] = 3e-3,
     ledger: Annotated[Path | None, typer.Option(help="Record every release in this new file.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Keep the run in this secret file; if it is there, go on with that run.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Save the model's weights here.")] = None,
     report: Annotated[Path | None, typer.Option(help="Save the statement here, as a page if it ends in .html.")] = None,
     diagnostics: Annotated[
@@ -65,13 +68,15 @@ def train(
 
     Example: verax train --data digits --model mlp --epsilon 3 --delta 1e-5 --ledger run.ledger
 
+    With --state, the same command goes on with a run that was interrupted.
+
     In two processes: torchrun --no-python --nproc-per-node 2 verax train --data digits --epsilon 3
     """
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError("give either --epsilon, or --noise-multiplier")
     if report is not None:
         savable(report)
-    for option, path in (("--out", out), ("--report", report)):
+    for option, path in (("--out", out), ("--report", report), ("--state", state)):
         common.writable(option, path)
     import torch
 
@@ -101,7 +106,7 @@ def train(
         fitted = fit(
             network, torch.nn.CrossEntropyLoss(), examples.train, mechanism,
             lambda p: kinds[optimizer](p, learning_rate), ledger=ledger, delta=delta, records=records,
-            diagnostics=diagnostics, insecure_seed=insecure_seed,
+            state=state, diagnostics=diagnostics, insecure_seed=insecure_seed,
         )  # fmt: skip
     if not first:
         return

@@ -22,6 +22,7 @@ from verax.mechanism import Batch, Clipping, Mixed
 from verax.training.clipped import _INSIDE, Clipper, NotFinite
 from verax.training.cuts import normalises
 from verax.training.flat import Flat
+from verax.training.ledger import Ledger
 
 T = TypeVar("T")
 
@@ -217,3 +218,9 @@ def clip_whole(buffer: Tensor, norm: float) -> None:
         raise NotFinite("the aggregate of a clip-group is not finite")
     if size > norm * _INSIDE:
         buffer.mul_(norm * _INSIDE / size)
+
+
+def refuse_opened(ledger: Any, first: bool) -> None:
+    """A ledger has one writer: the first process."""
+    if isinstance(ledger, Ledger) and not first:
+        raise ValueError("ledger must be opened by the first process only: pass None in the others")

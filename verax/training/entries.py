@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from typing import Any
@@ -27,6 +27,8 @@ _LONGEST = 500  # characters of a reason
 _CUT = "cut short by a crash"
 Schedule = tuple[tuple[float, int], ...]
 """Clip norms of all rounds: norms, and for how many rounds each."""
+Norms = Callable[[int], float] | Sequence[float]
+"""Clip norms of the rounds, by their numbers from 0."""
 
 
 class LedgerError(ValueError):
@@ -54,6 +56,12 @@ def schedule_of(norms: Sequence[float], rounds: int) -> Schedule:
         raise ValueError(f"clip_norms must have one norm for each of the {rounds} rounds, got {len(norms)}")
     each = (checks.positive(f"clip_norms of round {number}", norm) for number, norm in enumerate(norms))
     return tuple((norm, len(list(same))) for norm, same in groupby(each))
+
+
+def norms_of(norms: Norms, rounds: int) -> list[float]:
+    """A clip norm for every round, all of them asked for before the first."""
+    found = [norms(number) for number in range(rounds)] if callable(norms) else list(norms)
+    return [norm for norm, times in schedule_of(found, rounds) for _ in range(times)]
 
 
 @dataclass(frozen=True)

@@ -118,8 +118,8 @@ class Ledger:
             with open(fd, "rb", closefd=False) as file:
                 if not unfinished_header(file.readline()):
                     raise LedgerError(
-                        f"path must be new, got {name!r}, which exists: name another file, and report both together; a "
-                        "PrivateTrainer goes on with the run in it, from a saved state and Ledger.open"
+                        f"path must be new, got {name!r}, which exists: name another file, and report both together; "
+                        "to go on with the run in it, give the state that was kept of it"
                     )
             os.ftruncate(fd, 0)
             append(fd, line)

@@ -19,10 +19,11 @@ from verax.privacy.composition import UPPER
 from verax.privacy.guarantee import Guarantee, shown
 from verax.training.clipped import MICRO_BATCH, Inner
 from verax.training.diagnostics import PublicLog
+from verax.training.entries import Norms
 from verax.training.ledger import Ledger
 from verax.training.losses import Criterion
 from verax.training.refusals import refuse_factory
-from verax.training.trainer import Norms, PrivateTrainer
+from verax.training.trainer import PrivateTrainer
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement
@@ -62,6 +63,7 @@ def fit(
     micro_batch: int = MICRO_BATCH,
     clip_norms: Norms | None = None,
     schedule: Schedule | None = None,
+    state: str | os.PathLike[str] | None = None,
     records: int | None = None,
     processes: Any = None,
     log: PublicLog | None = None,
@@ -78,13 +80,16 @@ def fit(
             order.
         mechanism: what runs: the sampler that draws the batches, the clipping, the noise.
         optimizer: from parameters to an optimizer, such as ``lambda p: torch.optim.Adam(p, 1e-3)``.
-        ledger: a new file in which every release is recorded before it happens.
+        ledger: a new file in which every release is recorded before it happens; or that of the run in ``state``.
         delta: of the epsilon that is shown and stated.
         inner: for batch and mixed clipping, what a clip-group computes.
         micro_batch: at most how many records are worked on at once (fewer for large models).
         clip_norms: a clip norm for every round, as a list or a function of the round's number, chosen without looking
             at the data. Noise is in proportion, so the guarantee stays the same.
         schedule: from the optimizer to a ``torch.optim.lr_scheduler`` for its step sizes, stepped once a round.
+        state: a file that is kept up to date while the run goes on, and from which it goes on, if it is there: after an
+            interruption, the same call continues the run. It tells who is in which batch until the last round, so it
+            must stay as secret as the data.
         records: a public number of records by which updates are scaled; by default the data set's own.
         processes: None for all processes of ``torch.distributed``, if it was initialised; 1 for this one alone.
         log: scores on public data, to be written down on the way.
@@ -112,21 +117,15 @@ def fit(
     refuse_factory(optimizer)
     chosen = optimizer([p for p in model.parameters() if p.requires_grad])
     sizes = None if schedule is None else schedule(chosen)
-    if isinstance(sizes, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise ValueError(
-            "schedule must not look at the data, got ReduceLROnPlateau, which is steered by a loss that no noise "
-            "protects; use one that knows the round only, such as CosineAnnealingLR"
-        )
     trainer = PrivateTrainer(
         model, chosen, mechanism, ledger=ledger, inner=inner, micro_batch=micro_batch, clip_norms=clip_norms,
-        records=records, processes=processes, diagnostics=diagnostics, insecure_seed=insecure_seed,
+        schedule=sizes, state=state, records=records, processes=processes, diagnostics=diagnostics,
+        insecure_seed=insecure_seed,
     )  # fmt: skip
     try:
         with _bar(len(mechanism.sampler), progress and trainer.first) as show:
             for batch in trainer.batches(dataset):
                 trainer.step(batch, loss)
-                if sizes is not None:
-                    sizes.step()
                 if log is not None and trainer.first:
                     log.after(model, trainer.rounds, last=trainer.rounds == len(mechanism.sampler))
                 show(trainer, delta)
@@ -148,7 +147,7 @@ def _bar(rounds: int, wanted: bool) -> Iterator[Callable[[PrivateTrainer, float]
         task = bar.add_task("training", total=rounds)
 
         def show(trainer: PrivateTrainer, delta: float) -> None:
-            bar.advance(task)
+            bar.update(task, completed=trainer.rounds)
             if trainer.rounds == rounds:  # the number of the statement, not a quick one above it
                 found = trainer.guarantee.epsilon(delta)
             elif trainer.rounds % every == 0 and (so_far := trainer.so_far) is not None:

@@ -68,6 +68,17 @@ def refuse_optimizer(optimizer: Any) -> None:
         )
 
 
+def refuse_schedule(schedule: Any) -> None:
+    """Say which schedules of step sizes look at the data, and what is none."""
+    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise ValueError(
+            "schedule must not look at the data, got ReduceLROnPlateau, which is steered by a loss that no noise "
+            "protects; use one that knows the round only, such as CosineAnnealingLR"
+        )
+    if schedule is not None and not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
+        raise ValueError(f"schedule must be a torch.optim.lr_scheduler of the optimizer, got {_named(schedule)}")
+
+
 def refuse_factory(optimizer: Any) -> None:
     """Say what makes an optimizer, where an optimizer itself or something else was given."""
     if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer):

@@ -8,8 +8,8 @@ so.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -26,39 +26,21 @@ from verax.samplers.stream import Batches, resume
 from verax.training.clipped import MICRO_BATCH, Clipper, Inner, NotFinite
 from verax.training.data import Data, Stream, WrongLength, taken_from
 from verax.training.diagnostics import Diagnostics
-from verax.training.distributed import Leaving, LostProcess, add_share, clip_whole, processes_of
+from verax.training.distributed import Leaving, LostProcess, add_share, clip_whole, processes_of, refuse_opened
 from verax.training.draws import Draws
-from verax.training.entries import schedule_of
+from verax.training.entries import Norms, norms_of, schedule_of
 from verax.training.files import write_secret
 from verax.training.flat import Flat
 from verax.training.ledger import Ledger, LeftMechanism, read
 from verax.training.losses import Criterion, PerRecord, same_loss
 from verax.training.ran import NOT_PRIVATE as NOT_PRIVATE
 from verax.training.ran import released
-from verax.training.refusals import refuse_loss, refuse_run
-from verax.training.state import read_state, refuse_seed
+from verax.training.refusals import refuse_loss, refuse_run, refuse_schedule
+from verax.training.rounds import Round, sizes_of
+from verax.training.state import StateFile, read_state, refuse_seed, spend
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement
-
-Norms = Callable[[int], float] | Sequence[float]
-"""Clip norms of the rounds, by their numbers from 0."""
-
-
-@dataclass(frozen=True, eq=False)
-class Round:
-    """One batch as the sampler drew it: its number in the run, its records, and how many they are (a secret).
-
-    Where several processes train, the records are this process's share of the batch.
-    """
-
-    number: int
-    data: Any
-    records: int
-    share: float | None = None
-    """Which part of the batch's one clip-group the records are, if several processes work on it."""
-    groups: list[int] | None = None
-    """The sizes of mixed clipping's clip-groups, which lie one behind the other."""
 
 
 class PrivateTrainer:
@@ -76,6 +58,9 @@ class PrivateTrainer:
         clip_norms: a clip norm for every round in place of the mechanism's own: a list, or a function of the round's
             number, chosen without looking at the data and declared before the first round. Noise is in proportion, so
             the guarantee stays the same.
+        schedule: a ``torch.optim.lr_scheduler`` of the optimizer, stepped once a round and saved with the state.
+        state: a file that is kept up to date while the run goes on, and from which it goes on, if it is there: after an
+            interruption the same program continues the run. It is a secret, see ``save``.
         records: a public number of records, by which updates are scaled (the expected batch is computed from it). By
             default the data set's own number, which is then taken to be public: under add-remove it differs between
             neighbours, and the guarantee names it as an assumption.
@@ -109,18 +94,21 @@ class PrivateTrainer:
         inner: Inner | None = None,
         micro_batch: int = MICRO_BATCH,
         clip_norms: Norms | None = None,
+        schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+        state: str | os.PathLike[str] | None = None,
         records: int | None = None,
         processes: Any = None,
         diagnostics: str | os.PathLike[str] | None = None,
         insecure_seed: int | None = None,
     ) -> None:
         refuse_run(model, optimizer, mechanism, inner)
+        refuse_schedule(schedule)
         for parameter in model.parameters():
             parameter.grad = None  # that of public training before this; what comes now is noticed
         self.model, self.optimizer, self._mechanism = model, optimizer, mechanism
         self.micro_batch = checks.count("micro_batch", micro_batch)
-        self._inner = inner
-        self._norms = None if clip_norms is None else _each(clip_norms, len(mechanism.sampler))
+        self._inner, self._schedule = inner, schedule
+        self._norms = None if clip_norms is None else norms_of(clip_norms, len(mechanism.sampler))
         self._nominal = None if records is None else checks.count("records", records)
         self._priced = mechanism.guarantee()  # now, so that what nobody can price is not trained either
         self._source = Source.system() if insecure_seed is None else Source.insecure(insecure_seed)
@@ -136,6 +124,8 @@ class PrivateTrainer:
         self._held: tuple[Criterion, Clipper] | None = None
         self._total: Flat | None = None
         self._over: Exception | None = None
+        self._file = None if state is None else StateFile(state)
+        self._goes_on = self._file is not None and self._file.exists()
         self._blind = False  # whether rounds may have been released that nobody wrote down
         self._ledger: Ledger | None = None
         self._peers = processes_of(processes, next((p.device for p in model.parameters()), torch.device("cpu")))
@@ -146,7 +136,7 @@ class PrivateTrainer:
         else:
             self._join(ledger)
         self._diagnostics = None if diagnostics is None else Diagnostics(
-            diagnostics, len(mechanism.sampler), mechanism.noise_multiplier, resumed=self._next > 0
+            diagnostics, len(mechanism.sampler), mechanism.noise_multiplier, resumed=self._next > 0 or self._goes_on
         )  # fmt: skip
 
     def _open(self, ledger: str | os.PathLike[str] | Ledger | None) -> None:
@@ -154,10 +144,13 @@ class PrivateTrainer:
         if ledger is None:
             return
         if not isinstance(ledger, Ledger):
-            self._ledger = Ledger.create(
-                Path(ledger), self.mechanism, insecure_seed=not self._source.secure, clip_norms=self._norms
-            )
-            return
+            if not self._goes_on:
+                self._ledger = Ledger.create(
+                    Path(ledger), self.mechanism, insecure_seed=not self._source.secure, clip_norms=self._norms
+                )
+                return
+            assert self._file is not None  # noqa: S101
+            ledger = self._file.reopened(Path(ledger), self.mechanism)
         declared = None if self._norms is None else schedule_of(self._norms, len(self.mechanism.sampler))
         for what, theirs, mine in (
             ("mechanism", ledger.mechanism.mechanisms, (self.mechanism,)),
@@ -173,14 +166,15 @@ class PrivateTrainer:
         peers = self._peers
         assert peers is not None  # noqa: S101
         peers.by_first(lambda: self._open(ledger))
-        peers.together(lambda: _closed_elsewhere(ledger, peers.first))
+        peers.together(lambda: refuse_opened(ledger, peers.first))
         peers.agree({
             "mechanism": repr(self.mechanism), "clip_norms": self._norms, "records": self._nominal,
             "parameters": [(p.shape, p.dtype) for p in self.model.parameters()],
             "optimizer": (type(self.optimizer).__name__, repr(self.optimizer.defaults)),
             "inner": type(self._inner).__name__,
         })  # fmt: skip
-        groups, sampling, self._next = peers.share((self._groups.state(), self._sampling.state(), self._next))
+        mine = self._groups.state(), self._sampling.state(), self._next, self._goes_on
+        groups, sampling, self._next, self._goes_on = peers.share(mine)
         if not peers.first:
             self._groups, self._sampling = Source.restore(groups), Source.restore(sampling)
             self._source = self._sampling
@@ -198,13 +192,17 @@ class PrivateTrainer:
             raise self._over
         self._see(dataset)
         if self._drawn is None:
-            if self._next > 0:
+            if self._goes_on and self._file is not None:
+                self.load(self._file.path, dataset)
+            elif self._next > 0:
                 raise ValueError(
                     f"the ledger knows {self._next} rounds whose batches this trainer did not draw: load() the state "
                     "that was saved, which knows the sampler's sequence; without one, begin another ledger"
                 )
-            self._draw()
+            else:
+                self._draw()
         assert self._drawn is not None  # noqa: S101
+        self._keep()
         for indices in self._drawn:
             self._refuse_pending()
             try:
@@ -212,9 +210,11 @@ class PrivateTrainer:
             except WrongLength as error:
                 self._left(str(error))
             yield self._pending
+            self._keep()
         self._refuse_pending()
-        if self._ledger is not None and self.rounds == len(self.mechanism.sampler):
-            self._ledger.finish()
+        if self.rounds == len(self.mechanism.sampler):
+            if self._ledger is not None:
+                self._ledger.finish()
             self.close()
 
     def _refuse_pending(self) -> None:
@@ -250,13 +250,13 @@ class PrivateTrainer:
             order = np.argsort(labels, kind="stable")
             indices, labels = indices[order], labels[order]
         if self._peers is None:
-            return Round(number, self._data.take(indices, number), records, groups=_sizes(labels))
+            return Round(number, self._data.take(indices, number), records, groups=sizes_of(labels))
         split = self._peers.split(clipping, self._inner, self.model)
         mine = self._peers.mine(records, clipping, labels, split)
         here = len(indices[mine])
         share = here / records if split and records else None
         data = self._data.take(indices, number, mine)
-        return Round(number, data, here, share, _sizes(None if labels is None else labels[mine]))
+        return Round(number, data, here, share, sizes_of(None if labels is None else labels[mine]))
 
     def step(self, batch: Round, loss: Criterion) -> None:
         """Clip, add up, record, add noise, and let the optimizer step; also for an empty batch."""
@@ -283,6 +283,8 @@ class PrivateTrainer:
         self.optimizer.step()
         for parameter in total.parameters:
             parameter.grad = None
+        if self._schedule is not None:
+            self._schedule.step()
 
     def _clipped(self, batch: Round, loss: Criterion) -> Flat:
         """The clipped sum of the batch, or of this process's share, divided as it is added."""
@@ -399,16 +401,23 @@ class PrivateTrainer:
 
     # --- stopping and going on --------------------------------------------------------------------------------------
 
+    def _keep(self) -> None:
+        """Bring the file of the state up to date between two rounds, if there is one, and time or need for it."""
+        if self._file is not None and self.first and self._pending is None and self._over is None:
+            self._file.keep(self.save, late=self.rounds == len(self.mechanism.sampler))
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all there is to go on later: weights, optimizer, and the secret of sampling.
 
         The file is readable by its owner only and must stay secret: it tells who was and will be in which batch. (The
-        noise is not in it, unless it came from a seed.) Of several processes the first one writes it.
+        noise is not in it, unless it came from a seed.) After the last round no secret is left in it. Of several
+        processes the first one writes it.
         """
         if self._pending is not None:
             raise ValueError(f"round {self._pending.number} was drawn but not stepped on; step first, then save")
         if not self.first:
             return
+        going = self.rounds < len(self.mechanism.sampler)
         state = {
             "mechanism": repr(self.mechanism),
             "clip_norms": self._norms,
@@ -417,8 +426,9 @@ class PrivateTrainer:
             "rounds": self._next,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "sampler": None if self._drawn is None else self._drawn.state(),
-            "sampling": self._sampling.state(),
+            "schedule": None if self._schedule is None else self._schedule.state_dict(),
+            "sampler": self._drawn.state() if self._drawn is not None and going else None,
+            "sampling": self._sampling.state() if going else None,
             "seeded": None if self._noise.secure else self._seeds(),  # no secret noise outlives its process
         }
         write_secret(path, state)
@@ -443,7 +453,11 @@ class PrivateTrainer:
             state = self._peers.share(state)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self._groups, self._sampling = Source.restore(state["groups"]), Source.restore(state["sampling"])
+        if self._schedule is not None:
+            self._schedule.load_state_dict(state["schedule"])
+        self._groups = Source.restore(state["groups"])
+        if state["sampling"] is not None:
+            self._sampling = Source.restore(state["sampling"])
         if not self.first:
             self._source = self._sampling
         self._see(dataset)
@@ -452,19 +466,20 @@ class PrivateTrainer:
             raise ValueError(
                 f"dataset must have the {state['records']} records that the run began with, got {len(self._data)}"
             )
-        if state["sampler"] is None:
+        if state["sampling"] is None:
+            self._drawn = cast(Batches, iter(()))  # that was all
+        elif state["sampler"] is None:
             self._draw()
         else:
             rng = self._sampling.generator()
             self._drawn = cast(Batches, resume(self.mechanism.sampler, state["sampler"], len(self._data), rng))
         assert self._drawn is not None  # noqa: S101
-        for _ in range(state["spent"]):
-            next(self._drawn)
+        spend(self._drawn, self._schedule, state["spent"])
         self._next, self._blind = state["rounds"] + state["spent"], state["blind"]
 
     def _read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """A saved state, checked, with what the ledger adds to it; the secret of the noise is taken out of it."""
-        state = read_state(path, self.mechanism, self._norms, self._ledger)
+        state = read_state(path, self.mechanism, self._norms, self._ledger, self._schedule)
         seeds = state.pop("seeded")
         self._source = Source.system() if seeds is None else Source.restore(seeds["noise"])
         if seeds is None:
@@ -473,19 +488,3 @@ class PrivateTrainer:
             held = {use: Source.restore(seed) for use, seed in seeds.items()}
         self._noise, self._draws.source, state["groups"] = held["noise"], held["draws"], held["clip-groups"].state()
         return state
-
-
-def _sizes(labels: NDArray[np.int64] | None) -> list[int] | None:
-    """How many records have each label that occurs."""
-    return None if labels is None else [size for size in np.bincount(labels).tolist() if size]
-
-
-def _each(norms: Norms, rounds: int) -> list[float]:
-    """A clip norm for every round, all of them asked for before the first."""
-    found = [norms(number) for number in range(rounds)] if callable(norms) else list(norms)
-    return [norm for norm, times in schedule_of(found, rounds) for _ in range(times)]
-
-
-def _closed_elsewhere(ledger: Any, first: bool) -> None:
-    if isinstance(ledger, Ledger) and not first:
-        raise ValueError("ledger must be opened by the first process only: pass None in the others")

@@ -1,0 +1,250 @@
+"""A state that is kept while a run goes on: the same program continues the run, and nothing is forgotten."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from itertools import pairwise
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cryptography")
+
+from torch import nn  # noqa: E402
+from torch.optim import lr_scheduler  # noqa: E402
+
+from verax import BallsInBins, Individual, Mechanism, Mixed, Poisson, Shuffle  # noqa: E402
+from verax.training import PrivateTrainer, fit, ledger  # noqa: E402
+
+torch.set_num_threads(1)
+X, Y = torch.randn(60, 5), torch.randint(0, 3, (60,))
+MECHANISM = Mechanism(Shuffle(batches=6, epochs=2), 1.0, Individual(0.5))
+LOSS = nn.CrossEntropyLoss()
+
+
+@pytest.fixture
+def every_round(monkeypatch):
+    monkeypatch.setattr("verax.training.state._SHARE", 1e9)
+
+
+def make(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def trained(folder, mechanism=MECHANISM, seed=0, data=(X, Y), **more):
+    """The model and the run; with a ledger and a state, unless they are given."""
+    model = make(seed)
+    more = {"ledger": folder / "run.ledger", "state": folder / "state"} | more
+    return model, fit(model, LOSS, data, mechanism, lambda p: torch.optim.Adam(p, 0.05), progress=False, **more)
+
+
+def interrupted(number, folder, *args, **more):
+    """The same, until somebody presses Ctrl-C in a round."""
+    step = PrivateTrainer.step
+
+    def stopping(self, batch, loss):
+        if batch.number == number:
+            raise KeyboardInterrupt
+        step(self, batch, loss)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrivateTrainer, "step", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            trained(folder, *args, **more)
+
+
+SCHEDULES = {
+    "none": None,
+    "steps": lambda o: lr_scheduler.MultiStepLR(o, [3, 8], 0.3),
+    "cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.1, 12),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 12),
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda n: 0.9**n),
+    "warm": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1, 1.0, 4), lr_scheduler.ExponentialLR(o, 0.8)], [4]
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize(
+    "mechanism", [MECHANISM, Mechanism(Poisson(0.3, 12), 1.0, Mixed(0.5, 3))], ids=["shuffle", "poisson"]
+)
+def test_the_same_call_goes_on_with_the_very_same_run(tmp_path, every_round, mechanism, schedule):
+    options = {"mechanism": mechanism, "schedule": schedule, "insecure_seed": 4}
+    once, _ = trained(tmp_path, ledger=None, state=None, **options)
+    for number in (0, 1, 7):
+        interrupted(number, tmp_path, seed=number, **options)
+    again, run = trained(tmp_path, seed=9, **options)
+    torch.testing.assert_close(weights(again), weights(once))
+    book = ledger.read(tmp_path / "run.ledger")
+    assert book.complete
+    assert book.released == len(mechanism.sampler) == run.trainer.rounds
+
+
+def test_rounds_since_the_last_state_are_spent(tmp_path, monkeypatch):
+    monkeypatch.setattr("verax.training.state._SHARE", 1e-9)  # saved before the first round, and never again
+    schedule = SCHEDULES["lambda"]
+    interrupted(5, tmp_path, schedule=schedule)
+    assert torch.load(tmp_path / "state", weights_only=True)["rounds"] == 0
+    seen, step = [], PrivateTrainer.step
+    monkeypatch.setattr(PrivateTrainer, "step", lambda self, *args: (seen.append(args[0].number), step(self, *args)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, run = trained(tmp_path, schedule=schedule)
+    assert seen == [5, 6, 7, 8, 9, 10, 11]
+    assert run.trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.9**12)
+    assert ledger.read(tmp_path / "run.ledger").complete
+
+
+def test_no_record_is_used_twice_in_an_epoch(tmp_path, every_round):
+    """Each of a data set's records tells when it was fetched."""
+
+    class Watched(torch.utils.data.Dataset):
+        def __init__(self):
+            self.fetched = []
+
+        def __len__(self):
+            return len(X)
+
+        def __getitem__(self, i):
+            self.fetched.append(i)
+            return X[i], Y[i]
+
+    data = Watched()
+    for number in (2, 3, 5):
+        interrupted(number, tmp_path, Mechanism(Shuffle(batches=6), 1.0), data=data)
+        del data.fetched[10 * number :]  # drawn, but never stepped on: it is drawn again
+    trained(tmp_path, Mechanism(Shuffle(batches=6), 1.0), data=data)
+    assert sorted(data.fetched) == list(range(60))
+
+
+def test_after_the_last_round_no_secret_is_left_in_the_state(tmp_path):
+    model, _ = trained(tmp_path)
+    held = torch.load(tmp_path / "state", weights_only=True)
+    assert held["sampler"] is held["sampling"] is held["seeded"] is None
+    assert os.stat(tmp_path / "state").st_mode & 0o077 == 0
+    made = make(5)
+    made.load_state_dict(held["model"])
+    assert torch.equal(weights(made), weights(model))
+    with pytest.raises(ledger.RunOver) as refused:
+        trained(tmp_path)
+    assert "The weights that it ended with" in refused.value.__notes__[0]
+
+
+def test_a_run_that_died_between_its_last_round_and_its_end_is_finished(tmp_path, monkeypatch):
+    def die(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger.Ledger, "finish", die)
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path)
+    assert ledger.read(tmp_path / "run.ledger").ended is None
+    before = torch.load(tmp_path / "state", weights_only=True)["model"]
+    model, run = trained(tmp_path, seed=3)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert run.trainer.rounds == 12
+    assert ledger.read(tmp_path / "run.ledger").complete
+
+
+def test_without_a_ledger_the_guarantee_says_what_nobody_knows(tmp_path, every_round):
+    interrupted(4, tmp_path, ledger=None)
+    _, run = trained(tmp_path, ledger=None)
+    assert run.trainer.rounds == 12
+    assert "a ledger would know" in run.guarantee.assuming
+
+
+def test_a_run_keeps_its_ledger_and_its_schedule(tmp_path, every_round):
+    interrupted(4, tmp_path)
+    with pytest.raises(ValueError, match=r"ledger must be that of the run in .* got None"):
+        trained(tmp_path, ledger=None)
+    with pytest.raises(ValueError, match="which is not there: bring it back"):
+        trained(tmp_path, ledger=tmp_path / "other.ledger")
+    with pytest.raises(ValueError, match="schedule must be given as it was"):
+        trained(tmp_path, schedule=SCHEDULES["steps"])
+    with pytest.raises(ValueError, match="declares"):
+        trained(tmp_path, Mechanism(Shuffle(batches=6, epochs=2), 0.5, Individual(0.5)))
+    with pytest.raises(ValueError, match="records that the run began with"):
+        trained(tmp_path, data=(X[:54], Y[:54]))
+    assert ledger.read(tmp_path / "run.ledger").released == 4
+    trained(tmp_path)
+    assert ledger.read(tmp_path / "run.ledger").complete
+
+
+def test_a_new_run_does_not_take_the_ledger_of_another(tmp_path):
+    trained(tmp_path, state=None)
+    with pytest.raises(ledger.LedgerError, match="path must be new"):
+        trained(tmp_path)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_damaged_state_is_refused_in_words(tmp_path, every_round):
+    interrupted(4, tmp_path)
+    (tmp_path / "state").write_bytes((tmp_path / "state").read_bytes()[:-300])
+    with pytest.raises(ValueError, match="must be a state that save"):
+        trained(tmp_path)
+
+
+def test_what_looks_at_the_data_is_no_schedule():
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for schedule, complaint in ((lr_scheduler.ReduceLROnPlateau(optimizer), "must not look"), (0.1, "must be a torch")):
+        with pytest.raises(ValueError, match=f"schedule {complaint}"):
+            PrivateTrainer(model, optimizer, MECHANISM, schedule=schedule)
+
+
+def test_writing_takes_a_small_part_of_the_time(tmp_path):
+    times, save = [], PrivateTrainer.save
+
+    def slow(self, path):
+        times.append(time.monotonic())
+        time.sleep(0.01)
+        save(self, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrivateTrainer, "save", slow)
+        trained(tmp_path, Mechanism(BallsInBins(bins=30, epochs=2), 1.0))
+    between = [later - earlier for earlier, later in pairwise(times[:-1])]
+    assert all(gap >= 0.2 for gap in between)
+
+
+SCRIPT = """
+import sys, time, torch
+from torch import nn
+from verax import Mechanism, Shuffle
+from verax.training import PrivateTrainer
+folder = sys.argv[1]
+torch.set_num_threads(1)
+torch.manual_seed(0)
+x, y, model = torch.randn(60, 5), torch.randint(0, 3, (60,)), nn.Linear(5, 3)
+mechanism = Mechanism(Shuffle(batches=60, epochs=5), 1.0)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+trainer = PrivateTrainer(model, optimizer, mechanism, ledger=folder + "/run.ledger", state=folder + "/state")
+print("ready", flush=True)
+for batch in trainer.batches((x, y)):
+    trainer.step(batch, nn.CrossEntropyLoss())
+    time.sleep(0.002)
+"""
+
+
+def test_a_program_that_is_killed_again_and_again_gets_to_its_end(tmp_path):
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    for attempt in range(3):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", process.communicate()[1]
+        if attempt < 2:
+            time.sleep(0.1 + 0.2 * attempt)
+            process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+    book = ledger.read(tmp_path / "run.ledger")
+    assert book.complete
+    assert book.released == 300
