@@ -23,6 +23,7 @@ PIECE = 1024  # numbers whose squares are added up in one go
 _MANY = 2**17  # numbers whose norms are taken with numpy, where it can reach them
 _TINY = 2.0**-100  # more than the squares of 2^26 numbers can be of which each became zero
 _WIDE = 2**12  # numbers of a product that single precision may add up within ROUNDING, with room to spare
+_NEAR = 2**21  # bytes of numbers raised to double precision at once: they are used while in the cache
 _GHOST = 4.0  # form no per-record gradient that is this many times larger than the Gram matrices it would save
 
 
@@ -104,6 +105,43 @@ class Kernels:
     def explicit(self) -> Tensor:
         """The gradients themselves."""
         return self.rows.view(-1, *self.lying).permute(0, *(1 + at for at in self.order))
+
+
+@dataclass
+class Looks:
+    """Gradients of a convolution's weight that are not formed: what each place looks at, and the gradient there.
+
+    x is (records, places, looks), g (records, places, out); their product lies as ``Kernels`` do.
+    """
+
+    x: Tensor
+    g: Tensor
+    lying: list[int]
+    order: list[int]
+
+    def squares(self) -> Tensor:
+        """From Gram matrices in double precision, a few records at a time: nothing is lost where places cancel."""
+        few = max(_NEAR // (8 * self.x.shape[1] * (self.x.shape[2] + self.g.shape[2])), 1)
+        found = [
+            _double_squares(x.double(), g.double())
+            for x, g in zip(self.x.split(few), self.g.split(few), strict=True)
+        ]  # fmt: skip
+        return torch.cat(found).float()
+
+    def add(self, weights: Tensor, total: Tensor) -> None:
+        """The usual product of a backward pass, weighted, put in the weight's own order."""
+        scaled = self.g * weights.view(-1, 1, 1)
+        summed = self.x.flatten(0, 1).t() @ scaled.flatten(0, 1)
+        total.add_(summed.view(self.lying).permute(self.order))
+
+    def formed(self) -> int:
+        """What places look at."""
+        return int(self.x.numel())
+
+    def explicit(self) -> Tensor:
+        """The gradients themselves."""
+        rows = torch.bmm(self.x.transpose(1, 2), self.g)
+        return rows.view(-1, *self.lying).permute(0, *(1 + at for at in self.order))
 
 
 @dataclass
@@ -212,14 +250,16 @@ class Rows:
         total.index_add_(0, self.index.reshape(-1), scaled.flatten(0, 1))
 
 
-Kind = Explicit | Kernels | Single | Outer | Rows
+Kind = Explicit | Kernels | Looks | Single | Outer | Rows
 
 
 def counted(factor: Kind) -> int:
     """How many records it has gradients of."""
     match factor:
-        case Explicit(gradients=rows) | Kernels(rows=rows) | Single(x=rows) | Outer(x=rows) | Rows(index=rows):
+        case Explicit(gradients=rows) | Kernels(rows=rows) | Rows(index=rows):
             return len(rows)
+        case Looks(x=x) | Single(x=x) | Outer(x=x):
+            return len(x)
 
 
 def merged(uses: Sequence[Kind]) -> Kind:
@@ -301,19 +341,26 @@ def gram(x: Tensor) -> Tensor:
     return total.float()
 
 
-def gram_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
+def gram_squares(inputs: Tensor, outputs: Tensor, rounding: float = ROUNDING) -> Tensor:
     """Squared norms of sum_t g_t x_t^T, from the Gram matrices of x and g."""
     lengths = (inputs.diagonal(dim1=-2, dim2=-1) * outputs.diagonal(dim1=-2, dim2=-1)).sqrt()
-    return never_short((inputs * outputs).sum(dim=(-2, -1)), lengths.sum(dim=-1).square())
+    return never_short((inputs * outputs).sum(dim=(-2, -1)), lengths.sum(dim=-1).square(), rounding)
 
 
-def never_short(squares: Tensor, most: Tensor) -> Tensor:
+def _double_squares(x: Tensor, g: Tensor) -> Tensor:
+    """The same from x and g in double precision, whose sums can be off by 2^-53 for each number that is added."""
+    inputs, outputs = x @ x.transpose(1, 2), g @ g.transpose(1, 2)
+    added = x.shape[2] + g.shape[2] + x.shape[1] ** 2 + 8
+    return gram_squares(inputs, outputs, added * 2.0**-53)
+
+
+def never_short(squares: Tensor, most: Tensor, rounding: float = ROUNDING) -> Tensor:
     """Squared norms of sums that were taken from Gram matrices; ``most`` is what they are if nothing cancels.
 
     Where the terms cancel, the sum of a Gram matrix is small and its rounding is not: that goes with ``most``. Without
     it a record whose parts are 10,000 clip norms long and cancel could pass with nine of them.
     """
-    return squares.clamp_(min=0.0).add_(most, alpha=ROUNDING)
+    return squares.clamp_(min=0.0).add_(most, alpha=rounding)
 
 
 def single_precision(x: Tensor) -> Tensor:

@@ -23,9 +23,11 @@ from verax.training.factors import (
     Explicit,
     Factor,
     Kernels,
+    Looks,
     Outer,
     Single,
     gram,
+    lengths,
     measuring,
     never_short,
     single_precision,
@@ -187,15 +189,24 @@ def _of_groups(parameter: nn.Parameter, factor: Factor, sizes: list[int], shares
             return factor.of(shares @ factor.rows)
         case Single() if _unformed(parameter, sizes):
             return _Means(factor, sizes, shares)
-        case Single() | Outer():
-            x, g = (factor.x, factor.g.gradients) if isinstance(factor, Single) else (factor.x, factor.g)
-            rows = x.new_empty(len(sizes), g.shape[-1], x.shape[-1])
-            for row, xs, gs, size in zip(rows, x.split(sizes), g.split(sizes), sizes, strict=True):
-                torch.addmm(row, _flat(gs).t(), _flat(xs), beta=0.0, alpha=1.0 / size, out=row)
-            return Explicit(rows)
+        case Looks():
+            rows = _products(factor.x, factor.g, sizes).flatten(1)
+            return Kernels(rows, lengths(rows), factor.lying, factor.order)
+        case Single():
+            return Explicit(_products(factor.g.gradients, factor.x, sizes))
+        case Outer():
+            return Explicit(_products(factor.g, factor.x, sizes))
         case _:
             rows = factor.explicit()
             return Explicit((shares @ rows.flatten(1)).view(len(sizes), *rows.shape[1:]))
+
+
+def _products(left: Tensor, right: Tensor, sizes: list[int]) -> Tensor:
+    """For each group the mean over its records of left^T right."""
+    found = left.new_empty(len(sizes), left.shape[-1], right.shape[-1])
+    for row, a, b, size in zip(found, left.split(sizes), right.split(sizes), sizes, strict=True):
+        torch.addmm(row, _flat(a).t(), _flat(b), beta=0.0, alpha=1.0 / size, out=row)
+    return found
 
 
 @dataclass

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from verax.training.factors import Explicit, Kernels, Kind, Outer, Rows, Single, lengths, single_precision
+from verax.training.factors import Explicit, Kernels, Kind, Looks, Outer, Rows, Single, lengths, single_precision
 
 Factors = Iterator[tuple[nn.Parameter, Kind]]
 Finish = Callable[[Tensor], Factors]
 Rule = Callable[[nn.Module, Tensor], Finish]
 
 _NEAR = 2**21  # bytes of patches made at once: they are written and read again while in the cache
+_LARGE = 4.0  # form no gradient that is this many times larger than what it is made of, for each place
 _WIDE = 32  # channels of an output from which on its gradient is better the second matrix of a product
 
 RULES: dict[type[nn.Module], Rule] = {}
@@ -79,18 +80,32 @@ def _convolution(module: nn.Module, x: Tensor) -> Finish:
         seen, g = (x.flatten(0, 1), g.flatten(0, 1)) if several else (x, g)
         g = single_precision(g).flatten(2)  # images, channels, places
         if trainable(module.weight):
-            kernels = _per_record_kernels(module, single_precision(seen), g)
-            yield module.weight, kernels.of(_added_up(kernels.rows, x)) if several else kernels
+            yield module.weight, _of_weight(module, single_precision(seen), g, len(x))
         if module.bias is not None and module.bias.requires_grad:
             summed = g.sum(dim=2)
-            yield module.bias, Explicit(_added_up(summed, x) if several else summed)
+            yield module.bias, Explicit(_added_up(summed, len(x)) if several else summed)
 
     return finish
 
 
-def _added_up(images: Tensor, records: Tensor) -> Tensor:
+def _of_weight(module: Convolution, x: Tensor, g: Tensor, records: int) -> Kernels | Looks:
+    """The gradients of the weight: formed, or what they are made of where that is much less."""
+    out, looks = module.weight.shape[0], module.weight[0].numel()
+    places = g.shape[2] * len(g) // records
+    large = looks * out > _LARGE * places * (places + looks + out)
+    if large and module.groups == 1 and x.device.type != "mps":  # which has no double precision
+        seen = patches(module, x, places_last=False, keep=True).transpose(1, 2)
+        given = g.transpose(1, 2)
+        lying = [*module.kernel_size, module.weight.shape[1], out]
+        order = [len(lying) - 1, len(lying) - 2, *range(len(lying) - 2)]
+        return Looks(seen.reshape(records, places, -1), given.reshape(records, places, -1), lying, order)
+    kernels = _per_record_kernels(module, x, g)
+    return kernels if len(g) == records else kernels.of(_added_up(kernels.rows, records))
+
+
+def _added_up(images: Tensor, records: int) -> Tensor:
     """Over the images of each record, which lie one behind the other."""
-    return images.unflatten(0, (len(records), -1)).sum(dim=1)
+    return images.unflatten(0, (records, -1)).sum(dim=1)
 
 
 Convolution: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -126,11 +141,11 @@ def _places_last(module: Convolution, x: Tensor) -> bool:
     return module.groups > 1 or bool(module.stride[-1] == 1 and x.shape[-1] > run)
 
 
-def patches(module: Convolution, x: Tensor, places_last: bool) -> Tensor:
+def patches(module: Convolution, x: Tensor, places_last: bool, keep: bool = False) -> Tensor:
     """What each place of the output looks at, (records, looks, places), as one strided copy.
 
     Looks are in the order (in channels, *kernel) with the places last in memory, (*kernel, in channels) with the places
-    first. It is a view of a buffer that the next call uses again.
+    first. Unless it is to be kept, it is a view of a buffer that the next call uses again.
     """
     if module.padding_mode != "zeros":
         x = functional.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
@@ -157,7 +172,7 @@ def patches(module: Convolution, x: Tensor, places_last: bool) -> Tensor:
     if places_last:
         dims.reverse()
     shape = [len(x), *(size for some, _ in dims for size in some)]
-    columns = _SCRATCH.take("columns", shape, x)
+    columns = x.new_empty(shape) if keep else _SCRATCH.take("columns", shape, x)
     columns.copy_(padded.as_strided(shape, [record, *(stride for _, some in dims for stride in some)]))
     if places_last:
         return columns.view(len(x), -1, math.prod(places))
