@@ -35,6 +35,8 @@ UNCOVERED = {
     "seeds": "Reused, revealed or guessable randomness, and copies of a saved training state, which holds it.",
     "larger-groups": "More than {records} of one person or household.",
     "side-channels": "What timing, memory or logs of the computer give away.",
+    "experiments": "Models and losses of one's own that let records see each other, or remember them: training looks "
+    "for that by experiment, and does not prove that there is none.",
     "rounding": "How one record changes the rounding of the others in sums of single precision, before the noise: "
     "well within the room that clipping leaves where it was measured, but not bounded for data made to provoke it.",
 }

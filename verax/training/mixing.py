@@ -1,7 +1,7 @@
 """Models and losses in which a record's loss depends on other records, or on how many they are.
 
 Clipping each record's gradient would protect nobody there. Known layers are refused by name; everything else by
-experiment, in batches 1, 2, 4, 8 ... and whenever more records go together than before.
+experiment, in rounds 1, 2, 4, 8 ... and whenever more records go together than before.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from verax.training.trials import (
 )
 
 _AGAIN = 16  # records with which one looks again, where as many were looked at before
+_WAYS = 3  # of looking
 _ROUNDED = 1e-2  # of rounding's share: by how much weights move when asking what rounding can do
 _FAILS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -46,7 +47,12 @@ class Mixing:
 
     def __init__(self, model: nn.Module, losses: Losses) -> None:
         self.model, self.losses = model, losses
-        self._apart: dict[bool, tuple[int, int]] = {}  # by mode: records not seen to mix, in how many batches
+        self._round = 0
+        self._apart: dict[bool, tuple[int, int, int]] = {}  # by mode: records not seen to mix, rounds, the last of them
+
+    def begin(self) -> None:
+        """Another round; all pieces of its batch are one to look at."""
+        self._round += 1
 
     @property
     def known_apart(self) -> bool:
@@ -54,24 +60,31 @@ class Mixing:
         return getattr(self.losses, "apart", False) and keeps_apart(self.model)
 
     def refuse(self, batch: Any, records: int) -> None:
-        """Look for mixing where more records go together than before, and after 1, 2, 4, 8 ... batches."""
+        """Look for mixing where more records go together than before, and after 1, 2, 4, 8 ... rounds."""
         mode = self.model.training
-        seen, batches = self._apart.get(mode, (0, 0))
-        if records > 1 and (records > 2 * seen or doubled(batches)):
+        seen, rounds, last = self._apart.get(mode, (0, 0, -1))
+        if records > 1:
+            another = last != self._round
             if not self.known_apart:
-                self._compare_all(*(batch, records) if records > 2 * seen else _few_of(batch, records))
-            seen = max(records, seen)
-        self._apart[mode] = seen, batches + (records > 1)
+                if records > 2 * seen:
+                    for way in range(_WAYS):
+                        self._compare_in(way, batch, records)
+                elif another and doubled(rounds):
+                    self._compare_in(rounds.bit_length() % _WAYS, *_few_of(batch, records))
+            self._apart[mode] = max(records, seen), rounds + another, self._round
 
-    def _compare_all(self, batch: Any, records: int) -> None:
-        """No record's loss may depend on the others, or on how many they are.
+    def _compare_in(self, way: int, batch: Any, records: int) -> None:
+        """No record's loss may depend on the others, or on how many they are; ways take turns where one looks again.
 
         Neither with the weights as they are nor with weights nearby: a branch that begins at zero is closed so far.
         """
-        self._compare(batch, records)
-        self._compare_parts(batch, records)
-        with nearby(self.model):
+        if way == 0:
             self._compare(batch, records)
+        elif way == 1:
+            self._compare_parts(batch, records)
+        else:
+            with nearby(self.model):
+                self._compare(batch, records)
 
     def _compare(self, batch: Any, records: int) -> None:
         """With the same randomness, a record's loss and gradient must not change when all others become copies of it.

@@ -63,7 +63,8 @@ class Records:
         self.channels = ChannelsLast()
 
     def look(self) -> Layers:
-        """The model as it is now: layers may have been frozen, replaced or put in another mode since last time."""
+        """The model as it is now, at the beginning of a round: layers may have been frozen or replaced since."""
+        self._mixing.begin()
         chain = None if self._knotted else chain_of(self.model)
         if chain is not None:
             return Layers.chained(chain)
