@@ -1,6 +1,7 @@
 """verax train on small data."""
 
 import json
+import re
 
 import pytest
 
@@ -9,11 +10,13 @@ pytest.importorskip("cryptography")
 
 from typer.testing import CliRunner  # noqa: E402
 
-from verax import Poisson, calibrate  # noqa: E402
+from verax import BallsInBins, Mechanism, Poisson, Shuffle, calibrate  # noqa: E402
 from verax.cli import app  # noqa: E402
 from verax.cli.common import expected_batch  # noqa: E402
-from verax.training import PrivateTrainer, ledger  # noqa: E402
-from verax.training.examples import MODELS  # noqa: E402
+from verax.privacy.composition import LOWER, UPPER  # noqa: E402
+from verax.privacy.guarantee import shown  # noqa: E402
+from verax.training import PrivateTrainer, fit, ledger  # noqa: E402
+from verax.training.examples import MODELS, load  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -60,6 +63,65 @@ def test_other_samplers_and_batch_clipping(table, sampler):
     assert done.exit_code == 0
     assert "epsilon at most" in done.stdout
     assert "NOT private" not in done.stdout
+
+
+def numbers(prose):
+    """The proved sides of epsilon that a statement begins with, as printed."""
+    return re.search(r"less than (\S+):", prose)[1], re.search(r"epsilon at most (\S+) at delta", prose)[1]
+
+
+def sides(document):
+    return document["epsilon"]["lower"], document["epsilon"]["upper"]
+
+
+def shown_sides(document):
+    lower, upper = sides(document)
+    return shown(lower, LOWER), shown(upper, UPPER)
+
+
+def say(*words):
+    done = CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+SAMPLERS = ["poisson", "balls-in-bins", "shuffle"]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_training_the_statement_the_report_and_the_account_name_the_same_numbers(table, tmp_path, sampler):
+    run, stated = tmp_path / "run.ledger", tmp_path / "statement.json"
+    done = train("--data", table, "--model", "logistic", "--epsilon", 3, "--batch", 32, "--epochs", 4,
+                 "--sampler", sampler, "--ledger", run, "--report", stated)  # fmt: skip
+    printed = numbers(done.stdout)
+    statement, reported = json.loads(stated.read_text()), json.loads(say("report", run, "--json"))
+    assert printed == shown_sides(statement) == numbers(say("report", run))
+    assert sides(statement) == sides(reported)
+    assert statement["curve"] == reported["curve"]
+    phase = ledger.read(run).mechanism.mechanisms[0]
+    priced = ["account", "-z", phase.noise_multiplier, "--sampler", sampler, "--records", 160, "--batch", 32,
+              "--epochs", 4, "--delta", 1e-7, "--delta", 1e-5, "--json"]  # fmt: skip
+    account = json.loads(say(*priced))
+    assert account["mechanism"] == repr(phase)
+    assert (account["epsilon"][1]["lower"], account["epsilon"][1]["upper"]) == sides(statement)
+
+
+@pytest.mark.parametrize("sampler", [Poisson(0.178, 57), BallsInBins(6, 10), Shuffle(6, 10)], ids=SAMPLERS)
+def test_questions_about_a_run_do_not_move_the_numbers_of_its_report(table, tmp_path, sampler):
+    data = load(str(table)).train
+    model, path = torch.nn.Linear(3, 2), tmp_path / "run.ledger"
+    run = fit(model, torch.nn.CrossEntropyLoss(), data, Mechanism(sampler, 2.1414),
+              lambda p: torch.optim.SGD(p, 0.1), ledger=path, progress=False)  # fmt: skip
+    run.guarantee.tradeoff()
+    run.guarantee.epsilon(1e-6, rtol=1e-4)
+    first = run.statement(tmp_path / "first.json")
+    again = run.statement(tmp_path / "again.json")
+    assert numbers(first) == numbers(again) == numbers(say("report", path))
+    reported = json.loads(say("report", path, "--json"))
+    for name in ("first.json", "again.json"):
+        assert sides(json.loads((tmp_path / name).read_text())) == sides(reported)
+    found = run.guarantee.epsilon(1e-5)
+    assert (found.lower, found.upper) == sides(reported)
 
 
 def test_batches_suit_small_data_unless_they_are_given(table):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -13,10 +15,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import special
 
-from verax import Batch, Individual, Mechanism, Mixed, Poisson
+from verax import BallsInBins, Batch, Individual, Mechanism, Mixed, Poisson, RandomAllocation, Shuffle
 from verax.privacy import composition
 from verax.privacy.closed_form import gaussian_epsilon
-from verax.privacy.composition import Composition, Round
+from verax.privacy.composition import UPPER, Composition, Hand, Round
 from verax.privacy.guarantee import Bracket, Guarantee
 from verax.privacy.pairs import Mixture, Pair
 
@@ -420,6 +422,35 @@ def test_asking_in_another_order_gives_the_same_within_the_widths():
     for a, b in zip(rising, falling, strict=True):
         assert overlap(a, b)
         assert max(a.width, b.width) <= WIDTH * a.upper
+
+
+@pytest.mark.parametrize("sampler", [Poisson(0.178, 57), BallsInBins(6, 10), Shuffle(6, 10), RandomAllocation(6, 24)])
+def test_a_copy_answers_as_if_nothing_had_been_asked(sampler):
+    asked = Mechanism(sampler, 2.1).guarantee()
+    first = asked.epsilon(1e-5)
+    for epsilon in (0.0, 1.0, 2.0, 3.0, 4.0):
+        asked.delta(epsilon, rtol=1e-4)
+    asked.epsilon(1e-6, rtol=1e-4)
+    for copied in (replace(asked), pickle.loads(pickle.dumps(asked)), Mechanism(sampler, 2.1).guarantee()):
+        again = copied.epsilon(1e-5)
+        assert (again.lower, again.upper) == (first.lower, first.upper)
+
+
+def test_a_trade_off_curve_leaves_other_answers_alone():
+    asked, fresh = poisson(2.1, 0.178, 57), poisson(2.1, 0.178, 57)
+    asked.tradeoff()
+    assert asked.epsilon(1e-5) == fresh.epsilon(1e-5)
+
+
+def test_a_question_that_is_part_of_another_uses_what_that_has_at_hand():
+    curve, inner, outer = Composition([(Round(Pair.subsampled(0.1, 1.0)), 20)]), Hand(), Hand()
+    with outer.used():
+        with inner.used():
+            curve.epsilon(1e-5, 1e-3)
+        assert curve._laws is outer.of(curve)
+    assert outer.of(curve)[UPPER]
+    assert not inner.of(curve)[UPPER]
+    assert not curve._laws[UPPER]
 
 
 def test_rounds_are_merged():

@@ -150,6 +150,16 @@ NAMES = (
 # --- numbers --------------------------------------------------------------------------------------------------------
 
 
+def test_a_statement_says_the_same_whatever_was_asked_before():
+    asked = Mechanism(Poisson(0.178, 57), 2.1414).guarantee()
+    first = asked.statement(1e-5)
+    asked.tradeoff()
+    asked.epsilon(1e-7, rtol=1e-4)
+    asked.delta(2.0, rtol=1e-4)
+    assert asked.statement(1e-5).content() == first.content()
+    assert Mechanism(Poisson(0.178, 57), 2.1414).guarantee().statement(1e-5).content() == first.content()
+
+
 def test_what_an_attacker_finds_is_the_gaussian_curve_for_one_gaussian():
     """One release with noise: finding power Phi(Phi^-1(alpha) + 1/z), by Neyman and Pearson."""
     facts = Facts.of(Mechanism(Deterministic(1), 1.3).guarantee(), 1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -47,8 +48,8 @@ def account(
     mechanism = Mechanism(run.sampler, noise_multiplier, run.clipping, run.relation)
     with common.patience("accounting"):
         guarantee = mechanism.guarantee(group)
-        rows = [(f"epsilon at delta = {d!r}", guarantee.epsilon(d, rtol)) for d in delta or []]
-        rows += [(f"delta at epsilon = {e!r}", guarantee.delta(e, rtol)) for e in epsilon or []]
+        rows = [(f"epsilon at delta = {d!r}", replace(guarantee).epsilon(d, rtol)) for d in delta or []]
+        rows += [(f"delta at epsilon = {e!r}", replace(guarantee).delta(e, rtol)) for e in epsilon or []]
     if json:
         common.print_json(
             {

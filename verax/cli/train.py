@@ -111,14 +111,13 @@ def train(
     if not first:
         return
     right = accuracy(network, examples.test)
-    bracket = fitted.guarantee.epsilon(delta)
     if out is not None:
         torch.save(network.state_dict(), out)
     statement = fitted.statement(report)
     if json:
         common.print_json({
             "mechanism": repr(mechanism), "noise_multiplier": noise, "accuracy": right, "delta": delta,
-            "epsilon": bracket, "private": insecure_seed is None, "ledger": ledger and str(ledger),
+            "epsilon": statement.facts.epsilon, "private": insecure_seed is None, "ledger": ledger and str(ledger),
         })  # fmt: skip
         return
     console = Console(highlight=False, markup=False, soft_wrap=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from verax.privacy import closed_form, loss
 from verax.privacy.compose import Composed, compose
@@ -53,16 +56,52 @@ class Round:
         return Round(self.pair.reverse(), self.dominated and self.dominated.reverse(), self.symmetric)
 
 
+class Hand:
+    """Laws composed for one asker, for its next questions; nobody else's answers depend on them.
+
+    What is at hand decides how close a bracket is, so two askers who share laws could be told two numbers, both true.
+    """
+
+    def __init__(self) -> None:
+        self._held: WeakKeyDictionary[Composition, dict[int, list[Composed]]] = WeakKeyDictionary()
+
+    def __reduce__(self) -> tuple[type[Hand], tuple[()]]:
+        return Hand, ()  # copies start empty
+
+    def of(self, curve: Composition) -> dict[int, list[Composed]]:
+        """The laws of this curve, by side."""
+        return self._held.setdefault(curve, {UPPER: [], LOWER: []})
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Questions within are answered from this hand; from the outer one where they are part of a larger question."""
+        token = _HAND.set(self if _HAND.get() is None else _HAND.get())
+        try:
+            yield
+        finally:
+            _HAND.reset(token)
+
+
+_HAND: ContextVar[Hand | None] = ContextVar("hand", default=None)
+
+
 class Composition:
     """A product of rounds, each repeated. Equal rounds, and all Gaussian ones, are merged first.
 
-    Composed laws are kept: further questions nearby cost a dot product, not a new composition.
+    Composed laws are kept, in the hand of the guarantee that asks or here: further questions nearby cost a dot product,
+    not a new composition.
     """
 
     def __init__(self, rounds: Sequence[tuple[Round, int]]) -> None:
         self.rounds = _merge(rounds)
-        self._laws: dict[int, list[Composed]] = {UPPER: [], LOWER: []}
+        self._own: dict[int, list[Composed]] = {UPPER: [], LOWER: []}
         self._sketches = Sketches([(rnd.pair, count) for rnd, count in self.rounds])
+
+    @property
+    def _laws(self) -> dict[int, list[Composed]]:
+        """The laws at hand, by side."""
+        hand = _HAND.get()
+        return self._own if hand is None else hand.of(self)
 
     @property
     def gaussian_mu(self) -> float | None:

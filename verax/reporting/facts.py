@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, singledispatch
 from importlib.metadata import PackageNotFoundError, version
 
@@ -113,7 +113,11 @@ class Facts:
         cls, guarantee: Guarantee, delta: float, runs: tuple[Run, ...] = (), *, private: bool = True,
         independent: Guarantee | None = None, context: str = "",
     ) -> Facts:  # fmt: skip
-        """The facts of a guarantee, with what ledgers say about the runs it is the guarantee of."""
+        """The facts of a guarantee, with what ledgers say about the runs it is the guarantee of.
+
+        They do not depend on what the guarantee was asked before, so a statement and a report of its ledger agree.
+        """
+        guarantee = replace(guarantee)
         scope = _scope(guarantee)
         return cls(
             delta=float(delta),
