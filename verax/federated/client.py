@@ -29,6 +29,8 @@ from verax.training.state import refuse_seed
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement
 
+_LOOK = 4  # records with which it is seen beforehand whether a data set's own batches mix them
+
 
 class Refused(ValueError):  # noqa: N818 - public name, says what happened
     """The client will not answer this model. Nothing was computed, spent or sent."""
@@ -42,7 +44,8 @@ class Client:
 
     Args:
         number: which client it is, from 0.
-        data: tensors, a dictionary of tensors or a map-style data set: the client's own records.
+        data: tensors, a dictionary of tensors or a map-style data set: the client's own records. Where records are
+            protected, a data set's ``__getitems__`` must treat each by itself.
         plan: what runs; this client may have rates of its own (``dataclasses.replace(plan, client_rate=...)``).
         model: a module of its own; the server's weights are put into it.
         loss: a torch criterion of outputs and targets, or for dictionaries of data a function of model and batch.
@@ -96,6 +99,8 @@ class Client:
         self.number = checks.count("number", number, minimum=0, maximum=plan.clients - 1)
         self.plan = plan
         self._data = Data(data)
+        if plan.unit == "record":  # else all its records are clipped at once, and may be mixed
+            self._data.watch(in_order=False)
         bound = len(self._data) if records is None else checks.count("records", records)
         if not len(self._data) <= bound <= plan.largest:
             raise ValueError(
@@ -113,6 +118,8 @@ class Client:
         self.private = source.secure
         draws = Draws(source.spawn(f"draws of client {self.number}"))
         self._worker = Worker(model, loss, plan, inner, micro_batch, draws=draws)
+        if self._data.watched is not None:  # a first look before any round, where a refusal tells that it takes part
+            self._worker.take(self._data, np.arange(min(len(self._data), _LOOK)))
         self._noise = source.spawn(f"noise of client {self.number}")
         self._ledger = self._opened(ledger)
         self._spent = 0 if self._ledger is None else self._ledger.released
@@ -204,7 +211,7 @@ class Client:
         if not taking_part(self._lots, self.plan, number, me, self._client_rates[number]).size:
             return None
         chosen = used(self._lots, self._rates[number], number, me, np.array([len(self._data)]), np.zeros(1, np.int64))
-        return self._worker.total(self._data.take(chosen), len(chosen))
+        return self._worker.total(self._worker.take(self._data, chosen), len(chosen))
 
     def charge(self, number: int, record_rate: float | None = None) -> None:
         """Count all rounds up to this one as released, before anything of it is computed.

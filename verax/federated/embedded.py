@@ -40,7 +40,7 @@ class Embedded:
         plan: what runs.
         model: any module, trained in place.
         loss: a torch criterion of outputs and targets, or for dictionaries of data a function of model and batch.
-        data: the records of all clients, client after client.
+        data: the records of all clients, client after client; a data set's ``__getitems__`` must treat each by itself.
         sizes: how many of them each client holds.
         optimizer: from parameters to an optimizer, such as ``lambda p: torch.optim.SGD(p, 0.1)``.
         ledger: a new file in which every release is recorded before it happens.
@@ -86,6 +86,7 @@ class Embedded:
     ) -> None:
         self.plan = plan
         self._data, self.sizes = Data(data), _checked(sizes, plan)
+        self._data.watch(in_order=plan.unit == "client")  # records of many clients are taken at once
         if int(self.sizes.sum()) != len(self._data):
             raise ValueError(f"sizes must add up to the {len(self._data)} records of data, got {int(self.sizes.sum())}")
         self._starts = np.cumsum(self.sizes) - self.sizes
@@ -143,7 +144,7 @@ class Embedded:
             rate = record_rate[here] if record_rate.size > 1 else record_rate
             chosen = used(self._lots, rate, number, here, self.sizes[here], self._starts[here])
             if plan.unit == "record":
-                self.server.add(self._worker.total(self._data.take(chosen), len(chosen)))
+                self.server.add(self._worker.total(self._worker.take(self._data, chosen), len(chosen)))
             else:
                 self._add_clients(here, chosen)
         # The noises of all clients that send, added up: one Gaussian of the sum of their variances.
@@ -154,7 +155,7 @@ class Embedded:
         """Clients' aggregates, each clipped."""
         ends = np.searchsorted(chosen, self._starts[here] + self.sizes[here])
         counts = np.diff(ends, prepend=0)
-        self.server.add(self._worker.totals(self._data.take(chosen), counts[counts > 0].tolist()))
+        self.server.add(self._worker.totals(self._worker.take(self._data, chosen), counts[counts > 0].tolist()))
 
     # --- what it cost -----------------------------------------------------------------------------------------------
 

@@ -56,6 +56,7 @@ class OneHost(Embedded):
 
     def run(self, after: Callable[[Embedded], None] | None = None) -> None:
         """All rounds that are left; ``after`` is called after each of them."""
+        owned = [self._own(client) for client in range(self.plan.clients)]
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
         with tempfile.TemporaryDirectory() as folder:
@@ -64,9 +65,9 @@ class OneHost(Embedded):
             people: list[Any] = []
 
             def begin(port: int) -> None:
-                for client in range(self.plan.clients):
+                for client, held in enumerate(owned):
                     # By plain pickle: torch's own would let processes share the memory of the weights.
-                    own = pickle.dumps((self._own(client), self._rates_of(client), self.plan, self.model, self._loss))
+                    own = pickle.dumps((held, self._rates_of(client), self.plan, self.model, self._loss))
                     party = _Party(client, own, folder, port, self._seed, self._pace)
                     people.append(context.Process(target=party, daemon=True))
                     people[-1].start()
@@ -93,7 +94,9 @@ class OneHost(Embedded):
 
     def _own(self, client: int) -> Any:
         start = int(self._starts[client])
-        return self._data.take(np.arange(start, start + int(self.sizes[client])))
+        chosen = np.arange(start, start + int(self.sizes[client]))
+        # A client that is clipped as a whole may mix its records; it gets tensors, in which nobody sees it any more.
+        return self._data.take(chosen) if self.plan.unit == "client" else self._worker.take(self._data, chosen)
 
 
 @dataclass(frozen=True)

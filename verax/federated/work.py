@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from verax.federated.lots import Numbers
 from verax.federated.messages import Values
 from verax.federated.plan import Plan
 from verax.mechanism import Clipping, Mixed
 from verax.training.clipped import MICRO_BATCH, Clipper, Inner, NotFinite
+from verax.training.data import Data
 from verax.training.draws import Draws
 from verax.training.flat import Flat
 from verax.training.losses import Criterion, PerRecord
@@ -79,6 +81,13 @@ class Worker:
     def load(self, weights: Values) -> None:
         """Work at these weights from now on."""
         self.weights.copy_(torch.from_numpy(np.array(weights)))
+
+    def take(self, data: Data, chosen: Numbers) -> Any:
+        """These records as a batch; refused if they are watched and what makes batches mixes them (``Data.watch``)."""
+        batch = data.take(chosen)
+        if data.watched is not None:
+            data.watched.refuse_mixing(self.model, self._clipper.losses)
+        return batch
 
     def total(self, batch: Any, records: int) -> Values:
         """The clipped sum, or where aggregates are clipped the batch's clipped aggregate; valid until the next call."""
