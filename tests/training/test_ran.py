@@ -6,6 +6,7 @@ import doctest
 import importlib
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -128,7 +129,9 @@ def test_phases_that_have_not_begun_are_not_charged(path, written):
 
 def test_what_the_numbers_assume_is_said(path, written):
     run = read(written(path, 3, insecure_seed=True))
-    assert run.guarantee().assuming == "that nobody can guess the seed that somebody chose"
+    guessed = "that nobody can guess the seed that somebody chose"
+    assert run.guarantee().assuming == f"{guessed}; that the number of records is public (records= gives another)"
+    assert replace(run, population=100).guarantee().assuming == guessed
     assert "neither data nor results had a say" in run.guarantee(stopping="independent").assuming
     with pytest.raises(ValueError, match="stopping must be one of 'any', 'independent'"):
         run.guarantee(stopping="no")

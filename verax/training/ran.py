@@ -8,7 +8,7 @@ from functools import singledispatch
 from typing import Any
 
 from verax import checks
-from verax.mechanism import Phases
+from verax.mechanism import Individual, Mechanism, Phases
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.noiseless import Noiseless
 from verax.samplers import (
@@ -27,6 +27,7 @@ from verax.training.entries import Event, LedgerError, Log, Schedule
 
 STOPPING = ("any", "independent")
 NOT_PRIVATE = "The randomness of this run came from a seed that somebody chose: it is NOT private."
+PUBLIC_NUMBER = "that the number of records is public (records= gives another)"
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,15 @@ def _assumed(runs: Sequence[Run], independent: bool) -> list[str]:
         assumed.append("that neither data nor results had a say in when a run ended")
     if any(run.insecure_seed for run in runs):
         assumed.append("that nobody can guess the seed that somebody chose")
+    if any(run.population is None and any(map(tells_number, run.mechanism.mechanisms)) for run in runs):
+        assumed.append(PUBLIC_NUMBER)
     return assumed
+
+
+def tells_number(mechanism: Mechanism) -> bool:
+    """Whether training divides by a multiple of the data's own number, in which neighbours differ."""
+    known = isinstance(mechanism.sampler, RandomParticipation) or hasattr(mechanism.sampler, "population")
+    return isinstance(mechanism.clipping, Individual) and mechanism.relation == "add-remove" and not known
 
 
 def _different(runs: Sequence[Run]) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from verax import checks
-from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
+from verax.mechanism import Batch, Mechanism, Mixed, Phases
 from verax.privacy.guarantee import Guarantee
 from verax.randomness import Source
 from verax.samplers.stream import Batches, resume
@@ -34,7 +34,7 @@ from verax.training.flat import Flat
 from verax.training.ledger import Ledger, LeftMechanism, read
 from verax.training.losses import Criterion, PerRecord, same_loss
 from verax.training.ran import NOT_PRIVATE as NOT_PRIVATE
-from verax.training.ran import released
+from verax.training.ran import PUBLIC_NUMBER, released, tells_number
 from verax.training.refusals import refuse_loss, refuse_run, refuse_schedule
 from verax.training.rounds import Round, sizes_of
 from verax.training.state import StateFile, read_state, refuse_seed, spend
@@ -146,8 +146,9 @@ class PrivateTrainer:
         if not isinstance(ledger, Ledger):
             if not self._goes_on:
                 self._ledger = Ledger.create(
-                    Path(ledger), self.mechanism, insecure_seed=not self._source.secure, clip_norms=self._norms
-                )
+                    Path(ledger), self.mechanism, population=self._nominal, insecure_seed=not self._source.secure,
+                    clip_norms=self._norms,
+                )  # fmt: skip
                 return
             assert self._file is not None  # noqa: S101
             ledger = self._file.reopened(Path(ledger), self.mechanism)
@@ -364,11 +365,9 @@ class PrivateTrainer:
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee of the declared run. It holds wherever training stops, whatever the reason."""
-        run = self.mechanism
-        told = isinstance(run.clipping, Individual) and run.relation == "add-remove" and self._nominal is None
         assumed = [self._priced.assuming] * bool(self._priced.assuming)
-        if told and not hasattr(run.sampler, "population"):  # updates are divided by a multiple of the data's number
-            assumed.append("that the number of records is public (records= gives another)")
+        if self._nominal is None and tells_number(self.mechanism):
+            assumed.append(PUBLIC_NUMBER)
         if self._blind:
             assumed.append("that nobody saw a round between the saved state and its loading (a ledger would know)")
         return replace(self._priced, assuming="; ".join(assumed))
