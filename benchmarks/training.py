@@ -7,6 +7,8 @@ All variants of a cell run interleaved in one process, and the fastest of their 
 the machine's noise. Plain SGD, verax and Opacus each choose their own micro-batch out of the same list; the allocator
 keeps freed blocks for all of them alike. Opacus and verax run without noise here; the noise has its own columns.
 
+"--models resnet --batches 64" is a ResNet-18, which takes too long for the usual table.
+
 verax lays images out with their channels last by itself. "plain, last" is plain SGD by somebody who does so too.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import os
 import subprocess
 import sys
@@ -83,16 +86,40 @@ def cnn() -> nn.Module:
     )  # fmt: skip
 
 
+class Block(nn.Module):
+    """Two convolutions and a way past them."""
+
+    def __init__(self, into: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.ways = nn.Sequential(
+            nn.Conv2d(into, out, 3, stride, 1, bias=False), nn.GroupNorm(8, out), nn.ReLU(),
+            nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.GroupNorm(8, out),
+        )  # fmt: skip
+        past = [] if into == out else [nn.Conv2d(into, out, 1, stride, bias=False), nn.GroupNorm(8, out)]
+        self.past = nn.Sequential(*past)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(self.ways(x) + self.past(x))
+
+
+def resnet() -> nn.Module:
+    """ResNet-18 for small images, with group norm."""
+    widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
+    blocks = [Block(a, b, 1 if a == b else 2) for a, b in itertools.pairwise(widths)]
+    first = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.GroupNorm(8, 64), nn.ReLU()
+    return nn.Sequential(*first, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "logistic": (logistic, (123,), 2),
     "mlp": (mlp, (1, 28, 28), 10),
     "lenet": (lenet, (1, 28, 28), 10),
     "cnn": (cnn, (3, 32, 32), 10),
     "transformer": (Transformer, (64,), 2),
+    "resnet": (resnet, (3, 32, 32), 10),
 }
-
-
-IMAGES = ("lenet", "cnn")
+USUAL = ("logistic", "mlp", "lenet", "cnn", "transformer")
+IMAGES = ("lenet", "cnn", "resnet")
 
 
 def data(name: str, records: int) -> tuple[Tensor, Tensor]:
@@ -267,7 +294,7 @@ def show_memory(names: list[str], batches: list[int]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", default=",".join(USUAL), help="of " + ", ".join(MODELS))
     parser.add_argument("--batches", default="64,256,1024")
     parser.add_argument("--seconds", type=float, default=8.0, help="for each cell")
     parser.add_argument("--opacus", action=argparse.BooleanOptionalAction, default=True)

@@ -22,7 +22,7 @@ Finish = Callable[[Tensor], Factors]
 Rule = Callable[[nn.Module, Tensor], Finish]
 
 _NEAR = 2**21  # bytes of patches made at once: they are written and read again while in the cache
-_LARGE = 4.0  # form no gradient that is this many times larger than what it is made of, for each place
+_LARGE = 3.0  # form no gradient that is this many times larger than what it is made of, for each place
 _WIDE = 32  # channels of an output from which on its gradient is better the second matrix of a product
 
 RULES: dict[type[nn.Module], Rule] = {}
