@@ -101,7 +101,7 @@ def test_a_group_needs_more_noise_and_batch_clipping_too():
 
 
 def test_targets_out_of_reach_say_what_to_do():
-    with pytest.raises(ValueError, match=r"epsilon = 1e-12 .*noise_multiplier above"):
+    with pytest.raises(ValueError, match=r"epsilon = 1e-12 .*noise_multiplier above .*raise epsilon or delta"):
         calibrate.noise_multiplier(Poisson(1.0, 1000), 1e-12, 1e-12)
     with pytest.raises(ValueError, match=r"does not allow one step: raise noise_multiplier \(now 0\.3\) or epsilon"):
         calibrate.steps(0.5, 0.3, 0.1, DELTA)
@@ -124,6 +124,17 @@ def test_bad_targets_name_themselves(epsilon):
         with pytest.raises(ValueError, match="epsilon must") as refusal:
             ask()
         assert repr(epsilon) in str(refusal.value)
+
+
+@pytest.mark.parametrize("clipping", [0, "", (), "batch"])
+def test_bad_clippings_name_themselves(clipping):
+    for ask in (
+        lambda: calibrate.noise_multiplier(Poisson(0.1, 10), 1.0, DELTA, clipping=clipping),
+        lambda: calibrate.steps(0.1, 1.0, 1.0, DELTA, clipping=clipping),
+        lambda: calibrate.rate(10, 1.0, 1.0, DELTA, clipping=clipping),
+    ):
+        with pytest.raises(ValueError, match="clipping must be Individual, Batch or Mixed"):
+            ask()
 
 
 @pytest.mark.parametrize("delta", [0, 1, -1, math.nan])

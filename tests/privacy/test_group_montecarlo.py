@@ -116,6 +116,15 @@ def test_what_is_too_rare_to_be_seen_has_no_upper_end():
     assert found.delta(30.0).upper == pytest.approx(1.0 - 0.0025 ** (1 / 1000), rel=1e-6)  # nothing seen in 1000 runs
 
 
+@pytest.mark.parametrize("sampling", ["both", "paper"])
+@pytest.mark.parametrize("epsilon", [45.0, 800.0, 1e300])
+def test_epsilons_whose_exponential_is_too_large(sampling, epsilon):
+    found = simulate(ONE_STEP, 4, samples=1000, sampling=sampling, insecure_seed=2)
+    assert found.delta(epsilon).lower == 0.0
+    assert found.delta(epsilon).upper <= 1.0
+    assert 0.0 <= found.estimate(epsilon) < 0.5
+
+
 def test_drawing_only_without_the_group_is_much_worse_at_large_epsilons():
     """Its second direction is a difference of numbers of size e^eps."""
     run = Mechanism(Poisson(0.2, 20), 3.0)
@@ -154,11 +163,15 @@ def test_the_default_is_quick():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"group": 0}, "group must be a whole number of at least 1, got 0"),
+        ({"group": 0}, "group must be a whole number of at least 1 and at most 1000000, got 0"),
         ({"samples": 1}, "samples must be a whole number of at least 2, got 1"),
         ({"confidence": 1.0}, "confidence must lie strictly between 0 and 1, got 1.0"),
         ({"sampling": "some"}, "sampling must be one of 'both', 'paper', got 'some'"),
         ({"geometry": "flat"}, "geometry must be one of 'any', 'orthogonal', got 'flat'"),
+        ({"group": 10**7}, "group must be a whole number of at least 1 and at most 1000000, got 10000000"),
+        ({"insecure_seed": -1}, "insecure_seed must be a whole number of at least 0, got -1"),
+        ({"mechanism": ONE_STEP + ONE_STEP}, "mechanism must be a Mechanism, got Phases"),
+        ({"mechanism": Mechanism(Poisson(0.1, 1), 1e-160)}, "noise_multiplier must be at least 1e-12 to be simulated"),
         ({"mechanism": Mechanism(Poisson(0.1, 1), 0.0)}, "needs a noise_multiplier above 0, got 0"),
     ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from verax import BallsInBins, Batch, Mechanism, NoGuarantee, Poisson, RandomAllocation
+from verax import BallsInBins, Batch, Individual, Mechanism, NoGuarantee, Poisson, RandomAllocation
 from verax.privacy import montecarlo
 from verax.privacy.closed_form import gaussian_delta, gaussian_epsilon
 from verax.privacy.montecarlo import estimate
@@ -151,7 +151,7 @@ def test_tuples_are_drawn_with_their_weights():
 
 
 def test_fading_scores_have_their_density():
-    law = montecarlo._Fading(montecarlo._Race(1, 5, 1, 1.0), 40.0)
+    law = montecarlo._Fading(montecarlo._Race(1, 5, 1, 1.0), math.log(40.0))
     scores = law._scores((20_000, 1), np.random.default_rng(0)).reshape(-1)
     x = np.linspace(-8.0, 5.0, 20_001)
     density = np.exp(-x * x / 2.0 - 8.0 * np.exp(x - 0.5))
@@ -171,7 +171,9 @@ def test_no_outcome_exceeds_its_bound(direction):
         if direction == "remove":
             values = np.exp(law.log_moment) * np.maximum(s - a, 0.0) / s**law.power
         else:
-            values = np.maximum(1.0 - a * s, 0.0) * np.exp(law.log_norm + law.rate * np.minimum(s, 1.0 / a))
+            values = np.maximum(1.0 - a * s, 0.0) * np.exp(
+                law.log_norm + math.exp(law.log_rate) * np.minimum(s, 1.0 / a)
+            )
         bound = math.exp(law.log_bound(epsilon))
         assert values.max() <= bound * (1.0 + 1e-12)
         assert values.max() >= 0.9 * bound
@@ -195,6 +197,43 @@ def test_nothing_is_claimed_below_the_epsilon_where_the_bound_holds(monkeypatch)
     seen = estimate(bins(10, 1.0), delta=1e-3, trials=5_000, directions=("remove",), insecure_seed=0)
     assert seen.lower == 0.0
     assert seen.upper == 1.1 * true
+
+
+@pytest.mark.parametrize(("rounds", "noise"), [(10, 1.0 / 15.0), (100, 0.25)])
+@pytest.mark.filterwarnings("error")
+def test_products_that_leave_the_range_of_doubles(rounds, noise):
+    """Every round is hit, so the truth is a Gaussian mechanism, of epsilon 1185 and 850."""
+    truth = gaussian_epsilon(math.sqrt(rounds) / noise, 0.1)
+    for directions in (("remove",), ("add",)):
+        run = Mechanism(RandomAllocation(rounds, rounds), noise)
+        seen = estimate(run, delta=0.1, trials=2_000, directions=directions, insecure_seed=1)
+        assert seen.lower <= truth <= seen.upper
+        assert seen.width <= 0.02 * truth
+
+
+def test_the_ratio_in_logarithms_is_the_same():
+    scores = np.random.default_rng(3).standard_normal((20, 9))
+    for times in (2, 5, 9):
+        logs = 0.8 * scores - 0.32
+        found = montecarlo._log_average(logs, np.arange(1.0, times + 1.0))
+        assert found == pytest.approx(montecarlo._log_ratio(montecarlo._Race(times, 9, 1, 0.8), scores), abs=1e-12)
+
+
+@pytest.mark.parametrize("epsilon", [50.0, 700.0, 720.0, 1e5, 1e300])
+@pytest.mark.filterwarnings("error")
+def test_deltas_too_small_for_doubles_are_not_said_to_be_zero(epsilon):
+    seen = estimate(bins(10, 1.0), epsilon=epsilon, trials=1_000, insecure_seed=1)
+    assert (seen.lower, seen.upper) == (0.0, 1e-300)
+
+
+@pytest.mark.filterwarnings("error")
+def test_little_noise_and_large_epsilons():
+    mechanism = bins(1, 0.025)  # a Gaussian of epsilon 880 at delta 0.02
+    for directions in (("remove",), ("add",)):
+        seen = estimate(mechanism, delta=0.02, trials=5_000, directions=directions, insecure_seed=2)
+        assert seen.lower <= gaussian_epsilon(40.0, 0.02) <= seen.upper < math.inf
+        at = estimate(mechanism, epsilon=850.0, trials=5_000, directions=directions, insecure_seed=2)
+        assert at.lower <= gaussian_delta(40.0, 850.0) <= at.upper <= 1.5 * at.lower
 
 
 # --- what it cannot see, and what it refuses ------------------------------------------------------------------------
@@ -226,3 +265,19 @@ def test_refusals_name_what_is_wrong():
         estimate(bins(10**8, 1.0), epsilon=1.0)
     with pytest.raises(ValueError, match="directions must be"):
         estimate(run, epsilon=1.0, directions=("sideways",))
+    with pytest.raises(ValueError, match=r"directions must be .*, got 5"):
+        estimate(run, epsilon=1.0, directions=5)
+    with pytest.raises(ValueError, match="insecure_seed must be a whole number of at least 0, got -1"):
+        estimate(run, epsilon=1.0, insecure_seed=-1)
+    with pytest.raises(ValueError, match=r"mechanism must be a Mechanism, got Phases.*use guarantee\(\)"):
+        estimate(run + run, epsilon=1.0)
+
+
+@pytest.mark.parametrize(
+    ("noise", "clipping", "ends"),
+    [(1e14, Individual(), "0.02 and 1e.06"), (1e-3, Individual(), "0.02 and 1e.06"), (0.03, Batch(), "0.04 and 2e.06")],
+)
+def test_noise_out_of_range_is_refused(noise, clipping, ends):
+    """At noise 1e14 and epsilon 0 rounding once put the upper end 12 % below the truth, .399e-14."""
+    with pytest.raises(ValueError, match=rf"noise_multiplier must lie between {ends} .*use guarantee\(\)"):
+        estimate(Mechanism(BallsInBins(1), noise, clipping), epsilon=0.0)

@@ -96,6 +96,18 @@ def test_sigma_and_epsilon_are_inverse():
         assert proactive.sigma(epsilon * (1 - 1e-10), 1e-5) > noise
 
 
+@pytest.mark.parametrize("more", [1e-3, 1e-6, 1e-9, 2e-11])
+def test_a_little_more_noise_than_the_square_root_of_two(more):
+    noise = math.sqrt(2.0) + more
+    epsilon = proactive.epsilon_of(noise, 1e-5)
+    assert proactive.sigma(epsilon, 1e-5) <= noise
+    assert epsilon == pytest.approx(math.log(1e5) / (math.sqrt(2.0) * more), rel=max(more, 0.2e-11 / more))
+
+
+def test_deltas_whose_inverse_is_too_large():
+    assert proactive.sigma(1.0, 5e-324) == pytest.approx(math.sqrt(2.0 * (1.0 + 1074.0 * math.log(2.0))))
+
+
 @pytest.mark.parametrize(("noise", "ratio"), [(19.3, 0.01), (6.0, 0.1), (3.0, 0.5), (2.0, 3.0), (1.5, 40.0)])
 def test_gamma_is_the_fixed_point(noise, ratio):
     found = proactive.gamma(noise, ratio, 1.0)
@@ -275,6 +287,16 @@ def test_a_small_order_at_small_noise_that_is_not_proved():
         (lambda: SampleSizes(1000, ((1, 0),)), "rounds of a block must be a whole number"),
         (lambda: Work(1000, 10, 1.0, theta=0.5), "theta must be at least 1, got 0.5"),
         (lambda: Work(1000, 10, 0.0), "epochs must be positive"),
+        (lambda: SampleSizes(1000, (10, 5)), "blocks must hold pairs .*, got 10"),
+        (lambda: SampleSizes(1000, ((1e-100, 5),)), "size must lie between 1e-50 and 1e[+]50, got 1e-100"),
+        (lambda: Work(1000, 10, 1e200), "epochs must lie between 1e-50 and 1e[+]50, got 1e[+]200"),
+        (lambda: proactive.epsilon_of(1e200, 1e-5), "noise_multiplier must lie between 1e-50 and 1e[+]50"),
+        (lambda: theorem_b2(SampleSizes(10, ((1, 2),)), 5.0, 1e300, 0.1), "epsilon must lie between"),
+        (lambda: proactive.moment_bound(1e-300, 1000.0, 2**53), "rate must lie between"),
+        (lambda: proactive.gamma(0.05, 1.0, 1.0), "noise_multiplier must be at least 216/215, got 0.05"),
+        (lambda: proactive.gamma_at(-1.0, 5.0), "alpha must lie in .0, 1., got -1.0"),
+        (lambda: proactive.h(0.0), "x must be positive and finite, got 0.0"),
+        (lambda: proactive.epsilon_of(math.nextafter(math.sqrt(2.0), 2.0), 1e-5), "noise_multiplier must exceed sqrt"),
         (lambda: proactive.epsilon_of(1.4, 1e-5), "noise_multiplier must exceed sqrt"),
         (lambda: proactive.sigma(0.0, 1e-5), "epsilon must be positive"),
         (lambda: theorem_b4(WORK, 5.0, 1.0, 2.0), "delta must lie strictly between 0 and 1"),

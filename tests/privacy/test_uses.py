@@ -93,6 +93,12 @@ def test_poisoning_a_gaussian_mechanism(probability, records):
     assert most <= found.upper <= most + 0.003
 
 
+@pytest.mark.parametrize("rate", [0.001, 0.1])
+def test_events_as_rare_as_doubles_go(rate):
+    """Absent, a score above 38.5 has probability 5e-324; a record at 50 deviations is sampled with this rate."""
+    assert probability_after(Mechanism(Poisson(rate, 1), 0.02), 5e-324, 1).upper >= rate * stats.norm.cdf(50.0 - 38.5)
+
+
 def test_certain_events_stay_likely_and_impossible_ones_rare():
     delta = GAUSSIAN.guarantee(3).delta(0.0).upper
     for probability in (0.0, 1.0):
@@ -151,6 +157,14 @@ def test_no_crossing_where_none_is_proved():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: user_epsilons("x", [1], DELTA), "run must be a Mechanism or Phases, got 'x'"),
+        (lambda: user_epsilons(RUN, 5, DELTA), "counts must hold whole numbers, such as .5., got 5"),
+        (lambda: duplicates(None, [1], DELTA), "run must be a Mechanism or Phases, got None"),
+        (lambda: duplicates(RUN, 5, DELTA), "copies must hold whole numbers, such as .5., got 5"),
+        (lambda: largest_group(3, 1.0, DELTA), "run must be a Mechanism or Phases, got 3"),
+        (lambda: probability_after(3, 0.5, 1), "run must be a Mechanism or Phases, got 3"),
+        (lambda: certified_poisoning(3, 0.9), "run must be a Mechanism or Phases, got 3"),
+        (lambda: crossover(RUN, 3, DELTA), "run must be a Mechanism or Phases, got 3"),
         (lambda: user_epsilons(RUN, [], DELTA), "counts must hold the records of at least one user, got none"),
         (lambda: user_epsilons(RUN, {3: 0}, DELTA), "counts must hold the records of at least one user, got none"),
         (lambda: user_epsilons(RUN, [2, -1], DELTA), "records of a user must be a whole number of at least 0, got -1"),

@@ -20,7 +20,7 @@ from verax.samplers.bins import BallsInBins
 from verax.samplers.poisson import Poisson
 
 _CLOSE = 1.0006  # ratio of a failing to a passing value at which a search over the reals ends
-_LARGEST_NOISE, _MOST_STEPS, _SMALLEST_RATE = 1e7, 1e12, 1e-12
+_SMALLEST_NOISE, _LARGEST_NOISE, _MOST_STEPS, _SMALLEST_RATE = 1e-3, 1e7, 1e12, 1e-12
 
 
 def noise_multiplier(
@@ -34,6 +34,8 @@ def noise_multiplier(
 ) -> float:
     """The smallest noise multiplier whose upper bound is at most ``epsilon`` at ``delta``; 0.1 % less does not meet it.
 
+    Zero if that needs none; otherwise nothing below 0.001 is tried.
+
     >>> from verax import Poisson, calibrate
     >>> round(calibrate.noise_multiplier(Poisson(rate=0.01, steps=1000), epsilon=1.0, delta=1e-5), 2)
     1.42
@@ -41,17 +43,24 @@ def noise_multiplier(
     target = checks.positive("epsilon", epsilon)
 
     def run(noise: float, batches: Sampler = sampler) -> Guarantee:
-        return Mechanism(batches, noise, clipping or Individual(), relation).guarantee(group)
+        return Mechanism(batches, noise, _or_default(clipping), relation).guarantee(group)
 
     if run(0.0).epsilon(delta).upper <= target:
         return 0.0
-    start = _rough(lambda noise: run(noise, _like(sampler)), target, delta, 1.0, 1e-3, _LARGEST_NOISE, rising=False)
-    found = _boundary(run, target, delta, start, lowest=1e-3, highest=_LARGEST_NOISE, rising=False)
+    start = _rough(
+        lambda noise: run(noise, _like(sampler)), target, delta, 1.0, _SMALLEST_NOISE, _LARGEST_NOISE, rising=False
+    )
+    found = _boundary(run, target, delta, start, lowest=_SMALLEST_NOISE, highest=_LARGEST_NOISE, rising=False)
     if math.isinf(found):
         raise ValueError(
-            f"epsilon = {epsilon!r} at delta = {delta!r} needs noise_multiplier above {_LARGEST_NOISE:g}: raise epsilon"
+            f"epsilon = {epsilon!r} at delta = {delta!r} needs noise_multiplier above {_LARGEST_NOISE:g}: "
+            "raise epsilon or delta"
         )
     return found
+
+
+def _or_default(clipping: Clipping | None) -> Clipping:
+    return Individual() if clipping is None else clipping
 
 
 def _like(sampler: Sampler) -> Sampler:
@@ -81,7 +90,7 @@ def steps(
     True
     """
     target = checks.positive("epsilon", epsilon)
-    mechanism = Mechanism(Poisson(rate, 1), noise_multiplier, clipping or Individual(), relation)
+    mechanism = Mechanism(Poisson(rate, 1), noise_multiplier, _or_default(clipping), relation)
 
     def run(count: float) -> Guarantee:
         return replace(mechanism, sampler=Poisson(rate, int(count))).guarantee(group)
@@ -117,7 +126,7 @@ def rate(
     True
     """
     target = checks.positive("epsilon", epsilon)
-    mechanism = Mechanism(Poisson(1.0, steps), noise_multiplier, clipping or Individual(), relation)
+    mechanism = Mechanism(Poisson(1.0, steps), noise_multiplier, _or_default(clipping), relation)
 
     def run(q: float) -> Guarantee:
         return replace(mechanism, sampler=Poisson(q, steps)).guarantee(group)

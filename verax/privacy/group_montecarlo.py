@@ -22,6 +22,7 @@ import numpy as np
 from verax import checks
 from verax.checks import NoGuarantee
 from verax.mechanism import GEOMETRIES, Batch, Individual, Mechanism, Mixed
+from verax.privacy.analysis import MAX_GROUP
 from verax.privacy.guarantee import Bracket
 from verax.privacy.mixtures import binomial, distinct_groups
 from verax.privacy.pairs import Array, Mixture
@@ -33,12 +34,16 @@ _MOST_SAMPLES, _FEWEST_SAMPLES = 200_000, 1000
 _BLOCK = 1_000_000  # rounds at once
 _BEYOND = 12.0  # standard deviations that are tabulated on either side: further out falls one draw in 10^32
 _MOST_NODES = 2**20
+_MOST_SHIFT = 1e12  # beyond this a table says nothing
+_HUGE = 700.0
 _FINE = 0.05  # distance of nodes times the largest shift
 _NEVER = 1e-100  # weights left out: one could matter only to a draw of which there is not one in 10^30 runs
 
 
 def default_samples(mechanism: Mechanism) -> int:
     """How many runs to draw so that a group takes about a second."""
+    if not isinstance(mechanism, Mechanism):
+        raise ValueError(f"mechanism must be a Mechanism, got {mechanism!r}; for Phases use guarantee()")
     return min(max(WORK // len(mechanism.sampler), _FEWEST_SAMPLES), _MOST_SAMPLES)
 
 
@@ -61,9 +66,9 @@ class Simulation:
         if self.present is not None:
             return self._bracket(self._limit(epsilon, miss, -1), self._limit(epsilon, miss, 1))
         low, high = (self._limit(epsilon, miss, side) for side in (-1, 1))
-        scale = math.exp(epsilon)
-        middle, radius = _bernstein(-np.expm1(np.minimum(self.absent - epsilon, 0.0)), miss)
-        second, slack = 1.0 - scale + scale * middle, scale * radius + self.error
+        scale = math.exp(min(epsilon, _HUGE))  # times any radius more than 1
+        _, radius = _bernstein(-np.expm1(np.minimum(self.absent - epsilon, 0.0)), miss)
+        second, slack = self._second(epsilon), scale * radius + self.error
         return self._bracket(max(low, second - slack, 0.0), min(max(high, second + slack), 1.0))
 
     def epsilon(self, delta: float) -> Bracket:
@@ -81,11 +86,15 @@ class Simulation:
 
     def estimate(self, epsilon: float) -> float:
         """Delta as the algorithm would print it: no bound of any kind."""
-        scale = math.exp(checks.nonnegative("epsilon", epsilon))
+        epsilon = checks.nonnegative("epsilon", epsilon)
         first = float(np.mean(_excess(-self.absent - epsilon)))
         if self.present is not None:
             return max(first, float(np.mean(_excess(self.present - epsilon))))
-        return max(first, 1.0 - scale + scale * float(np.mean(_excess(epsilon - self.absent))), 0.0)
+        return max(first, self._second(epsilon), 0.0)
+
+    def _second(self, epsilon: float) -> float:
+        """1 - a + a E_X (1 - e^L / a)+ from the runs without the group, without the difference of large numbers."""
+        return 1.0 - float(np.mean(np.exp(np.minimum(self.absent, epsilon))))
 
     def _limit(self, epsilon: float, miss: float, side: int) -> float:
         """The larger of the directions' limits, each wrong with probability at most ``miss``."""
@@ -130,10 +139,12 @@ def simulate(
     """
     checks.choice("sampling", sampling, SAMPLINGS)
     checks.probability("confidence", confidence)
-    runs = default_samples(mechanism) if samples is None else checks.count("samples", samples, minimum=2)
-    rounds, mixture = _rounds(mechanism, checks.count("group", group), geometry)
+    usual = default_samples(mechanism)
+    runs = usual if samples is None else checks.count("samples", samples, minimum=2)
+    rounds, mixture = _rounds(mechanism, checks.count("group", group, maximum=MAX_GROUP), geometry)
     table = _Table(mixture)
-    absent_rng, present_rng = np.random.default_rng(insecure_seed).spawn(2)
+    seed = None if insecure_seed is None else checks.count("insecure_seed", insecure_seed, minimum=0)
+    absent_rng, present_rng = np.random.default_rng(seed).spawn(2)
     absent = _sums(runs, rounds, lambda shape: table(absent_rng.standard_normal(shape)))
     weights, shifts = np.cumsum(mixture.weights), np.array(mixture.shifts)
 
@@ -167,6 +178,12 @@ def _rounds(mechanism: Mechanism, group: int, geometry: str) -> tuple[int, Mixtu
         case Mixed():
             weights, unit = distinct_groups(group, sampler.rate, clipping.groups), 2.0
     places = np.flatnonzero(weights > _NEVER)
+    if places[-1] * unit > _MOST_SHIFT * mechanism.noise_multiplier:
+        least = places[-1] * unit / _MOST_SHIFT
+        raise ValueError(
+            f"noise_multiplier must be at least {least:g} to be simulated, got {mechanism.noise_multiplier!r}; "
+            "use Mechanism.guarantee"
+        )
     shifts = places * (unit / mechanism.noise_multiplier)
     return rounds, Mixture(tuple(np.log(weights[places]).tolist()), tuple(shifts.tolist()))
 

@@ -21,6 +21,7 @@ below 1 / trials are out of sight: the upper end says so.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -33,16 +34,19 @@ from verax.mechanism import Mechanism
 from verax.privacy.analysis import shift_unit
 from verax.privacy.guarantee import Bracket
 from verax.privacy.pairs import Array
-from verax.privacy.roots import root
 from verax.samplers.allocation import RandomAllocation
 from verax.samplers.bins import BallsInBins
 
 DIRECTIONS = ("remove", "add")
 _HIGHEST_POWER = 255
 _MOST_ROUNDS = 10**7
+_SHIFTS = (1e-6, 50.0)  # beyond these likelihood ratios lose their digits, or leave the range of doubles
+_STEEPEST = 4000.0  # log of the largest rate of a tilt: deltas at larger epsilons are below _SMALLEST_DELTA
+_SMALLEST_DELTA = 1e-300  # below this doubles lose their digits
 _CELLS = 2**21  # scores drawn at once
 _PILOT = 4000  # trials that find out where epsilon lies, before those that count
 _SEEN, _LEVELS = 40, 30  # heads to see at each of so many levels, on the way there
+_REACH = 650.0  # log of the largest product of ratios that is multiplied out
 _STEPS = np.arange(-14.0, 14.0, 0.005)  # quadrature of one score, around its mode
 
 
@@ -81,10 +85,10 @@ def estimate(
         raise ValueError(f"give either epsilon or delta, got epsilon={epsilon!r} and delta={delta!r}")
     trials = checks.count("trials", trials)
     confidence = checks.probability("confidence", confidence)
-    if not directions or any(d not in DIRECTIONS for d in directions) or len(set(directions)) < len(directions):
-        raise ValueError(f"directions must be some of {DIRECTIONS}, got {directions!r}")
+    _check(directions)
     doubt = (1.0 - confidence) / (2.0 * len(directions))
-    rng = np.random.default_rng(insecure_seed)
+    seed = None if insecure_seed is None else checks.count("insecure_seed", insecure_seed, minimum=0)
+    rng = np.random.default_rng(seed)
     if epsilon is not None:
         level = checks.nonnegative("epsilon", epsilon)
         ends = [_delta(race, direction, level, trials, doubt, rng) for direction in directions]
@@ -94,6 +98,12 @@ def estimate(
     how = f"Clopper-Pearson over {trials} simulated runs for each of: {', '.join(directions)}"
     lower, upper = (max(end[side] for end in ends) for side in (0, 1))
     return Bracket(lower, upper, f"monte-carlo, confidence {confidence:g}", how, how)
+
+
+def _check(directions: object) -> None:
+    chosen = directions if isinstance(directions, Sequence) else ()
+    if not chosen or any(d not in DIRECTIONS for d in chosen) or len(set(chosen)) < len(chosen):
+        raise ValueError(f"directions must be some of {DIRECTIONS}, got {directions!r}")
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,8 @@ class _Race:
 
 
 def _race(mechanism: Mechanism) -> _Race:
+    if not isinstance(mechanism, Mechanism):
+        raise ValueError(f"mechanism must be a Mechanism, got {mechanism!r}; for Phases use guarantee()")
     sampler = mechanism.sampler
     if mechanism.relation == "replace" or not isinstance(sampler, BallsInBins | RandomAllocation):
         raise checks.NoGuarantee(
@@ -117,13 +129,22 @@ def _race(mechanism: Mechanism) -> _Race:
     times, count = (1, sampler.bins) if isinstance(sampler, BallsInBins) else (sampler.times, sampler.steps)
     if count > _MOST_ROUNDS:
         raise ValueError(f"an epoch must have at most {_MOST_ROUNDS} rounds to be simulated, got {count}")
-    return _Race(times, count, sampler.epochs, shift_unit(mechanism))
+    shift = shift_unit(mechanism)
+    if not _SHIFTS[0] <= shift <= _SHIFTS[1]:
+        least, most = (mechanism.noise_multiplier * shift / end for end in reversed(_SHIFTS))
+        raise ValueError(
+            f"noise_multiplier must lie between {least:g} and {most:g} to be simulated, "
+            f"got {mechanism.noise_multiplier!r}; use guarantee()"
+        )
+    return _Race(times, count, sampler.epochs, shift)
 
 
 def _delta(
     race: _Race, direction: str, epsilon: float, trials: int, doubt: float, rng: np.random.Generator
 ) -> tuple[float, float]:
     law = _tilted(race, direction, epsilon)
+    if law.log_bound(epsilon) < math.log(_SMALLEST_DELTA):
+        return 0.0, _SMALLEST_DELTA
     heads = np.array([np.count_nonzero(law.falls(epsilon, trials, rng) > epsilon)], dtype=np.float64)
     low, high = (float(end[0]) * math.exp(law.log_bound(epsilon)) for end in _clopper_pearson(heads, trials, doubt))
     return min(low, 1.0), min(high, 1.0)
@@ -251,33 +272,35 @@ def _tuples(count: int, shift: float, power: int) -> Array:
 class _Fading:
     """Absent against present, sampled from the density e^(-rate S); with rate 0 as it is."""
 
-    def __init__(self, race: _Race, rate: float) -> None:
-        self.race, self.rate = race, rate
+    def __init__(self, race: _Race, log_rate: float) -> None:
+        self.race, self.log_rate = race, log_rate
 
     def log_bound(self, epsilon: float) -> float:
         """log of the largest value of E e^(-rate S) (1 - a S)_+ e^(rate S)."""
-        above = math.log(self.rate) - epsilon if self.rate > 0.0 else 0.0
+        above = self.log_rate - epsilon
         return self.log_norm + (math.expm1(above) - above if above > 0.0 else 0.0)
 
     @cached_property
     def log_norm(self) -> float:
         """log E e^(-rate S), by quadrature of one score around its mode."""
-        if self.rate == 0.0:
+        if self.log_rate == -math.inf:
             return 0.0
-        u, x = self.race.shift, self._mode + _STEPS
-        logs = -x * x / 2.0 - self.rate / self.race.count * np.exp(u * x - u * u / 2.0)
+        x = self._mode + _STEPS
+        logs = -x * x / 2.0 - self._at_mode * np.exp(self.race.shift * _STEPS)
         one = special.logsumexp(logs) + math.log((_STEPS[1] - _STEPS[0]) / math.sqrt(2.0 * math.pi))
         return self.race.count * float(one)
 
     @cached_property
     def _mode(self) -> float:
-        """Where x^2/2 + rate Y(x) / count is smallest, from the left."""
-        u, weight = self.race.shift, self.rate / self.race.count
+        """Where x^2/2 + rate Y(x) / count is smallest: y = -u x solves y e^y = u^2 e^(-u^2/2) rate / count."""
+        u = self.race.shift
+        log_weight = self.log_rate - math.log(self.race.count)
+        return -float(special.wrightomega(log_weight + 2.0 * math.log(u) - u * u / 2.0)) / u
 
-        def slope(x: float) -> float:
-            return x + weight * u * math.exp(u * x - u * u / 2.0)
-
-        return root(slope, -weight * u * math.exp(-u * u / 2.0), 0.0, xtol=1e-12)
+    @property
+    def _at_mode(self) -> float:
+        """rate Y / count there."""
+        return -self._mode / self.race.shift
 
     def falls(self, start: float, trials: int, rng: np.random.Generator) -> Array:
         """As in :class:`_Powers`."""
@@ -288,21 +311,20 @@ class _Fading:
                 scores = self._scores((min(rows, trials - first), self.race.count), rng)
                 log_s[first : first + rows] += _log_ratio(self.race, scores)
         price = np.log(rng.random(trials)) + self.log_bound(start) - self.log_norm
-        price -= self.rate * np.exp(log_s) if self.rate > 0.0 else 0.0
+        price -= np.exp(self.log_rate + log_s)
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(-np.expm1(np.minimum(price, 0.0))) - log_s)
 
     def _scores(self, shape: tuple[int, int], rng: np.random.Generator) -> Array:
         """Scores of density e^(-x^2/2 - rate Y(x) / count): Gaussians around its mode, thinned, Y being convex."""
-        u, weight = self.race.shift, self.rate / self.race.count
-        if weight == 0.0:
+        if self.log_rate == -math.inf:
             return rng.standard_normal(shape)
-        at_mode = math.exp(u * self._mode - u * u / 2.0)
+        u = self.race.shift
         scores = np.empty(shape[0] * shape[1])
         missing = np.arange(len(scores))
         while missing.size:
             step = rng.standard_normal(missing.size)
-            kept = rng.random(missing.size) < np.exp(-weight * at_mode * (np.expm1(u * step) - u * step))
+            kept = rng.random(missing.size) < np.exp(-self._at_mode * (np.expm1(u * step) - u * step))
             scores[missing[kept]] = self._mode + step[kept]
             missing = missing[~kept]
         return scores.reshape(shape)
@@ -319,9 +341,12 @@ def _tilted(race: _Race, direction: str, epsilon: float) -> _Powers | _Fading:
             best, power = higher, power + 1
         return best
     if race.times > 1 or race.epochs > 1:
-        return _Fading(race, 0.0)
-    fading = _Fading(race, math.exp(epsilon))
-    while (faster := _Fading(race, 1.2 * fading.rate)).log_bound(epsilon) < fading.log_bound(epsilon):
+        return _Fading(race, -math.inf)
+    fading = _Fading(race, min(epsilon, _STEEPEST))
+    while fading.log_rate < _STEEPEST:
+        faster = _Fading(race, fading.log_rate + math.log(1.2))
+        if faster.log_bound(epsilon) >= fading.log_bound(epsilon):
+            break
         fading = faster
     return fading
 
@@ -332,11 +357,26 @@ def _log_ratio(race: _Race, scores: Array) -> Array:
     if race.times == 1:
         top = logs.max(axis=1)
         return np.asarray(top + np.log(np.exp(logs - top[:, None]).mean(axis=1)))
+    size = np.arange(1.0, race.times + 1.0)
+    reach = np.partition(np.abs(logs), race.count - race.times, axis=1)[:, race.count - race.times :].sum(axis=1)
+    if reach.max() > _REACH:
+        return _log_average(logs, size)
     ratios = np.exp(logs)
     averages = np.zeros((len(scores), race.times + 1))  # over the sets of 0, 1, ... of the rounds so far
     averages[:, 0] = 1.0
-    size = np.arange(1.0, race.times + 1.0)
     for t in range(race.count):
         share = np.minimum(size / (t + 1.0), 1.0)
         averages[:, 1:] = (1.0 - share) * averages[:, 1:] + share * ratios[:, t, None] * averages[:, :-1]
     return np.asarray(np.log(averages[:, -1]))
+
+
+def _log_average(logs: Array, size: Array) -> Array:
+    """The same, for products that leave the range of doubles."""
+    found = np.full((len(logs), len(size) + 1), -np.inf)
+    found[:, 0] = 0.0
+    for t in range(logs.shape[1]):
+        share = np.minimum(size / (t + 1.0), 1.0)
+        with np.errstate(divide="ignore"):
+            without, within = np.log1p(-share), np.log(share)
+        found[:, 1:] = np.logaddexp(without + found[:, 1:], within + logs[:, t, None] + found[:, :-1])
+    return np.asarray(found[:, -1])

@@ -11,7 +11,7 @@ Two steps of the printed proof are repaired (docs/reproduce-004.md): the first d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -22,6 +22,7 @@ from verax.samplers import Poisson
 LEAST_NOISE = 216.0 / 215.0  # lemma B.3
 LARGEST_ALPHA = (math.sqrt(2.0) - 1.0) ** 2  # where u_0 = 2 sqrt(a) / (1 - a) reaches 1
 LARGEST_THETA, FEWEST_RECORDS, LARGEST_EPSILON = 6.85, 10_000, 0.5  # theorem 3.1
+_EXTREME = 1e50  # and its inverse: sizes, rounds, noise and epsilon between them keep their digits in every formula
 _SAFE = 1.0 + 1e-12  # what a right-hand side is multiplied by before a condition is said to hold
 _E = math.e
 
@@ -42,9 +43,10 @@ class SampleSizes:
         checks.count("population", self.population, minimum=2)
         if not self.blocks:
             raise ValueError("blocks must hold at least one (size, rounds), got none")
-        for size, rounds in self.blocks:
+        for block in self.blocks:
+            size, rounds = _pair(block)
             checks.count("rounds of a block", rounds)
-            if checks.positive("size", size) >= self.population:
+            if _moderate("size", size) >= self.population:
                 raise ValueError(f"size must be below the population {self.population}, got {size!r}")
 
     @classmethod
@@ -94,9 +96,9 @@ class Work:
 
     def __post_init__(self) -> None:
         checks.count("population", self.population, minimum=2)
-        checks.positive("rounds", self.rounds)
-        checks.positive("epochs", self.epochs)
-        if checks.positive("theta", self.theta) < 1.0:
+        _moderate("rounds", self.rounds)
+        _moderate("epochs", self.epochs)
+        if _moderate("theta", self.theta) < 1.0:
             raise ValueError(f"theta must be at least 1, got {self.theta!r}")
 
     @property
@@ -160,6 +162,19 @@ class Moment:
         return True
 
 
+def _pair(block: object) -> Sequence[float]:
+    if not isinstance(block, Sequence) or len(block) != 2:
+        raise ValueError(f"blocks must hold pairs (size, rounds), got {block!r}")
+    return block
+
+
+def _moderate(name: str, value: float) -> float:
+    number = checks.positive(name, value)
+    if not 1.0 / _EXTREME <= number <= _EXTREME:
+        raise ValueError(f"{name} must lie between {1.0 / _EXTREME:g} and {_EXTREME:g}, got {value!r}")
+    return number
+
+
 # --- the paper's functions ----------------------------------------------------------------------------------------
 
 
@@ -169,12 +184,13 @@ def h(x: float) -> float:
     >>> round(h(6.0), 2), round(h(10.0), 2)
     (0.42, 0.58)
     """
-    return (math.sqrt(1.0 + (_E / x) ** 2) - _E / x) ** 2
+    ratio = _E / _moderate("x", x)
+    return 1.0 / (math.sqrt(1.0 + ratio**2) + ratio) ** 2
 
 
 def g(x: float) -> float:
     """The smaller of 1/(e x) and h(x): the largest sampling rate of theorem B.4 at noise x."""
-    return min(1.0 / (_E * x), h(x))
+    return min(h(x), 1.0 / (_E * x))
 
 
 def sigma(epsilon: float, delta: float) -> float:
@@ -183,8 +199,8 @@ def sigma(epsilon: float, delta: float) -> float:
     >>> round(sigma(0.05, 1e-4), 3)
     19.246
     """
-    epsilon, delta = checks.positive("epsilon", epsilon), checks.probability("delta", delta)
-    return math.sqrt(2.0 * (1.0 + math.log(1.0 / delta) / epsilon)) * _SAFE
+    epsilon, delta = _moderate("epsilon", epsilon), checks.probability("delta", delta)
+    return math.sqrt(2.0 * (1.0 - math.log(delta) / epsilon)) * _SAFE
 
 
 def epsilon_of(noise_multiplier: float, delta: float) -> float:
@@ -193,11 +209,13 @@ def epsilon_of(noise_multiplier: float, delta: float) -> float:
     >>> round(epsilon_of(19.29962, 1e-4), 4)
     0.0497
     """
-    square = checks.positive("noise_multiplier", noise_multiplier) ** 2
-    if square <= 2.0:
-        raise ValueError(f"noise_multiplier must exceed sqrt(2) for the closed form, got {noise_multiplier!r}")
-    room = 2.0 * math.log(1.0 / checks.probability("delta", delta))
-    value = room / (square - 2.0)
+    room = (_moderate("noise_multiplier", noise_multiplier) / _SAFE) ** 2 / 2.0 - 1.0 - 2e-15  # what rounding may take
+    if room <= 0.0:
+        raise ValueError(
+            f"noise_multiplier must exceed sqrt(2) = {math.sqrt(2.0):.11f} by 1e-11 for the closed form, "
+            f"got {noise_multiplier!r}"
+        )
+    value = max(-math.log(checks.probability("delta", delta)) / room, 1.0 / _EXTREME)
     while sigma(value, delta) > noise_multiplier:
         value = math.nextafter(value * _SAFE, math.inf)
     return value
@@ -205,7 +223,11 @@ def epsilon_of(noise_multiplier: float, delta: float) -> float:
 
 def gamma_at(alpha: float, noise_multiplier: float) -> float:
     """The right-hand side of (55) with its first denominator as the proof has it; infinite where a series diverges."""
-    z, a = noise_multiplier, alpha
+    z, a = _moderate("noise_multiplier", noise_multiplier), checks.real("alpha", alpha)
+    if z < LEAST_NOISE:
+        raise ValueError(f"noise_multiplier must be at least 216/215, got {noise_multiplier!r}")
+    if not 0.0 <= a < 1.0:
+        raise ValueError(f"alpha must lie in [0, 1), got {alpha!r}")
     first, second = 1.0 - a - 2.0 * math.sqrt(a), z * (1.0 - a) - 2.0 * _E * math.sqrt(a)
     if first <= 0.0 or second <= 0.0:
         return math.inf
@@ -222,8 +244,8 @@ def gamma(noise_multiplier: float, epsilon: float, epochs: float) -> float:
     >>> round(gamma(19.29962, epsilon=0.04972, epochs=5), 4)
     3.131
     """
-    ratio = checks.positive("epsilon", epsilon) / checks.positive("epochs", epochs)
-    z = checks.positive("noise_multiplier", noise_multiplier)
+    ratio = _moderate("epsilon", epsilon) / _moderate("epochs", epochs)
+    z = _moderate("noise_multiplier", noise_multiplier)
 
     low, high = 0.0, min(h(z), LARGEST_ALPHA, ratio / 2.0)  # at its end a gamma_at(a) >= 2 a is too large
     while low < (middle := 0.5 * (low + high)) < high:
@@ -283,14 +305,14 @@ def moment_bound(rate: float, noise_multiplier: float, order: int) -> Moment | R
     >>> moment_bound(rate=0.001, noise_multiplier=5.0, order=10)
     Moment(order=10, bound=4.50...e-06)
     """
-    q, z = checks.rate("rate", rate), checks.positive("noise_multiplier", noise_multiplier)
+    q, z = _moderate("rate", checks.rate("rate", rate)), _moderate("noise_multiplier", noise_multiplier)
     order = checks.count("order", order)
     name = "lemma B.3"
     if z < LEAST_NOISE:
         return Refused(name, "on sigma", "noise sigma", ">=", "216/215", z, LEAST_NOISE)
     if q * z * _SAFE >= 1.0:
         return Refused(name, "on r_0", "rate times sigma", "<", "1", q * z, 1.0)
-    if order * _SAFE > (most := z * z * math.log(1.0 / (q * z))):
+    if order * _SAFE > (most := -z * z * math.log(q * z)):
         return Refused(name, "on lambda", "order", "<=", "sigma^2 ln(1 / (rate sigma))", order, most)
     u_0 = 2.0 * math.sqrt(order * q) / ((1.0 - q) * z)  # with r_0 = rate * sigma, the smallest
     u_1 = _E * u_0 / z
@@ -312,8 +334,8 @@ def theorem_b2(sizes: SampleSizes, noise_multiplier: float, epsilon: float, delt
     >>> theorem_b2(sizes, 8.0, epsilon=0.5, delta=1e-5).epsilon
     0.5
     """
-    z = checks.positive("noise_multiplier", noise_multiplier)
-    epsilon, delta = checks.positive("epsilon", epsilon), checks.probability("delta", delta)
+    z = _moderate("noise_multiplier", noise_multiplier)
+    epsilon, delta = _moderate("epsilon", epsilon), checks.probability("delta", delta)
     name, q = "theorem B.2", sizes.largest_rate
     r_0 = q * z
     if z < LEAST_NOISE:
@@ -346,7 +368,7 @@ def _largest_order(noise_multiplier: float) -> int:
 
 
 def _enough_noise(name: str, noise_multiplier: float, least: float) -> Refused | None:
-    if checks.positive("noise_multiplier", noise_multiplier) >= least:
+    if _moderate("noise_multiplier", noise_multiplier) >= least:
         return None
     what = "sqrt(2 (epsilon + ln(1/delta)) / epsilon)"
     return Refused(name, "(35)", "noise sigma", ">=", what, noise_multiplier, least)

@@ -67,6 +67,7 @@ def user_epsilons(
     4 1 [8.8971, 8.9027]
     """
     checks.probability("delta", delta)
+    _check(run)
     sizes = _histogram(counts)
     nonzero = [size for size in sizes if size > 0]
     priced: dict[int, Bracket] = {}
@@ -88,6 +89,17 @@ def user_epsilons(
     return rows
 
 
+def _check(run: Run) -> None:
+    if not isinstance(run, Mechanism | Phases):
+        raise ValueError(f"run must be a Mechanism or Phases, got {run!r}")
+
+
+def _each(name: str, values: Iterable[int]) -> Iterable[int]:
+    if not isinstance(values, Iterable):
+        raise ValueError(f"{name} must hold whole numbers, such as [{values!r}], got {values!r}")
+    return values
+
+
 def _histogram(counts: Iterable[int] | Mapping[int, int]) -> dict[int, int]:
     if isinstance(counts, Mapping):
         found = Counter({
@@ -95,7 +107,7 @@ def _histogram(counts: Iterable[int] | Mapping[int, int]) -> dict[int, int]:
             for size, users in counts.items()
         })  # fmt: skip
     else:
-        found = Counter(checks.count("records of a user", size, minimum=0) for size in counts)
+        found = Counter(checks.count("records of a user", size, minimum=0) for size in _each("counts", counts))
     sizes = {size: found[size] for size in sorted(found) if found[size] > 0}
     if not sizes:
         raise ValueError("counts must hold the records of at least one user, got none")
@@ -125,7 +137,9 @@ def duplicates(run: Run, copies: Iterable[int], delta: float, *, rtol: float = D
     {1: Bracket(lower=1.8278, upper=1.8290), 10: Bracket(lower=27.89..., upper=27.91...)}
     """
     checks.probability("delta", delta)
-    return {size: run.guarantee(checks.count("copies", size)).epsilon(delta, rtol) for size in copies}
+    _check(run)
+    sizes = [checks.count("copies", size) for size in _each("copies", copies)]
+    return {size: run.guarantee(size).epsilon(delta, rtol) for size in sizes}
 
 
 def largest_group(run: Run, epsilon: float, delta: float, *, geometry: str = "any", most: int = 100_000) -> int:
@@ -147,6 +161,7 @@ def largest_group(run: Run, epsilon: float, delta: float, *, geometry: str = "an
 
 def _at_most(run: Run, most: int) -> int:
     """Where a search over groups ends: at ``most``, or at the whole population where the sampler knows it."""
+    _check(run)
     phases = run.mechanisms if isinstance(run, Phases) else (run,)
     known: list[int] = [phase.sampler.population for phase in phases if hasattr(phase.sampler, "population")]
     return min([checks.count("most", most, maximum=MAX_GROUP), *known])
@@ -183,6 +198,7 @@ def probability_after(run: Run, probability: float, records: int, *, geometry: s
     Bracket(lower=0.855..., upper=0.933...)
     """
     _share("probability", probability)
+    _check(run)
     return _after(run.guarantee(checks.count("records", records), geometry), probability)
 
 
@@ -214,7 +230,7 @@ def _most_likely(guarantee: Guarantee, probability: float) -> float:
     def bound(epsilon: float) -> float:
         delta = guarantee.delta(epsilon, _ROUGH).upper
         if rare:
-            return math.exp(min(epsilon, 700.0)) * probability + delta
+            return (math.exp(min(epsilon + math.log(probability), 1.0)) if probability > 0.0 else 0.0) + delta
         return 1.0 - math.exp(-epsilon) * (1.0 - probability - delta)
 
     least = min(probability + start, 1.0)
