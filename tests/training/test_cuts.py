@@ -1,7 +1,9 @@
 """Clip-groups in pieces: where that changes nothing, and only there."""
 
 import copy
+import random
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -82,6 +84,63 @@ class Steep(nn.Module):
         return x * torch.autograd.grad(x.square().sum(), x, create_graph=True)[0]
 
 
+class Recurrent(nn.Module):
+    """Takes the records for a sequence, so that each sees those before it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(8, 8)
+
+    def forward(self, x):
+        return x + self.layer(x.unsqueeze(1))[0][:, 0]
+
+
+class By(nn.Module):
+    """Any function of what all records are at this place."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class Averaged(torch.autograd.Function):
+    """Mixes records in its derivative only."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.mean(0).expand_as(g)
+
+
+class Squared(torch.autograd.Function):
+    """Has a derivative of its own, which mixes nothing."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0]
+
+
+def centred_in_rows(of):
+    return lambda x: torch.cat([row - row.mean(0) for row in x.split(of)])
+
+
+def insisting(x):
+    """Has something against other numbers of records than all."""
+    assert len(x) == RECORDS
+    return x
+
+
 def data(records=RECORDS):
     torch.manual_seed(0)
     return torch.randn(records, 6), torch.randint(0, 3, (records,))
@@ -100,11 +159,15 @@ def whole(model, x, y):
 
 
 def trained_on(model):
-    """How many records the model was given at a time in the pass itself, after the looks, which are at 8 or fewer."""
-    return [seen for seen in model.seen if seen > 8]
+    """How many records the model was given at a time in the pass itself, after the looks, which are at 9 or fewer."""
+    return [seen for seen in model.seen if seen > 9]
 
 
-@pytest.mark.parametrize("more", [[], [nn.LayerNorm(8)], [nn.GELU(), nn.Linear(8, 8)]], ids=["", "norm", "layers"])
+@pytest.mark.parametrize(
+    "more",
+    [[], [nn.LayerNorm(8)], [nn.GELU(), nn.Linear(8, 8)], [By(Squared.apply)]],
+    ids=["", "norm", "layers", "a derivative by hand"],
+)
 def test_large_models_take_clip_groups_in_even_pieces(more):
     x, y = data()
     model = Large(*more)
@@ -143,6 +206,56 @@ def test_clip_groups_that_would_be_others_in_pieces_stay_whole(layer):
     assert set(trained_on(model)) == {RECORDS}
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Recurrent(),
+        By(lambda x: x.flip(0).cumsum(0).flip(0) / 9),
+        By(lambda x: x - x[:1]),
+        By(lambda x: x + torch.arange(len(x)).unsqueeze(1) / 9),
+        *(By(centred_in_rows(of)) for of in (2, 3, 4, 5, 10)),
+        By(lambda x: x.view(-1, 2, 8).flip(1).reshape(-1, 8)),
+        By(Averaged.apply),
+        By(insisting),
+        By(lambda x: x * {RECORDS: 1.0}[len(x)]),
+    ],
+    ids=[
+        "a sequence", "from behind", "to the first", "by place", "in pairs", "in threes", "in fours", "in fives",
+        "in tens", "pairs only", "in the derivative", "by assertion", "by a table",
+    ],
+)  # fmt: skip
+def test_whoever_mixes_records_in_whatever_way_has_the_gradient_of_the_whole(layer):
+    x, y = data()
+    model = Large(layer)
+    torch.testing.assert_close(clipped(model, x, y), whole(model, x, y), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        By(lambda x: x * random.random()),
+        By(lambda x: x * np.random.rand()),  # noqa: NPY002
+        By(lambda x: x + torch.randn(8)),
+        By(lambda x: x + x.square() * torch.empty(1, 1).bernoulli_(0.5)),
+    ],
+    ids=["python", "numpy", "noise on a weight", "stochastic depth"],
+)
+def test_what_is_drawn_once_for_all_records_is_not_drawn_for_each_piece(layer):
+    x, y = data()
+    model = Large(layer)
+    clipped(model, x, y)
+    assert set(trained_on(model)) == {RECORDS}
+
+
+def test_autocast_keeps_no_weights_of_the_looks():
+    x, y = data()
+    model = Large(nn.Linear(8, 8))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = clipped(model, x, y)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(found, whole(model, x, y), rtol=0.02, atol=1e-3)
+
+
 def test_a_closed_branch_that_mixes_has_its_gradient():
     x, y = data()
     model = Large(Gate(nn.BatchNorm1d(8, track_running_stats=False)))
@@ -169,11 +282,11 @@ def test_small_models_are_asked_once():
     cuts = Cuts(model, PerRecord(nn.CrossEntropyLoss()), 1024)
     x, y = data(1000)
     assert [cuts.pieces((x, y), 1000), cuts.pieces((x[:300], y[:300]), 300)] == [1000, 300]
-    assert model.seen == [4, 8]
+    assert model.seen == [4, 9]
 
 
 @pytest.mark.parametrize(("most", "size", "want"), [(1, 9, 1), (2, 9, 2), (7, 20, 7), (1024, 97, 25), (1024, 96, 96)])
 def test_no_more_go_together_than_was_asked_for(most, size, want):
     model = Large()
     assert Cuts(model, PerRecord(nn.CrossEntropyLoss()), most).pieces(data(size), size) == want
-    assert max(model.seen, default=0) <= 2 * most
+    assert max(model.seen, default=0) <= 2 * most + 1

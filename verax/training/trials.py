@@ -66,11 +66,25 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+@contextmanager
+def uncached() -> Iterator[None]:
+    """Under autocast weights are cast anew in every pass, until the block ends.
+
+    Those it keeps are of an earlier step, of weights nearby, or have no gradient.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
 def repeatable(model: nn.Module, work: Callable[[], Result], seed: int = 0) -> Result:
     """What the work gives with fixed randomness and without gradients; randomness and buffers are left as they were."""
     kept = Kept(model)
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  that of whoever uses it
-    with torch.no_grad(), seeded(model, seed):
+    with torch.no_grad(), seeded(model, seed), uncached():
         try:
             random.seed(seed)
             np.random.seed(seed)  # noqa: NPY002
@@ -81,27 +95,48 @@ def repeatable(model: nn.Module, work: Callable[[], Result], seed: int = 0) -> R
             kept.restore()
 
 
-def steady(work: Callable[[], Result]) -> Result:
+def steady(work: Callable[[], Result], drawn: list[int] | None = None) -> Result:
     """What the work gives if nothing is drawn at random: numbers that would be are one constant, dropout drops nothing.
 
     What is drawn depends on shapes, so that nothing could be told of work on fewer records. Whole numbers, such as a
     random order, and what other operations draw inside remain random.
 
+    Args:
+        work: what to do.
+        drawn: takes down how many numbers each draw would have been.
+
     >>> steady(lambda: nn.Dropout(0.2)(torch.ones(3)))
     tensor([1., 1., 1.])
     """
-    with _Steady():
+    with _Steady([] if drawn is None else drawn):
         return work()
 
 
 class _Steady(TorchDispatchMode):
+    def __init__(self, drawn: list[int]) -> None:
+        super().__init__()
+        self._drawn = drawn
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.native_dropout.default:
+            self._drawn.append(args[0].numel())
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         found = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ in _DRAWN:
+            self._drawn.append(found.numel())
             found.fill_(next((x for x in args[1:] if isinstance(x, float)), 0.5))  # p of bernoulli_, mean of normal_
         return found
+
+
+def nodes(losses: Tensor) -> Iterator[Any]:
+    """All that autograd would go back through."""
+    waiting, seen = [losses.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting.extend(before for before, _ in node.next_functions)
+            yield node
 
 
 def copies(x: Tensor, record: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from verax.training.draws import seeded
 from verax.training.kept import Kept
-from verax.training.trials import copies, doubled, of_each, repeatable
+from verax.training.trials import copies, doubled, nodes, of_each, repeatable
 from verax.training.twins import twins_of
 
 _LOOKED_AT = 8  # records with which one looks
@@ -72,17 +72,7 @@ class Tricks:
         """Whether the losses come by way of a checkpoint that only ``backward()`` understands."""
         model, losses, _ = twins_of(self._things)
         with seeded(model, 0), torch.enable_grad():
-            graph = losses(model, batch).grad_fn
-        waiting, seen = [graph], set()
-        while waiting:
-            node = waiting.pop()
-            if node is None or node in seen:
-                continue
-            if node.name() == "CheckpointFunctionBackward":
-                return True
-            seen.add(node)
-            waiting.extend(before for before, _ in node.next_functions)
-        return False
+            return any(node.name() == "CheckpointFunctionBackward" for node in nodes(losses(model, batch)))
 
     def _remembers(self, batch: Any, records: int, parameters: list[nn.Parameter]) -> bool:
         """Whether it makes a difference to a batch what came before it: the same batch four times, or others."""
