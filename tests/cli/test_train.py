@@ -11,7 +11,7 @@ pytest.importorskip("cryptography")
 from typer.testing import CliRunner  # noqa: E402
 
 from verax import BallsInBins, Mechanism, Poisson, Shuffle, calibrate  # noqa: E402
-from verax.cli import app  # noqa: E402
+from verax.cli import app, main  # noqa: E402
 from verax.cli.common import expected_batch  # noqa: E402
 from verax.privacy.composition import LOWER, UPPER  # noqa: E402
 from verax.privacy.guarantee import shown  # noqa: E402
@@ -202,6 +202,25 @@ def test_places_that_cannot_be_written_are_refused_before_anything_is_spent(tmp_
         with pytest.raises(ValueError, match=f"{option} must be a file in an existing folder"):
             train("--data", "digits", "-z", "1", option, place, "--ledger", book)
     assert not book.exists()
+
+
+@pytest.mark.parametrize("pair", [("--state", "--out"), ("--ledger", "--state"), ("--ledger", "--out")])
+def test_one_file_is_not_two_things(tmp_path, pair):
+    with pytest.raises(ValueError, match=f"{pair[0]} and {pair[1]} must be different files"):
+        train("--data", "digits", "-z", "1", pair[0], tmp_path / "file", pair[1], tmp_path / "." / "file")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_run_says_where_its_weights_are(table, tmp_path, monkeypatch, capsys):
+    words = ["--data", table, "--model", "logistic", "-z", 2, "--batch", 100, "--epochs", 1, "--json",
+             "--ledger", tmp_path / "run.ledger", "--state", tmp_path / "state"]  # fmt: skip
+    assert train(*words).exit_code == 0
+    monkeypatch.setattr("sys.argv", ["verax", "train", *map(str, words)])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    said = capsys.readouterr().err
+    assert "the run is over" in said
+    assert f"The weights that it ended with are in {tmp_path / 'state'}" in said
 
 
 def test_lenet_scales_small_images():

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import IterableDataset
 
 from verax import Batch, BufferedShuffle, Deterministic, Individual, Mechanism, Mixed, Poisson, Shuffle
@@ -301,9 +302,10 @@ def the_same_program_goes_on_with_the_state_that_it_kept(top: Path) -> None:
 
     def work(rank: int, until: int) -> list[float]:
         model = make(rank)
+        others = top / "not looked at" if until > 0 else None
         trainer = PrivateTrainer(
             model, torch.optim.SGD(model.parameters(), 0.1), mechanism, ledger=top / "run.ledger",
-            state=top / ("state" if rank == 0 else "not looked at"),
+            state=top / "state" if rank == 0 else others,
         )  # fmt: skip
         numbers = []
         for batch in trainer.batches((X, Y)):
@@ -389,15 +391,16 @@ def processes_must_agree(top: Path) -> None:
         model = make(rank)
         noise = 2.0 if (rank, what) == (1, "mechanism") else 1.0
         rate = 0.2 if (rank, what) == (1, "optimizer") else 0.1
+        optimizer = torch.optim.SGD(model.parameters(), rate)
         trainer = PrivateTrainer(
-            model, torch.optim.SGD(model.parameters(), rate), Mechanism(Poisson(0.2, 4), noise),
-            records=39 + rank if what == "records" else None,
+            model, optimizer, Mechanism(Poisson(0.2, 4), noise), records=39 + rank if what == "records" else None,
+            schedule=ExponentialLR(optimizer, 0.9) if (rank, what) == (0, "schedule") else None,
         )  # fmt: skip
         records = 39 if (rank, what) == (1, "dataset") else 40
         for batch in trainer.batches((X[:records], Y[:records])):
             trainer.step(batch, LOSS)
 
-    for what in ("mechanism", "optimizer", "records", "dataset"):
+    for what in ("mechanism", "optimizer", "schedule", "records", "dataset"):
         found = run(2, lambda rank, what=what: odd(rank, what), top / what)
         assert found[1][0] == "ValueError", found
         assert found[1][1].startswith(f"{what} must"), found

@@ -6,8 +6,11 @@ import subprocess
 import sys
 import time
 import warnings
+from contextlib import suppress
 from itertools import pairwise
+from pathlib import PurePosixPath
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -17,7 +20,8 @@ from torch import nn  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
 from verax import BallsInBins, Individual, Mechanism, Mixed, Poisson, Shuffle  # noqa: E402
-from verax.training import PrivateTrainer, fit, ledger  # noqa: E402
+from verax.training import PrivateTrainer, PublicLog, fit, ledger  # noqa: E402
+from verax.training.state import read_state  # noqa: E402
 
 torch.set_num_threads(1)
 X, Y = torch.randn(60, 5), torch.randint(0, 3, (60,))
@@ -39,11 +43,20 @@ def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def trained(folder, mechanism=MECHANISM, seed=0, data=(X, Y), **more):
+def adam(parameters):
+    return torch.optim.Adam(parameters, 0.05)
+
+
+def trained(folder, mechanism=MECHANISM, seed=0, data=(X, Y), model=None, optimizer=adam, **more):
     """The model and the run; with a ledger and a state, unless they are given."""
-    model = make(seed)
+    model = model or make(seed)
     more = {"ledger": folder / "run.ledger", "state": folder / "state"} | more
-    return model, fit(model, LOSS, data, mechanism, lambda p: torch.optim.Adam(p, 0.05), progress=False, **more)
+    return model, fit(model, LOSS, data, mechanism, optimizer, progress=False, **more)
+
+
+def trainer_of(folder, **more):
+    model = make()
+    return PrivateTrainer(model, adam(model.parameters()), MECHANISM, state=folder / "state", **more)
 
 
 def interrupted(number, folder, *args, **more):
@@ -67,6 +80,7 @@ SCHEDULES = {
     "cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.1, 12),
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 12),
     "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda n: 0.9**n),
+    "numpy": lambda o: lr_scheduler.LambdaLR(o, lambda n: np.cos(n / 20)),
     "warm": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.LinearLR(o, 0.1, 1.0, 4), lr_scheduler.ExponentialLR(o, 0.8)], [4]
     ),
@@ -129,7 +143,7 @@ def test_no_record_is_used_twice_in_an_epoch(tmp_path, every_round):
 def test_after_the_last_round_no_secret_is_left_in_the_state(tmp_path):
     model, _ = trained(tmp_path)
     held = torch.load(tmp_path / "state", weights_only=True)
-    assert held["sampler"] is held["sampling"] is held["seeded"] is None
+    assert held["sampler"] is held["sampling"] is held["seeded"] is held["records"] is None
     assert os.stat(tmp_path / "state").st_mode & 0o077 == 0
     made = make(5)
     made.load_state_dict(held["model"])
@@ -188,9 +202,183 @@ def test_a_new_run_does_not_take_the_ledger_of_another(tmp_path):
 
 def test_a_damaged_state_is_refused_in_words(tmp_path, every_round):
     interrupted(4, tmp_path)
-    (tmp_path / "state").write_bytes((tmp_path / "state").read_bytes()[:-300])
+    whole, rng = (tmp_path / "state").read_bytes(), np.random.default_rng(0)
+    (tmp_path / "state").write_bytes(whole[:-300])
     with pytest.raises(ValueError, match="must be a state that save"):
         trained(tmp_path)
+    for _ in range(100):
+        start = int(rng.integers(len(whole)))
+        (tmp_path / "damaged").write_bytes(whole[:start] + rng.bytes(50) + whole[start + 50 :])
+        with suppress(ValueError):  # or it hit weights, say, or padding
+            read_state(tmp_path / "damaged", MECHANISM, None, None)
+
+
+def test_an_unreadable_state_of_a_schedule_is_found_before_the_first_round(tmp_path):
+    class Odd(lr_scheduler.ExponentialLR):
+        def __init__(self, optimizer, odd):
+            self.odd = odd
+            super().__init__(optimizer, 0.9)
+
+    for odd, words in ((PurePosixPath("x"), "PurePosixPath"), (lambda: 0, "pickle")):
+        with pytest.raises(ValueError, match=f"state must be tensors and plain values, got .*{words}"):
+            trained(tmp_path, schedule=lambda o, odd=odd: Odd(o, odd))
+        assert [path.name for path in tmp_path.iterdir()] == ["run.ledger"]
+    _, run = trained(tmp_path)  # nothing was released so far
+    assert run.trainer.rounds == ledger.read(tmp_path / "run.ledger").released == 12
+
+
+def test_an_unreadable_state_of_an_optimizer_leaves_the_one_before(tmp_path, every_round):
+    class Odd(torch.optim.SGD):
+        def step(self, closure=None):
+            self.state[self.param_groups[0]["params"][0]]["odd"] = PurePosixPath("x")
+            return super().step(closure)
+
+    with pytest.raises(ValueError, match="got pathlib"):
+        trained(tmp_path, optimizer=lambda p: Odd(p, 0.1))
+    assert ledger.read(tmp_path / "run.ledger").released == 1
+    assert torch.load(tmp_path / "state", weights_only=True)["rounds"] == 0
+
+
+def test_a_run_keeps_its_optimizer_and_its_model(tmp_path, every_round):
+    interrupted(4, tmp_path, schedule=SCHEDULES["cosine"])
+    for more, words in (
+        ({"optimizer": lambda p: torch.optim.SGD(p, 0.1)}, "optimizer must be the Adam"),
+        ({"schedule": SCHEDULES["warm"]}, "schedule must be the CosineAnnealingLR"),
+        ({"model": nn.Linear(5, 3)}, "model must be that of the saved run"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            trained(tmp_path, **{"schedule": SCHEDULES["cosine"]} | more)
+    assert ledger.read(tmp_path / "run.ledger").released == 4  # the wrong ones cost no round
+
+
+def test_a_state_that_was_saved_elsewhere_is_read_here(tmp_path, every_round, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        interrupted(4, tmp_path)
+    trained(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["ledger", "diagnostics", "log"])
+@pytest.mark.parametrize("ending", ["", ".new"])
+def test_the_state_is_a_file_of_its_own(tmp_path, what, ending):
+    shared = tmp_path / f"state{ending}"
+    with pytest.raises(ValueError, match=f"state must be a file of its own, got .* the {what}, too"):
+        trained(tmp_path, **{what: PublicLog(shared, lambda model: {}) if what == "log" else shared})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_where_no_state_can_be_is_refused_before_the_run_begins(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for place in (tmp_path / "nowhere" / "state", tmp_path / "folder"):
+        with pytest.raises(ValueError, match="state must be a file in an existing folder"):
+            trained(tmp_path, state=place)
+    assert not (tmp_path / "run.ledger").exists()
+
+
+def test_a_program_that_goes_elsewhere_keeps_its_state_where_it_was(tmp_path, every_round, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    model = make()
+    model.register_forward_pre_hook(lambda *_: os.chdir(tmp_path / "elsewhere"))
+    interrupted(4, tmp_path, model=model, state="state")
+    assert torch.load(tmp_path / "state", weights_only=True)["rounds"] == 4
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_run_that_died_before_its_first_state_begins(tmp_path):
+    trainer_of(tmp_path, ledger=tmp_path / "run.ledger").close()
+    assert not (tmp_path / "state").exists()
+    trained(tmp_path)
+    assert ledger.read(tmp_path / "run.ledger").complete
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_two_do_not_go_on_from_one_state_also_without_a_ledger(tmp_path, every_round, begun):
+    if begun:
+        interrupted(4, tmp_path, ledger=None)
+    first = trainer_of(tmp_path)
+    batches = first.batches((X, Y))
+    if begun:
+        with pytest.raises(ledger.LedgerBusy, match="is being written by this or another process"):
+            trainer_of(tmp_path)
+        first.step(next(batches), LOSS)
+    else:
+        second = trainer_of(tmp_path)
+        first.step(next(batches), LOSS)
+        with pytest.raises(ledger.LedgerBusy, match="replaced by another process"):
+            next(second.batches((X, Y)))
+    first.save(tmp_path / "state")  # by hand
+    first.step(next(batches), LOSS)
+    with pytest.raises(ledger.LedgerBusy):
+        trainer_of(tmp_path)
+    batches.close()
+    first.close()
+    with pytest.raises(ledger.LedgerBusy, match="was let go"):
+        next(first.batches((X, Y)))
+    _, run = trained(tmp_path, ledger=None)
+    assert run.trainer.rounds == 12
+
+
+def test_a_refused_attempt_lets_go_of_what_it_opened(tmp_path, every_round):
+    """As in a notebook, where the last error is kept."""
+    interrupted(4, tmp_path)
+    kept = []
+    (tmp_path / "folder").mkdir()
+    for more in ({"insecure_seed": 3}, {"clip_norms": [0.3] * 12}, {"diagnostics": tmp_path / "folder"}):
+        with pytest.raises(ValueError, match=r"insecure_seed|clip_norms|diagnostics") as refused:
+            trained(tmp_path, **more)
+        kept.append(refused)
+    trained(tmp_path)
+    assert ledger.read(tmp_path / "run.ledger").complete
+
+
+def test_a_batch_that_could_not_be_fetched_is_fetched_again(tmp_path, every_round):
+    class Flaky(torch.utils.data.Dataset):
+        fetched = 0
+
+        def __len__(self):
+            return len(X)
+
+        def __getitem__(self, i):
+            Flaky.fetched += 1
+            if Flaky.fetched == 25:
+                raise OSError("not now")
+            return X[i], Y[i]
+
+    trainer = trainer_of(tmp_path, ledger=tmp_path / "run.ledger")
+    numbers = []
+    for _ in range(2):
+        with suppress(OSError):
+            for batch in trainer.batches(Flaky()):
+                trainer.step(batch, LOSS)
+                numbers.append(batch.number)
+    assert numbers == list(range(12))
+    assert ledger.read(tmp_path / "run.ledger").complete
+
+
+def test_a_state_that_others_may_read_is_not_written_into(tmp_path):
+    (tmp_path / "state.new").touch(0o666)
+    trainer_of(tmp_path).save(tmp_path / "state")
+    assert os.stat(tmp_path / "state").st_mode & 0o077 == 0
+
+
+def test_a_full_disk_leaves_the_state_before(tmp_path, every_round, monkeypatch):
+    save, times = torch.save, []
+
+    def full(*args):
+        times.append(args)
+        if len(times) == 4:
+            raise OSError(28, "No space left on device")
+        save(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        with pytest.raises(OSError, match="No space left"):
+            trained(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.ledger", "state"]
+    assert torch.load(tmp_path / "state", weights_only=True)["rounds"] == 2
+    trained(tmp_path)
+    assert ledger.read(tmp_path / "run.ledger").complete
 
 
 def test_what_looks_at_the_data_is_no_schedule():

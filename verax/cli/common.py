@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -150,6 +150,14 @@ def writable(option: str, path: Path | None) -> None:
         return
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise ValueError(f"{option} must be a file in an existing folder that can be written to, got {str(path)!r}")
+
+
+def apart(files: Mapping[str, Path | None]) -> None:
+    """Refuse one file for two options: the later would take the earlier one's place."""
+    taken: dict[Path, str] = {}
+    for option, path in files.items():
+        if path is not None and (other := taken.setdefault(path.resolve(), option)) != option:
+            raise ValueError(f"{other} and {option} must be different files, got {str(path)!r} for both")
 
 
 def with_norm(clipping: Clipping, norm: float) -> Clipping:

@@ -78,6 +78,7 @@ def train(
         savable(report)
     for option, path in (("--out", out), ("--report", report), ("--state", state)):
         common.writable(option, path)
+    common.apart({"--ledger": ledger, "--state": state, "--out": out, "--report": report, "--diagnostics": diagnostics})
     import torch
 
     from verax.training import fit

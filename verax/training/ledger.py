@@ -113,7 +113,7 @@ class Ledger:
         )
         line, digest = header.line()
         name = os.fspath(path)
-        fd = _locked(name, os.O_CREAT)
+        fd = locked(name, os.O_CREAT)
         try:
             with open(fd, "rb", closefd=False) as file:
                 if not unfinished_header(file.readline()):
@@ -143,7 +143,7 @@ class Ledger:
             mechanism: what the caller is going to run; it must be what the ledger declares.
         """
         name = os.fspath(path)
-        fd = _locked(name)
+        fd = locked(name)
         try:
             with open(fd, "rb", closefd=False) as file:
                 log = parse(file, name)
@@ -337,7 +337,7 @@ def _over(log: Log) -> RunOver:
     return RunOver(f"{log.name}: the run is over ({how}); begin another ledger, and report both together")
 
 
-def _locked(name: str, create: int = 0) -> int:
+def locked(name: str, create: int = 0) -> int:
     """Open the file and hold its lock. The kernel lets go of it when the process dies, however it dies."""
     if sys.platform == "win32":
         raise LedgerError("ledgers are written on POSIX systems only, where a file can be locked; reading works")
@@ -353,7 +353,9 @@ def _locked(name: str, create: int = 0) -> int:
     except OSError as error:
         os.close(fd)
         if isinstance(error, BlockingIOError | FileNotFoundError):
-            raise LedgerBusy(f"{name} is being written by this or another process; one ledger has one writer") from None
+            raise LedgerBusy(
+                f"{name} is being written by this or another process; it has one writer at a time"
+            ) from None
         raise LedgerError(f"{name} cannot be locked ({error.strerror}); keep it on a local disk") from error
     return fd
 

@@ -23,6 +23,7 @@ from verax.training.entries import Norms
 from verax.training.ledger import Ledger
 from verax.training.losses import Criterion
 from verax.training.refusals import refuse_factory
+from verax.training.state import refuse_shared
 from verax.training.trainer import PrivateTrainer
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ def fit(
     """
     checks.probability("delta", delta)
     refuse_factory(optimizer)
+    if state is not None and log is not None:
+        refuse_shared(state, {"log": log.path})
     chosen = optimizer([p for p in model.parameters() if p.requires_grad])
     sizes = None if schedule is None else schedule(chosen)
     trainer = PrivateTrainer(

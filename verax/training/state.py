@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
+from torch.utils import _pytree as pytree
 
 from verax.mechanism import Mechanism
-from verax.training.ledger import Ledger, RunOver
+from verax.training.entries import schedule_of
+from verax.training.files import fresh_of
+from verax.training.ledger import Ledger, LedgerBusy, LedgerError, RunOver, locked, read
 
 _SHARE = 0.05  # of the time that may be spent on writing states
+_HELD = {"mechanism", "clip_norms", "run", "records", "rounds", "model", "optimizer", "sampler", "sampling", "seeded"}
 
 
 def read_state(
@@ -27,12 +34,12 @@ def read_state(
     "spent" is how many rounds the ledger knows beyond it, and "blind" whether there is no ledger to know.
     """
     try:
-        state: Any = torch.load(path, weights_only=True)
+        state: Any = torch.load(path, weights_only=True, map_location="cpu")
     except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
-    except (RuntimeError, EOFError, UnpicklingError, OSError):  # the last if its end is missing
+    except Exception:  # noqa: BLE001  what is damaged can fail in any way
         state = None
-    if not isinstance(state, dict) or "seeded" not in state:
+    if not isinstance(state, dict) or not state.keys() >= _HELD:
         raise ValueError(f"path must be a state that save() wrote, got {os.fspath(path)!r}, which is none")
     for what, mine in (("mechanism", repr(mechanism)), ("clip_norms", norms)):
         if state[what] != mine:
@@ -70,32 +77,106 @@ def spend(drawn: Iterator[Any], schedule: torch.optim.lr_scheduler.LRScheduler |
                 schedule.step()
 
 
+def put_back(
+    state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler | None,
+) -> None:  # fmt: skip
+    """Weights, optimizer and schedule as they were: of the same kinds, since another would fail in its first step."""
+    for what, now in (("optimizer", optimizer), ("schedule", schedule)):
+        kind = state.get("kinds", {}).get(what)
+        if kind not in (None, type(now).__name__):
+            raise ValueError(f"{what} must be the {kind} that the run began with, got {type(now).__name__}")
+    try:
+        model.load_state_dict(state["model"])
+    except RuntimeError as error:
+        raise ValueError(f"model must be that of the saved run, got another: {error}") from error
+    optimizer.load_state_dict(state["optimizer"])
+    if schedule is not None:
+        schedule.load_state_dict(state["schedule"])
+
+
+def plain(state: Any) -> Any:
+    """The state of an optimizer or a schedule with numpy's numbers, which a function of the round may give, as plain.
+
+    >>> plain({"lr": np.float64(0.5), "betas": (0.9, np.float32(0.5))})
+    {'lr': 0.5, 'betas': (0.9, 0.5)}
+    """
+    return pytree.tree_map(lambda x: x.item() if isinstance(x, np.generic) else x, state)
+
+
+def refuse_shared(state: str | os.PathLike[str], others: Mapping[str, Any]) -> None:
+    """The state is replaced again and again: refuse to do that with a file that is something else, too."""
+    mine = {os.path.realpath(path) for path in (state, fresh_of(state))}
+    for what, path in others.items():
+        if path is not None and os.path.realpath(path) in mine:
+            raise ValueError(f"state must be a file of its own, got {os.fspath(state)!r}, which is the {what}, too")
+
+
 class StateFile:
     """Where a run keeps its state while it goes on; writing takes at most a twentieth of the time.
 
+    It is held by one process: two that went on from the same state would release the same batches.
+
     Args:
         path: of the file; if it is there, the run goes on from it.
+        others: files of the same run by what they are.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], others: Mapping[str, Any]) -> None:
         self.path = Path(path)
+        folder = self.path.parent
+        if self.path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise ValueError(f"state must be a file in an existing folder that can be written to, got {str(path)!r}")
+        refuse_shared(path, others)
         self._due = 0.0
+        self._closed = False
+        self._fd: int | None = None  # of the file that is there, as far as this process knows
+        self._let_go: Callable[[], Any] = lambda: None
+        _FILES.add(self)
 
-    def exists(self) -> bool:
-        """Whether there is a run to go on with."""
-        return self.path.exists()
+    def hold(self) -> bool:
+        """Whether there is a run to go on with, which is then this process's only."""
+        if not self.path.exists():
+            return False
+        if sys.platform != "win32":
+            fd = locked(str(self.path))
+            self._let_go()
+            self._fd, self._let_go = fd, weakref.finalize(self, os.close, fd)
+        return True
 
     def keep(self, save: Callable[[Path], None], late: bool) -> None:
         """Save if it is time, or ``late`` and there will be no other time."""
         started = time.monotonic()
-        if started < self._due and not late:
+        if self._closed if late else started < self._due:
             return
+        if self._closed or not self._mine():
+            raise LedgerBusy(f"{self.path} was let go, or replaced by another process: this trainer cannot go on")
         save(self.path)
         ended = time.monotonic()
         self._due = ended + (ended - started) / _SHARE
 
-    def reopened(self, path: Path, mechanism: Mechanism) -> Ledger:
-        """The ledger of the run that is kept here."""
+    def _mine(self) -> bool:
+        if sys.platform == "win32" or not self.path.exists():
+            return True
+        return self._fd is not None and os.path.samestat(os.fstat(self._fd), self.path.stat())
+
+    def written(self, path: str | os.PathLike[str]) -> None:
+        """A state was put there, which is a new file: if it is this one, hold that."""
+        if not self._closed and os.path.realpath(path) == os.path.realpath(self.path):
+            self.hold()
+
+    def close(self) -> None:
+        """Let others go on from it."""
+        self._closed, self._fd = True, None
+        self._let_go()
+
+    def ledger(self, path: Path, mechanism: Mechanism, begin: Callable[[], Ledger], goes_on: bool) -> Ledger:
+        """The ledger of the run that is kept here, or that of one that begins.
+
+        The latter may be there, too, if nothing was released: that run was interrupted before its first state.
+        """
+        if not goes_on:
+            return Ledger.open(path, mechanism) if _unused(path) else begin()
         if not path.exists():
             raise ValueError(
                 f"ledger must be that of the run in {self.path}, got {path}, which is not there: bring it back, or "
@@ -106,6 +187,40 @@ class StateFile:
         except RunOver as error:
             error.add_note(f'The weights that it ended with are in {self.path}, under "model".')
             raise
+
+
+def _unused(path: Path) -> bool:
+    """Whether there is a ledger that can be gone on with and in which nothing was released."""
+    try:
+        run = read(path)
+    except LedgerError:
+        return False
+    return run.released == 0 and run.ended is None
+
+
+_FILES: weakref.WeakSet[StateFile] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """Let go in a forked child, which must not keep the lock if its parent dies."""
+    for file in list(_FILES):
+        file.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def refuse_other(ledger: Ledger, mechanism: Mechanism, norms: list[float] | None, secure: bool) -> None:
+    """Refuse a ledger that declares another run than the one to be trained."""
+    declared = None if norms is None else schedule_of(norms, len(mechanism.sampler))
+    for what, theirs, mine in (
+        ("mechanism", ledger.mechanism.mechanisms, (mechanism,)),
+        ("clip_norms", ledger.clip_norms, declared),
+    ):
+        if theirs != mine:
+            raise ValueError(f"ledger must declare the {what} that is trained, {mine!r}, got one with {theirs!r}")
+    refuse_seed(ledger, secure)
 
 
 def refuse_seed(ledger: Ledger, secure: bool) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -28,7 +29,7 @@ from verax.training.data import Data, Stream, WrongLength, taken_from
 from verax.training.diagnostics import Diagnostics
 from verax.training.distributed import Leaving, LostProcess, add_share, clip_whole, processes_of, refuse_opened
 from verax.training.draws import Draws
-from verax.training.entries import Norms, norms_of, schedule_of
+from verax.training.entries import Norms, norms_of
 from verax.training.files import write_secret
 from verax.training.flat import Flat
 from verax.training.ledger import Ledger, LeftMechanism, read
@@ -37,7 +38,7 @@ from verax.training.ran import NOT_PRIVATE as NOT_PRIVATE
 from verax.training.ran import PUBLIC_NUMBER, released, tells_number
 from verax.training.refusals import refuse_loss, refuse_run, refuse_schedule
 from verax.training.rounds import Round, sizes_of
-from verax.training.state import StateFile, read_state, refuse_seed, spend
+from verax.training.state import StateFile, plain, put_back, read_state, refuse_other, spend
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement
@@ -117,6 +118,7 @@ class PrivateTrainer:
         )
         self._draws = Draws(self._source.spawn("draws"))
         self._drawn: Batches | None = None
+        self._indices: NDArray[np.int64] | None = None  # drawn, and not fetched yet
         self._pending: Round | None = None
         self._next = 0
         self._data: Data | Stream | None = None
@@ -124,43 +126,44 @@ class PrivateTrainer:
         self._held: tuple[Criterion, Clipper] | None = None
         self._total: Flat | None = None
         self._over: Exception | None = None
-        self._file = None if state is None else StateFile(state)
-        self._goes_on = self._file is not None and self._file.exists()
+        self._state = None if state is None else Path(state).absolute()  # the program may go elsewhere
+        self._file: StateFile | None = None
+        self._goes_on = False
         self._blind = False  # whether rounds may have been released that nobody wrote down
         self._ledger: Ledger | None = None
         self._peers = processes_of(processes, next((p.device for p in model.parameters()), torch.device("cpu")))
-        if self._peers is None:
-            self._open(ledger)
-        elif diagnostics is not None:
-            raise ValueError("diagnostics are of one process, which sees whole batches: leave them out here")
-        else:
-            self._join(ledger)
-        self._diagnostics = None if diagnostics is None else Diagnostics(
-            diagnostics, len(mechanism.sampler), mechanism.noise_multiplier, resumed=self._next > 0 or self._goes_on
-        )  # fmt: skip
+        try:
+            if self._peers is None:
+                self._open(ledger, diagnostics)
+            elif diagnostics is not None:
+                raise ValueError("diagnostics are of one process, which sees whole batches: leave them out here")
+            else:
+                self._join(ledger)
+            self._diagnostics = None if diagnostics is None else Diagnostics(
+                diagnostics, len(mechanism.sampler), mechanism.noise_multiplier, resumed=self._next > 0 or self._goes_on
+            )  # fmt: skip
+        except BaseException:  # in a notebook the traceback keeps the trainer, and with it what it opened
+            self._ledger = None if isinstance(ledger, Ledger) else self._ledger
+            self.close()
+            raise
 
-    def _open(self, ledger: str | os.PathLike[str] | Ledger | None) -> None:
-        """Begin a ledger, or take one that was opened: it must declare this very run."""
+    def _open(self, ledger: str | os.PathLike[str] | Ledger | None, diagnostics: Any = None) -> None:
+        """Hold the state, and begin a ledger or take one that was opened: it must declare this very run."""
+        if self._state is not None:
+            book = ledger.path if isinstance(ledger, Ledger) else ledger
+            self._file = StateFile(self._state, {"ledger": book, "diagnostics": diagnostics})
+            self._goes_on = self._file.hold()
         if ledger is None:
             return
         if not isinstance(ledger, Ledger):
-            if not self._goes_on:
-                self._ledger = Ledger.create(
-                    Path(ledger), self.mechanism, population=self._nominal, insecure_seed=not self._source.secure,
-                    clip_norms=self._norms,
-                )  # fmt: skip
-                return
-            assert self._file is not None  # noqa: S101
-            ledger = self._file.reopened(Path(ledger), self.mechanism)
-        declared = None if self._norms is None else schedule_of(self._norms, len(self.mechanism.sampler))
-        for what, theirs, mine in (
-            ("mechanism", ledger.mechanism.mechanisms, (self.mechanism,)),
-            ("clip_norms", ledger.clip_norms, declared),
-        ):
-            if theirs != mine:
-                raise ValueError(f"ledger must declare the {what} that is trained, {mine!r}, got one with {theirs!r}")
+            begin = partial(
+                Ledger.create, ledger, self.mechanism, population=self._nominal,
+                insecure_seed=not self._source.secure, clip_norms=self._norms,
+            )  # fmt: skip
+            file = self._file
+            ledger = begin() if file is None else file.ledger(Path(ledger), self.mechanism, begin, self._goes_on)
         self._ledger, self._next = ledger, ledger.released
-        refuse_seed(ledger, self._source.secure)
+        refuse_other(ledger, self.mechanism, self._norms, self._source.secure)
 
     def _join(self, ledger: str | os.PathLike[str] | Ledger | None) -> None:
         """Agree with the other processes: one ledger, one secret, the same description and the same weights."""
@@ -172,7 +175,7 @@ class PrivateTrainer:
             "mechanism": repr(self.mechanism), "clip_norms": self._norms, "records": self._nominal,
             "parameters": [(p.shape, p.dtype) for p in self.model.parameters()],
             "optimizer": (type(self.optimizer).__name__, repr(self.optimizer.defaults)),
-            "inner": type(self._inner).__name__,
+            "inner": type(self._inner).__name__, "schedule": type(self._schedule).__name__,
         })  # fmt: skip
         mine = self._groups.state(), self._sampling.state(), self._next, self._goes_on
         groups, sampling, self._next, self._goes_on = peers.share(mine)
@@ -193,8 +196,8 @@ class PrivateTrainer:
             raise self._over
         self._see(dataset)
         if self._drawn is None:
-            if self._goes_on and self._file is not None:
-                self.load(self._file.path, dataset)
+            if self._goes_on:
+                self.load(self._state or "", dataset)  # the first process knows where it is
             elif self._next > 0:
                 raise ValueError(
                     f"the ledger knows {self._next} rounds whose batches this trainer did not draw: load() the state "
@@ -204,15 +207,18 @@ class PrivateTrainer:
                 self._draw()
         assert self._drawn is not None  # noqa: S101
         self._keep()
-        for indices in self._drawn:
+        while True:
+            self._indices = next(self._drawn, None) if self._indices is None else self._indices
             self._refuse_pending()
+            if self._indices is None:
+                break
             try:
-                self._pending = self._round(indices)
+                self._pending = self._round(self._indices)
             except WrongLength as error:
                 self._left(str(error))
+            self._indices = None
             yield self._pending
             self._keep()
-        self._refuse_pending()
         if self.rounds == len(self.mechanism.sampler):
             if self._ledger is not None:
                 self._ledger.finish()
@@ -237,10 +243,12 @@ class PrivateTrainer:
             self._peers.agree({"dataset": f"{len(seen)} records"})
         self._data, self._expected = seen, sampler.expected_batch(self._nominal or len(seen))
 
-    def _draw(self) -> None:
+    def _draw(self, kept: dict[str, Any] | None = None) -> None:
+        """Begin the sampler's sequence, or go on with one that was kept."""
         assert self._data is not None  # noqa: S101
-        rng = self._sampling.generator()
-        self._drawn = cast(Batches, self.mechanism.sampler.batches(len(self._data), rng))
+        sampler, records, rng = self.mechanism.sampler, len(self._data), self._sampling.generator()
+        drawn = sampler.batches(records, rng) if kept is None else resume(sampler, kept, records, rng)
+        self._drawn = cast(Batches, drawn)
 
     def _round(self, indices: NDArray[np.int64]) -> Round:
         assert self._data is not None  # noqa: S101
@@ -394,15 +402,17 @@ class PrivateTrainer:
         return statement
 
     def close(self) -> None:
-        """Let others open the ledger. The run is not over by that, but this trainer can release nothing more."""
+        """Let others open ledger and state. The run is not over by that, but this trainer can release nothing more."""
         if self._ledger is not None:
             self._ledger.close()
+        if self._file is not None:
+            self._file.close()
 
     # --- stopping and going on --------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
         """Bring the file of the state up to date between two rounds, if there is one, and time or need for it."""
-        if self._file is not None and self.first and self._pending is None and self._over is None:
+        if self._file is not None and self._pending is None and self._indices is None and self._over is None:
             self._file.keep(self.save, late=self.rounds == len(self.mechanism.sampler))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -412,8 +422,8 @@ class PrivateTrainer:
         noise is not in it, unless it came from a seed.) After the last round no secret is left in it. Of several
         processes the first one writes it.
         """
-        if self._pending is not None:
-            raise ValueError(f"round {self._pending.number} was drawn but not stepped on; step first, then save")
+        if self._pending is not None or self._indices is not None:
+            raise ValueError(f"round {self._next} was drawn but not stepped on; step first, then save")
         if not self.first:
             return
         going = self.rounds < len(self.mechanism.sampler)
@@ -421,16 +431,19 @@ class PrivateTrainer:
             "mechanism": repr(self.mechanism),
             "clip_norms": self._norms,
             "run": None if self._ledger is None else self._ledger.run,
-            "records": None if self._data is None else len(self._data),
+            "records": len(self._data) if self._data is not None and going else None,
             "rounds": self._next,
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": None if self._schedule is None else self._schedule.state_dict(),
+            "optimizer": plain(self.optimizer.state_dict()),
+            "schedule": None if self._schedule is None else plain(self._schedule.state_dict()),
+            "kinds": {"optimizer": type(self.optimizer).__name__, "schedule": type(self._schedule).__name__},
             "sampler": self._drawn.state() if self._drawn is not None and going else None,
             "sampling": self._sampling.state() if going else None,
             "seeded": None if self._noise.secure else self._seeds(),  # no secret noise outlives its process
         }
         write_secret(path, state)
+        if self._file is not None:
+            self._file.written(path)
 
     def _seeds(self) -> dict[str, Any]:
         """What a seed decides beside who is in which batch."""
@@ -450,10 +463,7 @@ class PrivateTrainer:
         else:
             self._peers.by_first(lambda: state.update(self._read(path)))
             state = self._peers.share(state)
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self._schedule is not None:
-            self._schedule.load_state_dict(state["schedule"])
+        put_back(state, self.model, self.optimizer, self._schedule)
         self._groups = Source.restore(state["groups"])
         if state["sampling"] is not None:
             self._sampling = Source.restore(state["sampling"])
@@ -467,11 +477,8 @@ class PrivateTrainer:
             )
         if state["sampling"] is None:
             self._drawn = cast(Batches, iter(()))  # that was all
-        elif state["sampler"] is None:
-            self._draw()
         else:
-            rng = self._sampling.generator()
-            self._drawn = cast(Batches, resume(self.mechanism.sampler, state["sampler"], len(self._data), rng))
+            self._draw(state["sampler"])
         assert self._drawn is not None  # noqa: S101
         spend(self._drawn, self._schedule, state["spent"])
         self._next, self._blind = state["rounds"] + state["spent"], state["blind"]
