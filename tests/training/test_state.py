@@ -285,9 +285,12 @@ def test_a_program_that_goes_elsewhere_keeps_its_state_where_it_was(tmp_path, ev
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_run_that_died_before_its_first_state_begins(tmp_path):
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_that_died_before_its_first_state_begins(tmp_path, killed):
     trainer_of(tmp_path, ledger=tmp_path / "run.ledger").close()
     assert not (tmp_path / "state").exists()
+    if killed:
+        (tmp_path / "state").touch()
     trained(tmp_path)
     assert ledger.read(tmp_path / "run.ledger").complete
 
@@ -298,15 +301,10 @@ def test_two_do_not_go_on_from_one_state_also_without_a_ledger(tmp_path, every_r
         interrupted(4, tmp_path, ledger=None)
     first = trainer_of(tmp_path)
     batches = first.batches((X, Y))
-    if begun:
+    for _ in range(2):
         with pytest.raises(ledger.LedgerBusy, match="is being written by this or another process"):
             trainer_of(tmp_path)
         first.step(next(batches), LOSS)
-    else:
-        second = trainer_of(tmp_path)
-        first.step(next(batches), LOSS)
-        with pytest.raises(ledger.LedgerBusy, match="replaced by another process"):
-            next(second.batches((X, Y)))
     first.save(tmp_path / "state")  # by hand
     first.step(next(batches), LOSS)
     with pytest.raises(ledger.LedgerBusy):
@@ -317,6 +315,17 @@ def test_two_do_not_go_on_from_one_state_also_without_a_ledger(tmp_path, every_r
         next(first.batches((X, Y)))
     _, run = trained(tmp_path, ledger=None)
     assert run.trainer.rounds == 12
+
+
+def test_a_state_that_somebody_replaced_is_not_written_over(tmp_path, every_round):
+    trainer = trainer_of(tmp_path)
+    batches = trainer.batches((X, Y))
+    trainer.step(next(batches), LOSS)
+    (tmp_path / "other").write_text("of somebody else")
+    (tmp_path / "other").replace(tmp_path / "state")
+    with pytest.raises(ledger.LedgerBusy, match="replaced by another process"):
+        next(batches)
+    assert (tmp_path / "state").read_text() == "of somebody else"
 
 
 def test_a_refused_attempt_lets_go_of_what_it_opened(tmp_path, every_round):

@@ -135,14 +135,13 @@ class StateFile:
         _FILES.add(self)
 
     def hold(self) -> bool:
-        """Whether there is a run to go on with, which is then this process's only."""
-        if not self.path.exists():
-            return False
-        if sys.platform != "win32":
-            fd = locked(str(self.path))
-            self._let_go()
-            self._fd, self._let_go = fd, weakref.finalize(self, os.close, fd)
-        return True
+        """Whether there is a run to go on with; the file is this process's only then, and empty if there is none."""
+        if sys.platform == "win32":
+            return self.path.exists()
+        fd = locked(str(self.path), os.O_CREAT)
+        self._let_go()
+        self._fd, self._let_go = fd, weakref.finalize(self, os.close, fd)
+        return os.fstat(fd).st_size > 0
 
     def keep(self, save: Callable[[Path], None], late: bool) -> None:
         """Save if it is time, or ``late`` and there will be no other time."""
@@ -167,6 +166,12 @@ class StateFile:
 
     def close(self) -> None:
         """Let others go on from it."""
+        if self._fd is not None and os.fstat(self._fd).st_size == 0 and self._mine():
+            self.path.unlink(missing_ok=True)
+        self.forget()
+
+    def forget(self) -> None:
+        """Have no more to do with it."""
         self._closed, self._fd = True, None
         self._let_go()
 
@@ -204,7 +209,7 @@ _FILES: weakref.WeakSet[StateFile] = weakref.WeakSet()
 def _forked() -> None:
     """Let go in a forked child, which must not keep the lock if its parent dies."""
     for file in list(_FILES):
-        file.close()
+        file.forget()
 
 
 if hasattr(os, "register_at_fork"):
