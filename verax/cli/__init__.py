@@ -58,7 +58,8 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except (ValueError, ModuleNotFoundError) as error:
-        print("verax:", error, *getattr(error, "__notes__", ()), file=sys.stderr)  # noqa: T201
+        said = ". ".join([str(error), *getattr(error, "__notes__", ())])
+        print(f"verax: {said}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
         print("verax: interrupted", file=sys.stderr)  # noqa: T201
