@@ -117,8 +117,12 @@ function figure(run) {
 }
 
 const KINDS = {html: "page", json: "JSON", txt: "text"};
+let linked = "";
 
 function downloads() {
+  const now = `${Boolean(file)} ${form.values()}`;
+  if (now === linked) return; // links that are replaced under a click lose it
+  linked = now;
   const links = Object.entries(KINDS).map(([kind, word]) => {
     const params = form.values();
     params.set("format", kind);
