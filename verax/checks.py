@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
+from pathlib import Path
 from typing import Any
 
 MAX_COUNT = 2**53  # beyond this a float no longer counts one by one
@@ -69,3 +71,15 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return str(value)
+
+
+def seed(value: Any) -> int | None:
+    """An ``insecure_seed``: a whole number from 0 on, or None for randomness from the system."""
+    return None if value is None else count("insecure_seed", value, minimum=0)
+
+
+def writable(name: str, path: str | os.PathLike[str]) -> None:
+    """Refuse a place where no file can be put, before the work whose result is to go there."""
+    place = Path(path)
+    if place.is_dir() or not place.parent.is_dir() or not os.access(place.parent, os.W_OK):
+        raise ValueError(f"{name} must be a file in an existing folder that can be written to, got {str(path)!r}")

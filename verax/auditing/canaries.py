@@ -154,7 +154,7 @@ def audit_canaries(
     miss = 1.0 - checks.probability("confidence", confidence)
     tries = _tries(canaries, guesses)
     claimed = _claimed(claim, delta)
-    seed = None if insecure_seed is None else checks.count("insecure_seed", insecure_seed, minimum=0)
+    seed = checks.seed(insecure_seed)
     rng = np.random.default_rng(seed)
     included = rng.random(canaries) < 0.5
     scores: Floats = np.asarray(run(included.copy()), dtype=np.float64)

@@ -166,7 +166,7 @@ def audit_sampler(
     delta = checks.probability("delta", delta)
     miss = 1.0 - checks.probability("confidence", confidence)
     trials = checks.count("trials", trials, minimum=100)
-    seed = None if insecure_seed is None else checks.count("insecure_seed", insecure_seed, minimum=0)
+    seed = checks.seed(insecure_seed)
     claimed = _claimed(claim, epsilon, delta)
     drawing, playing = np.random.default_rng(seed).spawn(2)
     source = _source(batches, claim, population, target, drawing)

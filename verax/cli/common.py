@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -142,14 +141,6 @@ def describe_run(
         _sampler(sampler, rate, steps, records, batch, batches, epochs, times, buffer, max_batch),
         kinds[clipping], word,
     )  # fmt: skip
-
-
-def writable(option: str, path: Path | None) -> None:
-    """Refuse a place where nothing can be saved, before the work whose result is to go there."""
-    if path is None:
-        return
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ValueError(f"{option} must be a file in an existing folder that can be written to, got {str(path)!r}")
 
 
 def apart(files: Mapping[str, Path | None]) -> None:

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from verax import checks
 from verax.cli import common
 from verax.cli.train import ModelName, OptimizerName
 from verax.privacy import calibrate
@@ -94,7 +95,8 @@ def federate(
     if report is not None:
         savable(report)
     for option, path in (("--out", out), ("--report", report)):
-        common.writable(option, path)
+        if path is not None:
+            checks.writable(option, path)
     import torch
 
     from verax.federated import Embedded, Plan

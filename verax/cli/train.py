@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from verax import Mechanism
+from verax import Mechanism, checks
 from verax.cli import common
 from verax.privacy import calibrate
 from verax.privacy.composition import UPPER
@@ -77,7 +77,8 @@ def train(
     if report is not None:
         savable(report)
     for option, path in (("--out", out), ("--report", report), ("--state", state)):
-        common.writable(option, path)
+        if path is not None:
+            checks.writable(option, path)
     common.apart({"--ledger": ledger, "--state": state, "--out": out, "--report": report, "--diagnostics": diagnostics})
     import torch
 

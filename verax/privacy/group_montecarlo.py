@@ -143,7 +143,7 @@ def simulate(
     runs = usual if samples is None else checks.count("samples", samples, minimum=2)
     rounds, mixture = _rounds(mechanism, checks.count("group", group, maximum=MAX_GROUP), geometry)
     table = _Table(mixture)
-    seed = None if insecure_seed is None else checks.count("insecure_seed", insecure_seed, minimum=0)
+    seed = checks.seed(insecure_seed)
     absent_rng, present_rng = np.random.default_rng(seed).spawn(2)
     absent = _sums(runs, rounds, lambda shape: table(absent_rng.standard_normal(shape)))
     weights, shifts = np.cumsum(mixture.weights), np.array(mixture.shifts)

@@ -87,7 +87,7 @@ def estimate(
     confidence = checks.probability("confidence", confidence)
     _check(directions)
     doubt = (1.0 - confidence) / (2.0 * len(directions))
-    seed = None if insecure_seed is None else checks.count("insecure_seed", insecure_seed, minimum=0)
+    seed = checks.seed(insecure_seed)
     rng = np.random.default_rng(seed)
     if epsilon is not None:
         level = checks.nonnegative("epsilon", epsilon)

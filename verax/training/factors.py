@@ -184,8 +184,7 @@ class Outer:
 
     @property
     def _ghost(self) -> bool:
-        positions, rows, columns = self.x.shape[1], self.x.shape[2], self.g.shape[2]
-        return bool(rows * columns > _GHOST * positions * (positions + rows + columns))
+        return far_larger(self.x.shape[1], self.x.shape[2], self.g.shape[2], _GHOST)
 
     def _form(self) -> Tensor:
         """The product over positions, kept for the weighted sum."""
@@ -329,6 +328,11 @@ def _squares(rows: Tensor) -> Tensor:
 def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A number as a tensor, made once."""
     return torch.tensor(value, dtype=dtype, device=device)
+
+
+def far_larger(positions: int, rows: int, columns: int, times: float) -> bool:
+    """Whether a product over positions is so many times larger than the Gram matrices that give its norm, too."""
+    return rows * columns > times * positions * (positions + rows + columns)
 
 
 def gram(x: Tensor) -> Tensor:

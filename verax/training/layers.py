@@ -15,7 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from verax.training.factors import Explicit, Kernels, Kind, Looks, Outer, Rows, Single, lengths, single_precision
+from verax.training.factors import (
+    Explicit,
+    Kernels,
+    Kind,
+    Looks,
+    Outer,
+    Rows,
+    Single,
+    far_larger,
+    lengths,
+    single_precision,
+)
 
 Factors = Iterator[tuple[nn.Parameter, Kind]]
 Finish = Callable[[Tensor], Factors]
@@ -92,7 +103,7 @@ def _of_weight(module: Convolution, x: Tensor, g: Tensor, records: int) -> Kerne
     """The gradients of the weight: formed, or what they are made of where that is much less."""
     out, looks = module.weight.shape[0], module.weight[0].numel()
     places = g.shape[2] * len(g) // records
-    large = looks * out > _LARGE * places * (places + looks + out)
+    large = far_larger(places, looks, out, _LARGE)
     if large and module.groups == 1 and x.device.type != "mps":  # which has no double precision
         seen = patches(module, x, places_last=False, keep=True).transpose(1, 2)
         given = g.transpose(1, 2)

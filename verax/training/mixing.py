@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from verax.training.chain import keeps_apart
 from verax.training.channels import bearing_channels_last
 from verax.training.layers import trainable
-from verax.training.pieces import part
+from verax.training.pieces import by_records, part
 from verax.training.trials import (
     Losses,
     copies,
@@ -122,8 +121,7 @@ class Mixing:
         In eval mode, since what is drawn at random depends on shapes. Where that fails, or is random still, nothing can
         be told.
         """
-        tensors = [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
-        if not all(x.dim() and len(x) == records for x in tensors):
+        if not by_records(batch, records):
             return
         ends = 0, records - 1
         with evaluating(self.model):
@@ -182,8 +180,7 @@ class Mixing:
 
 def _few_of(batch: Any, records: int) -> tuple[Any, int]:
     """The first and the last records, and how many they are; the whole batch if it cannot be cut."""
-    tensors = [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
-    if records <= _AGAIN or not all(x.dim() and len(x) == records for x in tensors):
+    if records <= _AGAIN or not by_records(batch, records):
         return batch, records
     half = _AGAIN // 2
     return of_each(batch, records, lambda x: torch.cat([x[:half], x[-half:]])), _AGAIN

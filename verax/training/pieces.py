@@ -34,6 +34,17 @@ def runs(sizes: list[int], most: int) -> Iterator[list[int]]:
         yield some
 
 
+def by_records(batch: Any, records: int) -> bool:
+    """Whether every tensor of a batch has one entry for each record, so that some of them can be taken.
+
+    >>> import torch
+    >>> by_records((torch.ones(3, 2), "a name"), 3), by_records((torch.ones(3, 2), torch.tensor(1.0)), 3)
+    (True, False)
+    """
+    tensors = [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
+    return all(x.dim() > 0 and len(x) == records for x in tensors)
+
+
 def part(batch: Any, chosen: slice | Tensor) -> Any:
     """Some of the records of a batch."""
     return pytree.tree_map(lambda x: x[chosen] if isinstance(x, Tensor) else x, batch)

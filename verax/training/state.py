@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from verax import checks
 from verax.mechanism import Mechanism
 from verax.training.entries import schedule_of
 from verax.training.files import fresh_of
@@ -124,9 +125,7 @@ class StateFile:
 
     def __init__(self, path: str | os.PathLike[str], others: Mapping[str, Any]) -> None:
         self.path = Path(path)
-        folder = self.path.parent
-        if self.path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise ValueError(f"state must be a file in an existing folder that can be written to, got {str(path)!r}")
+        checks.writable("state", path)
         refuse_shared(path, others)
         self._due = 0.0
         self._closed = False
