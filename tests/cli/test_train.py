@@ -211,16 +211,22 @@ def test_one_file_is_not_two_things(tmp_path, pair):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_finished_run_says_where_its_weights_are(table, tmp_path, monkeypatch, capsys):
+@pytest.mark.filterwarnings("default")
+def test_a_finished_run_is_stated_and_saved_again(table, tmp_path, monkeypatch, capsys):
+    """As after a crash between the last round and what comes after it."""
     words = ["--data", table, "--model", "logistic", "-z", 2, "--batch", 100, "--epochs", 1, "--json",
-             "--ledger", tmp_path / "run.ledger", "--state", tmp_path / "state"]  # fmt: skip
-    assert train(*words).exit_code == 0
+             "--ledger", tmp_path / "book", "--state", tmp_path / "state", "--out", tmp_path / "weights"]  # fmt: skip
+    first = json.loads(train(*words).stdout)
+    (tmp_path / "weights").rename(tmp_path / "before")
     monkeypatch.setattr("sys.argv", ["verax", "train", *map(str, words)])
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(SystemExit, match="0"):
         main()
-    said = capsys.readouterr().err
-    assert "the run is over" in said
-    assert f"The weights that it ended with are in {tmp_path / 'state'}" in said
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == first
+    assert printed.err.startswith(f"verax: the run in {tmp_path / 'state'} is over: nothing was trained, ")
+    assert printed.err.count("\n") == 1
+    then, now = (torch.load(tmp_path / name, weights_only=True) for name in ("before", "weights"))
+    assert all(torch.equal(then[name], now[name]) for name in then)
 
 
 def test_lenet_scales_small_images():

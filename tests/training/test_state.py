@@ -148,9 +148,40 @@ def test_after_the_last_round_no_secret_is_left_in_the_state(tmp_path):
     made = make(5)
     made.load_state_dict(held["model"])
     assert torch.equal(weights(made), weights(model))
-    with pytest.raises(ledger.RunOver) as refused:
+
+
+@pytest.mark.parametrize("book", ["run.ledger", None])
+def test_a_finished_run_gives_its_weights_and_its_statement_again_and_trains_nothing(tmp_path, book):
+    given = {"ledger": book and tmp_path / book}
+    model, run = trained(tmp_path, **given)
+    noted = (tmp_path / book).read_bytes() if book else b""
+    with pytest.warns(UserWarning, match="is over: nothing was trained, the last weights that it kept were loaded"):
+        again, same = trained(tmp_path, seed=3, **given)
+    assert torch.equal(weights(again), weights(model))
+    assert same.trainer.rounds == 12
+    assert str(same.statement()) == str(run.statement())
+    with pytest.raises(ledger.LeftMechanism):
+        same.trainer.step(None, LOSS)
+    assert ((tmp_path / book).read_bytes() if book else b"") == noted
+
+
+def test_a_finished_run_does_not_take_an_older_state_for_its_end(tmp_path, every_round):
+    interrupted(4, tmp_path)
+    old = (tmp_path / "state").read_bytes()
+    trained(tmp_path)
+    (tmp_path / "state").write_bytes(old)
+    with pytest.raises(ValueError, match="must hold the end of the run, which is over, got 4 of 12 rounds"):
         trained(tmp_path)
-    assert "The weights that it ended with" in refused.value.__notes__[0]
+
+
+def test_a_run_that_left_its_mechanism_is_not_gone_on_with(tmp_path):
+    trainer = trainer_of(tmp_path, ledger=tmp_path / "run.ledger")
+    next(trainer.batches((X, Y)))
+    with pytest.raises(ledger.LeftMechanism):
+        trainer.step(None, LOSS)
+    with pytest.raises(ledger.RunOver, match="stopped after 0 rounds") as refused:
+        trained(tmp_path)
+    assert "The last weights that were kept are in" in refused.value.__notes__[0]
 
 
 def test_a_run_that_died_between_its_last_round_and_its_end_is_finished(tmp_path, monkeypatch):
@@ -163,7 +194,8 @@ def test_a_run_that_died_between_its_last_round_and_its_end_is_finished(tmp_path
             trained(tmp_path)
     assert ledger.read(tmp_path / "run.ledger").ended is None
     before = torch.load(tmp_path / "state", weights_only=True)["model"]
-    model, run = trained(tmp_path, seed=3)
+    with pytest.warns(UserWarning, match="is over"):
+        model, run = trained(tmp_path, seed=3)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert run.trainer.rounds == 12
     assert ledger.read(tmp_path / "run.ledger").complete

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from typing import Any
 
 import typer
 from click.exceptions import ClickException
@@ -51,7 +53,9 @@ def main() -> None:
     """Run a command; bad input is one line on standard error and exit code 2, Ctrl-C one line and 130."""
     core.HAS_RICH = False  # help is plain text (no markup mode): brackets must not be escaped as if it were not
     try:
-        code = app(standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warned
+            code = app(standalone_mode=False)
         if code == INTERRUPTED:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt
     except ClickException as error:
@@ -65,3 +69,8 @@ def main() -> None:
         print("verax: interrupted", file=sys.stderr)  # noqa: T201
         sys.exit(INTERRUPTED)
     sys.exit(code or 0)
+
+
+def _warned(message: Warning | str, *args: Any, **where: Any) -> None:
+    """A warning as one line; where in the source it was raised says nothing to who runs a command."""
+    print(f"verax: {message}", file=sys.stderr)  # noqa: T201

@@ -132,7 +132,9 @@ class Ledger:
         return cls(name, fd, Log(name, header, digest, len(line)))
 
     @classmethod
-    def open(cls, path: Path, mechanism: Mechanism | Phases | None = None) -> Ledger:
+    def open(
+        cls, path: Path, mechanism: Mechanism | Phases | None = None, *, finished: bool = False
+    ) -> Ledger:  # fmt: skip
         """Go on with a run after a crash or a pause: check the whole ledger and note that the run was resumed.
 
         The next round is ``released``. If the trainer's own state is older, the rounds in between are spent: draw their
@@ -141,6 +143,7 @@ class Ledger:
         Args:
             path: the ledger of a run that is not over.
             mechanism: what the caller is going to run; it must be what the ledger declares.
+            finished: whether a run that ended with its last declared round will do, too. Nothing can be added to it.
         """
         name = os.fspath(path)
         fd = locked(name)
@@ -149,14 +152,15 @@ class Ledger:
                 log = parse(file, name)
             if mechanism is not None:
                 _same(name, log.header.mechanism, mechanism)
-            if log.over:
+            if log.over and not (finished and log.over.kind == "finished" and log.released == log.declared):
                 raise _over(log)
             append(fd, log.missing)
         except BaseException:
             os.close(fd)
             raise
         ledger = cls(name, fd, log)
-        ledger._record(Event("resumed", log.released))
+        if not ledger.over:
+            ledger._record(Event("resumed", log.released))
         return ledger
 
     @property
@@ -183,6 +187,11 @@ class Ledger:
     def released(self) -> int:
         """Rounds that were released or may have been: also the number of the next round."""
         return self._log.released
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended, so that nothing can be added."""
+        return self._log.over is not None
 
     @property
     def head(self) -> str:

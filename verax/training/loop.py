@@ -89,8 +89,8 @@ def fit(
             at the data. Noise is in proportion, so the guarantee stays the same.
         schedule: from the optimizer to a ``torch.optim.lr_scheduler`` for its step sizes, stepped once a round.
         state: a file that is kept up to date while the run goes on, and from which it goes on, if it is there: after an
-            interruption, the same call continues the run. It tells who is in which batch until the last round, so it
-            must stay as secret as the data.
+            interruption the same call continues the run, and if it is over, loads its weights and says so. It tells
+            who is in which batch until the last round, so it must stay as secret as the data.
         records: a public number of records by which updates are scaled; by default the data set's own.
         processes: None for all processes of ``torch.distributed``, if it was initialised; 1 for this one alone.
         log: scores on public data, to be written down on the way.

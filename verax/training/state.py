@@ -32,7 +32,7 @@ def read_state(
 ) -> dict[str, Any]:  # fmt: skip
     """A state that ``PrivateTrainer.save`` wrote, if it is of this very run.
 
-    "spent" is how many rounds the ledger knows beyond it, and "blind" whether there is no ledger to know.
+    "spent" is how many rounds the ledger knows beyond it, and "blind" whether there may be some that no ledger knows.
     """
     try:
         state: Any = torch.load(path, weights_only=True, map_location="cpu")
@@ -52,13 +52,20 @@ def read_state(
             f"ledger must be that of the run in {os.fspath(path)!r}, got None: rounds would be released that its "
             "ledger does not know"
         )
-    state.update(blind=ledger is None, spent=0)
+    state.update(
+        blind=ledger is None and state["sampling"] is not None, spent=0
+    )  # after the end nothing can be released
     if ledger is not None:
         refuse_seed(ledger, state["seeded"] is None)
         state["spent"] = ledger.released - state["rounds"]
         if state["spent"] < 0:
             raise ValueError(
                 f"path must not be ahead of the ledger, got {state['rounds']} rounds, the ledger knows fewer"
+            )
+        if ledger.over and state["spent"] > 0:
+            raise ValueError(
+                f"path must hold the end of the run, which is over, got {state['rounds']} of {ledger.released} rounds: "
+                "an older copy"
             )
         if state["run"] != ledger.run:
             raise ValueError(
@@ -158,6 +165,11 @@ class StateFile:
             return True
         return self._fd is not None and os.path.samestat(os.fstat(self._fd), self.path.stat())
 
+    def tell_over(self) -> None:
+        """Warn whoever wanted to train more: perhaps by another learning rate, of which the state knows nothing."""
+        said = f"the run in {self.path} is over: nothing was trained, the last weights that it kept were loaded"
+        warnings.warn(said, UserWarning, stacklevel=3)
+
     def written(self, path: str | os.PathLike[str]) -> None:
         """A state was put there, which is a new file: if it is this one, hold that."""
         if not self._closed and os.path.realpath(path) == os.path.realpath(self.path):
@@ -187,9 +199,9 @@ class StateFile:
                 "take the state away to begin anew"
             )
         try:
-            return Ledger.open(path, mechanism)
+            return Ledger.open(path, mechanism, finished=True)
         except RunOver as error:
-            error.add_note(f'The weights that it ended with are in {self.path}, under "model".')
+            error.add_note(f'The last weights that were kept are in {self.path}, under "model".')
             raise
 
 

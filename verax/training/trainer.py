@@ -61,7 +61,8 @@ class PrivateTrainer:
             the guarantee stays the same.
         schedule: a ``torch.optim.lr_scheduler`` of the optimizer, stepped once a round and saved with the state.
         state: a file that is kept up to date while the run goes on, and from which it goes on, if it is there: after an
-            interruption the same program continues the run. It is a secret, see ``save``.
+            interruption the same program continues the run, and if it is over, loads its weights and says so. It is a
+            secret, see ``save``.
         records: a public number of records, by which updates are scaled (the expected batch is computed from it). By
             default the data set's own number, which is then taken to be public: under add-remove it differs between
             neighbours, and the guarantee names it as an assumption.
@@ -198,6 +199,8 @@ class PrivateTrainer:
         if self._drawn is None:
             if self._goes_on:
                 self.load(self._state or "", dataset)  # the first process knows where it is
+                if self._file is not None and self.rounds == len(self.mechanism.sampler):
+                    self._file.tell_over()
             elif self._next > 0:
                 raise ValueError(
                     f"the ledger knows {self._next} rounds whose batches this trainer did not draw: load() the state "
@@ -220,7 +223,7 @@ class PrivateTrainer:
             yield self._pending
             self._keep()
         if self.rounds == len(self.mechanism.sampler):
-            if self._ledger is not None:
+            if self._ledger is not None and not self._ledger.over:
                 self._ledger.finish()
             self.close()
 
@@ -297,7 +300,7 @@ class PrivateTrainer:
 
     def _clipped(self, batch: Round, loss: Criterion) -> Flat:
         """The clipped sum of the batch, or of this process's share, divided as it is added."""
-        if batch is not self._pending:
+        if self._pending is None or batch is not self._pending:
             raise Leaving("a batch that this run's sampler did not draw, or an old one, was stepped on")
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
         held = (p.grad for group in self.optimizer.param_groups for p in group["params"])  # of frozen ones, too
