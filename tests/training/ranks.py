@@ -321,6 +321,7 @@ def the_same_program_goes_on_with_the_state_that_it_kept(top: Path) -> None:
     assert first == second
     assert first[:-1] == [3.0, 4.0, 5.0, 6.0, 7.0]
     assert ledger.read(top / "run.ledger").complete
+    assert done(run(2, lambda rank: work(rank, -1), top / "third")) == [first[-1:]] * 2  # over: the same weights
     assert not (top / "not looked at").exists()
 
 
