@@ -150,30 +150,6 @@ def test_after_the_last_round_no_secret_is_left_in_the_state(tmp_path):
     assert torch.equal(weights(made), weights(model))
 
 
-@pytest.mark.parametrize("book", ["run.ledger", None])
-def test_a_finished_run_gives_its_weights_and_its_statement_again_and_trains_nothing(tmp_path, book):
-    given = {"ledger": book and tmp_path / book}
-    model, run = trained(tmp_path, **given)
-    noted = (tmp_path / book).read_bytes() if book else b""
-    with pytest.warns(UserWarning, match="is over: nothing was trained, the last weights that it kept were loaded"):
-        again, same = trained(tmp_path, seed=3, **given)
-    assert torch.equal(weights(again), weights(model))
-    assert same.trainer.rounds == 12
-    assert str(same.statement()) == str(run.statement())
-    with pytest.raises(ledger.LeftMechanism):
-        same.trainer.step(None, LOSS)
-    assert ((tmp_path / book).read_bytes() if book else b"") == noted
-
-
-def test_a_finished_run_does_not_take_an_older_state_for_its_end(tmp_path, every_round):
-    interrupted(4, tmp_path)
-    old = (tmp_path / "state").read_bytes()
-    trained(tmp_path)
-    (tmp_path / "state").write_bytes(old)
-    with pytest.raises(ValueError, match="must hold the end of the run, which is over, got 4 of 12 rounds"):
-        trained(tmp_path)
-
-
 def test_a_run_that_left_its_mechanism_is_not_gone_on_with(tmp_path):
     trainer = trainer_of(tmp_path, ledger=tmp_path / "run.ledger")
     next(trainer.batches((X, Y)))
@@ -242,7 +218,7 @@ def test_a_damaged_state_is_refused_in_words(tmp_path, every_round):
         start = int(rng.integers(len(whole)))
         (tmp_path / "damaged").write_bytes(whole[:start] + rng.bytes(50) + whole[start + 50 :])
         with suppress(ValueError):  # or it hit weights, say, or padding
-            read_state(tmp_path / "damaged", MECHANISM, None, None)
+            read_state(tmp_path / "damaged", MECHANISM, None, None, None)
 
 
 def test_an_unreadable_state_of_a_schedule_is_found_before_the_first_round(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -62,15 +63,21 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except (ValueError, ModuleNotFoundError) as error:
-        said = ". ".join([str(error), *getattr(error, "__notes__", ())])
-        print(f"verax: {said}", file=sys.stderr)  # noqa: T201
+        _say(". ".join([str(error), *getattr(error, "__notes__", ())]))
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
-        print("verax: interrupted", file=sys.stderr)  # noqa: T201
+        _say("interrupted")
         sys.exit(INTERRUPTED)
     sys.exit(code or 0)
 
 
 def _warned(message: Warning | str, *args: Any, **where: Any) -> None:
     """A warning as one line; where in the source it was raised says nothing to who runs a command."""
-    print(f"verax: {message}", file=sys.stderr)  # noqa: T201
+    _say(str(message))
+
+
+def _say(words: str) -> None:
+    """One line on standard error, if there is one: what else the command does must not depend on it."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(f"verax: {' '.join(words.split())}", file=sys.stderr)  # noqa: T201

@@ -119,7 +119,7 @@ def train(
     if json:
         common.print_json({
             "mechanism": repr(mechanism), "noise_multiplier": noise, "accuracy": right, "delta": delta,
-            "epsilon": statement.facts.epsilon, "private": insecure_seed is None, "ledger": ledger and str(ledger),
+            "epsilon": statement.facts.epsilon, "private": statement.facts.private, "ledger": ledger and str(ledger),
         })  # fmt: skip
         return
     console = Console(highlight=False, markup=False, soft_wrap=True)

@@ -184,6 +184,11 @@ class Ledger:
         return self._log.header.insecure_seed
 
     @property
+    def population(self) -> int | None:
+        """The public number of records, if one was declared."""
+        return self._log.header.population
+
+    @property
     def released(self) -> int:
         """Rounds that were released or may have been: also the number of the next round."""
         return self._log.released

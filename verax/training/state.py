@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from verax import checks
@@ -23,16 +23,18 @@ from verax.training.files import fresh_of
 from verax.training.ledger import Ledger, LedgerBusy, LedgerError, RunOver, locked, read
 
 _SHARE = 0.05  # of the time that may be spent on writing states
+_PLAIN = (bool, int, float, str, type(None))
 _HELD = {"mechanism", "clip_norms", "run", "records", "rounds", "model", "optimizer", "sampler", "sampling", "seeded"}
 
 
 def read_state(
-    path: str | os.PathLike[str], mechanism: Mechanism, norms: list[float] | None, ledger: Ledger | None,
-    schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+    path: str | os.PathLike[str], mechanism: Mechanism, norms: list[float] | None, records: int | None,
+    ledger: Ledger | None, schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """A state that ``PrivateTrainer.save`` wrote, if it is of this very run.
 
-    "spent" is how many rounds the ledger knows beyond it, and "blind" whether there may be some that no ledger knows.
+    "spent" is how many rounds the ledger knows beyond it, "blind" whether there may be some that no ledger knows, and
+    "secure" whether nobody chose the seed.
     """
     try:
         state: Any = torch.load(path, weights_only=True, map_location="cpu")
@@ -45,34 +47,41 @@ def read_state(
     for what, mine in (("mechanism", repr(mechanism)), ("clip_norms", norms)):
         if state[what] != mine:
             raise ValueError(f"path must hold a run of {what} {mine}, got one of {state[what]}")
+    if state.setdefault("population", records) != records:
+        raise ValueError(f"records must be {state['population']} as in the run of {os.fspath(path)!r}, got {records}")
     if (state.setdefault("schedule", None) is None) != (schedule is None):
         raise ValueError(f"schedule must be given as it was in the run of {os.fspath(path)!r}, got {schedule!r}")
-    if ledger is None and state["run"] is not None:
+    state["spent"] = 0
+    if ledger is not None:
+        _refuse_ledger(state, ledger)
+        state["spent"] = ledger.released - state["rounds"]
+    elif state["run"] is not None:
         raise ValueError(
             f"ledger must be that of the run in {os.fspath(path)!r}, got None: rounds would be released that its "
             "ledger does not know"
         )
-    state.update(
-        blind=ledger is None and state["sampling"] is not None, spent=0
-    )  # after the end nothing can be released
-    if ledger is not None:
-        refuse_seed(ledger, state["seeded"] is None)
-        state["spent"] = ledger.released - state["rounds"]
-        if state["spent"] < 0:
-            raise ValueError(
-                f"path must not be ahead of the ledger, got {state['rounds']} rounds, the ledger knows fewer"
-            )
-        if ledger.over and state["spent"] > 0:
-            raise ValueError(
-                f"path must hold the end of the run, which is over, got {state['rounds']} of {ledger.released} rounds: "
-                "an older copy"
-            )
-        if state["run"] != ledger.run:
-            raise ValueError(
-                f"path must hold a state of the run in {ledger.path}, got one of another run: its sampler would draw "
-                "records again that this run has used"
-            )
+    elif state["sampling"] is not None:  # after the last round nothing can be released any more
+        state["blind"] = True
+    state.setdefault("blind", False)
+    state["secure"] = state["seeded"] is None
     return state
+
+
+def _refuse_ledger(state: dict[str, Any], ledger: Ledger) -> None:
+    """Refuse a ledger that is not that of the state, or knows less."""
+    refuse_seed(ledger, state["seeded"] is None)
+    if state["run"] != ledger.run:
+        raise ValueError(
+            f"path must hold a state of the run in {ledger.path}, got one of another run: its sampler would draw "
+            "records again that this run has used"
+        )
+    if state["rounds"] > ledger.released:
+        raise ValueError(f"path must not be ahead of the ledger, got {state['rounds']} rounds, the ledger knows fewer")
+    if ledger.over and state["rounds"] < ledger.released:
+        raise ValueError(
+            f"path must hold the end of the run, which is over, got {state['rounds']} of {ledger.released} rounds: an "
+            "older copy"
+        )
 
 
 def spend(drawn: Iterator[Any], schedule: torch.optim.lr_scheduler.LRScheduler | None, rounds: int) -> None:
@@ -94,13 +103,31 @@ def put_back(
         kind = state.get("kinds", {}).get(what)
         if kind not in (None, type(now).__name__):
             raise ValueError(f"{what} must be the {kind} that the run began with, got {type(now).__name__}")
+    for setting, value in state.get("settings", {}).items():
+        mine = settings_of(optimizer).get(setting)
+        if mine != value:
+            raise ValueError(
+                f"optimizer must have the {setting} {value!r} that the run began with, got {mine!r}: change it in "
+                "optimizer.param_groups once the run goes on, or begin another run"
+            )
+    for name, mine in model.state_dict().items():
+        theirs = state["model"].get(name, mine)
+        if isinstance(mine, Tensor) and theirs.dtype is not mine.dtype:  # torch would round
+            raise ValueError(f"model must be that of the saved run, got {mine.dtype} for {theirs.dtype} in {name}")
     try:
         model.load_state_dict(state["model"])
     except RuntimeError as error:
-        raise ValueError(f"model must be that of the saved run, got another: {error}") from error
-    optimizer.load_state_dict(state["optimizer"])
+        raise ValueError(f"model must be that of the saved run, got another: {_line(error)}") from error
+    try:
+        optimizer.load_state_dict(state["optimizer"])
+    except ValueError as error:
+        raise ValueError(f"optimizer must be over the parameters of the saved run: {_line(error)}") from error
     if schedule is not None:
         schedule.load_state_dict(state["schedule"])
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def plain(state: Any) -> Any:
@@ -110,6 +137,13 @@ def plain(state: Any) -> Any:
     {'lr': 0.5, 'betas': (0.9, 0.5)}
     """
     return pytree.tree_map(lambda x: x.item() if isinstance(x, np.generic) else x, state)
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What an optimizer was made with, as far as it is plain values."""
+    made = plain(optimizer.defaults)
+    leaves = {name: pytree.tree_leaves(value) for name, value in made.items()}
+    return {name: made[name] for name, found in leaves.items() if all(type(x) in _PLAIN for x in found)}
 
 
 def refuse_shared(state: str | os.PathLike[str], others: Mapping[str, Any]) -> None:
@@ -136,6 +170,7 @@ class StateFile:
         refuse_shared(path, others)
         self._due = 0.0
         self._closed = False
+        self._new = False  # whether there was no file
         self._fd: int | None = None  # of the file that is there, as far as this process knows
         self._let_go: Callable[[], Any] = lambda: None
         _FILES.add(self)
@@ -144,6 +179,7 @@ class StateFile:
         """Whether there is a run to go on with; the file is this process's only then, and empty if there is none."""
         if sys.platform == "win32":
             return self.path.exists()
+        self._new = not self.path.exists()
         fd = locked(str(self.path), os.O_CREAT)
         self._let_go()
         self._fd, self._let_go = fd, weakref.finalize(self, os.close, fd)
@@ -177,7 +213,7 @@ class StateFile:
 
     def close(self) -> None:
         """Let others go on from it."""
-        if self._fd is not None and os.fstat(self._fd).st_size == 0 and self._mine():
+        if self._new and self._fd is not None and os.fstat(self._fd).st_size == 0 and self._mine():
             self.path.unlink(missing_ok=True)
         self.forget()
 
@@ -195,8 +231,8 @@ class StateFile:
             return Ledger.open(path, mechanism) if _unused(path) else begin()
         if not path.exists():
             raise ValueError(
-                f"ledger must be that of the run in {self.path}, got {path}, which is not there: bring it back, or "
-                "take the state away to begin anew"
+                f"ledger must be that of the run in {self.path}, got {path}, which is not there: bring it back, "
+                "leave it out if that run had none, or take the state away to begin anew"
             )
         try:
             return Ledger.open(path, mechanism, finished=True)
@@ -227,7 +263,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-def refuse_other(ledger: Ledger, mechanism: Mechanism, norms: list[float] | None, secure: bool) -> None:
+def refuse_other(
+    ledger: Ledger, mechanism: Mechanism, norms: list[float] | None, records: int | None, secure: bool
+) -> None:
     """Refuse a ledger that declares another run than the one to be trained."""
     declared = None if norms is None else schedule_of(norms, len(mechanism.sampler))
     for what, theirs, mine in (
@@ -236,6 +274,8 @@ def refuse_other(ledger: Ledger, mechanism: Mechanism, norms: list[float] | None
     ):
         if theirs != mine:
             raise ValueError(f"ledger must declare the {what} that is trained, {mine!r}, got one with {theirs!r}")
+    if ledger.population != records and (ledger.released > 0 or ledger.population is not None):
+        raise ValueError(f"records must be the {ledger.population} that {ledger.path} declares, got {records}")
     refuse_seed(ledger, secure)
 
 

@@ -38,7 +38,7 @@ from verax.training.ran import NOT_PRIVATE as NOT_PRIVATE
 from verax.training.ran import PUBLIC_NUMBER, released, tells_number
 from verax.training.refusals import refuse_loss, refuse_run, refuse_schedule
 from verax.training.rounds import Round, sizes_of
-from verax.training.state import StateFile, plain, put_back, read_state, refuse_other, spend
+from verax.training.state import StateFile, plain, put_back, read_state, refuse_other, settings_of, spend
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement
@@ -113,11 +113,10 @@ class PrivateTrainer:
         self._norms = None if clip_norms is None else norms_of(clip_norms, len(mechanism.sampler))
         self._nominal = None if records is None else checks.count("records", records)
         self._priced = mechanism.guarantee()  # now, so that what nobody can price is not trained either
-        self._source = Source.system() if insecure_seed is None else Source.insecure(insecure_seed)
-        self._noise, self._groups, self._sampling = (
-            self._source.spawn(use) for use in ("noise", "clip-groups", "sampling")
-        )
-        self._draws = Draws(self._source.spawn("draws"))
+        self._secure = insecure_seed is None
+        source = Source.system() if insecure_seed is None else Source.insecure(insecure_seed)
+        self._noise, self._groups, self._sampling = (source.spawn(use) for use in ("noise", "clip-groups", "sampling"))
+        self._draws = Draws(source.spawn("draws"))
         self._drawn: Batches | None = None
         self._indices: NDArray[np.int64] | None = None  # drawn, and not fetched yet
         self._pending: Round | None = None
@@ -154,17 +153,18 @@ class PrivateTrainer:
             book = ledger.path if isinstance(ledger, Ledger) else ledger
             self._file = StateFile(self._state, {"ledger": book, "diagnostics": diagnostics})
             self._goes_on = self._file.hold()
-        if ledger is None:
-            return
-        if not isinstance(ledger, Ledger):
-            begin = partial(
-                Ledger.create, ledger, self.mechanism, population=self._nominal,
-                insecure_seed=not self._source.secure, clip_norms=self._norms,
-            )  # fmt: skip
-            file = self._file
-            ledger = begin() if file is None else file.ledger(Path(ledger), self.mechanism, begin, self._goes_on)
-        self._ledger, self._next = ledger, ledger.released
-        refuse_other(ledger, self.mechanism, self._norms, self._source.secure)
+        if ledger is not None:
+            if not isinstance(ledger, Ledger):
+                begin = partial(
+                    Ledger.create, ledger, self.mechanism, population=self._nominal,
+                    insecure_seed=not self._secure, clip_norms=self._norms,
+                )  # fmt: skip
+                file = self._file
+                ledger = begin() if file is None else file.ledger(Path(ledger), self.mechanism, begin, self._goes_on)
+            self._ledger, self._next = ledger, ledger.released
+            refuse_other(ledger, self.mechanism, self._norms, self._nominal, self._secure)
+        if self._goes_on:
+            self._note(self._checked(self._state or ""))
 
     def _join(self, ledger: str | os.PathLike[str] | Ledger | None) -> None:
         """Agree with the other processes: one ledger, one secret, the same description and the same weights."""
@@ -178,11 +178,10 @@ class PrivateTrainer:
             "optimizer": (type(self.optimizer).__name__, repr(self.optimizer.defaults)),
             "inner": type(self._inner).__name__, "schedule": type(self._schedule).__name__,
         })  # fmt: skip
-        mine = self._groups.state(), self._sampling.state(), self._next, self._goes_on
-        groups, sampling, self._next, self._goes_on = peers.share(mine)
+        mine = self._groups.state(), self._sampling.state(), self._next, self._goes_on, self._secure, self._blind
+        groups, sampling, self._next, self._goes_on, self._secure, self._blind = peers.share(mine)
         if not peers.first:
             self._groups, self._sampling = Source.restore(groups), Source.restore(sampling)
-            self._source = self._sampling
         peers.spread_all((*self.model.parameters(), *self.model.buffers()))
 
     # --- the loop ---------------------------------------------------------------------------------------------------
@@ -399,7 +398,7 @@ class PrivateTrainer:
             attacks = (seen.guarantee().lowers, seen.guarantee().lower_by) if seen else ((), "nothing was released")
             guarantee = replace(guarantee, lowers=attacks[0], lower_by=attacks[1])
         runs = [] if self._ledger is None else [read(self._ledger.path)]
-        statement = Statement.of(guarantee, delta, runs, private=self._source.secure)
+        statement = Statement.of(guarantee, delta, runs, private=self._secure)
         if path is not None and self.first:
             statement.write(path)
         return statement
@@ -436,10 +435,13 @@ class PrivateTrainer:
             "run": None if self._ledger is None else self._ledger.run,
             "records": len(self._data) if self._data is not None and going else None,
             "rounds": self._next,
+            "population": self._nominal,
+            "blind": self._blind,
             "model": self.model.state_dict(),
             "optimizer": plain(self.optimizer.state_dict()),
             "schedule": None if self._schedule is None else plain(self._schedule.state_dict()),
             "kinds": {"optimizer": type(self.optimizer).__name__, "schedule": type(self._schedule).__name__},
+            "settings": settings_of(self.optimizer),
             "sampler": self._drawn.state() if self._drawn is not None and going else None,
             "sampling": self._sampling.state() if going else None,
             "seeded": None if self._noise.secure else self._seeds(),  # no secret noise outlives its process
@@ -470,8 +472,6 @@ class PrivateTrainer:
         self._groups = Source.restore(state["groups"])
         if state["sampling"] is not None:
             self._sampling = Source.restore(state["sampling"])
-        if not self.first:
-            self._source = self._sampling
         self._see(dataset)
         assert self._data is not None  # noqa: S101
         if state["records"] not in (None, len(self._data)):
@@ -479,20 +479,30 @@ class PrivateTrainer:
                 f"dataset must have the {state['records']} records that the run began with, got {len(self._data)}"
             )
         if state["sampling"] is None:
-            self._drawn = cast(Batches, iter(()))  # that was all
+            self._drawn = cast(Batches, iter(()))  # that was all, and stays as it is
+            if self._file is not None:
+                self._file.close()
         else:
             self._draw(state["sampler"])
         assert self._drawn is not None  # noqa: S101
         spend(self._drawn, self._schedule, state["spent"])
-        self._next, self._blind = state["rounds"] + state["spent"], state["blind"]
+        self._note(state)
+
+    def _note(self, state: dict[str, Any]) -> None:
+        """How far the run is, and what must be said of it."""
+        self._next, self._blind, self._secure = state["rounds"] + state["spent"], state["blind"], state["secure"]
+
+    def _checked(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """A saved state of this very run, with what the ledger adds to it."""
+        return read_state(path, self.mechanism, self._norms, self._nominal, self._ledger, self._schedule)
 
     def _read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        """A saved state, checked, with what the ledger adds to it; the secret of the noise is taken out of it."""
-        state = read_state(path, self.mechanism, self._norms, self._ledger, self._schedule)
+        """The same, from which the secret of the noise is taken out."""
+        state = self._checked(path)
         seeds = state.pop("seeded")
-        self._source = Source.system() if seeds is None else Source.restore(seeds["noise"])
         if seeds is None:
-            held = {use: self._source.spawn(use) for use in ("noise", "clip-groups", "draws")}
+            fresh = Source.system()
+            held = {use: fresh.spawn(use) for use in ("noise", "clip-groups", "draws")}
         else:
             held = {use: Source.restore(seed) for use, seed in seeds.items()}
         self._noise, self._draws.source, state["groups"] = held["noise"], held["draws"], held["clip-groups"].state()
