@@ -40,7 +40,7 @@ def test_plan_train_state(table, tmp_path):
     done = train(
         "--data", table, "--model", "logistic", "--epsilon", 3, "--batch", 32, "--epochs", 8, "--lr", 0.1, "--json",
         "--ledger", tmp_path / "run.ledger", "--out", tmp_path / "model.pt", "--report", tmp_path / "report.html",
-        "--diagnostics", tmp_path / "run.private", "--insecure-seed", 1,
+        "--diagnostics", tmp_path / "run.private", "--insecure-seed", 1, "--records", 160,
     )  # fmt: skip
     assert done.exit_code == 0
     found = json.loads(done.stdout)
@@ -92,7 +92,7 @@ SAMPLERS = ["poisson", "balls-in-bins", "shuffle"]
 def test_training_the_statement_the_report_and_the_account_name_the_same_numbers(table, tmp_path, sampler):
     run, stated = tmp_path / "run.ledger", tmp_path / "statement.json"
     done = train("--data", table, "--model", "logistic", "--epsilon", 3, "--batch", 32, "--epochs", 4,
-                 "--sampler", sampler, "--ledger", run, "--report", stated)  # fmt: skip
+                 "--sampler", sampler, "--ledger", run, "--report", stated, "--records", 160)  # fmt: skip
     printed = numbers(done.stdout)
     statement, reported = json.loads(stated.read_text()), json.loads(say("report", run, "--json"))
     assert printed == shown_sides(statement) == numbers(say("report", run))
@@ -125,7 +125,7 @@ def test_questions_about_a_run_do_not_move_the_numbers_of_its_report(table, tmp_
 
 
 def test_batches_suit_small_data_unless_they_are_given(table):
-    words = "--data", table, "--model", "logistic", "-z", 2, "--epochs", 1
+    words = "--data", table, "--model", "logistic", "-z", 2, "--epochs", 1, "--records", 160
     done = train(*words, "--json")
     assert "Poisson(rate=0.25, steps=4)" in json.loads(done.stdout)["mechanism"]
     assert "Poisson(rate=1.0, steps=1)" in json.loads(train(*words, "--json", "--batch", 160).stdout)["mechanism"]
@@ -147,6 +147,9 @@ def test_the_batch_size_for_so_many_records(records, batch):
         (["--data", "digits"], "either --epsilon, or"),
         (["--data", "faces", "-z", "1"], "data must be digits"),
         (["--data", "none.csv", "-z", "1"], "readable CSV"),
+        (["-z", "1", "--clip-groups", "3"], "--clip-groups is for --clipping mixed, got 3 with individual"),
+        (["-z", "1", "--clip-norm", "nan"], "--clip-norm must be"),
+        (["-z", "1", "--lr", "nan"], "--learning-rate must be"),
         (["--data", "none.csv", "-z", "1", "--report", "o.pdf"], r"path must end in \.html.*got 'o\.pdf'"),
     ],
 )
@@ -158,13 +161,65 @@ def test_bad_input_is_one_line(words, complaint):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [("a,b\n1,2\n", "at least 5"), ("a,b\n" + "1,x\n" * 6, "line 2"), ("a,b\n" + "1,2,3\n" * 6, "line 2"),
-     ("a,b\n1,2\n1,nan\n" + "1,2\n" * 6, "line 3"), ("1,2\n" * 8, "begin with a line of names")],
+     ("a,b\n1,2\n1,nan\n" + "1,2\n" * 6, "line 3: .*got 'nan' in column 'b'"),
+     ("a,b\n1,2\n\n1e39,1\n" + "1,2\n" * 6, "line 4: .*got '1e39' in column 'a'"),
+     ("1,2\n" * 8, "begin with a line of names"), ("\ufeff1,2\n" * 8, "begin with a line of names"),
+     ("a;b\n" + "1;2\n" * 8, "commas between them, got one"), ("a,b\n" + "1,2\n" * 8, "got 1 different numbers"),
+     ("a,b\n" + "1,0.5\n2,1\n" * 8, "whole numbers in the last column, 'b'")],
 )  # fmt: skip
 def test_a_bad_table_names_the_line(tmp_path, text, complaint):
     path = tmp_path / "bad.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=complaint):
         train("--data", path, "-z", "1")
+
+
+def test_records_that_are_held_out_are_so_whoever_else_is_there(table):
+    """Neighbouring files differ in one record to train on, or in none."""
+    whole = load(str(table))
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([lines[0], "16777217,0,0,1", *lines[1:], "", ""]))
+    more = load(str(table))
+    kept = {tuple(row) for part in (whole.train, whole.test) for row in part[0].tolist()}
+    grown = [[tuple(row) for row in part[0].tolist()] for part in (more.train, more.test)]
+    assert [len([row for row in rows if row in kept]) for rows in grown] == [len(whole.train[1]), len(whole.test[1])]
+    assert 0.1 < len(whole.test[1]) / 200 < 0.3
+
+
+def test_large_numbers_of_classes_are_told_apart(tmp_path):
+    path = tmp_path / "large.csv"
+    path.write_text("a,class\n" + "".join(f"{i},{16777216 + i % 2}\n" for i in range(50)))
+    assert load(str(path)).classes == 2
+
+
+@pytest.mark.parametrize("records", [[], ["--records", 200]])
+def test_what_is_taken_to_be_public_is_said(table, tmp_path, records):
+    words = ["--data", table, "--model", "logistic", "-z", 2, "--epochs", 1, *records]
+    said = train(*words, "--ledger", tmp_path / "run.ledger").stdout
+    assert ("that there are 154 records to train on" in said) is ("that the number of records is public" in said)
+    assert ("that there are 154 records to train on" in said) is (not records)
+    assert "that there are 2 classes" in said
+    assert json.loads(train(*words, "--json").stdout)["taken_to_be_public"]
+    assert json.loads(train("-z", 2, "--epochs", 1, "--json").stdout)["taken_to_be_public"] == ""
+
+
+def test_a_large_delta_and_no_noise_are_warned_of():
+    said = train("-z", 1, "--epochs", 1, "--delta", 0.5).stdout
+    assert "Delta 0.5 is too large for 1,438 records." in said
+    found = train("-z", 0, "--epochs", 1, "--json", "--model", "logistic")
+    assert json.loads(found.stdout)["private"] is False
+
+
+def test_after_an_interruption_it_is_said_how_to_go_on(table, tmp_path, monkeypatch, capsys):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PrivateTrainer, "step", stop)
+    words = ["--data", table, "-z", 2, "--state", tmp_path / "state"]
+    monkeypatch.setattr("sys.argv", ["verax", "train", *map(str, words)])
+    with pytest.raises(SystemExit, match="130"):
+        main()
+    assert "the same command goes on with it" in capsys.readouterr().err
 
 
 def test_models_that_do_not_fit_the_data(table):

@@ -421,11 +421,15 @@ def test_a_loader_is_taken_if_the_mechanism_describes_its_batches():
         (Poisson(0.2, 4), DataLoader(Loaded(), 4, shuffle=True), r"those of Shuffle\(batches=3.*Pass loader\.dataset"),
         (Shuffle(3), DataLoader(Loaded(), 4), r"those of Deterministic\(batches=3"),
         (Shuffle(3, 2, reshuffle=False), DataLoader(Loaded(), 4, shuffle=True), "whose batches are those of Shuffle"),
-        (Shuffle(3), DataLoader(Loaded(), 5, shuffle=True), "not described"),
-        (Shuffle(2), DataLoader(Loaded(), 5, shuffle=True, drop_last=True), "not described"),
-        (Shuffle(3), DataLoader(Loaded(), 4, sampler=RandomSampler(Loaded(), replacement=True)), "not described"),
+        (Shuffle(3), DataLoader(Loaded(), 5, shuffle=True), "no law that can be priced"),
+        (Shuffle(2), DataLoader(Loaded(), 5, shuffle=True, drop_last=True), "no law that can be priced"),
+        (
+            Shuffle(3),
+            DataLoader(Loaded(), 4, sampler=RandomSampler(Loaded(), replacement=True)),
+            "no law that can be priced",
+        ),
         (Shuffle(3), DataLoader(Loaded(), batch_sampler=[[0, 1], [2, 3]]), "with list of"),
-        (Deterministic(3), DataLoader(Passing(12), 4), "not described"),
+        (Deterministic(3), DataLoader(Passing(12), 4), "no law that can be priced"),
     ],
 )
 def test_other_batches_of_ones_own_are_refused(sampler, loader, words):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +15,7 @@ from rich.console import Console
 from verax import Mechanism, checks
 from verax.cli import common
 from verax.privacy import calibrate
-from verax.privacy.composition import UPPER
+from verax.privacy.composition import LOWER
 from verax.privacy.guarantee import shown
 from verax.reporting.statement import savable
 
@@ -33,8 +36,23 @@ class OptimizerName(StrEnum):
     adam = "adam"
 
 
+@contextmanager
+def _interruptible(state: Path | None) -> Iterator[None]:
+    """Say after Ctrl-C that nothing is lost, if that is so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if state is not None and state.exists():
+            Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(
+                "The run is kept: the same command goes on with it. What was released so far is spent."
+            )
+        raise
+
+
 def train(
-    data: Annotated[str, typer.Option(help="digits, mnist (see VERAX_DATA), or a .csv file, class last.")] = "digits",
+    data: Annotated[
+        str, typer.Option(help="digits, mnist (see VERAX_DATA), or a .csv file: names, then numbers, the class last.")
+    ] = "digits",
     model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.mlp,
     epsilon: Annotated[float | None, typer.Option(help="The budget; the noise is then computed.")] = None,
     noise_multiplier: Annotated[
@@ -52,6 +70,10 @@ def train(
     clip_norm: Annotated[float, typer.Option(help="The norm gradients are clipped to.")] = 1.0,
     optimizer: Annotated[OptimizerName, typer.Option(help="What uses the noisy gradients.")] = OptimizerName.adam,
     learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Its step size.")] = 3e-3,
+    public: Annotated[
+        int | None,
+        typer.Option("--records", help="A public number of records; by default the file's own, as if public."),
+    ] = None,
     ledger: Annotated[Path | None, typer.Option(help="Record every release in this new file.")] = None,
     state: Annotated[
         Path | None, typer.Option(help="Keep the run in this secret file; if it is there, go on with that run.")
@@ -70,10 +92,17 @@ def train(
 
     With --state, the same command goes on with a run that was interrupted.
 
+    Of a .csv file about every fifth record is held out for testing, and how many records and which classes it has is
+    taken to be public; --records gives another number to plan and train with.
+
     In two processes: torchrun --no-python --nproc-per-node 2 verax train --data digits --epsilon 3
     """
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError("give either --epsilon, or --noise-multiplier")
+    if clip_groups != 1 and clipping is not common.ClippingName.mixed:
+        raise ValueError(f"--clip-groups is for --clipping mixed, got {clip_groups} with {clipping.value}")
+    checks.positive("--clip-norm", clip_norm)
+    checks.positive("--learning-rate", learning_rate)
     if report is not None:
         savable(report)
     for option, path in (("--out", out), ("--report", report), ("--state", state)):
@@ -92,7 +121,8 @@ def train(
     if insecure_seed is not None:
         torch.manual_seed(insecure_seed)
     network = build(model.value, examples)
-    records = len(examples.train[1])
+    here = len(examples.train[1])
+    records = here if public is None else checks.count("--records", public)
     run = common.describe_run(
         sampler, None, None, records, common.expected_batch(batch, records), None, epochs, clipping, clip_groups, None,
         times, buffer, max_batch,
@@ -104,11 +134,12 @@ def train(
             noise = calibrate.noise_multiplier(run.sampler, epsilon, delta, clipping=clipped)
     mechanism = Mechanism(run.sampler, noise, clipped)
     kinds: dict[OptimizerName, Any] = {OptimizerName.sgd: torch.optim.SGD, OptimizerName.adam: torch.optim.Adam}
-    with launched() as first:
+    with launched() as first, _interruptible(state):
         fitted = fit(
             network, torch.nn.CrossEntropyLoss(), examples.train, mechanism,
-            lambda p: kinds[optimizer](p, learning_rate), ledger=ledger, delta=delta, records=records,
-            state=state, diagnostics=diagnostics, insecure_seed=insecure_seed,
+            lambda p: kinds[optimizer](p, learning_rate), ledger=ledger, delta=delta,
+            records=records if examples.public else public, state=state, diagnostics=diagnostics,
+            insecure_seed=insecure_seed,
         )  # fmt: skip
     if not first:
         return
@@ -116,12 +147,18 @@ def train(
     if out is not None:
         torch.save(network.state_dict(), out)
     statement = fitted.statement(report)
+    found = statement.facts.epsilon
+    number = [] if public is not None else [f"that there are {here:,} records to train on"]
+    taken = "" if examples.public else " and ".join([*number, f"that there are {examples.classes} classes"])
     if json:
         common.print_json({
             "mechanism": repr(mechanism), "noise_multiplier": noise, "accuracy": right, "delta": delta,
-            "epsilon": statement.facts.epsilon, "private": statement.facts.private, "ledger": ledger and str(ledger),
+            "epsilon": found, "private": statement.facts.private and math.isfinite(found.upper),
+            "taken_to_be_public": taken, "ledger": ledger and str(ledger),
         })  # fmt: skip
         return
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"noise multiplier {shown(noise, UPPER, 5)}, accuracy on held-out records {right:.1%}")
+    console.print(f"noise multiplier {shown(noise, LOWER, 5)}, accuracy on held-out records {right:.1%}")
+    if taken:
+        console.print(f"Taken to be public: {taken}.")
     console.print(statement)

@@ -107,11 +107,13 @@ class Facts:
     """Whom of several observers it is about, in words, if there are several."""
     notes: tuple[str, ...] = ()
     """What else a reviewer should know about the number, a sentence each."""
+    records: int | None = None
+    """How many records there are, if that is public and no ledger says it."""
 
     @classmethod
     def of(
         cls, guarantee: Guarantee, delta: float, runs: tuple[Run, ...] = (), *, private: bool = True,
-        independent: Guarantee | None = None, context: str = "",
+        independent: Guarantee | None = None, context: str = "", records: int | None = None,
     ) -> Facts:  # fmt: skip
         """The facts of a guarantee, with what ledgers say about the runs it is the guarantee of.
 
@@ -136,6 +138,7 @@ class Facts:
             software=software(),
             kind=scope.kind,
             context=context,
+            records=records,
         )
 
     @classmethod

@@ -70,8 +70,9 @@ class Statement(str):
 
     @classmethod
     def of(
-        cls, guarantee: Guarantee, delta: float, runs: Sequence[Run] = (), *, private: bool = True, context: str = ""
-    ) -> Statement:
+        cls, guarantee: Guarantee, delta: float, runs: Sequence[Run] = (), *, private: bool = True, context: str = "",
+        records: int | None = None,
+    ) -> Statement:  # fmt: skip
         """The statement of a guarantee.
 
         Args:
@@ -80,8 +81,9 @@ class Statement(str):
             runs: what the ledgers say of the runs that it is the guarantee of, if there are any.
             private: False if somebody chose the seed of the run's randomness.
             context: a sentence to begin with, such as whom of several observers it is about.
+            records: how many there are, if that is public: delta is then compared with it.
         """
-        return cls(Facts.of(guarantee, delta, tuple(runs), private=private, context=context))
+        return cls(Facts.of(guarantee, delta, tuple(runs), private=private, context=context, records=records))
 
     @classmethod
     def of_runs(cls, runs: Sequence[Run], delta: float, group: int = 1) -> Statement:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
 from verax.reporting.facts import BUDGET, RUN, SEARCH, UNCOVERED, Facts, Reach
@@ -114,11 +116,14 @@ def warnings(facts: Facts) -> list[str]:
         for run in facts.runs
         if run.ended and run.ended.private
     ]
+    known = [(f"{run.path}: delta", run.population) for run in facts.runs] or [("Delta", facts.records)]
     found += [
-        f"{run.path}: delta {facts.delta!r} is too large for {run.population:,} records."
-        for run in facts.runs
-        if run.population and run.population * facts.delta >= 1.0
+        f"{delta} {facts.delta!r} is too large for {records:,} records."
+        for delta, records in known
+        if records and records * facts.delta >= 1.0
     ]
+    if math.isinf(facts.epsilon.upper):
+        found.append("Nothing is protected: no epsilon is proved at this delta.")
     return found
 
 

@@ -24,7 +24,7 @@ from verax.training.grouped import GroupMeans, of_groups, some_unformed, too_man
 from verax.training.kept import Kept
 from verax.training.pieces import part, runs, slices
 from verax.training.records import Records
-from verax.training.trials import Losses, one_each, uncached
+from verax.training.trials import Losses, one_each, uncached, with_gradient
 from verax.training.tricks import Aggregate, Tricks
 from verax.training.unchanged import Unchanged
 
@@ -66,7 +66,7 @@ class MeanGradient:
         total: list[Tensor | None] = [None] * len(parameters)
         for piece, size in slices(batch, self.micro_batch or records, records):
             with torch.enable_grad():
-                loss = one_each(losses(model, piece), size).sum() / records
+                loss = with_gradient(one_each(losses(model, piece), size).sum() / records)
             found = [
                 g.to_dense() if g is not None and g.is_sparse else g
                 for g in torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -107,7 +107,7 @@ class LocalSteps:
         for _ in range(self.steps):
             local.zero_grad()
             with torch.enable_grad():
-                one_each(losses(model, batch), records).mean().backward()
+                with_gradient(one_each(losses(model, batch), records).mean()).backward()
             local.step()
         return [old - p.detach() for old, p in zip(before, parameters, strict=True)]
 
@@ -295,7 +295,10 @@ class Clipper:
         few = found.shape[0] <= _FEW
         norms = found.tolist() if few else [float(found.sum())]
         if not all(map(math.isfinite, norms)) and not bool(torch.isfinite(found).all()):
-            raise NotFinite(f"the {what} is not finite")
+            raise NotFinite(
+                f"the {what} is not finite: look for NaN, infinite or huge values in the data, and scale them by "
+                "public constants"
+            )
         if self.norms is not None:
             self.norms(found)
         most, whole = norm * _INSIDE, 1.0 / denominator

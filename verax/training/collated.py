@@ -114,7 +114,8 @@ def _refuse(what: str) -> NoReturn:
     raise MixedRecords(
         f"what makes batches of records (the loader's collate_fn, or the data set's __getitems__) {what}, so that "
         "clipping would protect nobody: change each record by itself in the data set's __getitem__, drawing from "
-        "the generators of torch, numpy or Python, or use batch clipping (Batch)"
+        "the generators of torch, numpy or Python; where it pads, let the model skip the padding (a mask, or packed "
+        "sequences), or pad to a fixed length; or use batch clipping (Batch)"
     )
 
 

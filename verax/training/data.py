@@ -33,6 +33,8 @@ from verax.samplers import BufferedShuffle, Deterministic, Sampler, Shuffle
 from verax.training.collated import Watched
 from verax.training.pieces import part
 
+Collate = Callable[[list[Any]], Any]
+"""From a list of records to a batch."""
 Chosen = slice | NDArray[np.int64] | None
 """Which of a batch's records are wanted: all, or a process's share of them."""
 
@@ -42,23 +44,38 @@ class WrongLength(ValueError):  # noqa: N818  it says what is wrong
 
 
 def taken_from(
-    source: Any, sampler: Sampler, records: int | None = None, clipping: Clipping | None = None
+    source: Any, sampler: Sampler, records: int | None = None, clipping: Clipping | None = None,
+    collate: Collate | None = None,
 ) -> Data | Stream:  # fmt: skip
     """The records of whatever a caller calls a data set, or an error that says what to pass instead.
 
     Unless the whole batch is clipped at once, it is watched how batches are made (see ``Watched``).
     """
-    collate: Callable[[list[Any]], Any] = default_collate
     loaded = isinstance(source, DataLoader)
+    if collate is not None:
+        _refuse_collate(collate, source)
     if loaded:
         refuse_other_batches(source, sampler)
-        source, collate = source.dataset, source.collate_fn or default_collate
+        source, collate = source.dataset, source.collate_fn
     if isinstance(source, IterableDataset):
-        return Stream(source, sampler, records, collate)
-    found = Data(source, collate, by_record=loaded)
+        return Stream(source, sampler, records)
+    found = Data(source, collate or default_collate, by_record=loaded or collate is not None)
     if clipping is not None and not isinstance(clipping, Batch):
         found.watch(in_order=isinstance(clipping, Mixed))
     return found
+
+
+def _refuse_collate(collate: Any, source: Any) -> None:
+    """Say what a ``collate_fn`` is for, where it is none or the data need none."""
+    if not callable(collate):
+        raise ValueError(f"collate_fn must be a function from a list of records to a batch, got {collate!r}")
+    if isinstance(source, DataLoader | IterableDataset) or (
+        not isinstance(source, Dataset) and columns(source) is not None
+    ):
+        raise ValueError(
+            "collate_fn is for data sets that give records by number (a map-style data set, or a list of records), got "
+            f"it with a {type(source).__name__}: leave it out"
+        )
 
 
 class Data:
@@ -88,10 +105,10 @@ class Data:
             if len(sizes) > 1:
                 raise ValueError(f"dataset must hold tensors of equal length, got lengths {sorted(sizes)}")
             self._size = sizes.pop()
-        elif isinstance(source, Dataset) or (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
+        elif isinstance(source, Dataset) or _holds_records(source):
             self._one, self._many = source.__getitem__, getattr(source, "__getitems__", None)
             self._at_once = _gives_many(source)
-            self._size = len(source)
+            self._size = _length(source)
         else:
             raise ValueError(
                 f"dataset must be tensors, numpy arrays or a map-style data set with a length, got {source!r}"
@@ -124,6 +141,21 @@ class Data:
 
     def _collated(self, numbers: list[int]) -> Any:
         return self._collate([self._one(i) for i in numbers] if self._many is None else self._many(numbers))
+
+
+def _holds_records(source: Any) -> bool:
+    """Whether it gives records by number; the name of a file is not its records."""
+    return hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, str | bytes)
+
+
+def _length(source: Any) -> int:
+    try:
+        return len(source)
+    except (TypeError, NotImplementedError):
+        raise ValueError(
+            f"dataset must have a length, got {type(source).__name__} without __len__: the sampler draws from all "
+            "records, so it must know how many there are"
+        ) from None
 
 
 def _gives_many(source: Any) -> bool:
@@ -193,13 +225,9 @@ class Stream:
         source: yields the same records in the same order every time it is iterated over.
         sampler: who is in each batch.
         records: how many records the stream has, unless it has a length.
-        collate: from a list of records to a batch.
     """
 
-    def __init__(
-        self, source: Any, sampler: Sampler, records: int | None = None,
-        collate: Callable[[list[Any]], Any] = default_collate,
-    ) -> None:  # fmt: skip
+    def __init__(self, source: Any, sampler: Sampler, records: int | None = None) -> None:
         if type(sampler) not in (Deterministic, BufferedShuffle):
             raise ValueError(
                 f"dataset must give its records by number for {type(sampler).__name__}, which may draw any record in "
@@ -212,7 +240,7 @@ class Stream:
                 f"records must say how many records {type(source).__name__} has, a stream without a length: the "
                 "sampler cuts it into batches of known sizes"
             )
-        self._source, self._collate = source, collate
+        self._source = source
         self.watched: Watched | None = None  # loaders of streams are refused, and so are their collate functions
         self._size, self._batches = checks.count("records", size), int(sampler.batches)  # type: ignore[call-overload]
         self._epoch = -1
@@ -242,7 +270,7 @@ class Stream:
             found = found[mine]
         elif mine is not None:
             found = [found[i] for i in mine.tolist()]
-        return self._collate(found) if found else None
+        return default_collate(found) if found else None
 
 
 def refuse_other_batches(loader: Any, sampler: Sampler) -> None:
@@ -251,16 +279,25 @@ def refuse_other_batches(loader: Any, sampler: Sampler) -> None:
     if found is None:
         raise ValueError(
             f"dataset must not bring batches of its own, got a DataLoader with {type(loader.batch_sampler).__name__} "
-            f"of {type(loader.sampler).__name__}: nobody can price batches that are not described. Pass "
-            "loader.dataset, and let the mechanism's sampler draw the batches"
+            f"of {type(loader.sampler).__name__}, which follow no law that can be priced{_uneven(loader)}. Pass "
+            "loader.dataset (and collate_fn=loader.collate_fn, if it has one of its own), and let the mechanism's "
+            "sampler draw the batches"
         )
     same = type(found) is type(sampler) and found.batches == getattr(sampler, "batches", None)
     if not same or not getattr(sampler, "reshuffle", True):
         raise ValueError(
             f"dataset must not bring batches of its own, got a DataLoader whose batches are those of {found!r} while "
-            f"the mechanism has {sampler!r}. Pass loader.dataset, and let the mechanism's sampler draw the batches, or "
+            f"the mechanism has {sampler!r}. Pass loader.dataset (and collate_fn=loader.collate_fn, if it has one of "
+            "its own), and let the mechanism's sampler draw the batches, or "
             f"use the sampler {type(found).__name__}(batches={int(found.batches)}, epochs=...)"
         )
+
+
+def _uneven(loader: Any) -> str:
+    """That the size of the batches is why, if it is."""
+    plain = type(loader.batch_sampler) is BatchSampler and not isinstance(loader.dataset, IterableDataset)
+    uneven = plain and len(loader.dataset) % int(loader.batch_size)
+    return f" ({loader.batch_size} does not divide the number of records, so that one batch is smaller)" * bool(uneven)
 
 
 def described(loader: Any) -> Shuffle | Deterministic | None:

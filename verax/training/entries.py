@@ -60,6 +60,11 @@ def schedule_of(norms: Sequence[float], rounds: int) -> Schedule:
 
 def norms_of(norms: Norms, rounds: int) -> list[float]:
     """A clip norm for every round, all of them asked for before the first."""
+    if not callable(norms) and not isinstance(norms, Iterable):
+        raise ValueError(
+            f"clip_norms must be a list of {rounds} norms or a function of the round's number, got {norms!r}: one norm "
+            "for all rounds is the clipping's own, such as Individual(norm=1.0)"
+        )
     found = [norms(number) for number in range(rounds)] if callable(norms) else list(norms)
     return [norm for norm, times in schedule_of(found, rounds) for _ in range(times)]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from verax import checks
 from verax.training.download import obtain
 
 _MNIST_AT = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+_LARGEST = float(torch.finfo(torch.float32).max)
 MNIST = {
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
@@ -35,6 +38,8 @@ class Examples:
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     classes: int
+    public: bool = True
+    """Whether everybody knows how many records and classes there are."""
 
     @property
     def shape(self) -> torch.Size:
@@ -80,31 +85,57 @@ def _idx(packed: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
 
 
 def _csv(path: Path) -> Examples:
-    """Numbers with a header; the last column is the class. Every fifth record is for testing."""
+    """Numbers with a header; the last column is the class. About every fifth record is for testing."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.reader(file))
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            rows = [(reader.line_num, row) for row in reader if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"data must be a readable CSV file, got {path}: {error}") from error
     if len(rows) < 6:
         raise ValueError(f"data must have a header and at least 5 records, got {len(rows)} lines in {path}")
-    width = len(rows[0])
-    if all(map(_number, rows[0])):
+    names = rows[0][1]
+    if len(names) < 2:
+        raise ValueError(
+            f"data must have two or more columns with commas between them, got one in {path}, {names[0][:40]!r}: write "
+            "the file anew if its columns are parted by something else"
+        )
+    if all(map(_number, names)):
         raise ValueError(f"data must begin with a line of names, got numbers in the first line of {path}")
-    values = []
-    for line, row in enumerate(rows[1:], start=2):
-        try:
-            numbers = [float(cell) for cell in row]
-        except ValueError as error:
-            raise ValueError(f"{path}, line {line}: every cell must be a number ({error})") from error
-        if len(numbers) != width or width < 2 or not all(map(math.isfinite, numbers)):
-            raise ValueError(f"{path}, line {line}: {width} finite numbers are needed, got {len(numbers)} cells")
-        values.append(numbers)
-    table = torch.tensor(values)
-    names, y = torch.unique(table[:, -1], return_inverse=True)
-    held = torch.arange(len(y)) % 5 == 4
-    x = table[:, :-1]
-    return Examples((x[~held], y[~held]), (x[held], y[held]), max(len(names), 2))
+    table = np.array([_numbers(path, line, names, row) for line, row in rows[1:]])
+    classes, y = np.unique(table[:, -1], return_inverse=True)
+    if len(classes) < 2 or not all(map(float.is_integer, classes.tolist())):
+        raise ValueError(
+            f"data must have classes that are two or more different whole numbers in the last column, {names[-1]!r}, "
+            f"got {len(classes)} different numbers such as {classes[0]:g} in {path}: give each class a number, "
+            "and round what is measured"
+        )
+    x, labels, held = torch.from_numpy(table[:, :-1]).float(), torch.from_numpy(y).long(), _held_out(table)
+    if held.all() or not held.any():
+        raise ValueError(f"data must have more records to hold some out, got {len(y)} in {path}")
+    return Examples((x[~held], labels[~held]), (x[held], labels[held]), len(classes), public=False)
+
+
+def _numbers(path: Path, line: int, names: list[str], row: list[str]) -> list[float]:
+    """A line of the file; errors name its place, and nothing that stands there but what is no number."""
+    if len(row) != len(names):
+        raise ValueError(f"{path}, line {line}: {len(names)} cells are needed, one for each name, got {len(row)}")
+    for name, cell in zip(names, row, strict=True):
+        if not _number(cell) or not abs(float(cell)) <= _LARGEST:
+            hint = (
+                "give each class a number" if name == names[-1] else "turn words into numbers, fill in what is missing"
+            )
+            raise ValueError(
+                f"{path}, line {line}: every cell must be a number that single precision can hold, got {cell[:40]!r} "
+                f"in column {name!r}: {hint}"
+            )
+    return [float(cell) for cell in row]
+
+
+def _held_out(table: NDArray[np.float64]) -> Tensor:
+    """Which records are for testing. Each record decides by itself: one more or less moves no other."""
+    digests = (hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in table)
+    return torch.tensor([int.from_bytes(digest, "big") % 5 == 4 for digest in digests])
 
 
 def _number(cell: str) -> bool:

@@ -18,11 +18,12 @@ from verax.mechanism import Mechanism
 from verax.privacy.composition import UPPER
 from verax.privacy.guarantee import Guarantee, shown
 from verax.training.clipped import MICRO_BATCH, Inner
+from verax.training.data import Collate
 from verax.training.diagnostics import PublicLog
 from verax.training.entries import Norms
 from verax.training.ledger import Ledger
 from verax.training.losses import Criterion
-from verax.training.refusals import refuse_factory
+from verax.training.refusals import refuse_factories
 from verax.training.state import refuse_shared
 from verax.training.trainer import PrivateTrainer
 
@@ -67,6 +68,7 @@ def fit(
     state: str | os.PathLike[str] | None = None,
     records: int | None = None,
     processes: Any = None,
+    collate_fn: Collate | None = None,
     log: PublicLog | None = None,
     diagnostics: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -93,6 +95,8 @@ def fit(
             who is in which batch until the last round, so it must stay as secret as the data.
         records: a public number of records by which updates are scaled; by default the data set's own.
         processes: None for all processes of ``torch.distributed``, if it was initialised; 1 for this one alone.
+        collate_fn: for data sets that give records by number, from a list of records to a batch; it must treat each
+            record by itself.
         log: scores on public data, to be written down on the way.
         diagnostics: a new file for losses and gradient norms of the batches, which **no noise protects**: for the eyes
             of those who may see the data. By custom the ledger's name with the ending ``.private``.
@@ -115,7 +119,7 @@ def fit(
     True
     """
     checks.probability("delta", delta)
-    refuse_factory(optimizer)
+    refuse_factories(model, optimizer, schedule)
     if state is not None and log is not None:
         refuse_shared(state, {"log": log.path})
     chosen = optimizer([p for p in model.parameters() if p.requires_grad])
@@ -127,7 +131,7 @@ def fit(
     )  # fmt: skip
     try:
         with _bar(len(mechanism.sampler), progress and trainer.first) as show:
-            for batch in trainer.batches(dataset):
+            for batch in trainer.batches(dataset, collate_fn):
                 trainer.step(batch, loss)
                 if log is not None and trainer.first:
                     log.after(model, trainer.rounds, last=trainer.rounds == len(mechanism.sampler))

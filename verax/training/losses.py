@@ -49,6 +49,8 @@ class PerRecord:
             found = criterion(model, batch)
             records = len(next(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)))
             outputs = target = None
+        if not isinstance(found, Tensor):
+            raise ValueError(f"loss must return a tensor with one value per record, got {type(found).__name__}")
         if found.dim() == 0 and outputs is not None:  # reduced: ask again, record by record
             found = _one_by_one(criterion, outputs, target, records)
         if found.dim() > 1 and len(found) == records:
@@ -59,10 +61,10 @@ class PerRecord:
     def _refuse_pairs(self, outputs: Any, target: Any) -> None:
         """Refuse shapes that torch would broadcast: every record's output would meet every other's target."""
         if type(self._criterion) in _ELEMENTWISE and isinstance(outputs, Tensor) and outputs.shape != target.shape:
+            mine, theirs = (", ".join(["records", *map(str, x.shape[1:])]) for x in (outputs, target))
             raise ValueError(
-                f"loss {type(self._criterion).__name__} needs outputs and targets of one shape, got "
-                f"{tuple(outputs.shape)} and {tuple(target.shape)}, which would compare records with each other: "
-                "reshape the targets, or flatten the outputs"
+                f"loss {type(self._criterion).__name__} needs outputs and targets of one shape, got ({mine}) and "
+                f"({theirs}), which would compare records with each other: reshape the targets, or flatten the outputs"
             )
 
     def _counted(self, found: Tensor, target: Any) -> Tensor | int:

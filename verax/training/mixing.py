@@ -104,9 +104,8 @@ class Mixing:
             first, second = float(usual[record]), float(alone[record])
             if math.isfinite(first) and not abs(first - second) <= allowed * (abs(first) + abs(second)) + 1e-5:
                 raise MixedRecords(
-                    f"a record's loss depends on the other records of its batch ({first:.6g} among them, {second:.6g} "
-                    "among copies of itself): use layers that treat records one by one, or batch clipping (Batch or "
-                    "Mixed)"
+                    "a record's loss depends on the other records of its batch (it is another one among copies of "
+                    "itself): use layers that treat records one by one, or batch clipping (Batch or Mixed)"
                 )
             if self._differs(mine, other, partial(self._seen, batch, records, [record]), allowed):
                 raise MixedRecords(
@@ -142,8 +141,8 @@ class Mixing:
                 if self._differs(mine, other, partial(self._seen, batch, records, [record]), allowed):
                     raise MixedRecords(
                         "the gradient of a record's loss depends on how many records are in its batch (it is another "
-                        f"one among {few} of {records}): return every record's own loss, not divided by their number, "
-                        "or use batch clipping (Batch or Mixed)"
+                        "one among fewer): return every record's own loss, not divided by their number, or use batch "
+                        "clipping (Batch or Mixed)"
                     )
 
     def _seen(

@@ -174,6 +174,15 @@ def released(mechanism: Phases, rounds: int, up: bool) -> Phases | None:
     return Phases(tuple(phases)) if phases else None
 
 
+def attacked(guarantee: Guarantee, mechanism: Mechanism, rounds: int) -> Guarantee:
+    """The guarantee with attacks on the first ``rounds`` only, if there are more: they see what was released."""
+    if rounds >= len(mechanism.sampler):
+        return guarantee
+    seen = released(Phases((mechanism,)), rounds, up=False)
+    attacks = (seen.guarantee().lowers, seen.guarantee().lower_by) if seen else ((), "nothing was released")
+    return replace(guarantee, lowers=attacks[0], lower_by=attacks[1])
+
+
 @singledispatch
 def first(sampler: Any, rounds: int, up: bool) -> Sampler | None:
     """The sampler of the first ``rounds``, which are fewer than it has, and more than none.

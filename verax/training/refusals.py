@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from verax.mechanism import Individual, Mechanism, Phases
 from verax.privacy.analysis import refuse_unknown
 from verax.training.clipped import Inner
+from verax.training.pieces import by_records, part
+from verax.training.trials import Losses, repeatable, with_gradient
 
+_FEW = 4  # records with which it is found out whether a loss has a gradient
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 
 
@@ -37,8 +40,10 @@ def refuse_run(model: nn.Module, optimizer: Any, mechanism: Any, inner: Inner | 
             raise ValueError("optimizer must hold parameters of the model only, got one that is not the model's")
 
 
-def refuse_model(model: nn.Module) -> None:
+def refuse_model(model: Any) -> None:
     """Say which models cannot be clipped."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, got {_named(model)}")
     for module in model.modules():
         if type(module).__name__ in WRAPPERS:
             raise ValueError(
@@ -88,8 +93,40 @@ def refuse_factory(optimizer: Any) -> None:
         )
 
 
+def refuse_factories(model: nn.Module, optimizer: Any, schedule: Any) -> None:
+    """The same, of the schedule too, and say which models give them nothing to do."""
+    refuse_model(model)
+    refuse_factory(optimizer)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("model must have parameters that are trained, got one in which all are frozen, or none")
+    if schedule is not None and (isinstance(schedule, torch.optim.lr_scheduler.LRScheduler) or not callable(schedule)):
+        raise ValueError(
+            "schedule must be a function from the optimizer to a schedule, such as "
+            f"lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 100), got {_named(schedule)}"
+        )
+
+
+def refuse_flat(model: nn.Module, losses: Losses, batch: Any, records: int) -> None:
+    """Refuse losses that have no gradient, with which a run would be charged and train on nothing but noise."""
+    if not any(p.requires_grad for p in model.parameters()) or not by_records(batch, records):
+        return
+    few = part(batch, slice(_FEW))
+
+    def connected() -> Tensor:
+        with torch.enable_grad():
+            return losses(model, few)
+
+    try:
+        found = repeatable(model, connected)
+    except Exception:  # noqa: BLE001  with all records it may work; if not, it fails in the next moment
+        return
+    with_gradient(found)
+
+
 def refuse_loss(loss: Any, batch: Any) -> None:
     """Say that other batches than tuples need a loss of model and batch, where a criterion of torch was given."""
+    if not callable(loss):
+        raise ValueError(f"loss must be a torch criterion or a function that returns losses, got {loss!r}")
     own = isinstance(loss, nn.modules.loss._Loss) and type(loss).forward.__module__.startswith("torch.")
     if own and isinstance(batch, Mapping | Tensor):
         name = type(loss).__name__

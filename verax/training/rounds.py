@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +13,24 @@ from numpy.typing import NDArray
 class Round:
     """One batch as the sampler drew it: its number in the run, its records, and how many they are (a secret).
 
-    Where several processes train, the records are this process's share of the batch.
+    Where several processes train, the records are this process's share of the batch. Only the number is printed.
     """
 
     number: int
-    data: Any
-    records: int
-    share: float | None = None
+    data: Any = field(repr=False)
+    records: int = field(repr=False)
+    share: float | None = field(default=None, repr=False)
     """Which part of the batch's one clip-group the records are, if several processes work on it."""
-    groups: list[int] | None = None
+    groups: list[int] | None = field(default=None, repr=False)
     """The sizes of mixed clipping's clip-groups, which lie one behind the other."""
+
+    def __iter__(self, *_: Any) -> NoReturn:
+        raise TypeError(
+            "a batch is not to be taken apart: give it to trainer.step(batch, loss), which clips, adds noise and "
+            "steps; its records are in batch.data"
+        )
+
+    __getitem__ = __len__ = __iter__
 
 
 def sizes_of(labels: NDArray[np.int64] | None) -> list[int] | None:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from verax import checks
 from verax.mechanism import Mechanism
+from verax.randomness import Source
 from verax.training.entries import schedule_of
 from verax.training.files import fresh_of
 from verax.training.ledger import Ledger, LedgerBusy, LedgerError, RunOver, locked, read
@@ -82,6 +83,14 @@ def _refuse_ledger(state: dict[str, Any], ledger: Ledger) -> None:
             f"path must hold the end of the run, which is over, got {state['rounds']} of {ledger.released} rounds: an "
             "older copy"
         )
+
+
+def sources_of(seeds: dict[str, Any] | None) -> dict[str, Source]:
+    """What noise, clip-groups and dropout are drawn from: fresh entropy, or what a seed left in a state."""
+    if seeds is not None:
+        return {use: Source.restore(seed) for use, seed in seeds.items()}
+    fresh = Source.system()
+    return {use: fresh.spawn(use) for use in ("noise", "clip-groups", "draws")}
 
 
 def spend(drawn: Iterator[Any], schedule: torch.optim.lr_scheduler.LRScheduler | None, rounds: int) -> None:

@@ -8,6 +8,7 @@ so.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,7 @@ from verax.privacy.guarantee import Guarantee
 from verax.randomness import Source
 from verax.samplers.stream import Batches, resume
 from verax.training.clipped import MICRO_BATCH, Clipper, Inner, NotFinite
-from verax.training.data import Data, Stream, WrongLength, taken_from
+from verax.training.data import Collate, Data, Stream, WrongLength, taken_from
 from verax.training.diagnostics import Diagnostics
 from verax.training.distributed import Leaving, LostProcess, add_share, clip_whole, processes_of, refuse_opened
 from verax.training.draws import Draws
@@ -35,10 +36,11 @@ from verax.training.flat import Flat
 from verax.training.ledger import Ledger, LeftMechanism, read
 from verax.training.losses import Criterion, PerRecord, same_loss
 from verax.training.ran import NOT_PRIVATE as NOT_PRIVATE
-from verax.training.ran import PUBLIC_NUMBER, released, tells_number
-from verax.training.refusals import refuse_loss, refuse_run, refuse_schedule
+from verax.training.ran import PUBLIC_NUMBER, attacked, released, tells_number
+from verax.training.refusals import refuse_flat, refuse_loss, refuse_run, refuse_schedule
 from verax.training.rounds import Round, sizes_of
-from verax.training.state import StateFile, plain, put_back, read_state, refuse_other, settings_of, spend
+from verax.training.state import StateFile, plain, put_back, read_state, refuse_other, settings_of, sources_of, spend
+from verax.training.steps import OwnSteps
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement
@@ -122,9 +124,11 @@ class PrivateTrainer:
         self._pending: Round | None = None
         self._next = 0
         self._data: Data | Stream | None = None
+        self._collate: Collate | None = None
         self._expected = 0.0
         self._held: tuple[Criterion, Clipper] | None = None
         self._total: Flat | None = None
+        self._steps, self._sloped, self._finished = OwnSteps(optimizer), False, False
         self._over: Exception | None = None
         self._state = None if state is None else Path(state).absolute()  # the program may go elsewhere
         self._file: StateFile | None = None
@@ -186,14 +190,19 @@ class PrivateTrainer:
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
-    def batches(self, dataset: Any) -> Iterator[Round]:
+    def batches(self, dataset: Any, collate_fn: Collate | None = None) -> Iterator[Round]:
         """Every batch of the run, as the mechanism's sampler draws them; each must be stepped on before the next.
 
         Args:
             dataset: tensors, a dictionary of them, a map-style data set, or a stream for samplers that read in order.
+            collate_fn: for data sets that give records by number, from a list of records to a batch; it must treat
+                each record by itself.
         """
         if self._over is not None:
             raise self._over
+        if self._finished:
+            warnings.warn("the run is over: all its rounds were released, epochs and all", UserWarning, stacklevel=2)
+        self._collate = collate_fn
         self._see(dataset)
         if self._drawn is None:
             if self._goes_on:
@@ -224,6 +233,7 @@ class PrivateTrainer:
         if self.rounds == len(self.mechanism.sampler):
             if self._ledger is not None and not self._ledger.over:
                 self._ledger.finish()
+            self._finished = True
             self.close()
 
     def _refuse_pending(self) -> None:
@@ -236,7 +246,7 @@ class PrivateTrainer:
     def _see(self, dataset: Any) -> None:
         """Look at the data; their number must stay what it is for the whole run, and be the same in all processes."""
         sampler = self.mechanism.sampler
-        seen = taken_from(dataset, sampler, self._nominal, self.mechanism.clipping)
+        seen = taken_from(dataset, sampler, self._nominal, self.mechanism.clipping, self._collate)
         if self._data is not None and len(seen) != len(self._data):
             raise ValueError(
                 f"dataset must have the {len(self._data)} records that the run began with, got {len(seen)}"
@@ -291,7 +301,7 @@ class PrivateTrainer:
             self.close()
             raise
         total.put_gradients()
-        self.optimizer.step()
+        self._steps.step()
         for parameter in total.parameters:
             parameter.grad = None
         if self._schedule is not None:
@@ -305,6 +315,10 @@ class PrivateTrainer:
         held = (p.grad for group in self.optimizer.param_groups for p in group["params"])  # of frozen ones, too
         if any(g is not None and bool(g.any()) for g in held):
             raise Leaving("gradients that were not clipped were found in the model; call backward() nowhere else")
+        if self._steps.others:
+            raise Leaving(
+                "the optimizer was stepped by something else; only step() does, with gradients that are noisy"
+            )
         if batch.records:
             refuse_loss(loss, batch.data)
         clipper = self._clipper(loss)
@@ -322,6 +336,10 @@ class PrivateTrainer:
                 add(batch.data, batch.records, total, batch.groups)
         except NotFinite as error:
             raise Leaving(str(error), private=True) from None
+        if batch.records and not self._sloped:
+            self._sloped = self._inner is not None or bool(total.buffer.any())
+            if not self._sloped:
+                refuse_flat(self.model, clipper.losses, batch.data, batch.records)
         return total
 
     def _release(self, batch: Round, total: Flat) -> None:
@@ -392,13 +410,9 @@ class PrivateTrainer:
         """What a reviewer signs, in words; with a path also written there: as a page, JSON or text, by its suffix."""
         from verax.reporting.statement import Statement  # reporting depends on training, not the reverse
 
-        guarantee = self.guarantee
-        if self.rounds < len(self.mechanism.sampler):  # an attack sees what was released, whatever is charged
-            seen = released(Phases((self.mechanism,)), self.rounds, up=False)
-            attacks = (seen.guarantee().lowers, seen.guarantee().lower_by) if seen else ((), "nothing was released")
-            guarantee = replace(guarantee, lowers=attacks[0], lower_by=attacks[1])
+        guarantee = attacked(self.guarantee, self.mechanism, self.rounds)
         runs = [] if self._ledger is None else [read(self._ledger.path)]
-        statement = Statement.of(guarantee, delta, runs, private=self._secure)
+        statement = Statement.of(guarantee, delta, runs, private=self._secure, records=self._nominal)
         if path is not None and self.first:
             statement.write(path)
         return statement
@@ -429,6 +443,7 @@ class PrivateTrainer:
         if not self.first:
             return
         going = self.rounds < len(self.mechanism.sampler)
+        held = {"noise": self._noise, "clip-groups": self._groups, "draws": self._draws.source}
         state = {
             "mechanism": repr(self.mechanism),
             "clip_norms": self._norms,
@@ -444,16 +459,13 @@ class PrivateTrainer:
             "settings": settings_of(self.optimizer),
             "sampler": self._drawn.state() if self._drawn is not None and going else None,
             "sampling": self._sampling.state() if going else None,
-            "seeded": None if self._noise.secure else self._seeds(),  # no secret noise outlives its process
+            "seeded": None
+            if self._noise.secure
+            else {use: source.state() for use, source in held.items()},  # no secret noise outlives its process
         }
         write_secret(path, state)
         if self._file is not None:
             self._file.written(path)
-
-    def _seeds(self) -> dict[str, Any]:
-        """What a seed decides beside who is in which batch."""
-        held = {"noise": self._noise, "clip-groups": self._groups, "draws": self._draws.source}
-        return {use: source.state() for use, source in held.items()}
 
     def load(self, path: str | os.PathLike[str], dataset: Any) -> None:
         """Go on from a saved state. Rounds the ledger knows but the state does not are spent: drawn, and dropped.
@@ -499,11 +511,6 @@ class PrivateTrainer:
     def _read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """The same, from which the secret of the noise is taken out."""
         state = self._checked(path)
-        seeds = state.pop("seeded")
-        if seeds is None:
-            fresh = Source.system()
-            held = {use: fresh.spawn(use) for use in ("noise", "clip-groups", "draws")}
-        else:
-            held = {use: Source.restore(seed) for use, seed in seeds.items()}
+        held = sources_of(state.pop("seeded"))
         self._noise, self._draws.source, state["groups"] = held["noise"], held["draws"], held["clip-groups"].state()
         return state

@@ -159,15 +159,32 @@ def rounding_of(tensors: Sequence[Tensor]) -> float:
 
 
 def one_each(losses: Tensor, records: int) -> Tensor:
-    """One loss per record, or an error that says what to do."""
+    """One loss per record, or an error that says what to do; how many records there are is a secret."""
     if losses.dim() == 2 and losses.shape[1] == 1:
         losses = losses[:, 0]
     if losses.dim() != 1 or len(losses) != records:
         raise ValueError(
-            f"loss must return one value per record, shape ({records},), got shape {tuple(losses.shape)}; "
-            "use reduction='none' and average over everything but the first dimension"
+            f"loss must return one value per record, shape (records,), got {_form(losses, records)}; use "
+            "reduction='none' and average over everything but the first dimension"
         )
     return losses
+
+
+def with_gradient(loss: Tensor) -> Tensor:
+    """The same, if it has a gradient: a run would be charged and train on nothing but noise."""
+    if not loss.requires_grad:
+        cause = (
+            "torch.inference_mode is on" if torch.is_inference_mode_enabled() else "it is detached, or counts errors"
+        )
+        raise ValueError(f"loss must have a gradient in the model's parameters, got one that has none: {cause}")
+    return loss
+
+
+def _form(losses: Tensor, records: int) -> str:
+    if losses.dim() == 0:
+        return "one value for all"
+    first = "records" if len(losses) == records else "another number"
+    return f"shape ({', '.join([first, *map(str, losses.shape[1:])])}{',' * (losses.dim() == 1)})"
 
 
 def only_one(losses: Tensor, record: int) -> Tensor:
