@@ -114,6 +114,36 @@ def test_how_many_records_were_drawn_is_in_no_message():
         assert not any(c.isdigit() for c in str(refused.value).replace(", 3)", ""))
 
 
+def test_a_mistake_in_the_first_round_does_not_cost_the_name_of_the_ledger(tmp_path):
+    book = tmp_path / "run.ledger"
+    with pytest.raises(RuntimeError):
+        fit(nn.Linear(6, 3), LOSS, (X.double(), Y), RUN, sgd, ledger=book)
+    assert ledger.read(book).released == 0
+    fit(nn.Linear(6, 3), LOSS, (X, Y), Mechanism(Deterministic(batches=8), 1.0), sgd, ledger=book)
+    assert ledger.read(book).released == 8
+    before = book.read_bytes()
+    with pytest.raises(ledger.LedgerError, match="path must be new"):
+        fit(nn.Linear(6, 3), LOSS, (X, Y), RUN, sgd, ledger=book)
+    assert book.read_bytes() == before
+
+
+def test_a_run_that_was_stopped_by_its_data_keeps_its_ledger(tmp_path):
+    with pytest.raises(LeftMechanism, match="look for NaN, infinite or huge values"):
+        fit(nn.Linear(6, 3), LOSS, (X * torch.nan, Y), RUN, sgd, ledger=tmp_path / "run.ledger")
+    with pytest.raises(ledger.LedgerError, match="path must be new"):
+        fit(nn.Linear(6, 3), LOSS, (X, Y), RUN, sgd, ledger=tmp_path / "run.ledger")
+
+
+def test_path_and_delta_of_a_statement_are_not_mistaken_for_each_other():
+    run = fit(nn.Linear(6, 3), LOSS, (X, Y), RUN, sgd)
+    with pytest.raises(ValueError, match="path must be the name of a file, got 1e-06"):
+        run.statement(1e-6)
+    with pytest.raises(ValueError, match="delta must be"):
+        run.trainer.statement("report.html")
+    with pytest.raises(ValueError, match="path must be the name of a file, got 3"):
+        run.trainer.statement(1e-5, 3)
+
+
 class Lengthless(torch.utils.data.Dataset):
     def __getitem__(self, i):
         return X[i], Y[i]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import warnings
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from click.exceptions import ClickException
 from typer import core
 
+import verax
 from verax.cli.account import account
 from verax.cli.audit import audit
 from verax.cli.calibrate import calibrate
@@ -27,14 +28,31 @@ from verax.cli.users import users
 
 INTERRUPTED = 130
 
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"verax {verax.__version__}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="verax",
-    help="DP-SGD for people who must be able to defend the epsilon they report.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """DP-SGD for people who must be able to defend the epsilon they report."""
+
+
 app.command()(account)
 app.add_typer(audit, name="audit")
 app.command()(calibrate)
@@ -56,6 +74,7 @@ def main() -> None:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warned
+            warnings.filterwarnings("ignore", "(overflow|underflow|invalid value|divide by zero) ", RuntimeWarning)
             code = app(standalone_mode=False)
         if code == INTERRUPTED:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt

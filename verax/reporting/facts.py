@@ -25,6 +25,7 @@ _BELOW = 1e-3  # how far below the stated delta they go
 _LEAST_DELTA = 1e-12  # and no further than this
 _NO_REACH = 20.0  # how far they go where no epsilon is finite
 _RTOL = 0.01  # of those deltas
+_FAR = 700.0  # beyond this, e^epsilon is no double any more, and says nothing of an attacker
 
 UNCOVERED = {
     "tuning": "Choosing parameters or a model by looking at the same data.",
@@ -171,7 +172,8 @@ class Facts:
     @cached_property
     def curve(self) -> TradeOff:
         """The trade-off curve that the points imply, certified from below, with its companion from above."""
-        columns = zip(*((point.epsilon, point.lower, point.upper) for point in self.points), strict=True)
+        useful = [point for point in self.points if point.epsilon <= _FAR]
+        columns = zip(*((point.epsilon, point.lower, point.upper) for point in useful), strict=True)
         return between(*map(list, columns))
 
     @cached_property

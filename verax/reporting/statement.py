@@ -31,6 +31,8 @@ def savable(path: str | os.PathLike[str]) -> Path:
     Traceback (most recent call last):
     ValueError: path must end in .html, .htm, .json, .txt, .md or nothing, got 'report.pdf': ...
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"path must be the name of a file, got {path!r}; delta has a name, too: delta=1e-5")
     target = Path(path)
     if target.suffix.lower() not in ("", *SUFFIXES):
         raise ValueError(

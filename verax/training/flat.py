@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from verax.randomness import Source
+
 
 def same(parameters: list[nn.Parameter], others: list[nn.Parameter]) -> bool:
     """Whether these are the very same parameters, in order."""
@@ -40,6 +42,13 @@ class Flat:
         self.denominator = denominator
         self.buffer.zero_()
         return self
+
+    def add_noise(self, source: Source, deviation: float) -> None:
+        """Add Gaussian noise, divided as the sums are."""
+        flat = self.buffer.cpu()
+        source.add_gaussian(flat.numpy(), deviation / self.denominator)
+        if flat is not self.buffer:
+            self.buffer.copy_(flat)
 
     def put_gradients(self) -> None:
         """Make every parameter's view its gradient."""

@@ -92,7 +92,8 @@ class Ledger:
         """Begin a run: write down what is going to run.
 
         Args:
-            path: a file that does not exist yet, in a directory that does.
+            path: a file that does not exist yet, in a directory that does; or a ledger in which nothing was released,
+                as a mistake in the first round leaves one behind: it is written anew.
             mechanism: the run, or phases of it.
             population: the number of records, only if it is public; under add-remove it tells neighbours apart.
             insecure_seed: whether noise or batches come from a seed somebody chose; the run is then not private.
@@ -116,7 +117,7 @@ class Ledger:
         fd = locked(name, os.O_CREAT)
         try:
             with open(fd, "rb", closefd=False) as file:
-                if not unfinished_header(file.readline()):
+                if not _unused(file.readlines(), name):
                     raise LedgerError(
                         f"path must be new, got {name!r}, which exists: name another file, and report both together; "
                         "to go on with the run in it, give the state that was kept of it"
@@ -333,6 +334,17 @@ def read(path: Path, head: str | None = None) -> Run:
     except OSError as error:
         raise LedgerError(f"path must be a ledger that can be read, got {name!r}: {error.strerror}") from error
     return Run.of(log)
+
+
+def _unused(lines: Sequence[bytes], name: str) -> bool:
+    """Whether these are the lines of a run that released nothing and may have gone on, or of none."""
+    if unfinished_header(b"".join(lines)):
+        return True
+    try:
+        log = parse(lines, name)
+    except LedgerError:
+        return False
+    return log.released == 0 and log.over is None
 
 
 def _same(name: str, declared: Phases, mechanism: Mechanism | Phases) -> None:

@@ -44,7 +44,10 @@ def read_state(
     except Exception:  # noqa: BLE001  what is damaged can fail in any way
         state = None
     if not isinstance(state, dict) or not state.keys() >= _HELD:
-        raise ValueError(f"path must be a state that save() wrote, got {os.fspath(path)!r}, which is none")
+        raise ValueError(
+            f"path must be a state that save() wrote, got {os.fspath(path)!r}, which is none, or a damaged one: name "
+            "another file; a run whose state is lost cannot go on"
+        )
     for what, mine in (("mechanism", repr(mechanism)), ("clip_norms", norms)):
         if state[what] != mine:
             raise ValueError(f"path must hold a run of {what} {mine}, got one of {state[what]}")
@@ -77,7 +80,10 @@ def _refuse_ledger(state: dict[str, Any], ledger: Ledger) -> None:
             "records again that this run has used"
         )
     if state["rounds"] > ledger.released:
-        raise ValueError(f"path must not be ahead of the ledger, got {state['rounds']} rounds, the ledger knows fewer")
+        raise ValueError(
+            f"path must not be ahead of the ledger, got {state['rounds']} rounds, {ledger.path} knows fewer: its last "
+            "lines are lost; bring back a whole copy of it"
+        )
     if ledger.over and state["rounds"] < ledger.released:
         raise ValueError(
             f"path must hold the end of the run, which is over, got {state['rounds']} of {ledger.released} rounds: an "

@@ -13,16 +13,15 @@ class OwnSteps:
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], 0.1)
     >>> mine = OwnSteps(optimizer)
     >>> mine.step()
-    >>> mine.others
-    False
-    >>> optimizer.step()
-    >>> mine.others
+    >>> mine.foreign() is None
     True
+    >>> optimizer.step()
+    >>> mine.foreign()
+    'the optimizer was stepped by something else; only the trainer does, with gradients that are noisy'
     """
 
     def __init__(self, optimizer: Any) -> None:
-        self._optimizer, self._mine = optimizer, False
-        self.others = False
+        self._optimizer, self._mine, self._others = optimizer, False, False
         if hasattr(optimizer, "register_step_post_hook"):
             me = weakref.ref(self)
             hook = optimizer.register_step_post_hook(lambda *_: _stepped(me()))
@@ -38,7 +37,16 @@ class OwnSteps:
 
     def noticed(self) -> None:
         """The optimizer stepped."""
-        self.others = self.others or not self._mine
+        self._others = self._others or not self._mine
+
+    def foreign(self) -> str | None:
+        """What somebody else did since the last step, in words."""
+        held = (p.grad for group in self._optimizer.param_groups for p in group["params"])  # of frozen ones, too
+        if any(g is not None and bool(g.any()) for g in held):
+            return "gradients that were not clipped were found in the model; call backward() nowhere else"
+        if self._others:
+            return "the optimizer was stepped by something else; only the trainer does, with gradients that are noisy"
+        return None
 
 
 def _stepped(watching: OwnSteps | None) -> None:

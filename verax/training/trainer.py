@@ -312,13 +312,8 @@ class PrivateTrainer:
         if self._pending is None or batch is not self._pending:
             raise Leaving("a batch that this run's sampler did not draw, or an old one, was stepped on")
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
-        held = (p.grad for group in self.optimizer.param_groups for p in group["params"])  # of frozen ones, too
-        if any(g is not None and bool(g.any()) for g in held):
-            raise Leaving("gradients that were not clipped were found in the model; call backward() nowhere else")
-        if self._steps.others:
-            raise Leaving(
-                "the optimizer was stepped by something else; only step() does, with gradients that are noisy"
-            )
+        if (foreign := self._steps.foreign()) is not None:
+            raise Leaving(foreign)
         if batch.records:
             refuse_loss(loss, batch.data)
         clipper = self._clipper(loss)
@@ -355,10 +350,7 @@ class PrivateTrainer:
             self._ledger.release(batch.number, clip_norm=norm, noise_multiplier=noise)
         self._pending, self._next = None, batch.number + 1
         if noise > 0.0:
-            flat = total.buffer.cpu()
-            self._noise.add_gaussian(flat.numpy(), noise * norm / total.denominator)
-            if flat is not total.buffer:
-                total.buffer.copy_(flat)
+            total.add_noise(self._noise, noise * norm)
 
     def _clipper(self, loss: Criterion) -> Clipper:
         if self._held is None or not same_loss(self._held[0], loss):
@@ -410,6 +402,7 @@ class PrivateTrainer:
         """What a reviewer signs, in words; with a path also written there: as a page, JSON or text, by its suffix."""
         from verax.reporting.statement import Statement  # reporting depends on training, not the reverse
 
+        checks.probability("delta", delta)
         guarantee = attacked(self.guarantee, self.mechanism, self.rounds)
         runs = [] if self._ledger is None else [read(self._ledger.path)]
         statement = Statement.of(guarantee, delta, runs, private=self._secure, records=self._nominal)
