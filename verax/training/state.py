@@ -21,7 +21,7 @@ from verax.mechanism import Mechanism
 from verax.randomness import Source
 from verax.training.entries import schedule_of
 from verax.training.files import fresh_of
-from verax.training.ledger import Ledger, LedgerBusy, LedgerError, RunOver, locked, read
+from verax.training.ledger import Ledger, LedgerBusy, RunOver, locked
 
 _SHARE = 0.05  # of the time that may be spent on writing states
 _PLAIN = (bool, int, float, str, type(None))
@@ -238,12 +238,9 @@ class StateFile:
         self._let_go()
 
     def ledger(self, path: Path, mechanism: Mechanism, begin: Callable[[], Ledger], goes_on: bool) -> Ledger:
-        """The ledger of the run that is kept here, or that of one that begins.
-
-        The latter may be there, too, if nothing was released: that run was interrupted before its first state.
-        """
+        """The ledger of the run that is kept here, or that of one that begins."""
         if not goes_on:
-            return Ledger.open(path, mechanism) if _unused(path) else begin()
+            return begin()
         if not path.exists():
             raise ValueError(
                 f"ledger must be that of the run in {self.path}, got {path}, which is not there: bring it back, "
@@ -254,15 +251,6 @@ class StateFile:
         except RunOver as error:
             error.add_note(f'The last weights that were kept are in {self.path}, under "model".')
             raise
-
-
-def _unused(path: Path) -> bool:
-    """Whether there is a ledger that can be gone on with and in which nothing was released."""
-    try:
-        run = read(path)
-    except LedgerError:
-        return False
-    return run.released == 0 and run.ended is None
 
 
 _FILES: weakref.WeakSet[StateFile] = weakref.WeakSet()
