@@ -49,8 +49,6 @@ class Fitted:
 
     def statement(self, path: str | os.PathLike[str] | None = None, delta: float | None = None) -> Statement:
         """What a reviewer signs, in words; with a path also written there: as a page, JSON or text, by its suffix."""
-        if isinstance(path, float):
-            raise ValueError(f"path must be the name of a file, got {path!r}; give the other delta as delta={path!r}")
         return self.trainer.statement(self.delta if delta is None else delta, path)
 
 

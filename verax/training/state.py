@@ -30,7 +30,7 @@ _HELD = {"mechanism", "clip_norms", "run", "records", "rounds", "model", "optimi
 
 def read_state(
     path: str | os.PathLike[str], mechanism: Mechanism, norms: list[float] | None, records: int | None,
-    ledger: Ledger | None, schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+    ledger: Ledger | None, schedule: torch.optim.lr_scheduler.LRScheduler | None = None, device: str = "cpu",
 ) -> dict[str, Any]:  # fmt: skip
     """A state that ``PrivateTrainer.save`` wrote, if it is of this very run.
 
@@ -38,7 +38,7 @@ def read_state(
     "secure" whether nobody chose the seed.
     """
     try:
-        state: Any = torch.load(path, weights_only=True, map_location="cpu")
+        state: Any = torch.load(path, weights_only=True, map_location=device)
     except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
     except Exception:  # noqa: BLE001  what is damaged can fail in any way

@@ -168,7 +168,7 @@ class PrivateTrainer:
             self._ledger, self._next = ledger, ledger.released
             refuse_other(ledger, self.mechanism, self._norms, self._nominal, self._secure)
         if self._goes_on:
-            self._note(self._checked(self._state or ""))
+            self._note(self._checked(self._state or "", "meta"))  # weights can wait until it goes on
 
     def _join(self, ledger: str | os.PathLike[str] | Ledger | None) -> None:
         """Agree with the other processes: one ledger, one secret, the same description and the same weights."""
@@ -437,6 +437,7 @@ class PrivateTrainer:
             return
         going = self.rounds < len(self.mechanism.sampler)
         held = {"noise": self._noise, "clip-groups": self._groups, "draws": self._draws.source}
+        seeds = {use: source.state() for use, source in held.items() if not source.secure}
         state = {
             "mechanism": repr(self.mechanism),
             "clip_norms": self._norms,
@@ -452,9 +453,7 @@ class PrivateTrainer:
             "settings": settings_of(self.optimizer),
             "sampler": self._drawn.state() if self._drawn is not None and going else None,
             "sampling": self._sampling.state() if going else None,
-            "seeded": None
-            if self._noise.secure
-            else {use: source.state() for use, source in held.items()},  # no secret noise outlives its process
+            "seeded": seeds or None,  # no secret noise outlives its process
         }
         write_secret(path, state)
         if self._file is not None:
@@ -497,9 +496,9 @@ class PrivateTrainer:
         """How far the run is, and what must be said of it."""
         self._next, self._blind, self._secure = state["rounds"] + state["spent"], state["blind"], state["secure"]
 
-    def _checked(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+    def _checked(self, path: str | os.PathLike[str], device: str = "cpu") -> dict[str, Any]:
         """A saved state of this very run, with what the ledger adds to it."""
-        return read_state(path, self.mechanism, self._norms, self._nominal, self._ledger, self._schedule)
+        return read_state(path, self.mechanism, self._norms, self._nominal, self._ledger, self._schedule, device)
 
     def _read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """The same, from which the secret of the noise is taken out."""
