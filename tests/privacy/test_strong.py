@@ -1,5 +1,6 @@
 """Adversary A1: closed forms where they are right, the standard adversary below it, and the errata of the paper."""
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import replace
@@ -197,7 +198,7 @@ def test_without_a_population_the_answer_holds_for_all(group, reshuffle):
         found = [epsilon(this, group, people)[1] for people in (max(6, group), 12, 13, 50, 10**6)]
         assert max(found) <= most * (1 + 1e-9)
         if isinstance(clipping, Individual):
-            assert found == sorted(found)
+            assert all(b >= a * (1 - 1e-9) for a, b in itertools.pairwise(found))
             assert max(found) == pytest.approx(most, rel=1e-4)
 
 

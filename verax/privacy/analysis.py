@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
+from verax.privacy import low_noise
 from verax.privacy.averages import FINE, LARGEST_SHIFT, one_of
 from verax.privacy.black_box import BlackBox, Shared
 from verax.privacy.chain import Best, Chain
@@ -25,6 +27,7 @@ from verax.privacy.curve import Curve
 from verax.privacy.directions import Rounds, each_way, join
 from verax.privacy.guarantee import Guarantee, orthogonality
 from verax.privacy.largest import largest_sum
+from verax.privacy.low_noise import LEAST_NOISE
 from verax.privacy.mixtures import binomial, crowded, distinct_groups, mixture_round, truncated_rate
 from verax.privacy.noiseless import Noiseless
 from verax.privacy.pairs import Pair
@@ -46,6 +49,8 @@ from verax.samplers.shuffle import Shuffle
 from verax.samplers.truncated import TruncatedPoisson
 
 MAX_GROUP = 10**6
+MOST_NOISE = 1e10
+"""Noise beyond which likelihood ratios differ from 1 by less than doubles can tell."""
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
 _MORE_LEANS = (0.7, 0.25, 0.12)  # and where one round's noise is low
 _LOW_NOISE = 1.2  # in shifts
@@ -131,7 +136,7 @@ def analyse(phases: Phases, group: Group) -> Guarantee:
         refuse_unknown(mechanism.sampler)
     group = replace(group, people=declared(phases) if group.people is None else group.people)
     guarantee = replace(_analyse(phases, group), beside=group.beside)
-    if group.size > 1 and guarantee.uppers is not guarantee.lowers:
+    if group.size > 1 and guarantee.uppers is not guarantee.lowers and not low_noise.applies(phases):
         guarantee = _told_where(guarantee, group)
     if group.orthogonal and group.size > 1:
         return replace(guarantee, assuming=orthogonality(phases.relation))
@@ -163,8 +168,19 @@ def _analyse(phases: Phases, group: Group) -> Guarantee:
     most = min([MAX_GROUP, *(m.sampler.population for m in phases.mechanisms if hasattr(m.sampler, "population"))])
     if group.size > most:
         raise ValueError(f"group must be at most {most}, got {group.size}")
+    for m in phases.mechanisms:
+        if isinstance(m.sampler, RandomParticipation) and group.size > (most := m.sampler.records + 1):
+            raise ValueError(
+                f"group must be at most {most}, got {group.size}: RandomParticipation protects records of one "
+                f"client, and records={m.sampler.records} says that it has {most} in all; name a larger records=, "
+                "or protect whole clients with Poisson(rate=client_rate, ...)"
+            )
     if any(m.noise_multiplier == 0.0 for m in phases.mechanisms):
         return _noiseless(phases, group)
+    if any(m.noise_multiplier < LEAST_NOISE for m in phases.mechanisms):
+        return _hardly_any_noise(phases, group)
+    if any(m.noise_multiplier > MOST_NOISE and not isinstance(m.sampler, Deterministic) for m in phases.mechanisms):
+        return _hardly_any_signal(phases, group)
     try:
         found = _composed(phases, group)
         size = group.size + group.beside
@@ -173,7 +189,42 @@ def _analyse(phases: Phases, group: Group) -> Guarantee:
         return _chained(phases, group, limit.absent)
 
 
+def _hardly_any_noise(phases: Phases, group: Group) -> Guarantee:
+    """Noise that leaves the range of doubles when squared: as good as none from above, and more of it from below."""
+
+    def with_noise(noise: float) -> Guarantee:
+        changed = [replace(m, noise_multiplier=max(noise, m.noise_multiplier)) for m in phases.mechanisms]
+        if noise == 0.0:
+            low = [m.noise_multiplier < LEAST_NOISE for m in phases.mechanisms]
+            changed = [replace(m, noise_multiplier=0.0) if s else m for m, s in zip(changed, low, strict=True)]
+        return _analyse(Phases(tuple(changed)), group)
+
+    none, more = with_noise(0.0), with_noise(LEAST_NOISE)
+    below = f"less noise than {LEAST_NOISE:g} shows no less: {more.lower_by}"
+    return replace(more, mechanism=phases, uppers=none.uppers, upper_by=none.upper_by, lower_by=below)
+
+
+def _hardly_any_signal(phases: Phases, group: Group) -> Guarantee:
+    """Noise so large that doubles cannot tell likelihood ratios from 1: less of it from above, nothing from below."""
+    less = [replace(m, noise_multiplier=min(m.noise_multiplier, MOST_NOISE)) for m in phases.mechanisms]
+    found = _analyse(Phases(tuple(less)), group)
+    above = f"more noise than {MOST_NOISE:g} shows no more: {found.upper_by}"
+    below = "nothing can be told from so much noise"
+    return replace(found, mechanism=phases, lowers=[], upper_by=above, lower_by=below)
+
+
+def _with_low_noise(phases: Phases, group: Group) -> Guarantee:
+    for m in phases.mechanisms:  # what is refused is so at any noise
+        with suppress(OneRecordOnly):
+            price(m.sampler, replace(m, noise_multiplier=1.0), group)
+        if isinstance(m.sampler, RandomParticipation) and not independent(m.sampler):
+            one_record_only(m, group)
+    return Guarantee(phases, group.size, *low_noise.bounds(phases, group.size, group.orthogonal))
+
+
 def _composed(phases: Phases, group: Group) -> Guarantee:
+    if low_noise.applies(phases):
+        return _with_low_noise(phases, group)
     parts = [price(m.sampler, m, group) for m in phases.mechanisms]
     upper_by = "; ".join(dict.fromkeys(part.upper_by for part in parts))
     lower_by = "; ".join(dict.fromkeys(part.lower_by for part in parts))

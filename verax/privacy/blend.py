@@ -21,6 +21,7 @@ _ROUND = 16.0 * UNIT  # relative error of mu = sqrt(c^2 unit^2)
 _ULPS = 32.0  # allowance for erfcx, exp and ndtr
 _FAR = 40.0  # standard deviations beyond which a double holds no probability
 _TINY = 1e-300
+_HUGE = 1e150  # a mu whose square is still a double
 _SLACK = 1e-11  # relative error of G_mu by ndtr and ndtri, for arguments within _FAR
 
 
@@ -30,17 +31,20 @@ def gaussian_deltas(mu: Array, epsilon: float, side: int) -> Array:
     >>> gaussian_deltas(np.array([0.0, 1.0]), 1.0, UPPER).round(6).tolist()
     [0.0, 0.126937]
     """
-    mu = np.minimum(mu, 1e150)
+    huge, mu = mu > _HUGE, np.minimum(mu, _HUGE)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         shift = np.where(mu > 0.0, epsilon / mu, np.inf)
+        shift = np.maximum(shift - side * 4.0 * UNIT * (shift + mu / 2.0), 0.0)  # an epsilon on the safe side
+    shift[np.isnan(shift)] = np.inf
     near, far = np.minimum(shift - mu / 2.0, _FAR), np.minimum(shift, 1e300) + mu / 2.0
     density = np.exp(-0.5 * np.minimum(np.abs(near), _FAR) ** 2)
     second = 0.5 * special.erfcx(far / math.sqrt(2.0))
     first = 0.5 * special.erfcx(np.maximum(near, 0.0) / math.sqrt(2.0))
     scale = np.where(near > 0.0, density * first, special.ndtr(-near))
     value = np.where(near > 0.0, density * (first - second), scale - density * second)
-    error = UNIT * scale * (_ULPS * (1.0 + near * near) + 4.0 * far * (1.0 + np.abs(near)))
+    error = UNIT * scale * _ULPS * (1.0 + near * near)
     value = np.where(near < _FAR, np.clip(value + side * error, 0.0, 1.0), _TINY if side == UPPER else 0.0)
+    value[huge] = 1.0 if side == UPPER else value[huge]
     sure = 1.0 if side == UPPER else 1.0 - UNIT
     return np.asarray(np.where((mu > 0.0) & (near > -_FAR), value, (mu > 0.0) * sure))
 

@@ -9,6 +9,7 @@ from scipy import special
 from verax.privacy.pairs import UNIT
 from verax.privacy.roots import crossing
 
+_SQUARE = 1e4  # whatever the density of a point beyond its root is multiplied by, it is 0
 _ULPS = 32.0  # allowance for erfcx, exp and ndtr in the Gaussian curve
 
 
@@ -25,19 +26,22 @@ def gaussian_delta(mu: float, epsilon: float, sign: int = 1) -> float:
         return 0.0
     if math.isinf(mu):
         return 1.0
-    near, far = epsilon / mu - mu / 2.0, epsilon / mu + mu / 2.0
+    shift = epsilon / mu
+    if math.isinf(shift):
+        return 0.0  # as below
+    shift = max(shift - sign * 4.0 * UNIT * (shift + mu / 2.0), 0.0)  # near and far round; an epsilon on the safe side
+    near, far = shift - mu / 2.0, shift + mu / 2.0
     if near > 1e3:
         return 0.0  # below the smallest double
     density = math.exp(-near * near / 2.0)
     second = float(special.erfcx(far / math.sqrt(2.0))) / 2.0
     if near > 0.0:
         first = float(special.erfcx(near / math.sqrt(2.0))) / 2.0
-        value, scale = density * (first - second), density * first
+        value, scale = density * (first - second), density * first * (1.0 + near * near)
     else:
-        scale = float(special.ndtr(-near))
-        value = scale - density * second
-    error = UNIT * _ULPS * (1.0 + near * near) * scale
-    error += 4.0 * UNIT * (epsilon / mu + mu / 2.0) * (1.0 + abs(near)) * scale  # near itself is a rounded difference
+        seen = float(special.ndtr(-near))
+        value, scale = seen - density * second, seen + density * (1.0 + min(near * near, _SQUARE))
+    error = UNIT * _ULPS * scale
     return min(max(value + sign * error, 0.0), 1.0)
 
 

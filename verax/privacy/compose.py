@@ -26,6 +26,7 @@ from verax.privacy.pairs import UNIT, Array
 
 _LOG_DEAD = -80.0  # log of the modulus below which a frequency is dropped (and charged)
 MAX_POINTS = 2**23
+_RARE_RATES = np.array([5.0, 20.0, 80.0, 320.0])  # of Chernoff's bound, in units of 1 / the largest loss
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,9 @@ class _Window:
 def _window(parts: Sequence[tuple[_Tilted, int]], step: float, log_alias: float) -> _Window:
     mean = step * math.fsum([count * part.mean for part, count in parts])
     spread = step * math.sqrt(math.fsum([count * part.variance for part, count in parts]))
+    farthest = max(step * max(float(np.abs(part.index - part.mean).max()) for part, _ in parts), step)
     rate = math.sqrt(-2.0 * log_alias) / max(spread, step) * 2.0 ** (-np.arange(-2.0, 11.0) / 2.0)
+    rate = np.append(rate, (_RARE_RATES / farthest)[rate[-1] * farthest > _RARE_RATES])
     bounds = []
     for sign in (-1.0, 1.0):
         total = np.zeros_like(rate)
@@ -258,7 +261,7 @@ def convolve(rounds: Sequence[tuple[Discrete, int]], tilt: float, alias: float) 
     return Convolved(law, base, first, step, log_scale, bin_error, base + window.mean, window.spread)
 
 
-def _infinite(rounds: Sequence[tuple[Discrete, int]]) -> float:
+def infinite_mass(rounds: Sequence[tuple[Discrete, int]]) -> float:
     """The product measure's mass at infinity: with mass M a round, m of it at infinity, M^T - (M - m)^T.
 
     Upper laws may have more mass than 1 (docs/proofs.md, theorem 10), all of which a single infinite loss sends there.
@@ -280,7 +283,7 @@ def compose(rounds: Sequence[tuple[Discrete, int]], tilt: float, sign: int, alia
     """
     sums = convolve(rounds, tilt, alias)
     step, points = sums.step, len(sums.law)
-    infinite = _infinite(rounds)
+    infinite = infinite_mass(rounds)
     reach = points if tilt * step * points <= 45.0 else int(45.0 / (tilt * step)) + 2
     decay = np.exp(-tilt * step * np.arange(reach))
     return Composed(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 from verax.privacy import closed_form, loss
-from verax.privacy.compose import Composed, compose
+from verax.privacy.chernoff import Chernoff, OneRound
+from verax.privacy.compose import Composed, compose, infinite_mass
 from verax.privacy.pairs import Pair
 from verax.privacy.revealed import Revealed
 from verax.privacy.roots import crossing
@@ -23,8 +22,15 @@ BOTH: Sides = (LOWER, UPPER)
 _ATTEMPTS = 10
 _SMALL = 0.03  # of the loss's standard deviation: an epsilon below that is small
 _SHARE = 0.65  # of the width allowed, what the grid is planned to use
-_ALIAS, _ALIAS_IRREGULAR = 1e-12, 1e-16  # mass outside the window; less where what counts is far from the bulk
+_ALIAS, _ALIAS_IRREGULAR = 1e-13, 1e-16  # mass outside the window; less where what counts is far from the bulk
+_LARGE = 1e-9  # a delta that needs no tilt, which rare large losses would be blown up by
 _COARSE = 0.1  # width in log delta of a first look
+_VALUES = 2  # of tilts and of widths between a number and its double, so that questions can share laws
+_HALF = 2.0 ** (0.5 / _VALUES)  # to round tilts to the nearest
+_KEPT_POINTS = 2**24  # of all laws that a composition keeps
+_NOTHING, _LEAST = -800.0, 1e-300  # a log delta below all doubles, and the least delta that is told
+_FARTHEST = 1e12  # an epsilon whose place on the line can still be told
+_PERCENT, _LEAST_SCALE = 0.02, 2.0**-34  # of grids that nothing is convolved on
 
 
 @dataclass(frozen=True)
@@ -56,52 +62,32 @@ class Round:
         return Round(self.pair.reverse(), self.dominated and self.dominated.reverse(), self.symmetric)
 
 
-class Hand:
-    """Laws composed for one asker, for its next questions; nobody else's answers depend on them.
-
-    What is at hand decides how close a bracket is, so two askers who share laws could be told two numbers, both true.
-    """
+class _Kept:
+    """The laws composed last, up to a total size; what is kept saves time and never changes an answer."""
 
     def __init__(self) -> None:
-        self._held: WeakKeyDictionary[Composition, dict[int, list[Composed]]] = WeakKeyDictionary()
+        self._laws: OrderedDict[tuple[float, ...], Composed] = OrderedDict()
 
-    def __reduce__(self) -> tuple[type[Hand], tuple[()]]:
-        return Hand, ()  # copies start empty
-
-    def of(self, curve: Composition) -> dict[int, list[Composed]]:
-        """The laws of this curve, by side."""
-        return self._held.setdefault(curve, {UPPER: [], LOWER: []})
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Questions within are answered from this hand; from the outer one where they are part of a larger question."""
-        token = _HAND.set(self if _HAND.get() is None else _HAND.get())
-        try:
-            yield
-        finally:
-            _HAND.reset(token)
-
-
-_HAND: ContextVar[Hand | None] = ContextVar("hand", default=None)
+    def get(self, key: tuple[float, ...], make: Callable[[], Composed]) -> Composed:
+        """The law of this key, composed if it is not there."""
+        law = self._laws.pop(key, None) or make()
+        self._laws[key] = law
+        while len(self._laws) > 1 and sum(len(kept.law) for kept in self._laws.values()) > _KEPT_POINTS:
+            self._laws.popitem(last=False)
+        return law
 
 
 class Composition:
     """A product of rounds, each repeated. Equal rounds, and all Gaussian ones, are merged first.
 
-    Composed laws are kept, in the hand of the guarantee that asks or here: further questions nearby cost a dot product,
-    not a new composition.
+    Tilt and accuracy of what is composed are rounded to a few values a decade, and laws are kept: questions near each
+    other share them, and cost a dot product instead of a composition. An answer depends on its question alone.
     """
 
     def __init__(self, rounds: Sequence[tuple[Round, int]]) -> None:
         self.rounds = _merge(rounds)
-        self._own: dict[int, list[Composed]] = {UPPER: [], LOWER: []}
+        self._kept = _Kept()
         self._sketches = Sketches([(rnd.pair, count) for rnd, count in self.rounds])
-
-    @property
-    def _laws(self) -> dict[int, list[Composed]]:
-        """The laws at hand, by side."""
-        hand = _HAND.get()
-        return self._own if hand is None else hand.of(self)
 
     @property
     def gaussian_mu(self) -> float | None:
@@ -141,10 +127,11 @@ class Composition:
             if math.isinf(upper):
                 tilt = sketch.tilt_for_delta(delta)
                 if not sketch.is_regular(tilt):
-                    return _Plan(sketch, tilt, _COARSE, 0.0, coarse=True)
+                    return _Plan(sketch, 0.0 if delta > _LARGE else tilt, _COARSE, 0.0, coarse=True)
                 upper = sketch.cumulants(tilt)[1]
             else:
                 tilt = sketch.tilt_for_epsilon(upper)
+                tilt = 0.0 if delta > _LARGE and not sketch.is_regular(tilt) else tilt
             spread = max(math.sqrt(sketch.cumulants(tilt)[2]), 1e-12)
             floor = rtol * _SMALL * spread
             return _Plan(sketch, tilt, max(tilt, 0.5 / spread) * max(rtol * upper, floor), floor)
@@ -155,7 +142,11 @@ class Composition:
         most = self._supremum * (1.0 + 1e-12)  # no epsilon can exceed the largest loss there is
         if sides == (UPPER,) and most <= enough:
             return 0.0, most
-        lower, upper = self._narrow(plan, allowed, lambda law: _solve_epsilon(law, delta), sides, enough)
+        lower, upper, reached = self._narrow(plan, allowed, lambda law: _solve_epsilon(law, delta), sides, enough)
+        if not reached:
+            log_delta = math.log(delta)
+            lower = max(lower, self._one_round(log_delta).epsilon(delta) if LOWER in sides else 0.0)
+            upper = min(upper, self._chernoff(log_delta).epsilon(delta))
         return lower, min(upper, most)
 
     def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
@@ -164,20 +155,46 @@ class Composition:
             return closed_form.gaussian_delta(mu, epsilon, LOWER), closed_form.gaussian_delta(mu, epsilon, UPPER)
         if self._single:
             rnd = self.rounds[0][0]
+            if epsilon > _FARTHEST:  # delta falls
+                return 0.0, rnd.pair.delta(_FARTHEST)[1]
             return (rnd.dominated or rnd.pair).delta(epsilon)[0], rnd.pair.delta(epsilon)[1]
         if epsilon > self._supremum * (1.0 + 1e-9):
             return 0.0, 0.0
+        log_delta = max(self._sketches.log_delta(epsilon, rtol), _NOTHING)
+        if log_delta == _NOTHING and (below := self._chernoff(_NOTHING).delta(epsilon)) < _LEAST:
+            return 0.0, below
 
         def plan(lower: float, upper: float) -> _Plan:
-            log_delta = math.log(lower) if lower > 0.0 else self._sketches.log_delta(epsilon, rtol) - 5.0
-            sketch = self._sketches.at(log_delta, rtol)
-            return _Plan(sketch, sketch.tilt_for_epsilon(epsilon), rtol, 0.0)
+            sketch = self._sketches.at(math.log(lower) if lower > 0.0 else log_delta - 5.0, rtol)
+            tilt = sketch.tilt_for_epsilon(epsilon)
+            return _Plan(
+                sketch, 0.0 if log_delta > math.log(_LARGE) and not sketch.is_regular(tilt) else tilt, rtol, 0.0
+            )
 
         def allowed(plan: _Plan, upper: float) -> float:
             return rtol * upper
 
-        lower, upper = self._narrow(plan, allowed, lambda law: law.delta(epsilon), sides, enough)
+        lower, upper, reached = self._narrow(plan, allowed, lambda law: law.delta(epsilon), sides, enough)
+        if not reached:
+            lower = max(lower, self._one_round(log_delta).delta(epsilon) if LOWER in sides else 0.0)
+            upper = min(upper, self._chernoff(log_delta).delta(epsilon))
         return lower, min(upper, 1.0)
+
+    def _spacings(self, log_delta: float) -> list[loss.Spacing]:
+        """Points close together near the bulk of each round's law and within a percent of each other far from it."""
+        found = self._sketches.at(log_delta, 1e-3).spacings(0.0, 1.0)
+        reach = [max(abs(s.low), abs(s.high)) for s in found]
+        scales = [max(min(s.scale, r), r * _LEAST_SCALE) for s, r in zip(found, reach, strict=True)]
+        return [loss.Spacing(_PERCENT * scale, s.low, s.high, scale) for s, scale in zip(found, scales, strict=True)]
+
+    def _chernoff(self, log_delta: float) -> Chernoff:
+        pairs = zip(self.rounds, self._spacings(log_delta), strict=True)
+        laws = [(_discretise(rnd, UPPER, spacing), count) for (rnd, count), spacing in pairs]
+        return Chernoff(laws, infinite_mass(laws))
+
+    def _one_round(self, log_delta: float) -> OneRound:
+        seen = [(rnd.dominated or rnd.pair, count) for rnd, count in self.rounds]
+        return OneRound(seen, [spacing.high for spacing in self._spacings(log_delta)])
 
     @property
     def _single(self) -> bool:
@@ -207,55 +224,59 @@ class Composition:
         read: Callable[[Composed], float],
         sides: Sides,
         enough: float,
-    ) -> tuple[float, float]:
-        """Try the laws at hand, then compose ever more finely until the bounds are as close as allowed."""
+    ) -> tuple[float, float, bool]:
+        """Compose ever more finely until the bounds are as close as allowed; also whether they are."""
         finer, done = _SHARE, False
-        lower, upper = self._read(read)
+        finest, coarsest = 0.0, math.inf  # what was too fine for the memory, and too coarse for a bound
+        laws: dict[int, list[Composed]] = {UPPER: [], LOWER: []}
+        lower, upper = 0.0, math.inf
         plan = make_plan(lower, upper)
         for _ in range(_ATTEMPTS):
             if upper == 0.0 or (sides == BOTH and math.isfinite(upper) and upper - lower <= allowed(plan, upper)):
-                break
-            if sides != BOTH and (done or upper <= enough or self._reusable(sides[0], plan)):
-                break
+                return lower, upper, True
+            if sides != BOTH and (done or upper <= enough):
+                return lower, upper, upper < math.inf and lower >= 0.0
             try:
                 fresh = {side: self._compose(side, plan, finer * plan.width) for side in sides}
             except FloatingPointError:  # a grid too coarse for a lower bound, or a tilt too strong for its law
-                finer *= 0.25
+                coarsest, finer = min(coarsest, finer), 0.25 * finer
+                if finer <= finest:
+                    break
                 continue
             except MemoryError:  # finer than can be had: take what can
-                if math.isfinite(upper) and (sides != BOTH or lower > 0.0):
+                finest, finer = max(finest, finer), 8.0 * finer
+                if finer >= coarsest or (math.isfinite(upper) and (sides != BOTH or lower > 0.0)):
                     break
-                finer *= 8.0
                 continue
             for side, law in fresh.items():
-                self._laws[side].append(law)
+                laws[side].append(law)
             planned, before = plan, upper - lower
-            lower, upper = self._read(read)
+            lower = max((read(law) for law in laws[LOWER]), default=0.0)
+            upper = min((read(law) for law in laws[UPPER]), default=math.inf)
             plan = make_plan(lower, upper)
             done = not planned.coarse
             if done and sides == BOTH and (gap := upper - lower) > allowed(planned, upper):
                 if gap > 0.9 * before:  # what is left is round-off, which finer grids do not cure
                     break
                 finer *= min(0.5, max(0.7 * allowed(planned, upper) / gap, 0.02))
-        return lower, upper
-
-    def _read(self, read: Callable[[Composed], float]) -> tuple[float, float]:
-        """The best of what the laws at hand say."""
-        lower = max((read(law) for law in self._laws[LOWER]), default=0.0)
-        return lower, min((read(law) for law in self._laws[UPPER]), default=math.inf)
-
-    def _reusable(self, side: int, plan: _Plan) -> bool:
-        """Whether a law at hand is fine enough and tilted nearly so; a matter of width, never of soundness."""
-        step = plan.sketch.spacings(plan.tilt, _SHARE * plan.width)[0].step
-        return any(
-            law.step <= 1.2 * step and 0.5 <= (law.tilt + 0.1) / (plan.tilt + 0.1) <= 2.0 for law in self._laws[side]
-        )
+        return lower, upper, False
 
     def _compose(self, side: int, plan: _Plan, width: float) -> Composed:
-        spacings = plan.sketch.spacings(plan.tilt, width)
+        tilt, width = _rounded(plan.tilt * _HALF), _rounded(width)
+        return self._kept.get(
+            (side, *plan.sketch.made_for, tilt, width), lambda: self._composed(side, plan, tilt, width)
+        )
+
+    def _composed(self, side: int, plan: _Plan, tilt: float, width: float) -> Composed:
+        spacings = plan.sketch.spacings(tilt, width)
         pairs = zip(self.rounds, spacings, strict=True)
         laws = [(_discretise(rnd, side, spacing), count) for (rnd, count), spacing in pairs]
-        return compose(laws, plan.tilt, side, _ALIAS if plan.sketch.is_regular(plan.tilt) else _ALIAS_IRREGULAR)
+        return compose(laws, tilt, side, _ALIAS if tilt == 0.0 or plan.sketch.is_regular(tilt) else _ALIAS_IRREGULAR)
+
+
+def _rounded(value: float) -> float:
+    """The largest of a few values a decade that is no larger."""
+    return 0.0 if value == 0.0 else 2.0 ** (math.floor(_VALUES * math.log2(value)) / _VALUES)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,16 @@ from verax.privacy.composition import Round
 Rounds = Sequence[tuple[Round, int]]
 
 
+EITHER = ("any", "replace")
+"""Names of rounds that are the same in both directions, and so go with either."""
+
+
 def join(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:
-    """Concatenate the phases' rounds direction by direction; a phase that has only one goes with every direction.
+    """Concatenate the phases' rounds direction by direction, so that each result has one pair of data sets.
 
     Names are a direction, or a direction, a comma and an attack; where a phase lacks the attack, its first one in that
-    direction will do.
+    direction will do. What a phase has in one direction only says nothing of the other: a record that is added in one
+    phase is not removed in the next.
     """
     joined: list[Rounds] = []
     for name in max(phases, key=len):
@@ -24,9 +29,8 @@ def join(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:
 
 
 def _in_direction(phase: Mapping[str, Rounds], name: str) -> Rounds | None:
-    if len(phase) == 1:
-        return next(iter(phase.values()))
-    alike = (rounds for other, rounds in phase.items() if other.split(",")[0] == name.split(",")[0])
+    direction = name.split(",")[0]
+    alike = (rounds for other, rounds in phase.items() if other.split(",")[0] in (direction, *EITHER))
     return phase.get(name) or next(alike, None)
 
 

@@ -129,7 +129,8 @@ class Glued:
             masses.append(log_p if self.sign > 0 else log_q)
         loss, mass = np.concatenate(losses), np.concatenate(masses)
         order = np.argsort(loss, kind="stable")
-        return loss[order], mass[order]
+        loss, mass = loss[order], mass[order] - special.logsumexp(mass)
+        return loss + special.logsumexp(mass - loss), mass  # both laws add up to 1, also over many rounds
 
     def cut(self, grid: Array) -> tuple[Array, float]:
         """The losses themselves, and how far the places of any kind miss them."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import TYPE_CHECKING
 
 from verax import checks
-from verax.privacy.composition import BOTH, LOWER, UPPER, Hand, Sides
+from verax.privacy.composition import BOTH, LOWER, UPPER, Sides
 from verax.privacy.curve import Curve
 from verax.privacy.tradeoff import TradeOff, between
 
@@ -21,6 +21,8 @@ DEFAULT_RTOL = 1e-3
 _POINTS = 200  # epsilons at which a trade-off curve is touched
 _SMALLEST_SHOWN = 1e-8  # delta up to which it is
 _FLAT = 1e-5  # absolute accuracy of its deltas
+_FINEST = 1e-4
+_ACCURACIES = (0.05, 0.01, 0.002, 5e-4, _FINEST)  # their relative ones; few, so that questions share what is composed
 _NO_REACH = 20.0  # how far to look where no epsilon is finite
 _SMALLEST_DELTA = 1e-300  # below this doubles lose their digits
 
@@ -91,9 +93,8 @@ class Guarantee:
     ``uppers`` holds one curve per direction of the relation, each of which must be private; ``lowers`` holds attacks,
     any one of which proves a violation. They are the same objects where the analysis is exact.
 
-    What was composed for one question is kept for the next, which may then be answered a little more closely, well
-    within ``rtol``. A copy (``dataclasses.replace``) starts with nothing kept, and so do statements: they say the same
-    whatever was asked before.
+    What was composed for one question is kept for the next, which is then answered sooner, with the same numbers: an
+    answer depends on nothing but the mechanism and the question.
     """
 
     mechanism: Phases
@@ -108,7 +109,6 @@ class Guarantee:
     """What the caller has vouched for, in words; or which attacker is meant, if not the standard one."""
     beside: int = 0
     """How many more records than declared it also holds for: those that a chain of neighbours adds on its way."""
-    _hand: Hand = field(default_factory=Hand, init=False, repr=False, compare=False)
 
     def epsilon(self, delta: float, rtol: float = DEFAULT_RTOL) -> Bracket:
         """The epsilon at this delta, its two sides within ``rtol`` of each other where the analysis is exact.
@@ -160,19 +160,18 @@ class Guarantee:
         >>> curve([0.01, 0.05, 0.1]).round(3)
         array([0.971, 0.889, 0.806])
         """
-        apart = replace(self)  # hundreds of questions, which are not to sharpen the answers to others
-        reach = apart.epsilon(_SMALLEST_SHOWN, rtol=0.1).upper
+        reach = self.epsilon(_SMALLEST_SHOWN, rtol=0.1).upper
         top = max(reach, 1e-3) if math.isfinite(reach) else _NO_REACH
         epsilons = [top * i / _POINTS for i in range(_POINTS + 1)]
         brackets: list[Bracket] = []
         for epsilon in epsilons:
             likely = brackets[-1].upper if brackets else 1.0
-            brackets.append(apart.delta(epsilon, rtol=min(max(_FLAT / max(likely, 1e-300), 1e-4), 0.05)))
+            wanted = _FLAT / max(likely, 1e-300)
+            brackets.append(self.delta(epsilon, rtol=next(a for a in _ACCURACIES if a <= wanted or a == _FINEST)))
         return between(epsilons, [b.lower for b in brackets], [b.upper for b in brackets])
 
     def _bracket(self, bounds: _Bounds, rtol: float, rank: Callable[[Curve], float]) -> Bracket:
-        with self._hand.used():
-            lower, upper = self._bounds(bounds, rtol, rank)
+        lower, upper = self._bounds(bounds, rtol, rank)
         if lower > upper * (1.0 + 1e-9):
             raise ArithmeticError(f"lower bound {lower!r} exceeds upper bound {upper!r}: please report this")
         return Bracket(min(lower, upper), upper, "proved", self.lower_by, self.upper_by)

@@ -186,7 +186,7 @@ def lower(pair: Losses, spacing: Spacing) -> Discrete:
         filled, cells.log_p - cells.error - rise, -np.inf
     )  # P-mass that the cell's Q-mass would have at the point
     scale = float(log_q.max())
-    mass, slack = _meet_on_grid(np.exp(log_q - scale), rise, grid, step)
+    mass, slack = _meet_on_grid(np.exp(log_q - scale), rise, cells.error, grid, step)
     with np.errstate(divide="ignore"):
         log_mass = scale + np.log(mass)
     return Discrete(start, step, index, log_mass, 0.0, slack + 4.0 * UNIT * float(np.abs(grid).max()))
@@ -241,7 +241,7 @@ def _balanced(pair: Losses, point: float, usual: float, limit: float) -> float:
     return root(excess, far, limit, xtol=1e-13 * (1.0 + abs(limit)))
 
 
-def _meet_on_grid(weight: Array, rise: Array, grid: Array, step: float) -> tuple[Array, float]:
+def _meet_on_grid(weight: Array, rise: Array, error: Array, grid: Array, step: float) -> tuple[Array, float]:
     """Masses at the knots of the lower curve (docs/proofs.md, lemma 4), or less where that is not convex.
 
     Also returns by how much the losses are too large because the last cell's was rounded up to its grid point.
@@ -249,18 +249,19 @@ def _meet_on_grid(weight: Array, rise: Array, grid: Array, step: float) -> tuple
     first = int(np.argmax(weight > 0.0))
     weight, miss = weight.copy(), np.expm1(rise)
     miss[first] = min(miss[first], 0.0)  # the first and last cells give up what would need a knot beyond them
-    tiny = (miss < 0.0) & (miss >= -_ROUNDED * step)
+    tiny = (miss < 0.0) & (miss >= -_ROUNDED * step - 4.0 * error)  # errors are all that balanced cells miss by
     slack = float(-miss[tiny].min(initial=0.0)) * (1.0 + step)
     miss[tiny] = 0.0
     ahead = np.diff(grid)
     below = np.maximum(-miss, 0.0) * weight
     taken = np.concatenate([[0.0], below[:-1] / -np.expm1(-ahead)])
     usable = np.flatnonzero((weight > taken) & (miss >= 0.0) & (np.arange(len(weight)) >= first)).tolist()
+    given_up = 1
     while usable:  # where the tail is too steep to be bent, give up some of it
         mass = _knot_masses(weight, miss, grid, first, usable[-1])
         if mass is not None:
             return mass, slack
-        usable = usable[: len(usable) // 2]
+        usable, given_up = usable[:-given_up], 2 * given_up
     raise FloatingPointError("grid too coarse for a lower bound")
 
 

@@ -19,6 +19,8 @@ def binomial(trials: int, rate: float) -> Array:
     """Weights of Bin(trials, rate), summed in logarithms outwards from the mode."""
     if rate >= 1.0:
         return np.concatenate([np.zeros(trials), [1.0]])
+    if trials == 1:
+        return np.array([1.0 - rate, rate])
     hits = np.arange(1.0, trials + 1.0)
     steps = np.log(trials + 1.0 - hits) - np.log(hits) + math.log(rate) - math.log1p(-rate)
     mode = min(int((trials + 1) * rate), trials)
@@ -77,6 +79,10 @@ def mixture_round(weights: Array, shifts: Array, trials: int, two_sided: bool = 
     small shifts are raised and rare large ones sent to infinity, for the lower bound rare large shifts are lowered
     and small ones set to 0.
     """
+    if trials == 1 and len(weights) == 2:
+        rate, shift = float(weights[1]), float(shifts[1])
+        one = Pair.subsampled(rate, shift)
+        return Round(Pair(one.up, one.up) if two_sided else one)
     kept = int(np.count_nonzero(weights > _NEGLIGIBLE))
     # logarithms up to 140 in size are added once per kept weight, or products taken once per trial
     error = UNIT * (2000.0 + 200.0 * kept + 8.0 * trials)

@@ -391,7 +391,10 @@ class Pair:
         tail = self._cells(np.array([x[0], np.inf]))
         around = math.exp(float(self._cells(np.array([x[0] - 0.1, np.inf])).log_p[0]))  # holds what a rounded x misses
         log_p, rise, error = float(tail.log_p[0]), float(tail.loss[0]) - epsilon, 2.0 * float(tail.error[0])
-        miss = abs(float(self.loss(x)[0]) - epsilon) if np.isfinite(x[0]) else 0.0
+        over = float(self.loss(x)[0]) - epsilon if np.isfinite(x[0]) else 0.0
+        if abs(over) > 1.0:  # too far out for the inverse; but left of x no loss exceeds that at x
+            return 0.0, min(math.exp(log_p + error) + self.up.lost, 1.0) if over < 0.0 else 1.0
+        miss = abs(over)
         lower = math.exp(log_p - error) * -math.expm1(-max(rise - error, 0.0))
         upper = math.exp(log_p + error) * -math.expm1(-max(rise + error, 0.0)) + around * math.expm1(miss + 8.0 * UNIT)
         return lower, min(upper + self.up.lost, 1.0)

@@ -32,6 +32,7 @@ class Sketch:
         self.counts = np.array([float(count) for _, count in rounds])[:, None]
         self._log_rounds = math.log(float(self.counts.sum()))
         self._log_tail = math.log(tail)
+        self.made_for = (log_delta, tail)
         log_cut = log_delta + self._log_tail - self._log_rounds - _log_total(rounds)
         far = math.sqrt(-2.0 * log_cut) + 1.0
         left = -math.sqrt(2.0 * (self._log_rounds + 25.0))
@@ -158,7 +159,8 @@ class Sketches:
 
     def at(self, log_delta: float, rtol: float) -> Sketch:
         """The sketch for deltas of about this size, tails cut so as not to matter at this accuracy."""
-        size, tail = math.floor(max(log_delta, -3e4) / _BLUR), min(_TAIL, 0.1 * rtol)
+        size = math.floor(max(log_delta, -3e4) / _BLUR)
+        tail = min(_TAIL, 0.1 * 10.0 ** math.floor(math.log10(rtol)))
         if (size, tail) not in self._made:
             self._made[size, tail] = Sketch(self._rounds, size * _BLUR, tail)
         return self._made[size, tail]
