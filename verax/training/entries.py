@@ -11,6 +11,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from io import IOBase
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -24,6 +25,8 @@ SCHEDULED = 2  # the format of a ledger that declares a clip norm for every roun
 OPENING = b'{"verax_ledger":'
 _FIELDS = {"verax_ledger", "verax", "run", "time", "insecure_seed", "population", "mechanism"}
 _LONGEST = 500  # characters of a reason
+_LONGEST_LINE = 2**20  # bytes, but for the first line: no entry has a thousandth of it
+_LONGEST_HEADER = 2**28  # bytes: a clip norm for each of ten million rounds
 _CUT = "cut short by a crash"
 Schedule = tuple[tuple[float, int], ...]
 """Clip norms of all rounds: norms, and for how many rounds each."""
@@ -124,6 +127,8 @@ class Log:
     events: list[Event] = field(default_factory=list)
     missing: bytes = b""
     """What a crash left unwritten of the last line, which counts as if it were there."""
+    zeros: int = 0
+    """How many zero bytes a power cut left in its place."""
     declared: int = field(init=False)
     """Number of rounds the mechanism has."""
 
@@ -202,16 +207,27 @@ class Log:
         return Event(kind, self.released, reason, private)
 
     def complete(self, tail: bytes) -> None:
-        """Count a last line that a crash cut short: as a round wherever it may have been the beginning of one."""
+        """Count a last line that a crash cut short: as a round wherever it may have been the beginning of one.
+
+        A power cut can leave zeros where bytes were to be: each stands for a byte that may have been written, so as
+        many rounds are counted as have room in them.
+        """
+        fragment = tail.rstrip(b"\0")
+        end, lines = self.size + len(tail), list[bytes]()
+        while self.size < end:
+            lines.append(self._completed(b"" if lines else fragment, end - self.size))
+            self.read(lines[-1])
+        self.missing, self.zeros = b"".join(lines)[len(fragment) :], len(tail) - len(fragment)
+
+    def _completed(self, fragment: bytes, length: int) -> bytes:
+        """The line that begins like this, and may have had at least this length."""
         if not self.over:
-            for line in self._possible(tail):
-                if line.startswith(tail):
-                    self.missing = line[len(tail) :]
-                    self.read(line)
-                    return
+            for line in self._possible(fragment, length):
+                if line.startswith(fragment):
+                    return line
         raise self._wrong("it is not the beginning of anything a ledger would say here")
 
-    def _possible(self, tail: bytes) -> Iterator[bytes]:
+    def _possible(self, tail: bytes, length: int) -> Iterator[bytes]:
         if self.released < self.declared:
             yield self.round_line()[0]
         for kind in ("resumed", "finished"):
@@ -220,24 +236,38 @@ class Log:
             whole = self.event_line(Event("stopped", self.released, _CUT, private))[0]
             opening = whole[: whole.index(_CUT.encode())]
             said, closed, _ = tail[len(opening) :].decode("latin-1").partition('"')
+            reason = _CUT
             if tail.startswith(opening) and (not said or _clean(said)):
                 reason = said if closed else f"{said} [{_CUT}]"
                 whole = self.event_line(Event("stopped", self.released, reason, private))[0]
-            yield whole
+            more = 0 if closed else length - len(whole)  # the reason may have been longer
+            yield self.event_line(Event("stopped", self.released, reason + "." * more, private))[0]
+
+
+def lines_of(file: IOBase) -> Iterator[bytes]:
+    """The lines of a file; of one that is too long, which no ledger has, only a part that shows it."""
+    first = file.readline(_LONGEST_LINE)
+    if first.startswith(OPENING) and not first.endswith(b"\n"):
+        first += file.readline(_LONGEST_HEADER)
+    yield first
+    while line := file.readline(_LONGEST_LINE + 1):
+        yield line
 
 
 def parse(lines: Iterable[bytes], name: str, head: str | None = None) -> Log:
     """Check every line of a ledger and return what they say.
 
     Args:
-        lines: the lines of the file, with their ends.
+        lines: the file, or its lines with their ends.
         name: what to call the file in errors.
         head: a hash noted earlier; it must be the hash of one of the lines.
     """
-    rest = iter(lines)
+    rest = lines_of(lines) if isinstance(lines, IOBase) else iter(lines)
     log = _opened(next(rest, b""), name)
     seen = head is None or head == log.head
     for line in rest:
+        if len(line) > _LONGEST_LINE:
+            raise damaged(name, log.lines + 1, f"it has more than {_LONGEST_LINE} bytes, which no entry has")
         if line.endswith(b"\n"):
             log.read(line)
         else:
@@ -253,7 +283,8 @@ def parse(lines: Iterable[bytes], name: str, head: str | None = None) -> Log:
 
 def unfinished_header(content: bytes) -> bool:
     """Whether this is all that a crash left of a ledger's first line, so that nothing was released."""
-    return b"\n" not in content and (content.startswith(OPENING) or OPENING.startswith(content))
+    written = content.rstrip(b"\0")  # a power cut can leave zeros where bytes were to be
+    return b"\n" not in content and (written.startswith(OPENING) or OPENING.startswith(written))
 
 
 def reason_of(text: str) -> str:
