@@ -40,6 +40,14 @@ def append(fd: int, line: bytes) -> None:
         os.fsync(fd)
 
 
+def hold(fd: int) -> None:
+    """Wait until no other process, nor object of this one, holds the file; let go by closing it."""
+    if sys.platform != "win32":
+        import fcntl
+
+        fcntl.flock(fd, fcntl.LOCK_EX)
+
+
 def sync_directory(name: str) -> None:
     """Force the file's name to disk."""
     fd = os.open(os.path.dirname(os.path.realpath(name)), os.O_RDONLY)
