@@ -104,6 +104,14 @@ def test_a_run_that_broke_off_goes_on(table, tmp_path, monkeypatch):
     assert CliRunner().invoke(app, [str(word) for word in words]).exit_code != 0
     monkeypatch.setattr(Embedded, "step", step)
     assert ledger.read(tmp_path / "l").released == 5
+    whole = (tmp_path / "l").read_bytes()
+    (tmp_path / "l").write_bytes(b"".join(whole.splitlines(keepends=True)[:3]))
+    with pytest.raises(ValueError, match="state must not be ahead of the ledger, got 5 rounds"):
+        run(*words, "--resume")
+    (tmp_path / "l").write_bytes(whole)
+    (tmp_path / "bad").write_bytes(b"no state")
+    with pytest.raises(ValueError, match="state must be a file that this kind of server wrote"):
+        run(*words, "--resume", "--state", tmp_path / "bad")
     done = run(*words, "--resume")
     assert done.exit_code == 0
     assert "round 6 of 12" in done.stdout

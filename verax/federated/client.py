@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -128,6 +129,7 @@ class Client:
             self._spent = len(budget.phases)
         self._lots = Lots(source.spawn("lots"), self._spent if self.private else 0)  # a seed gives the same key again
         self._run: bytes | None = None
+        self._lock = threading.RLock()
 
     def _opened(self, ledger: str | os.PathLike[str] | Ledger | None) -> Ledger | None:
         if ledger is None:
@@ -168,10 +170,11 @@ class Client:
             Refused: the round was answered before or is not part of the plan, or the model is of another run, another
                 shape or not finite.
         """
-        self._refuse(model)
-        self._worker.load(model.weights)
-        self.charge(model.round)
-        return self._sealed(model, self.contribution(model.round))
+        with self._lock:  # a round is answered once, whoever asks
+            self._refuse(model)
+            self._worker.load(model.weights)
+            self.charge(model.round)
+            return self._sealed(model, self.contribution(model.round))
 
     def _sealed(self, model: Model, found: Values | None) -> Update | None:
         if self.plan.noise == "central":
@@ -220,17 +223,21 @@ class Client:
             number: of the round.
             record_rate: with a budget: the rate of this round's records, chosen now.
         """
-        while self._spent <= number:
-            if self.budget is not None:
-                self._rates[self._spent] = record_rate or self._rates[self._spent]
-                rates = {"client_rate": self._client_rates[self._spent], "record_rate": self._rates[self._spent]}
-                self.budget.spend(replace(self.plan, **rates, rounds=1).mechanism(self.records))  # type: ignore[arg-type]
-            elif record_rate is not None:
-                raise ValueError("record_rate must not be chosen on the way without a budget: declare record_rates")
-            elif self._ledger is not None:
-                plan = self.plan
-                self._ledger.release(self._spent, clip_norm=plan.clip_norm, noise_multiplier=plan.noise_multiplier)
-            self._spent += 1
+        with self._lock:
+            while self._spent <= number:
+                self._charge_next(record_rate)
+
+    def _charge_next(self, record_rate: float | None) -> None:
+        if self.budget is not None:
+            self._rates[self._spent] = record_rate or self._rates[self._spent]
+            rates = {"client_rate": self._client_rates[self._spent], "record_rate": self._rates[self._spent]}
+            self.budget.spend(replace(self.plan, **rates, rounds=1).mechanism(self.records))  # type: ignore[arg-type]
+        elif record_rate is not None:
+            raise ValueError("record_rate must not be chosen on the way without a budget: declare record_rates")
+        elif self._ledger is not None:
+            plan = self.plan
+            self._ledger.release(self._spent, clip_norm=plan.clip_norm, noise_multiplier=plan.noise_multiplier)
+        self._spent += 1
 
     def seen(self, number: int) -> float:
         """How many records are expected to be used before a round, as far as the public can tell."""

@@ -97,9 +97,20 @@ class Embedded:
             plan, weights_of(model), optimizer, expected=self._rates.expected(plan, self.sizes), ledger=ledger,
             state=state, insecure_seed=insecure_seed,
         )  # fmt: skip
+        self.model = model
+        try:
+            self._set_up(loss, inner, micro_batch, source)
+        except BaseException:  # in a notebook the traceback keeps the ledger
+            self.server.close()
+            raise
+
+    def _set_up(self, loss: Criterion, inner: Inner | None, micro_batch: int, source: Source) -> None:
+        plan, model = self.plan, self.model
+        size = len(weights_of(model))
+        if size != len(self.server.weights):
+            raise ValueError(f"model must have the {len(self.server.weights)} weights of the run, got one with {size}")
         self._lots = Lots(source.spawn("lots"), self.server.round if source.secure else 0)  # a seed: the same key again
         self._noise = source.spawn("noise of all clients")
-        self.model = model
         now = self.server.weights.clone()
         draws = Draws(source.spawn("draws"))
         self._worker = Worker(model, loss, plan, inner, micro_batch, self.server.weights, draws)
