@@ -124,7 +124,7 @@ def test_a_run_that_broke_off_goes_on(table, tmp_path, monkeypatch):
         ((), "either --epsilon, or --noise-multiplier"),
         (("-z", 1, "--resume"), "--resume needs --ledger and --state"),
         (("-z", 1, "--report", "o.pdf"), "path must end in .html"),
-        (("-z", 1, "--by", "town"), "by must be one of the columns a, shop, b, got 'town'"),
+        (("-z", 1, "--by", "town"), "by must be one of the columns 'a', 'shop', 'b', got 'town'"),
         (("-z", 1, "--by", "shop", "--clients", 3), "clients must not be given with by='shop'"),
         (("-z", 1, "--clients", 1000), "clients must be at most the number of records, 240"),
         (("-z", 1, "--client-rate", 2), "client_rate must lie in"),
@@ -135,6 +135,14 @@ def test_a_run_that_broke_off_goes_on(table, tmp_path, monkeypatch):
 def test_bad_input_is_said_in_words(table, words, message):
     with pytest.raises(ValueError, match=message):
         run("--data", table, *words)
+
+
+def test_names_of_columns_are_shown_and_not_obeyed(table):
+    table.write_text("\ufeff" + table.read_text().replace("a,shop", "\x1b[2Ja\u202e,shop"))
+    with pytest.raises(ValueError, match="by must be one of the columns") as error:
+        run("--data", table, "-z", 1, "--by", "town")
+    assert str(error.value).isprintable()
+    assert len(split(str(table), by="\x1b[2Ja\u202e").sizes) > 1  # the mark at the file's beginning is no part of it
 
 
 def test_splits_keep_every_record_with_its_class():

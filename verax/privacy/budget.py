@@ -19,6 +19,7 @@ import numpy as np
 
 from verax import checks
 from verax.description import describe, restore
+from verax.display import visible
 from verax.durable import START, append, chain, encode, hold, refuse_device, sync_directory
 from verax.mechanism import RELATIONS, Mechanism, Phases
 from verax.privacy.composition import UPPER
@@ -197,7 +198,7 @@ class Budget:
                 f"distributions, {shown(pretended.upper, UPPER)} if every phase had the lowest noise."
             )
         if self._path is not None:
-            notes.append(f"Recorded in {self._path}; hash of its last line: {self._head}.")
+            notes.append(f"Recorded in {visible(self._path)}; hash of its last line: {self._head}.")
         return Statement.of_budget(self, notes, private=private)
 
     # --- the filter -------------------------------------------------------------------------------------------------

@@ -112,11 +112,11 @@ def warnings(facts: Facts) -> list[str]:
     """What takes the guarantee away, or its meaning."""
     found = [] if facts.private else [NOT_PRIVATE]
     found += [
-        f"{run.path}: that it stopped where it did shows something of the data, without noise. This is not covered."
+        f"{run.name}: that it stopped where it did shows something of the data, without noise. This is not covered."
         for run in facts.runs
         if run.ended and run.ended.private
     ]
-    known = [(f"{run.path}: delta", run.population) for run in facts.runs] or [("Delta", facts.records)]
+    known = [(f"{run.name}: delta", run.population) for run in facts.runs] or [("Delta", facts.records)]
     found += [
         f"{delta} {facts.delta!r} is too large for {records:,} records."
         for delta, records in known

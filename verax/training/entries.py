@@ -8,6 +8,7 @@ line's own bytes up to it. Everything a line may say is fixed by the lines befor
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any
 
 from verax import checks
 from verax.description import describe, restore
+from verax.display import visible
 from verax.durable import START, chain, encode
 from verax.mechanism import Phases
 
@@ -28,6 +30,9 @@ _LONGEST = 500  # characters of a reason
 _LONGEST_LINE = 2**20  # bytes, but for the first line: no entry has a thousandth of it
 _LONGEST_HEADER = 2**28  # bytes: a clip norm for each of ten million rounds
 _CUT = "cut short by a crash"
+_RUN = "[0-9a-f]{32}"
+_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00"
+_VERSION = r"[\w.+!-]{1,100}"
 Schedule = tuple[tuple[float, int], ...]
 """Clip norms of all rounds: norms, and for how many rounds each."""
 Norms = Callable[[int], float] | Sequence[float]
@@ -36,6 +41,9 @@ Norms = Callable[[int], float] | Sequence[float]
 
 class LedgerError(ValueError):
     """What is wrong with a ledger, or with what it was asked to record."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(visible(message))  # file names and contents are others' words
 
 
 class DamagedLedger(LedgerError):  # noqa: N818 - public name, says what is wrong
@@ -324,9 +332,9 @@ def _opened(line: bytes, name: str) -> Log:
         population = entry["population"]
         header = Header(
             phases,
-            str(entry["run"]),
-            str(entry["time"]),
-            str(entry["verax"]),
+            _matching(entry, "run", _RUN),
+            _matching(entry, "time", _TIME),
+            _matching(entry, "verax", _VERSION),
             None if population is None else checks.count("population", population),
             bool(entry["insecure_seed"]),
             _schedule(entry["clip_norms"], phases) if "clip_norms" in entry else None,
@@ -337,6 +345,14 @@ def _opened(line: bytes, name: str) -> Log:
     if line != expected:
         raise damaged(name, 1, "its hash does not fit what it says: it was edited")
     return Log(name, header, digest, len(line))
+
+
+def _matching(entry: dict[str, Any], name: str, pattern: str) -> str:
+    """A text of the first line, which is shown to people: nothing but what verax writes there."""
+    found = entry[name]
+    if not isinstance(found, str) or not re.fullmatch(pattern, found, re.ASCII):
+        raise ValueError(f"{name} must be as verax writes it, got {found!r}")
+    return found
 
 
 def _schedule(found: Any, phases: Phases) -> Schedule:

@@ -8,6 +8,7 @@ from functools import singledispatch
 from typing import Any
 
 from verax import checks
+from verax.display import visible
 from verax.mechanism import Individual, Mechanism, Phases
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.noiseless import Noiseless
@@ -79,6 +80,11 @@ class Run:
         )  # fmt: skip
 
     @property
+    def name(self) -> str:
+        """The ledger's path, as it may be shown."""
+        return visible(self.path)
+
+    @property
     def declared(self) -> int:
         """Number of rounds of the whole run."""
         return sum(len(phase.sampler) for phase in self.mechanism.mechanisms)
@@ -102,7 +108,7 @@ class Run:
         amount = "all" if self.complete else f"{self.released} of the"
         resumed = sum(event.kind == "resumed" for event in self.events)
         again = f", resumed {'once' if resumed == 1 else f'{resumed} times'}" if resumed else ""
-        lines = [f"{self.path}: {amount} {self.declared} declared rounds were released{again}."]
+        lines = [f"{self.name}: {amount} {self.declared} declared rounds were released{again}."]
         if self.clip_norms is not None:
             least, most = min(self.clip_norms)[0], max(self.clip_norms)[0]
             lines.append(
@@ -255,7 +261,7 @@ def _different(runs: Sequence[Run]) -> None:
     for run in runs:
         if run.id in seen:
             raise LedgerError(
-                f"{seen[run.id].path} and {run.path} are copies of one run, {run.id}; report it once. "
+                f"{seen[run.id].name} and {run.name} are copies of one run, {run.id}; report it once. "
                 "If both copies went on, rounds were released twice and neither ledger knows"
             )
         seen[run.id] = run

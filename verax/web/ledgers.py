@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from verax.checks import NoGuarantee
+from verax.display import visible
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.reporting.statement import Statement
 from verax.training.entries import LedgerError, parse
@@ -167,7 +168,7 @@ def _logged(line: str) -> Iterator[tuple[str, int, float]]:
     for name, value in entry.items():
         told = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_LOGGED
         if told and name not in ("round", "rounds", "delta"):
-            yield str(name)[:40], place, float(value)
+            yield visible(str(name))[:40], place, float(value)
 
 
 def statement(sources: Sequence[Source], delta: float, group: int, kind: str) -> Iterator[Part]:
