@@ -11,6 +11,7 @@ pytest.importorskip("cryptography")
 import typer  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
+from verax.cli import app as whole_app  # noqa: E402
 from verax.cli.federate import federate  # noqa: E402
 from verax.federated.splits import dealt, owned, split  # noqa: E402
 from verax.training import ledger  # noqa: E402
@@ -76,7 +77,7 @@ def test_progress_never_tells_who_or_how_many_took_part(table):
     [
         (("--noise", "local"), "holds more than noise"),
         (("--noise", "visible"), "may see who takes part"),
-        (("--unit", "client"), "stands for all data of one client"),
+        (("--unit", "client"), "Any 1 client with all its records is protected"),
         (("--unit", "client", "--client-rate", 0.25, "--bins", 4), "BallsInBins"),
     ],
 )
@@ -86,6 +87,15 @@ def test_modes(table, words, said):
     assert "round 12 of 12" in done.stdout
     assert "epsilon at most" in done.stdout
     assert said in done.stdout
+
+
+def test_clients_are_what_is_protected_here_and_in_the_report_of_the_ledger(table, tmp_path):
+    words = ("--data", table, "--clients", 8, "-z", 4, *FEW, "--unit", "client", "--ledger", tmp_path / "run.ledger")
+    assert json.loads(run(*words, "--json").stdout)["statement"]["protected"]["unit"] == "client"
+    told = CliRunner().invoke(whole_app, ["report", str(tmp_path / "run.ledger"), "--json"], catch_exceptions=False)
+    assert json.loads(told.stdout)["protected"] == {
+        "unit": "client", "group": 1, "words": "any 1 client with all its records"
+    }  # fmt: skip
 
 
 def test_a_run_that_broke_off_goes_on(table, tmp_path, monkeypatch):

@@ -135,9 +135,11 @@ class Client:
         if ledger is None:
             return None
         if not isinstance(ledger, Ledger):
-            return Ledger.create(ledger, self.mechanism, insecure_seed=not self.private)
-        if ledger.mechanism != self.mechanism:
-            raise ValueError(f"ledger must declare what this client runs, {self.mechanism!r}")
+            return Ledger.create(ledger, self.mechanism, insecure_seed=not self.private, unit=self.plan.unit)
+        if ledger.mechanism != self.mechanism or ledger.unit != self.plan.unit:
+            raise ValueError(
+                f"ledger must declare what this client runs, {self.mechanism!r}, protecting one {self.plan.unit}"
+            )
         refuse_seed(ledger, self.private)
         return ledger
 
@@ -256,14 +258,14 @@ class Client:
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee of this client's records (or of all it has) for the whole plan, from its own numbers only."""
-        return replace(self.mechanism.guarantee(), assuming=self.plan.assumed)
+        return replace(self.mechanism.guarantee(), assuming=self.plan.assumed, unit=self.plan.unit)
 
     def statement(self, delta: float) -> Statement:
         """What the client's owner can sign, in words."""
         from verax.reporting.statement import Statement  # reporting depends on this room, not the reverse
 
         if self.budget is not None:
-            return self.budget.statement(private=self.private)
+            return self.budget.statement(private=self.private, unit=self.plan.unit)
         return Statement.of(self.guarantee, delta, private=self.private)
 
     def finish(self) -> None:

@@ -184,7 +184,8 @@ class Embedded:
 
     def _priced(self, records: int, which: Callable[[NDArray[np.float64]], Any]) -> Guarantee:
         p, q = self._rates.of_all_rounds(self.plan, which)
-        return replace(self.plan.phases(records, q, p).guarantee(), assuming=self.plan.assumed)
+        found = self.plan.phases(records, q, p).guarantee()
+        return replace(found, assuming=self.plan.assumed, unit=self.plan.unit)
 
     def statement(self, delta: float) -> Statement:
         """What a reviewer signs."""

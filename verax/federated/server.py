@@ -95,10 +95,14 @@ class Server:
         if ledger is None:
             return None
         if not isinstance(ledger, Ledger):
-            return Ledger.create(ledger, self.plan.mechanism(), insecure_seed=not self._source.secure)
+            insecure = not self._source.secure
+            return Ledger.create(ledger, self.plan.mechanism(), insecure_seed=insecure, unit=self.plan.unit)
         declared = Phases((self.plan.mechanism(),))
-        if ledger.mechanism != declared:
-            raise ValueError(f"ledger must declare what the plan runs, {declared!r}, got {ledger.mechanism!r}")
+        if ledger.mechanism != declared or ledger.unit != self.plan.unit:
+            raise ValueError(
+                f"ledger must declare what the plan runs, {declared!r}, protecting one {self.plan.unit}, got "
+                f"{ledger.mechanism!r}, protecting one {ledger.unit}"
+            )
         refuse_seed(ledger, self._source.secure)
         return ledger
 

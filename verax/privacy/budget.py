@@ -182,11 +182,12 @@ class Budget:
             return None
         return Phases(pretend_lowest(self.phases)).guarantee(self.group).epsilon(self.delta)
 
-    def statement(self, *, private: bool = True) -> Statement:
+    def statement(self, *, private: bool = True, unit: str = "record") -> Statement:
         """What a reviewer signs, in words, with the static figures for comparison; also as JSON and as a page.
 
         Args:
             private: False if somebody chose the seed of the phases' randomness.
+            unit: who is protected: a "record", or a "client" if each phase draws and clips whole clients.
         """
         from verax.reporting.statement import Statement  # reporting depends on this module, not the reverse
 
@@ -199,7 +200,7 @@ class Budget:
             )
         if self._path is not None:
             notes.append(f"Recorded in {visible(self._path)}; hash of its last line: {self._head}.")
-        return Statement.of_budget(self, notes, private=private)
+        return Statement.of_budget(self, notes, private=private, unit=unit)
 
     # --- the filter -------------------------------------------------------------------------------------------------
 

@@ -20,12 +20,14 @@ from verax import checks
 from verax.description import describe, restore
 from verax.display import visible
 from verax.durable import START, chain, encode
-from verax.mechanism import Phases
+from verax.mechanism import UNITS, Phases
 
 FORMAT = 1
 SCHEDULED = 2  # the format of a ledger that declares a clip norm for every round
+UNITED = 3  # the format of a ledger of other units than records, with or without such clip norms
 OPENING = b'{"verax_ledger":'
 _FIELDS = {"verax_ledger", "verax", "run", "time", "insecure_seed", "population", "mechanism"}
+_MORE: dict[int, set[str]] = {FORMAT: set(), SCHEDULED: {"clip_norms"}, UNITED: {"clip_norms", "unit"}}
 _LONGEST = 500  # characters of a reason
 _LONGEST_LINE = 2**20  # bytes, but for the first line: no entry has a thousandth of it
 _LONGEST_HEADER = 2**28  # bytes: a clip norm for each of ten million rounds
@@ -93,11 +95,20 @@ class Header:
     insecure_seed: bool = False
     clip_norms: Schedule | None = None
     """If the clip norm changes from round to round; the noise of a round is then the multiplier times its norm."""
+    unit: str = "record"
+    """Who is protected as a whole: a record, or a client."""
+
+    @property
+    def format(self) -> int:
+        """The oldest format that can say all of it."""
+        if self.unit != "record":
+            return UNITED
+        return FORMAT if self.clip_norms is None else SCHEDULED
 
     def line(self) -> tuple[bytes, str]:
         """The line and its hash."""
         content: dict[str, Any] = {
-            "verax_ledger": FORMAT if self.clip_norms is None else SCHEDULED,
+            "verax_ledger": self.format,
             "verax": self.verax,
             "run": self.run,
             "time": self.time,
@@ -105,8 +116,7 @@ class Header:
             "population": self.population,
             "mechanism": describe(self.mechanism),
         }
-        if self.clip_norms is not None:
-            content["clip_norms"] = self.clip_norms
+        content |= {name: getattr(self, name) for name in sorted(_MORE[self.format])}
         return chain(encode(content), START)
 
 
@@ -318,12 +328,13 @@ def _opened(line: bytes, name: str) -> Log:
     entry = _decode(line)
     if entry is None or not line.startswith(OPENING):
         raise damaged(name, 1, "the file is not a verax ledger, or its first line is damaged")
-    if entry["verax_ledger"] not in (FORMAT, SCHEDULED):
+    version = entry["verax_ledger"]
+    if isinstance(version, bool) or not isinstance(version, int) or version not in _MORE:
         raise LedgerError(
-            f"{name} is a ledger of format {entry['verax_ledger']!r}, and this verax knows formats {FORMAT} and "
-            f"{SCHEDULED}; read it with the version that wrote it"
+            f"{name} is a ledger of format {version!r}, and this verax knows formats {FORMAT} to {UNITED}; read it "
+            "with the version that wrote it"
         )
-    fields = _FIELDS if entry["verax_ledger"] == FORMAT else _FIELDS | {"clip_norms"}
+    fields = _FIELDS | _MORE[version]
     if set(entry) != fields | {"hash"}:
         raise damaged(name, 1, f"it must have exactly the fields {', '.join(sorted(fields))} and hash")
     try:
@@ -337,7 +348,8 @@ def _opened(line: bytes, name: str) -> Log:
             _matching(entry, "verax", _VERSION),
             None if population is None else checks.count("population", population),
             bool(entry["insecure_seed"]),
-            _schedule(entry["clip_norms"], phases) if "clip_norms" in entry else None,
+            None if entry.get("clip_norms") is None else _schedule(entry["clip_norms"], phases),
+            checks.choice("unit", entry.get("unit", "record"), UNITS),
         )
     except (ValueError, TypeError) as error:
         raise damaged(name, 1, str(error)) from error

@@ -14,14 +14,13 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from itertools import chain
 from types import TracebackType
 from typing import Any, NoReturn
 
 import verax
 from verax import checks
 from verax.durable import append, refuse_device, sync_directory
-from verax.mechanism import Mechanism, Phases
+from verax.mechanism import UNITS, Mechanism, Phases
 from verax.training.entries import (
     DamagedLedger,
     Event,
@@ -33,9 +32,8 @@ from verax.training.entries import (
     parse,
     reason_of,
     schedule_of,
-    unfinished_header,
 )
-from verax.training.ledger_file import LedgerBusy, LedgerFile, complete, locked
+from verax.training.ledger_file import LedgerBusy, LedgerFile, complete, locked, unused
 from verax.training.ran import Run
 
 __all__ = ["DamagedLedger", "Ledger", "LedgerBusy", "LedgerError", "LeftMechanism", "Run", "RunOver", "locked", "read"]
@@ -83,6 +81,7 @@ class Ledger:
         population: int | None = None,
         insecure_seed: bool = False,
         clip_norms: Sequence[float] | None = None,
+        unit: str = "record",
     ) -> Ledger:
         """Begin a run: write down what is going to run.
 
@@ -93,6 +92,7 @@ class Ledger:
             population: the number of records, only if it is public; under add-remove it tells neighbours apart.
             insecure_seed: whether noise or batches come from a seed somebody chose; the run is then not private.
             clip_norms: a norm for every round in place of the mechanism's own, chosen without looking at the data.
+            unit: who is protected: a "record", or a "client" if what the sampler draws is all data of a client.
         """
         if not isinstance(mechanism, Mechanism | Phases):
             raise ValueError(f"mechanism must be a Mechanism or Phases, got {mechanism!r}")
@@ -106,13 +106,14 @@ class Ledger:
             None if population is None else checks.count("population", population),
             bool(insecure_seed),
             None if clip_norms is None else schedule_of(clip_norms, rounds),
+            checks.choice("unit", unit, UNITS),
         )
         line, digest = header.line()
         name = os.fspath(path)
         fd = locked(name, os.O_CREAT)
         try:
             with open(fd, "rb", closefd=False) as file:
-                if not _unused(lines_of(file), name):
+                if not unused(lines_of(file), name):
                     raise LedgerError(
                         f"path must be new, got {name!r}, which exists: name another file, and report both together; "
                         "to go on with the run in it, give the state that was kept of it"
@@ -179,6 +180,11 @@ class Ledger:
     def insecure_seed(self) -> bool:
         """Whether it was declared that somebody chose the seed of the randomness."""
         return self._log.header.insecure_seed
+
+    @property
+    def unit(self) -> str:
+        """Who is protected as a whole: a "record" or a "client"."""
+        return self._log.header.unit
 
     @property
     def population(self) -> int | None:
@@ -349,18 +355,6 @@ def read(path: Path, head: str | None = None) -> Run:
     except OSError as error:
         raise LedgerError(f"path must be a ledger that can be read, got {name!r}: {error.strerror}") from error
     return Run.of(log)
-
-
-def _unused(lines: Iterator[bytes], name: str) -> bool:
-    """Whether these are the lines of a run that released nothing and may have gone on, or of none."""
-    first = next(lines, b"")
-    if unfinished_header(first):
-        return next(lines, None) is None
-    try:
-        log = parse(chain([first], lines), name)
-    except LedgerError:
-        return False
-    return log.released == 0 and log.over is None
 
 
 def _same(name: str, declared: Phases, mechanism: Mechanism | Phases) -> None:

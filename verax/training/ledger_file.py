@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from collections.abc import Iterator
+from itertools import chain
 
 from verax.durable import append, refuse_special
-from verax.training.entries import DamagedLedger, LedgerError, Log, parse
+from verax.training.entries import DamagedLedger, LedgerError, Log, parse, unfinished_header
 
 if sys.platform != "win32":
     import fcntl
@@ -108,3 +110,15 @@ def complete(fd: int, log: Log) -> None:
         append(fd, log.missing)
     finally:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+
+
+def unused(lines: Iterator[bytes], name: str) -> bool:
+    """Whether these are the lines of a run that released nothing and may have gone on, or of none."""
+    first = next(lines, b"")
+    if unfinished_header(first):
+        return next(lines, None) is None
+    try:
+        log = parse(chain([first], lines), name)
+    except LedgerError:
+        return False
+    return log.released == 0 and log.over is None
