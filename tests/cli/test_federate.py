@@ -2,22 +2,28 @@
 
 import json
 import os
+import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("cryptography")
 
+import numpy as np  # noqa: E402
 import typer  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 from verax.cli import app as whole_app  # noqa: E402
 from verax.cli.federate import federate  # noqa: E402
 from verax.federated.splits import dealt, owned, split  # noqa: E402
+from verax.privacy.guarantee import Bracket  # noqa: E402
 from verax.training import ledger  # noqa: E402
 from verax.training.examples import Examples  # noqa: E402
 
 torch.set_num_threads(1)
+federate_module = sys.modules["verax.cli.federate"]  # the package has the command under this name
 app = typer.Typer()
 app.command()(federate)
 FEW = ("--client-rate", 1, "--record-rate", 0.3, "--rounds", 12, "--model", "logistic", "--lr", 0.1)
@@ -63,6 +69,44 @@ def test_plan_train_state(table, tmp_path):
     assert so_far[-1] == pytest.approx(found["epsilon"]["upper"], rel=0.01)
     assert "NOT private" in (tmp_path / "report.html").read_text()
     assert torch.load(tmp_path / "model.pt")["1.weight"].shape == (2, 2)  # the column of clients is no feature
+
+
+@pytest.mark.parametrize("budget", ["4", "2.3456", "1.9999999"])
+def test_no_printed_epsilon_is_above_the_budget_nor_the_fewest_above_the_most(table, budget):
+    done = run("--data", table, "--by", "shop", "--epsilon", budget, *FEW)
+    ranges = re.findall(r"so far (\S+) to (\S+)", done.stdout)
+    ranges += re.findall(r"epsilon from (\S+) \(fewest records\) to (\S+) \(most\)", done.stdout)
+    assert len(ranges) == 13
+    for low, high in ranges:
+        assert float(low) <= float(high) <= float(budget)
+    assert [float(high) for _, high in ranges] == sorted(float(high) for _, high in ranges)
+    assert float(ranges[-1][1]) > 0.99 * float(budget)
+
+
+def test_a_rough_epsilon_so_far_is_never_above_that_of_the_whole_run():
+    """Two upper bounds of nearly the same number, each rounded up by itself: 4.01 of 4, and 2.321 of 2.320."""
+
+    class Rough:
+        plan = SimpleNamespace(rounds=20, bins=None)
+        sizes = np.array([3, 9])
+        round = 19
+
+        def epsilons(self, delta):
+            return Bracket(2.0, 2.31, "", "", ""), Bracket(2.0, 2.32, "", "", "")
+
+    class RoughPlan:
+        def guarantee(self, size):
+            return SimpleNamespace(epsilon=lambda delta, rtol: Bracket(2.0, 2.40 - 0.01 * size, "", "", ""))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(federate_module, "replace", lambda plan, rounds: RoughPlan())
+        spent = federate_module._Spent(Rough(), 1e-5, 2.32)
+        assert spent.so_far() == [2.31, 2.31]
+        Rough.round = 20
+        assert spent.so_far() == [2.31, 2.32]
+    assert (spent.shown(2.31999, 3), spent.shown(2.3199999, 4), spent.shown(2.5, 2)) == ("2.32", "2.320", "2.5")
+    assert federate_module._Spent(Rough(), 1e-5, 2.3456).shown(2.34555, 3) == "2.3456"
+    assert federate_module._Spent(Rough(), 1e-5, None).shown(2.34555, 3) == "2.35"
 
 
 def test_progress_never_tells_who_or_how_many_took_part(table):

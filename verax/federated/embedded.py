@@ -18,7 +18,7 @@ from verax.federated.lots import Lots, Numbers
 from verax.federated.plan import LEAST_RATE, Plan
 from verax.federated.server import Optimizer, Server
 from verax.federated.work import Worker, weights_of
-from verax.privacy.guarantee import Guarantee
+from verax.privacy.guarantee import Bracket, Guarantee
 from verax.randomness import Source
 from verax.training.clipped import MICRO_BATCH, Inner
 from verax.training.data import Data
@@ -176,6 +176,16 @@ class Embedded:
         Every client's own lies between (docs/random-participation.md, theorem 5).
         """
         return self._priced(int(self.sizes.min()), np.min), self._priced(int(self.sizes.max()), np.max)
+
+    def epsilons(self, delta: float) -> tuple[Bracket, Bracket]:
+        """Epsilons of these two at a delta, the first at most the second.
+
+        Each is a bound by itself, and the first may have been rounded up further; by theorem 5 the second bounds both.
+        """
+        least, most = (guarantee.epsilon(delta) for guarantee in self.guarantees())
+        if least.upper > most.upper:
+            least = replace(least, lower=min(least.lower, most.upper), upper=most.upper, upper_by=most.upper_by)
+        return least, most
 
     def guarantee_of(self, client: int) -> Guarantee:
         """The guarantee of one client's records (or of all it has), from its own numbers only."""
