@@ -28,6 +28,7 @@ from verax.federated import (  # noqa: E402
     weights_of,
 )
 from verax.federated import asynchronous as asynchronous_module  # noqa: E402
+from verax.federated import embedded as embedded_module  # noqa: E402
 from verax.federated import server as server_module  # noqa: E402
 from verax.training import Ledger, ledger  # noqa: E402
 
@@ -128,6 +129,18 @@ def test_two_threads_do_not_end_one_round_twice(world, monkeypatch, tmp_path):
     head = world.server(world.plan(), ledger=tmp_path / "run.ledger")
     assert in_two_threads(head.step, Ledger, "release", monkeypatch) == [None, None]
     assert (head.round, ledger.read(tmp_path / "run.ledger").released) == (2, 2)
+
+
+def test_two_threads_do_not_add_up_one_embedded_round_twice(world, monkeypatch):
+    run = world.plan(client_rate=1.0, record_rate=1.0, noise_multiplier=0.0)
+    whole, twin = (
+        Embedded(run, world.make(), world.loss, (world.x, world.y), world.sizes, world.sgd, insecure_seed=5)
+        for _ in range(2)
+    )
+    assert in_two_threads(whole.step, embedded_module, "taking_part", monkeypatch) == [None, None]
+    twin.step()
+    twin.step()
+    np.testing.assert_allclose(whole.server.weights.numpy(), twin.server.weights.numpy(), rtol=1e-6)
 
 
 def test_an_asynchronous_update_that_two_threads_deliver_is_used_once(world, monkeypatch):

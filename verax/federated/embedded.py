@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -97,7 +98,7 @@ class Embedded:
             plan, weights_of(model), optimizer, expected=self._rates.expected(plan, self.sizes), ledger=ledger,
             state=state, insecure_seed=insecure_seed,
         )  # fmt: skip
-        self.model = model
+        self.model, self._lock = model, threading.RLock()
         try:
             self._set_up(loss, inner, micro_batch, source)
         except BaseException:  # in a notebook the traceback keeps the ledger
@@ -148,6 +149,10 @@ class Embedded:
 
     def step(self) -> None:
         """One round."""
+        with self._lock:  # two threads must not both add their sums of one round
+            self._step()
+
+    def _step(self) -> None:
         plan, number = self.plan, self.server.round
         client_rate, record_rate = self._rates.at(number)
         here = taking_part(self._lots, plan, number, self._clients, client_rate)
