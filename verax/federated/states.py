@@ -27,8 +27,8 @@ def read_state(path: str | os.PathLike[str], plan: Plan, held: Mapping[str, type
     wanted = {"plan": str, "run": str, "weights": torch.Tensor, **held}
     if not isinstance(state, dict) or not all(isinstance(state.get(name), kind) for name, kind in wanted.items()):
         raise ValueError(
-            f"state must be a file that this kind of server wrote, got {os.fspath(path)!r}, which is none, or a "
-            "damaged one: name another file; a run whose state is lost cannot go on"
+            f"state must be a file that this kind of server wrote, got {os.fspath(path)!r}, which "
+            "is none, or a damaged one: name another file; a run whose state is lost cannot go on"
         )
     if state["plan"] != repr(plan):
         raise ValueError(f"state must be of the plan {plan!r}, got one of {state['plan']!r}")
@@ -46,21 +46,21 @@ def _is_run(text: str) -> bool:
 
 
 def refuse_other_ledger(state: Mapping[str, Any], ledger: Ledger) -> None:
-    """Refuse a ledger that is not that of the state, or knows less: rounds would be released that it does not know."""
+    """Refuse a ledger that is not that of the state, or knows less, and so would miss rounds."""
     if state["run"] != ledger.run:
         raise ValueError(
-            f"state must be of the run in {ledger.path!r}, got one of another run: name the two files that one "
-            "server kept"
+            f"state must be of the run in {ledger.path!r}, got one of another run: name the two "
+            "files that one server kept"
         )
     if state["rounds"] > ledger.released:
         raise ValueError(
-            f"state must not be ahead of the ledger, got {state['rounds']} rounds, of which {ledger.path!r} knows "
-            f"{ledger.released}: its last lines are lost; bring back a whole copy of it"
+            f"state must not be ahead of the ledger, got {state['rounds']} rounds, of which "
+            f"{ledger.path!r} knows {ledger.released}: its last lines are lost; bring back a whole copy of it"
         )
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Put the optimizer where it was; another one would fail in its first step, or silently do as the old one did."""
+    """Put the optimizer where it was; another would fail in its first step, or do as this one."""
     kind, settings = state["optimizer_kind"], settings_of(optimizer)
     if kind != type(optimizer).__name__:
         raise ValueError(f"optimizer must be the {kind} that the run began with, got {type(optimizer).__name__}")

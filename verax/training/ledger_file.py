@@ -1,4 +1,4 @@
-"""The file of a ledger while it is written: one writer, and every line checked before and after it."""
+"""The file of a ledger while it is written: one writer, and a look before and after each line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if sys.platform != "win32":
 
 
 class LedgerBusy(LedgerError):  # noqa: N818 - public name, says what is wrong
-    """Another process, another object of this one or a call that is under way is writing the ledger."""
+    """Another process, another object of this one or a call under way is writing the ledger."""
 
 
 class LedgerFile:
@@ -35,9 +35,9 @@ class LedgerFile:
         self.close = weakref.finalize(self, os.close, fd)
 
     def append(self, line: bytes, digest: str, log: Log, otherwise: str) -> None:
-        """Write a line behind those that ``log`` knows, and force it to disk; or say what is wrong with the file.
+        """Write a line behind those that ``log`` knows, and force it to disk; or say what is wrong.
 
-        What others do to the file while this runs is noticed afterwards, before anybody relies on the line.
+        What others do to the file meanwhile is noticed afterwards, before anybody relies on the line.
         """
         self._check(log.size, log.head, otherwise)
         append(self._fd, line)
@@ -52,13 +52,13 @@ class LedgerFile:
             named = None
         if named is None or not os.path.samestat(now, named):
             raise DamagedLedger(
-                f"{self.path} was deleted, moved or replaced while it was being written; {otherwise}. Put the file "
-                "that was written back under its name, and open it again"
+                f"{self.path} was deleted, moved or replaced while it was being written; {otherwise}. "
+                "Put the file that was written back under its name, and open it again"
             )
         if now.st_size != size or (now.st_mtime_ns != self._changed and self._head() != head):
             raise DamagedLedger(
-                f"{self.path}: someone else changed the file; {otherwise}. Restore the file from a copy; without one, "
-                "charge the whole declared run"
+                f"{self.path}: someone else changed the file; {otherwise}. Restore the file from a "
+                "copy; without one, charge the whole declared run"
             )
         self._changed = now.st_mtime_ns
 
@@ -73,7 +73,7 @@ class LedgerFile:
 
 
 def locked(name: str, create: int = 0) -> int:
-    """Open the file and hold its lock. The kernel lets go of it when the process dies, however it dies."""
+    """Open the file and hold its lock. The kernel lets go of it whenever the process dies."""
     if sys.platform == "win32":
         raise LedgerError("ledgers are written on POSIX systems only, where a file can be locked; reading works")
     try:
@@ -99,7 +99,7 @@ def locked(name: str, create: int = 0) -> int:
 
 
 def complete(fd: int, log: Log) -> None:
-    """Write what a crash left unwritten: behind the file's end, or over the zeros that a power cut left there."""
+    """Write what a crash left unwritten: behind the end, or over the zeros that a power cut left."""
     if not log.zeros:
         append(fd, log.missing)
         return
