@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 from hashlib import sha256
 from typing import Any
@@ -39,6 +40,14 @@ def append(fd: int, line: bytes) -> None:
         os.fsync(fd)
 
 
+def hold(fd: int) -> None:
+    """Wait until no other process, nor object of this one, holds the file; let go by closing it."""
+    if sys.platform != "win32":
+        import fcntl
+
+        fcntl.flock(fd, fcntl.LOCK_EX)
+
+
 def sync_directory(name: str) -> None:
     """Force the file's name to disk."""
     fd = os.open(os.path.dirname(os.path.realpath(name)), os.O_RDONLY)
@@ -46,3 +55,23 @@ def sync_directory(name: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def refuse_device(name: str) -> None:
+    """Refuse a device, such as /dev/zero, from which one could read for ever; files that are not there pass."""
+    try:
+        mode = os.stat(name).st_mode
+    except OSError:
+        return  # whoever opens it says why that is not possible
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        raise ValueError(f"path must be a file, got {name!r}, which is a device")
+
+
+def refuse_special(name: str) -> None:
+    """Refuse what is there and is neither a file nor a folder: nothing could be kept in it."""
+    try:
+        mode = os.stat(name).st_mode
+    except OSError:
+        return  # whoever opens it says why that is not possible
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise ValueError(f"path must be a file, got {name!r}, which is a device, a pipe or a socket")

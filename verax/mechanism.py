@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 ADVERSARIES = ("A0", "A1")
 GEOMETRIES = ("any", "orthogonal")
 RELATIONS = ("add-remove", "zero-out", "replace")
+UNITS = ("record", "client")  # who is protected as a whole
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,28 @@
 
 import json
 import os
+import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("cryptography")
 
+import numpy as np  # noqa: E402
 import typer  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
+from verax.cli import app as whole_app  # noqa: E402
 from verax.cli.federate import federate  # noqa: E402
 from verax.federated.splits import dealt, owned, split  # noqa: E402
+from verax.privacy.guarantee import Bracket  # noqa: E402
 from verax.training import ledger  # noqa: E402
 from verax.training.examples import Examples  # noqa: E402
 
 torch.set_num_threads(1)
+federate_module = sys.modules["verax.cli.federate"]  # the package has the command under this name
 app = typer.Typer()
 app.command()(federate)
 FEW = ("--client-rate", 1, "--record-rate", 0.3, "--rounds", 12, "--model", "logistic", "--lr", 0.1)
@@ -64,6 +71,44 @@ def test_plan_train_state(table, tmp_path):
     assert torch.load(tmp_path / "model.pt")["1.weight"].shape == (2, 2)  # the column of clients is no feature
 
 
+@pytest.mark.parametrize("budget", ["4", "2.3456", "1.9999999"])
+def test_no_printed_epsilon_is_above_the_budget_nor_the_fewest_above_the_most(table, budget):
+    done = run("--data", table, "--by", "shop", "--epsilon", budget, *FEW)
+    ranges = re.findall(r"so far (\S+) to (\S+)", done.stdout)
+    ranges += re.findall(r"epsilon from (\S+) \(fewest records\) to (\S+) \(most\)", done.stdout)
+    assert len(ranges) == 13
+    for low, high in ranges:
+        assert float(low) <= float(high) <= float(budget)
+    assert [float(high) for _, high in ranges] == sorted(float(high) for _, high in ranges)
+    assert float(ranges[-1][1]) > 0.99 * float(budget)
+
+
+def test_a_rough_epsilon_so_far_is_never_above_that_of_the_whole_run():
+    """Two upper bounds of nearly the same number, each rounded up by itself: 4.01 of 4, and 2.321 of 2.320."""
+
+    class Rough:
+        plan = SimpleNamespace(rounds=20, bins=None)
+        sizes = np.array([3, 9])
+        round = 19
+
+        def epsilons(self, delta):
+            return Bracket(2.0, 2.31, "", "", ""), Bracket(2.0, 2.32, "", "", "")
+
+    class RoughPlan:
+        def guarantee(self, size):
+            return SimpleNamespace(epsilon=lambda delta, rtol: Bracket(2.0, 2.40 - 0.01 * size, "", "", ""))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(federate_module, "replace", lambda plan, rounds: RoughPlan())
+        spent = federate_module._Spent(Rough(), 1e-5, 2.32)
+        assert spent.so_far() == [2.31, 2.31]
+        Rough.round = 20
+        assert spent.so_far() == [2.31, 2.32]
+    assert (spent.shown(2.31999, 3), spent.shown(2.3199999, 4), spent.shown(2.5, 2)) == ("2.32", "2.320", "2.5")
+    assert federate_module._Spent(Rough(), 1e-5, 2.3456).shown(2.34555, 3) == "2.3456"
+    assert federate_module._Spent(Rough(), 1e-5, None).shown(2.34555, 3) == "2.35"
+
+
 def test_progress_never_tells_who_or_how_many_took_part(table):
     words = ("--data", table, "--clients", 8, "-z", 4, *FEW, "--client-rate", 0.5, "--rounds", 2, "--noise", "visible")
     log = json.loads(run(*words, "--json").stdout)["log"]
@@ -76,7 +121,7 @@ def test_progress_never_tells_who_or_how_many_took_part(table):
     [
         (("--noise", "local"), "holds more than noise"),
         (("--noise", "visible"), "may see who takes part"),
-        (("--unit", "client"), "stands for all data of one client"),
+        (("--unit", "client"), "Any 1 client with all its records is protected"),
         (("--unit", "client", "--client-rate", 0.25, "--bins", 4), "BallsInBins"),
     ],
 )
@@ -86,6 +131,15 @@ def test_modes(table, words, said):
     assert "round 12 of 12" in done.stdout
     assert "epsilon at most" in done.stdout
     assert said in done.stdout
+
+
+def test_clients_are_what_is_protected_here_and_in_the_report_of_the_ledger(table, tmp_path):
+    words = ("--data", table, "--clients", 8, "-z", 4, *FEW, "--unit", "client", "--ledger", tmp_path / "run.ledger")
+    assert json.loads(run(*words, "--json").stdout)["statement"]["protected"]["unit"] == "client"
+    told = CliRunner().invoke(whole_app, ["report", str(tmp_path / "run.ledger"), "--json"], catch_exceptions=False)
+    assert json.loads(told.stdout)["protected"] == {
+        "unit": "client", "group": 1, "words": "any 1 client with all its records"
+    }  # fmt: skip
 
 
 def test_a_run_that_broke_off_goes_on(table, tmp_path, monkeypatch):
@@ -104,6 +158,14 @@ def test_a_run_that_broke_off_goes_on(table, tmp_path, monkeypatch):
     assert CliRunner().invoke(app, [str(word) for word in words]).exit_code != 0
     monkeypatch.setattr(Embedded, "step", step)
     assert ledger.read(tmp_path / "l").released == 5
+    whole = (tmp_path / "l").read_bytes()
+    (tmp_path / "l").write_bytes(b"".join(whole.splitlines(keepends=True)[:3]))
+    with pytest.raises(ValueError, match="state must not be ahead of the ledger, got 5 rounds"):
+        run(*words, "--resume")
+    (tmp_path / "l").write_bytes(whole)
+    (tmp_path / "bad").write_bytes(b"no state")
+    with pytest.raises(ValueError, match="state must be a file that this kind of server wrote"):
+        run(*words, "--resume", "--state", tmp_path / "bad")
     done = run(*words, "--resume")
     assert done.exit_code == 0
     assert "round 6 of 12" in done.stdout
@@ -116,7 +178,7 @@ def test_a_run_that_broke_off_goes_on(table, tmp_path, monkeypatch):
         ((), "either --epsilon, or --noise-multiplier"),
         (("-z", 1, "--resume"), "--resume needs --ledger and --state"),
         (("-z", 1, "--report", "o.pdf"), "path must end in .html"),
-        (("-z", 1, "--by", "town"), "by must be one of the columns a, shop, b, got 'town'"),
+        (("-z", 1, "--by", "town"), "by must be one of the columns 'a', 'shop', 'b', got 'town'"),
         (("-z", 1, "--by", "shop", "--clients", 3), "clients must not be given with by='shop'"),
         (("-z", 1, "--clients", 1000), "clients must be at most the number of records, 240"),
         (("-z", 1, "--client-rate", 2), "client_rate must lie in"),
@@ -127,6 +189,14 @@ def test_a_run_that_broke_off_goes_on(table, tmp_path, monkeypatch):
 def test_bad_input_is_said_in_words(table, words, message):
     with pytest.raises(ValueError, match=message):
         run("--data", table, *words)
+
+
+def test_names_of_columns_are_shown_and_not_obeyed(table):
+    table.write_text("\ufeff" + table.read_text().replace("a,shop", "\x1b[2Ja\u202e,shop"))
+    with pytest.raises(ValueError, match="by must be one of the columns") as error:
+        run("--data", table, "-z", 1, "--by", "town")
+    assert str(error.value).isprintable()
+    assert len(split(str(table), by="\x1b[2Ja\u202e").sizes) > 1  # the mark at the file's beginning is no part of it
 
 
 def test_splits_keep_every_record_with_its_class():

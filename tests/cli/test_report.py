@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from verax import Mechanism, Poisson, Shuffle
 from verax.cli import app, main
+from verax.durable import START, chain, encode
 from verax.training import Ledger
 
 RUN = Mechanism(Poisson(0.01, 20), 1.0)
@@ -197,3 +199,54 @@ def test_runs_that_cannot_be_taken_together(tmp_path, whole, failed):
     other = written(tmp_path / "other.ledger", 1, Mechanism(Shuffle(4), 1.0))
     assert "phases must share one neighbouring relation" in failed(whole, other)
     assert "are copies of one run" in failed(whole, whole)
+
+
+HOSTILE = "\x1b[2J\x1b]0;mine\x07\u202e\u2066\u200f\x9b31m\r"
+
+
+def unseen(text):
+    """Characters that a terminal or a page would obey."""
+    return {c for c in text if not c.isprintable() and c != "\n"}
+
+
+@pytest.mark.parametrize("field", ["verax", "run", "time"])
+def test_a_hostile_header_says_nothing_to_the_terminal(tmp_path, whole, failed, field):
+    header = json.loads(Path(whole).read_bytes().splitlines()[0])
+    for value in (HOSTILE, header[field] + HOSTILE, header[field] + "\n", "", 3, None):
+        content = {key: value if key == field else kept for key, kept in header.items() if key != "hash"}
+        path = tmp_path / "hostile.ledger"
+        path.write_bytes(chain(encode(content), START)[0])
+        line = failed(str(path))
+        assert f"line 1: {field} must be as verax writes it, got {value!r}" in line
+        assert not unseen(line)
+
+
+@pytest.mark.parametrize(
+    "field", ["mechanism", "population", "clip_norms", "verax_ledger", pytest.param(HOSTILE, id="unknown")]
+)
+def test_hostile_values_say_nothing_to_the_terminal(tmp_path, whole, failed, field):
+    header = json.loads(Path(whole).read_bytes().splitlines()[0])
+    del header["hash"]
+    for value in (HOSTILE, [HOSTILE], {HOSTILE: HOSTILE}):
+        path = tmp_path / "hostile.ledger"
+        path.write_bytes(chain(encode(header | {field: value}), START)[0])
+        assert not unseen(failed(str(path)))
+
+
+def test_a_hostile_name_of_a_file_says_nothing_to_the_terminal_or_on_the_page(tmp_path, failed):
+    path = written(tmp_path / f"run{HOSTILE}.ledger", 5, reason="the data were not finite", private=True, population=9)
+    text = said(path, "--delta", "0.2", "--out", str(tmp_path / "report.html"))
+    assert "run\\x1b[2J" in text
+    assert not unseen(text)
+    assert not unseen((tmp_path / "report.html").read_text())
+    assert facts(path)["runs"][0]["ledger"] == path
+    for words in ((path, path), (path + "x",)):
+        assert not unseen(failed(*words))
+    with open(path, "ab") as file:
+        file.write(b"damage\n")
+    assert not unseen(failed(path))
+
+
+def test_a_name_that_is_not_utf_8_can_be_shown(tmp_path):
+    path = written(os.fsdecode(bytes(tmp_path) + b"/run\xff.ledger"), 20)
+    assert "run\\udcff.ledger: all 20" in said(path)

@@ -1,5 +1,7 @@
 """The embedded engine: the same weights as the objects, one clipping pass a round, and no client touched one by one."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cryptography")
 
 from verax.federated import Embedded, Plan  # noqa: E402
+from verax.privacy.guarantee import Bracket  # noqa: E402
 from verax.training import LocalSteps, ledger  # noqa: E402
 
 
@@ -119,6 +122,17 @@ def test_guarantees_range_from_the_smallest_to_the_largest_client(world):
     assert low.mechanism.mechanisms[0].sampler.records == 1
     assert high.mechanism.mechanisms[0].sampler.records == 12
     assert low.epsilon(1e-5).upper < high.epsilon(1e-5).upper
+
+
+def test_the_fewest_records_never_cost_more_than_the_most(world, monkeypatch):
+    whole = engine(world, world.plan())
+    least, most = whole.epsilons(1e-5)
+    assert least.upper < most.upper
+    assert (least, most) == tuple(guarantee.epsilon(1e-5) for guarantee in whole.guarantees())
+    rounded = [Bracket(2.31, 2.3205, "proved", "a", "b"), Bracket(2.3, 2.3201, "proved", "c", "d")]
+    found = tuple(SimpleNamespace(epsilon=lambda delta, one=one: one) for one in rounded)
+    monkeypatch.setattr(Embedded, "guarantees", lambda self: found)
+    assert whole.epsilons(1e-5) == (Bracket(2.31, 2.3201, "proved", "a", "d"), rounded[1])
 
 
 OWN = np.array([0.5, 0.1, 0.4, 0.3, 0.2, 0.5, 0.05, 0.35])

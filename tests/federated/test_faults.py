@@ -3,6 +3,8 @@
 import math
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -13,8 +15,22 @@ pytest.importorskip("cryptography")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from verax.federated import Client, Embedded, Model, Refused, Server, Update  # noqa: E402
-from verax.training import ledger  # noqa: E402
+from verax.federated import (  # noqa: E402
+    AsyncClient,
+    AsyncServer,
+    Client,
+    Diminishing,
+    Embedded,
+    Model,
+    Refused,
+    Server,
+    Update,
+    weights_of,
+)
+from verax.federated import asynchronous as asynchronous_module  # noqa: E402
+from verax.federated import embedded as embedded_module  # noqa: E402
+from verax.federated import server as server_module  # noqa: E402
+from verax.training import Ledger, ledger  # noqa: E402
 
 
 def spoilt(update, how):
@@ -64,6 +80,85 @@ def test_spoilt_answers_are_refused_and_the_rest_is_the_round(world, faults):
     assert sum(head.refused.values()) == refused
     assert np.array_equal(head.weights.numpy(), other.weights.numpy())
     assert all(hand.spent == 1 for hand in hands)  # also those that were refused
+
+
+def in_two_threads(call, place, name, monkeypatch):
+    """Call twice at once: each waits, where it has found nothing wrong, until the other is there too, or cannot be."""
+    there, wrapped, found = threading.Barrier(2), getattr(place, name), []
+
+    def slow(*words, **more):
+        with suppress(threading.BrokenBarrierError):
+            there.wait(0.3)
+        return wrapped(*words, **more)
+
+    def run():
+        try:
+            found.append(call())
+        except ValueError as error:
+            found.append(error)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, slow)
+        threads = [threading.Thread(target=run) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return found
+
+
+def test_an_update_that_two_threads_deliver_is_used_once(world, monkeypatch):
+    run = world.plan(client_rate=1.0)
+    head, twin = world.server(run), world.server(run)
+    update = world.client(0, run).answer(head.model())
+    found = in_two_threads(lambda: head.receive(update), server_module, "objection", monkeypatch)
+    assert sorted(map(str, found)) == ["None", "replayed"]
+    twin.add(update.values)
+    assert np.array_equal(head._total, twin._total)
+
+
+def test_two_threads_do_not_get_two_answers_to_one_round(world, monkeypatch):
+    run = world.plan(client_rate=1.0, noise="local")
+    model, hand = world.server(run).model(), world.client(0, run, seed=None)
+    found = in_two_threads(lambda: hand.answer(model), Client, "refuse_weights", monkeypatch)
+    assert sorted(type(one).__name__ for one in found) == ["Refused", "Update"]
+    assert hand.spent == 1
+
+
+def test_two_threads_do_not_end_one_round_twice(world, monkeypatch, tmp_path):
+    head = world.server(world.plan(), ledger=tmp_path / "run.ledger")
+    assert in_two_threads(head.step, Ledger, "release", monkeypatch) == [None, None]
+    assert (head.round, ledger.read(tmp_path / "run.ledger").released) == (2, 2)
+
+
+def test_two_threads_do_not_add_up_one_embedded_round_twice(world, monkeypatch):
+    run = world.plan(client_rate=1.0, record_rate=1.0, noise_multiplier=0.0)
+    whole, twin = (
+        Embedded(run, world.make(), world.loss, (world.x, world.y), world.sizes, world.sgd, insecure_seed=5)
+        for _ in range(2)
+    )
+    assert in_two_threads(whole.step, embedded_module, "taking_part", monkeypatch) == [None, None]
+    twin.step()
+    twin.step()
+    np.testing.assert_allclose(whole.server.weights.numpy(), twin.server.weights.numpy(), rtol=1e-6)
+
+
+def test_an_asynchronous_update_that_two_threads_deliver_is_used_once(world, monkeypatch):
+    run = world.plan(client_rate=1.0, noise="local")
+    head = AsyncServer(run, weights_of(world.make()), Diminishing(0.1))
+    hand = AsyncClient(world.client(0, run), Diminishing(0.1))
+    hand.receive(head.model())
+    update = hand.work()
+    found = in_two_threads(lambda: head.receive(update), asynchronous_module, "objection", monkeypatch)
+    assert sorted(map(str, found)) == ["None", "replayed"]
+
+
+def test_two_threads_do_not_work_on_one_asynchronous_round(world, monkeypatch):
+    run = world.plan(client_rate=1.0, noise="local")
+    hand = AsyncClient(world.client(0, run, seed=None), Diminishing(0.1))
+    hand.receive(AsyncServer(run, weights_of(world.make()), Diminishing(0.1)).model())
+    found = in_two_threads(hand.work, Client, "charge", monkeypatch)
+    assert sorted(one.round for one in found) == [0, 1]
 
 
 def test_late_answers_are_not_used_in_the_next_round(world):

@@ -11,8 +11,9 @@ pytest.importorskip("cryptography")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verax import BallsInBins, Batch, Individual, Mechanism, NoGuarantee, Poisson, RandomParticipation
-from verax.federated import Plan
+from verax import BallsInBins, Batch, Budget, Individual, Mechanism, NoGuarantee, Poisson, RandomParticipation
+from verax.federated import Embedded, Plan
+from verax.reporting.statement import Statement
 from verax.training import Ledger, ledger
 
 PLAN = Plan(
@@ -149,3 +150,25 @@ def test_the_largest_honest_message():
     assert replace(PLAN, unit="client").longest(100) == pytest.approx(2.0, rel=1e-4)
     local = replace(PLAN, unit="client", noise="local").longest(100)
     assert 2.0 + 3.0 * math.sqrt(100) < local < 2.0 + 3.0 * (math.sqrt(100) + 8.0)
+
+
+@pytest.mark.parametrize("noise", ["central", "local", "visible"])
+def test_every_statement_of_a_plan_for_clients_protects_clients(world, tmp_path, noise):
+    run = world.plan(unit="client", noise=noise, client_rate=0.1)
+    assert run.guarantee().unit == "client"
+    assert run.guarantee(unit="record").unit == "record"
+    head = world.server(run, ledger=tmp_path / "server.ledger")
+    hand = world.client(0, run, ledger=tmp_path / "client.ledger")
+    budgeted = world.client(1, run, budget=Budget(9.0, 1e-5, relation=run.mechanism().relation))
+    whole = Embedded(run, world.make(), world.loss, (world.x, world.y), world.sizes, world.sgd, insecure_seed=5)
+    found = [
+        run.guarantee().statement(1e-5), head.statement(1e-5), hand.statement(1e-5), budgeted.statement(1e-5),
+        whole.statement(1e-5), *(guarantee.statement(1e-5) for guarantee in whole.guarantees()),
+        whole.guarantee_of(3).statement(1e-5),
+        *(Statement.of_runs([ledger.read(tmp_path / f"{who}.ledger")], 1e-5) for who in ("server", "client")),
+    ]  # fmt: skip
+    assert {statement.content()["protected"]["unit"] for statement in found} == {"client"}
+    assert world.server(world.plan()).statement(1e-5).content()["protected"]["unit"] == "record"
+    same = Ledger.create(tmp_path / "record.ledger", run.mechanism(), insecure_seed=True)
+    with pytest.raises(ValueError, match=r"protecting one client, got .*, protecting one record"):
+        world.server(run, ledger=same)

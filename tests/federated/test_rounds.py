@@ -284,7 +284,7 @@ def test_nothing_secret_is_shown(world, tmp_path):
     for source in (hand._noise, head._noise):
         assert source.state()["key"] not in shown
     held = torch.load(tmp_path / "state", weights_only=True)
-    assert set(held) == {"plan", "run", "weights", "optimizer"}
+    assert set(held) == {"plan", "run", "rounds", "weights", "optimizer", "optimizer_kind", "settings"}
     assert not re.search("seed|key|lots", " ".join(held))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -303,7 +305,7 @@ def test_a_phase_is_on_disk_before_it_may_run(kept, monkeypatch):
     path, budget = kept
     seen = []
     real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (seen.append(len(Budget.open(path).phases)), real(fd)))
+    monkeypatch.setattr(os, "fsync", lambda fd: (seen.append(path.read_bytes().count(b'{"phase"')), real(fd)))
     budget.spend(Mechanism(Poisson(0.01, 10), 2.0))
     assert seen == [3]
 
@@ -339,6 +341,61 @@ def test_a_failed_write_spends_nothing_and_stops_the_writer(kept, monkeypatch):
     with pytest.raises(DamagedBudget, match=r"Budget\.open it again"):
         budget.spend(Mechanism(Poisson(0.01, 10), 2.0))
     assert len(Budget.open(path).phases) == 2
+
+
+def test_two_threads_cannot_both_spend_what_is_left(monkeypatch):
+    """Each waits, once it has seen that the phase fits, until the other has seen it too, or cannot."""
+    seen = threading.Barrier(2)
+    phase = Mechanism(Poisson(0.01, 3000), 2.0)
+    budget = Budget(1.5, 1e-5)
+    assert 3000 < budget.most_rounds(phase) < 2 * 3000
+    append = Budget._append
+
+    def slow(self, content):
+        with suppress(threading.BrokenBarrierError):
+            seen.wait(0.3)
+        append(self, content)
+
+    monkeypatch.setattr(Budget, "_append", slow)
+    results = []
+
+    def spend():
+        try:
+            results.append(budget.spend(phase))
+        except OverBudget as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=spend) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(type(result).__name__ for result in results) == ["NoneType", "OverBudget"]
+    assert budget.phases == (phase,)
+
+
+def test_a_line_that_is_being_written_is_not_taken_for_one_that_was_cut_short(kept, monkeypatch):
+    path, budget = kept
+    real, opened = os.write, []
+    other = threading.Thread(target=lambda: opened.append(Budget.open(path)))
+
+    def slow(fd, line):
+        done = real(fd, line[:20])
+        other.start()
+        other.join(0.3)  # it waits for the end of the line
+        return done + real(fd, line[20:])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", slow)
+        budget.spend(Mechanism(Poisson(0.01, 10), 2.0))
+    other.join()
+    assert opened[0].phases == budget.phases
+    assert len(Budget.open(path).phases) == 3
+
+
+def test_a_device_is_no_budget():
+    with pytest.raises(ValueError, match=r"path must be a file, got '/dev/zero', which is a device"):
+        Budget.open("/dev/zero")
 
 
 def test_two_writers_do_not_forget_each_other(kept):

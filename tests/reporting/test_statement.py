@@ -122,6 +122,7 @@ def cases(tmp_path_factory):
             recorded(folder), recorded(folder, 7), recorded(folder, insecure_seed=True, population=500),
             recorded(folder, 9, "gradients of round 9 are not finite <b>"),
         )  # fmt: skip
+        clients = recorded(folder, unit="client")
     return {
         "plain": RUN.guarantee().statement(1e-5),
         "group": RUN.guarantee(group=3).statement(1e-6),
@@ -138,12 +139,16 @@ def cases(tmp_path_factory):
         "budget": spent().statement(),
         "unspent": Budget(1.0, 1e-5, group=2).statement(private=False),
         "observed": Federation(RandomParticipation(0.1, 0.1, 10, 5), local_noise=1.0).against("server").statement(1e-5),
+        "client": Statement.of_runs([clients], 1e-5),
+        "clients": replace(Mechanism(BallsInBins(10), 2.0).guarantee(2), unit="client").statement(1e-5),
+        "client seen": Federation(Poisson(0.1, 5), local_noise=1.0).against("server").statement(1e-5),
+        "client spent": spent().statement(unit="client"),
     }
 
 
 NAMES = (
     "plain", "group", "told", "shuffled", "replaced", "noiseless", "phases", "searched", "whole", "several", "part",
-    "rare", "budget", "unspent", "observed",
+    "rare", "budget", "unspent", "observed", "client", "clients", "client seen", "client spent",
 )  # fmt: skip
 
 
@@ -247,6 +252,28 @@ def test_who_and_against_whom(cases):
     assert cases["told"].content()["adversary"]["name"] == "A1"
     assert "in one of them count for nothing" in cases["shuffled"]
     assert "recognises the record" in cases["replaced"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_unit_is_that_of_what_was_run(cases, name):
+    unit = "client" if name.startswith("client") else "record"
+    content = cases[name].content()
+    assert content["protected"]["unit"] == unit
+    assert unit in content["protected"]["words"]
+    assert f"other {unit}s" in content["adversary"]["words"]
+    larger = next(entry["words"] for entry in content["not_covered"] if entry["name"] == "larger-groups")
+    assert f" {unit}" in larger
+
+
+def test_a_client_is_protected_with_all_its_records(cases):
+    assert cases["client"].startswith("Any 1 client with all its records is protected with epsilon at most")
+    assert "alike but for 1 client with all its records, which only one of them has" in cases["client"]
+    assert "that the number of clients is public" in cases["client"].content()["assuming"]
+    assert "far fewer than 100,000 clients" in cases["client"]
+    assert cases["clients"].startswith("Any 2 clients with all their records are protected")
+    assert cases["clients"].content()["protected"]["words"] == "any 2 clients together with all their records"
+    assert "Any 1 client with all its records" in cases["client"].html()
+    assert "Any 1 record is" not in cases["client spent"]
 
 
 def test_what_is_not_covered(cases):

@@ -12,7 +12,9 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,7 @@ from verax.training import (
     LeftMechanism,
     RunOver,
 )
+from verax.training.entries import Log
 from verax.training.ledger import read
 
 RUN = Mechanism(Poisson(0.01, 8), 1.5)
@@ -192,7 +195,7 @@ def test_a_run_is_resumed_as_what_it_is(path, written):
 def test_a_crash_never_makes_the_ledger_forget(tmp_path, how, least):
     done = subprocess.run(
         [sys.executable, str(CRASH), how, str(tmp_path)],
-        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=600, check=False, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -330,6 +333,112 @@ def test_a_ledger_cannot_be_copied_or_sent(path):
                 use(book)
 
 
+def both(first, second):
+    """Call both in threads of their own and return what each of them returned or raised."""
+    results = {}
+
+    def run(name, call):
+        try:
+            results[name] = call()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
+            results[name] = error
+
+    threads = [threading.Thread(target=run, args=each) for each in (("first", first), ("second", second))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results["first"], results["second"]
+
+
+def test_two_threads_cannot_both_release_a_round(path, monkeypatch):
+    """Each waits, once it has seen that the round is due, until the other has seen it too, or cannot."""
+    seen = threading.Barrier(2)
+    round_line = Log.round_line
+
+    def slow(log):
+        with suppress(threading.BrokenBarrierError):
+            seen.wait(0.3)
+        return round_line(log)
+
+    with Ledger.create(path, RUN) as book:
+        monkeypatch.setattr(Log, "round_line", slow)
+        found = both(*[lambda: book.release(0, clip_norm=1.0, noise_multiplier=1.5)] * 2)
+        monkeypatch.undo()
+    refused = [error for error in found if error is not None]
+    assert len(refused) == 1
+    assert "round 0 was already released" in str(refused[0])
+    assert read(path).released == 1
+
+
+def test_a_ledger_is_not_closed_while_another_thread_writes(path, monkeypatch):
+    """Its descriptor could by then belong to another file."""
+    writing, closed = threading.Event(), threading.Event()
+    write = os.write
+
+    def slow(fd, line):
+        writing.set()
+        closed.wait(0.3)
+        return write(fd, line)
+
+    def close():
+        writing.wait()
+        book.close()
+        closed.set()
+
+    book = Ledger.create(path, RUN)
+    monkeypatch.setattr(os, "write", slow)
+    assert both(lambda: book.release(0, clip_norm=1.0, noise_multiplier=1.5), close) == (None, None)
+    assert read(path).released == 1
+
+
+def test_a_signal_handler_cannot_write_in_the_middle_of_an_entry(path, monkeypatch, go_on):
+    with Ledger.create(path, RUN) as book:
+        go_on(book, 1)
+        round_line = Log.round_line
+
+        def interrupted(log):
+            line = round_line(log)
+            book.stop("a signal came")
+            return line
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Log, "round_line", interrupted)
+            with pytest.raises(LedgerBusy, match="in the middle of another entry"):
+                book.release(1, clip_norm=1.0, noise_multiplier=1.5)
+        go_on(book, 1)
+    assert read(path).released == 2
+
+
+THREADS = """
+import os, sys, threading
+from verax.training import Ledger
+book = Ledger.open(sys.argv[1])
+held, go = threading.Event(), threading.Event()
+def hold():
+    with book._lock:
+        held.set()
+        go.wait()
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    try:
+        book.release(book.released, clip_norm=1.0, noise_multiplier=1.5)
+    except ValueError as error:
+        os.write(1, f"{error}\\n".encode())
+    os._exit(0)
+os.waitpid(child, 0)
+go.set()
+"""
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have(path, written):
+    written(path, 2)
+    with python(THREADS, path) as parent:
+        assert "belongs to the process that opened it" in parent.stdout.readline()
+
+
 def test_a_closed_ledger_does_not_write(path, go_on):
     with Ledger.create(path, RUN) as book:
         pass
@@ -405,7 +514,7 @@ def test_an_interrupt_in_the_middle_closes_the_ledger(path, monkeypatch, go_on):
 def test_a_ledger_that_vanishes_is_noticed(path, go_on):
     with Ledger.create(path, RUN) as book:
         path.unlink()
-        with pytest.raises(DamagedLedger, match=r"deleted or replaced .* round 0 must not be released"):
+        with pytest.raises(DamagedLedger, match=r"deleted, moved or replaced .* round 0 must not be released"):
             go_on(book, 1)
 
 

@@ -219,3 +219,11 @@ def test_examples(name):
     """Also where torch is missing and the package's examples are left out."""
     result = doctest.testmod(importlib.import_module(f"verax.training.{name}"), optionflags=doctest.ELLIPSIS)
     assert result.failed == 0
+
+
+def test_runs_that_protect_different_units_are_not_taken_together(tmp_path, written):
+    runs = [read(written(tmp_path / unit, 3, unit=unit)) for unit in ("record", "client")]
+    with pytest.raises(LedgerError, match=r"record protects one record and .*client one client: what protects a"):
+        ran.compose(runs)
+    both = [runs[1], read(written(tmp_path / "other", 3, unit="client"))]
+    assert ran.compose(both).unit == "client"

@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from verax import Mechanism, Poisson
+from verax.training import Ledger
 from verax.training.ledger import read
 from verax.web import ledgers, pages
 from verax.web.app import STATIC, create_app
@@ -196,6 +198,13 @@ class TestSent:
             answer = client.post(path, content=content)
             assert answer.status_code == 422
             assert "the ledger" in answer.json()["message"]
+
+    def test_a_ledger_of_clients_says_so(self, client, tmp_path):
+        Ledger.create(tmp_path / "clients.ledger", Mechanism(Poisson(0.05, 40), 1.2), unit="client").close()
+        content = (tmp_path / "clients.ledger").read_bytes()
+        assert client.post("/api/run", content=content).json()["unit"] == "client"
+        told = client.post("/api/run/statement", content=content, params={"format": "json"}).json()
+        assert told["protected"]["unit"] == "client"
 
     def test_a_large_one_is_refused_early(self, client):
         def endless():

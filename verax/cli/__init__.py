@@ -25,6 +25,7 @@ from verax.cli.reproduce import reproduce
 from verax.cli.serve import serve
 from verax.cli.train import train
 from verax.cli.users import users
+from verax.display import visible
 
 INTERRUPTED = 130
 
@@ -99,4 +100,4 @@ def _say(words: str) -> None:
     """One line on standard error, if there is one: what else the command does must not depend on it."""
     if sys.stderr is not None:
         with suppress(OSError):
-            print(f"verax: {' '.join(words.split())}", file=sys.stderr)  # noqa: T201
+            print(f"verax: {visible(' '.join(words.split()))}", file=sys.stderr)  # noqa: T201

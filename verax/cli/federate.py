@@ -5,8 +5,9 @@ from __future__ import annotations
 import json as json_lines
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ from verax.cli import common
 from verax.cli.train import ModelName, OptimizerName
 from verax.privacy import calibrate
 from verax.privacy.composition import UPPER
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import Bracket, shown
 from verax.reporting.statement import savable
 
 if TYPE_CHECKING:
@@ -125,14 +126,15 @@ def federate(
     )  # fmt: skip
     console = Console(highlight=False, markup=False, soft_wrap=True, quiet=json)
     console.print(_opening(plan))
-    with _reporting(console, plan, delta, log, lambda: accuracy(network, found.examples.test)) as (after, entries):
+    spent = _Spent(run, delta, epsilon)
+    with _reporting(console, spent, log, lambda: accuracy(network, found.examples.test)) as (after, entries):
         run.run(after)
     statement = run.statement(delta)
     if out is not None:
         torch.save(network.state_dict(), out)
     if report is not None:
         statement.write(report)
-    least, most = (g.epsilon(delta) for g in run.guarantees())
+    least, most = spent.whole
     if json:
         common.print_json({
             "plan": {name: getattr(plan, name) for name in plan.__dataclass_fields__}, "delta": delta,
@@ -143,7 +145,7 @@ def federate(
         return
     console.print(
         f"accuracy on held-out records {accuracy(network, found.examples.test):.1%}; every client accounts for itself: "
-        f"epsilon from {shown(least.upper, UPPER, 4)} (fewest records) to {shown(most.upper, UPPER, 4)} (most)"
+        f"epsilon from {spent.shown(least.upper, 4)} (fewest records) to {spent.shown(most.upper, 4)} (most)"
     )
     console.print(statement)
 
@@ -176,9 +178,10 @@ def _opening(plan: Plan) -> str:
 
 @contextmanager
 def _reporting(
-    console: Console, plan: Plan, delta: float, log: Path | None, accuracy: Callable[[], float]
+    console: Console, spent: _Spent, log: Path | None, accuracy: Callable[[], float]
 ) -> Iterator[tuple[Callable[[Embedded], None], list[dict[str, Any]]]]:
     """What to do after every round; how many clients really took part is their secret, and is shown nowhere."""
+    plan = spent.run.plan
     every, entries = max(plan.rounds // _REPORTS, 1), list[dict[str, Any]]()
     screen = Console(stderr=True)
     with ExitStack() as stack:
@@ -194,7 +197,7 @@ def _reporting(
                 bar.update(task, completed=engine.round)
             if engine.round % every and engine.round != plan.rounds:
                 return
-            entry = _entry(engine, delta, accuracy())
+            entry = _entry(spent, accuracy())
             entries.append(entry)
             if file is not None:
                 file.write(json_lines.dumps(common.plain(entry)) + "\n")
@@ -202,21 +205,51 @@ def _reporting(
             low, high = entry["epsilon_so_far"]
             console.print(
                 f"round {entry['round']} of {plan.rounds}, {entry['participants_expected']:.4g} clients expected, "
-                f"accuracy {entry['accuracy']:.1%}, epsilon of clients so far {shown(low, UPPER, 3)} to "
-                f"{shown(high, UPPER, 3)}"
+                f"accuracy {entry['accuracy']:.1%}, epsilon of clients so far {spent.shown(low, 3)} to "
+                f"{spent.shown(high, 3)}"
             )
 
         yield after, entries
 
 
-def _entry(engine: Embedded, delta: float, accuracy: float) -> dict[str, Any]:
-    """Where the run is; the epsilon is that of a run that was to stop here."""
-    plan = engine.plan
-    done = engine.round if plan.bins is None else -(-engine.round // plan.bins) * plan.bins
-    so_far = replace(plan, rounds=done)
-    sizes = sorted({int(engine.sizes.min()), int(engine.sizes.max())})
-    uppers = [so_far.guarantee(size).epsilon(delta, rtol=_ROUGH).upper for size in sizes]
+@dataclass(frozen=True)
+class _Spent:
+    """What a run costs, so far and as a whole: one pair of numbers wherever it is printed."""
+
+    run: Embedded
+    delta: float
+    budget: float | None
+
+    @cached_property
+    def whole(self) -> tuple[Bracket, Bracket]:
+        """Of the client with the fewest records, and of the one with the most."""
+        return self.run.epsilons(self.delta)
+
+    def so_far(self) -> list[float]:
+        """Of a run that was to stop here: roughly, and never above that of the whole run, which it is a part of."""
+        run, plan = self.run, self.run.plan
+        ends = [bracket.upper for bracket in self.whole]
+        if run.round == plan.rounds:
+            return ends
+        done = run.round if plan.bins is None else -(-run.round // plan.bins) * plan.bins
+        part = replace(plan, rounds=done)
+        sizes = int(run.sizes.min()), int(run.sizes.max())
+        least, most = (part.guarantee(size).epsilon(self.delta, rtol=_ROUGH).upper for size in sizes)
+        high = min(most, ends[1])
+        return [min(least, ends[0], high), high]
+
+    def shown(self, value: float, digits: int) -> str:
+        """Rounded up, with so many digits that what is within the budget stays within it."""
+        if self.budget is None or value > self.budget:
+            return shown(value, UPPER, digits)
+        texts = (shown(value, UPPER, more) for more in range(digits, 18))
+        return next((text for text in texts if float(text) <= self.budget), repr(value))
+
+
+def _entry(spent: _Spent, accuracy: float) -> dict[str, Any]:
+    """Where the run is."""
+    run, plan = spent.run, spent.run.plan
     return {
-        "round": engine.round, "rounds": plan.rounds, "participants_expected": plan.client_rate * plan.clients,
-        "accuracy": accuracy, "epsilon_so_far": [min(uppers), max(uppers)], "delta": delta,
+        "round": run.round, "rounds": plan.rounds, "participants_expected": plan.client_rate * plan.clients,
+        "accuracy": accuracy, "epsilon_so_far": spent.so_far(), "delta": spent.delta,
     }  # fmt: skip

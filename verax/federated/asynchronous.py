@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from verax.federated.client import Client, Refused
 from verax.federated.messages import RUN_BYTES, Model, Receipt, Update, Values
 from verax.federated.plan import Plan
 from verax.federated.server import Reason, objection
+from verax.federated.states import read_state
 from verax.training.files import write_secret
 
 Delay = Callable[[int, int], bool]
@@ -81,6 +82,7 @@ class AsyncClient:
         self._weights: Values = np.empty(0, dtype=np.float32)
         self._waiting: dict[int, Update] = {}
         self._lost = client.spent
+        self._lock = threading.RLock()
         self.ignored = 0
 
     @property
@@ -106,11 +108,12 @@ class AsyncClient:
 
     def receive(self, message: Model | Receipt) -> None:
         """Take a message of the server, whenever and however often it comes."""
-        if isinstance(message, Receipt):
-            self._acknowledged(message)
-        elif self._sound(message) and message.round > self._k:
-            self._run, self._k = message.run, message.round
-            self._weights = message.weights.copy()
+        with self._lock:
+            if isinstance(message, Receipt):
+                self._acknowledged(message)
+            elif self._sound(message) and message.round > self._k:
+                self._run, self._k = message.run, message.round
+                self._weights = message.weights.copy()
 
     def _sound(self, model: Model) -> bool:
         try:
@@ -139,15 +142,18 @@ class AsyncClient:
 
     def work(self) -> Update:
         """One round: count it, sample, clip, add up, add noise, move the own model, and put it into the outbox."""
-        if not self.ready:
-            raise ValueError(f"round {self.round} must wait for a newer model than {self._k}, or is beyond the plan")
-        client, i = self._client, self.round
-        client.charge(i, None if self._rate is None else self._rate(i, i - self._k))
-        values = client.noisy(client.contribution(i, self._weights))
-        seen = client.seen(i)
-        self._weights -= np.float32(self._step(seen)) * values
-        update = self._waiting[i] = Update(self._run, client.number, i, values, seen)
-        return update
+        with self._lock:  # a round is worked on once
+            if not self.ready:
+                raise ValueError(
+                    f"round {self.round} must wait for a newer model than {self._k}, or is beyond the plan"
+                )
+            client, i = self._client, self.round
+            client.charge(i, None if self._rate is None else self._rate(i, i - self._k))
+            values = client.noisy(client.contribution(i, self._weights))
+            seen = client.seen(i)
+            self._weights -= np.float32(self._step(seen)) * values
+            update = self._waiting[i] = Update(self._run, client.number, i, values, seen)
+            return update
 
 
 class AsyncServer:
@@ -179,6 +185,7 @@ class AsyncServer:
         self._gone: set[int] = set()
         self._told = -1
         self.refused: Counter[Reason] = Counter()
+        self._lock = threading.RLock()
         self._state = None if state is None else os.fspath(state)
         self._save()
 
@@ -187,9 +194,7 @@ class AsyncServer:
         cls, plan: Plan, step: Step, state: str | os.PathLike[str], permitted: Delay = ONE_BEHIND
     ) -> AsyncServer:
         """Go on after a crash: whatever was acknowledged is there, and the rest is sent again by its clients."""
-        held: dict[str, Any] = torch.load(state, weights_only=True)
-        if held["plan"] != repr(plan):
-            raise ValueError(f"state must be of the plan {plan!r}, got one of {held['plan']}")
+        held = read_state(state, plan, {"below": dict, "gone": list, "ahead": dict})
         server = cls(plan, np.zeros(len(held["weights"]), dtype=np.float32), step, permitted)
         server._weights = held["weights"].numpy().copy()
         server._run = bytes.fromhex(held["run"])
@@ -229,18 +234,19 @@ class AsyncServer:
 
     def receive(self, update: Update, sender: int | None = None) -> Reason | None:
         """Apply an update at once, or say why it is refused; one that came before is refused without harm."""
-        reason = self._objection(update, sender)
-        if reason is not None:
-            self.refused[reason] += 1
-            return reason
-        self._weights -= self._step(update.seen) * update.values.astype(np.float64)
-        ahead = self._ahead[update.client]
-        ahead.add(update.round)
-        while self._below[update.client] in ahead:
-            ahead.remove(self._below[update.client])
-            self._below[update.client] += 1
-        self._save()
-        return None
+        with self._lock:  # the same update must not be found new twice
+            reason = self._objection(update, sender)
+            if reason is not None:
+                self.refused[reason] += 1
+                return reason
+            self._weights -= self._step(update.seen) * update.values.astype(np.float64)
+            ahead = self._ahead[update.client]
+            ahead.add(update.round)
+            while self._below[update.client] in ahead:
+                ahead.remove(self._below[update.client])
+                self._below[update.client] += 1
+            self._save()
+            return None
 
     def _objection(self, update: Update, sender: int | None) -> Reason | None:
         if update.run != self._run:
@@ -261,8 +267,9 @@ class AsyncServer:
         """Wait no longer for a client: it has died, or its budget is used up."""
         if client not in self._below:
             raise ValueError(f"client must be one of the {self.plan.clients} clients, got {client!r}")
-        self._gone.add(client)
-        self._save()
+        with self._lock:
+            self._gone.add(client)
+            self._save()
 
     def _save(self) -> None:
         if self._state is not None:

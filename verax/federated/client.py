@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -128,14 +129,17 @@ class Client:
             self._spent = len(budget.phases)
         self._lots = Lots(source.spawn("lots"), self._spent if self.private else 0)  # a seed gives the same key again
         self._run: bytes | None = None
+        self._lock = threading.RLock()
 
     def _opened(self, ledger: str | os.PathLike[str] | Ledger | None) -> Ledger | None:
         if ledger is None:
             return None
         if not isinstance(ledger, Ledger):
-            return Ledger.create(ledger, self.mechanism, insecure_seed=not self.private)
-        if ledger.mechanism != self.mechanism:
-            raise ValueError(f"ledger must declare what this client runs, {self.mechanism!r}")
+            return Ledger.create(ledger, self.mechanism, insecure_seed=not self.private, unit=self.plan.unit)
+        if ledger.mechanism != self.mechanism or ledger.unit != self.plan.unit:
+            raise ValueError(
+                f"ledger must declare what this client runs, {self.mechanism!r}, protecting one {self.plan.unit}"
+            )
         refuse_seed(ledger, self.private)
         return ledger
 
@@ -168,10 +172,11 @@ class Client:
             Refused: the round was answered before or is not part of the plan, or the model is of another run, another
                 shape or not finite.
         """
-        self._refuse(model)
-        self._worker.load(model.weights)
-        self.charge(model.round)
-        return self._sealed(model, self.contribution(model.round))
+        with self._lock:  # a round is answered once, whoever asks
+            self._refuse(model)
+            self._worker.load(model.weights)
+            self.charge(model.round)
+            return self._sealed(model, self.contribution(model.round))
 
     def _sealed(self, model: Model, found: Values | None) -> Update | None:
         if self.plan.noise == "central":
@@ -220,17 +225,21 @@ class Client:
             number: of the round.
             record_rate: with a budget: the rate of this round's records, chosen now.
         """
-        while self._spent <= number:
-            if self.budget is not None:
-                self._rates[self._spent] = record_rate or self._rates[self._spent]
-                rates = {"client_rate": self._client_rates[self._spent], "record_rate": self._rates[self._spent]}
-                self.budget.spend(replace(self.plan, **rates, rounds=1).mechanism(self.records))  # type: ignore[arg-type]
-            elif record_rate is not None:
-                raise ValueError("record_rate must not be chosen on the way without a budget: declare record_rates")
-            elif self._ledger is not None:
-                plan = self.plan
-                self._ledger.release(self._spent, clip_norm=plan.clip_norm, noise_multiplier=plan.noise_multiplier)
-            self._spent += 1
+        with self._lock:
+            while self._spent <= number:
+                self._charge_next(record_rate)
+
+    def _charge_next(self, record_rate: float | None) -> None:
+        if self.budget is not None:
+            self._rates[self._spent] = record_rate or self._rates[self._spent]
+            rates = {"client_rate": self._client_rates[self._spent], "record_rate": self._rates[self._spent]}
+            self.budget.spend(replace(self.plan, **rates, rounds=1).mechanism(self.records))  # type: ignore[arg-type]
+        elif record_rate is not None:
+            raise ValueError("record_rate must not be chosen on the way without a budget: declare record_rates")
+        elif self._ledger is not None:
+            plan = self.plan
+            self._ledger.release(self._spent, clip_norm=plan.clip_norm, noise_multiplier=plan.noise_multiplier)
+        self._spent += 1
 
     def seen(self, number: int) -> float:
         """How many records are expected to be used before a round, as far as the public can tell."""
@@ -249,14 +258,14 @@ class Client:
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee of this client's records (or of all it has) for the whole plan, from its own numbers only."""
-        return replace(self.mechanism.guarantee(), assuming=self.plan.assumed)
+        return replace(self.mechanism.guarantee(), assuming=self.plan.assumed, unit=self.plan.unit)
 
     def statement(self, delta: float) -> Statement:
         """What the client's owner can sign, in words."""
         from verax.reporting.statement import Statement  # reporting depends on this room, not the reverse
 
         if self.budget is not None:
-            return self.budget.statement(private=self.private)
+            return self.budget.statement(private=self.private, unit=self.plan.unit)
         return Statement.of(self.guarantee, delta, private=self.private)
 
     def finish(self) -> None:

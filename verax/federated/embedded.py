@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from verax.federated.lots import Lots, Numbers
 from verax.federated.plan import LEAST_RATE, Plan
 from verax.federated.server import Optimizer, Server
 from verax.federated.work import Worker, weights_of
-from verax.privacy.guarantee import Guarantee
+from verax.privacy.guarantee import Bracket, Guarantee
 from verax.randomness import Source
 from verax.training.clipped import MICRO_BATCH, Inner
 from verax.training.data import Data
@@ -97,9 +98,20 @@ class Embedded:
             plan, weights_of(model), optimizer, expected=self._rates.expected(plan, self.sizes), ledger=ledger,
             state=state, insecure_seed=insecure_seed,
         )  # fmt: skip
+        self.model, self._lock = model, threading.RLock()
+        try:
+            self._set_up(loss, inner, micro_batch, source)
+        except BaseException:  # in a notebook the traceback keeps the ledger
+            self.server.close()
+            raise
+
+    def _set_up(self, loss: Criterion, inner: Inner | None, micro_batch: int, source: Source) -> None:
+        plan, model = self.plan, self.model
+        size = len(weights_of(model))
+        if size != len(self.server.weights):
+            raise ValueError(f"model must have the {len(self.server.weights)} weights of the run, got one with {size}")
         self._lots = Lots(source.spawn("lots"), self.server.round if source.secure else 0)  # a seed: the same key again
         self._noise = source.spawn("noise of all clients")
-        self.model = model
         now = self.server.weights.clone()
         draws = Draws(source.spawn("draws"))
         self._worker = Worker(model, loss, plan, inner, micro_batch, self.server.weights, draws)
@@ -137,6 +149,10 @@ class Embedded:
 
     def step(self) -> None:
         """One round."""
+        with self._lock:  # two threads must not both add their sums of one round
+            self._step()
+
+    def _step(self) -> None:
         plan, number = self.plan, self.server.round
         client_rate, record_rate = self._rates.at(number)
         here = taking_part(self._lots, plan, number, self._clients, client_rate)
@@ -166,6 +182,16 @@ class Embedded:
         """
         return self._priced(int(self.sizes.min()), np.min), self._priced(int(self.sizes.max()), np.max)
 
+    def epsilons(self, delta: float) -> tuple[Bracket, Bracket]:
+        """Epsilons of these two at a delta, the first at most the second.
+
+        Each is a bound by itself, and the first may have been rounded up further; by theorem 5 the second bounds both.
+        """
+        least, most = (guarantee.epsilon(delta) for guarantee in self.guarantees())
+        if least.upper > most.upper:
+            least = replace(least, lower=min(least.lower, most.upper), upper=most.upper, upper_by=most.upper_by)
+        return least, most
+
     def guarantee_of(self, client: int) -> Guarantee:
         """The guarantee of one client's records (or of all it has), from its own numbers only."""
         checks.count("client", client, minimum=0, maximum=self.plan.clients - 1)
@@ -173,7 +199,8 @@ class Embedded:
 
     def _priced(self, records: int, which: Callable[[NDArray[np.float64]], Any]) -> Guarantee:
         p, q = self._rates.of_all_rounds(self.plan, which)
-        return replace(self.plan.phases(records, q, p).guarantee(), assuming=self.plan.assumed)
+        found = self.plan.phases(records, q, p).guarantee()
+        return replace(found, assuming=self.plan.assumed, unit=self.plan.unit)
 
     def statement(self, delta: float) -> Statement:
         """What a reviewer signs."""

@@ -9,12 +9,11 @@ from itertools import groupby
 from typing import Any
 
 from verax import checks
-from verax.mechanism import Batch, Individual, Mechanism, Phases
+from verax.mechanism import UNITS, Batch, Individual, Mechanism, Phases
 from verax.privacy.guarantee import Guarantee
 from verax.samplers import BallsInBins, Poisson, RandomParticipation
 from verax.samplers.base import settle
 
-UNITS = ("record", "client")
 NOISES = ("central", "local", "visible")
 LEAST_RATE = 2.0**-70  # of which a coin of 128 bits has the exact law
 _FAR = 27.7  # a standard Gaussian vector is longer than sqrt(dimension) + sqrt(2 _FAR) with a chance of at most e^-_FAR
@@ -163,13 +162,13 @@ class Plan:
     def guarantee(self, records: int | None = None, unit: str | None = None) -> Guarantee:
         """The proved privacy of one client's records, or of a client; see :meth:`mechanism`."""
         found = self.mechanism(records, unit).guarantee()
-        return replace(found, assuming="; ".join([found.assuming] * bool(found.assuming) + [self.assumed]))
+        assuming = "; ".join([found.assuming] * bool(found.assuming) + [self.assumed])
+        return replace(found, assuming=assuming, unit=self.unit if unit is None else unit)
 
     @property
     def assumed(self) -> str:
         """Who sees what, in words."""
         people = "that the number of clients and of records is public"
-        unit = ", that 'record' stands for all data of one client" if self.unit == "client" else ""
         match self.noise:
             case "central":
                 seen = "that the server is trusted and nobody else sees who takes part"
@@ -177,7 +176,7 @@ class Plan:
                 seen = "that nobody but the client sees whether its message holds more than noise"
             case _:
                 seen = "nothing about the server, which may see who takes part"
-        return f"{seen}, and {people}{unit}"
+        return f"{seen}, and {people}"
 
 
 def _drawable(name: str, value: Any) -> float:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -15,12 +16,14 @@ from torch import nn
 from verax import checks
 from verax.federated.messages import RUN_BYTES, Model, Update, Values
 from verax.federated.plan import Plan
+from verax.federated.states import load_optimizer, read_state, refuse_other_ledger
+from verax.mechanism import Phases
 from verax.privacy.guarantee import Guarantee
 from verax.randomness import Source
 from verax.training.files import write_secret
 from verax.training.ledger import Ledger, read
 from verax.training.refusals import refuse_factory, refuse_optimizer
-from verax.training.state import refuse_seed
+from verax.training.state import plain, refuse_seed, refuse_shared, settings_of
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement
@@ -30,6 +33,7 @@ Reason = Literal[
     "another run", "unknown client", "forged sender", "late", "early", "replayed", "shape", "not finite", "large"
 ]
 """Why an update is refused."""
+_HELD = {"rounds": int, "optimizer": dict, "optimizer_kind": str, "settings": dict}
 
 
 class Server:
@@ -41,12 +45,13 @@ class Server:
         optimizer: from parameters to an optimizer, such as ``lambda p: torch.optim.SGD(p, 0.1)``.
         expected: a public number that sums are divided by, in place of ``plan.expected``, if clients have rates of
             their own: the sum of their expected numbers of records (or of clients). Or one for every round.
-        ledger: a new file in which every release is recorded before it happens; or an open ``Ledger``; or None.
+        ledger: a new file in which every release is recorded before it happens; or an open ``Ledger`` of this plan,
+            whose next round is then the first; or None.
         state: a file for the server's state after every round, from which :meth:`restart` goes on.
         insecure_seed: for tests and research only: makes the run repeatable, and not private.
 
     ``refused`` counts, by reason, the updates that were not used. Refusing one costs no privacy: clients count a round
-    as soon as they compute on it.
+    as soon as they compute on it. Threads may call it: each call is done before the next begins.
     """
 
     def __init__(
@@ -75,12 +80,31 @@ class Server:
         self._limit = plan.longest(len(self._weights))
         self._heard: set[int] = set()
         self.refused: Counter[Reason] = Counter()
-        self._round, self._run = 0, secrets.token_bytes(RUN_BYTES)
+        self._lock = threading.RLock()
         self._state = None if state is None else os.fspath(state)
-        self._ledger = ledger if isinstance(ledger, Ledger) else None
-        if ledger is not None and not isinstance(ledger, Ledger):
-            self._ledger = Ledger.create(ledger, plan.mechanism(), insecure_seed=insecure_seed is not None)
+        if self._state is not None:
+            checks.writable("state", self._state)
+            refuse_shared(self._state, {"ledger": ledger.path if isinstance(ledger, Ledger) else ledger})
+        self._round, self._run, self._ledger = 0, secrets.token_bytes(RUN_BYTES), self._recorded(ledger)
+        if self._ledger is not None:  # one name and one count for ledger, state and messages
+            self._round, self._run = self._ledger.released, bytes.fromhex(self._ledger.run)
         self._save()
+
+    def _recorded(self, ledger: str | os.PathLike[str] | Ledger | None) -> Ledger | None:
+        """The ledger of this very run, begun if it is new."""
+        if ledger is None:
+            return None
+        if not isinstance(ledger, Ledger):
+            insecure = not self._source.secure
+            return Ledger.create(ledger, self.plan.mechanism(), insecure_seed=insecure, unit=self.plan.unit)
+        declared = Phases((self.plan.mechanism(),))
+        if ledger.mechanism != declared or ledger.unit != self.plan.unit:
+            raise ValueError(
+                f"ledger must declare what the plan runs, {declared!r}, protecting one {self.plan.unit}, got "
+                f"{ledger.mechanism!r}, protecting one {ledger.unit}"
+            )
+        refuse_seed(ledger, self._source.secure)
+        return ledger
 
     @classmethod
     def restart(
@@ -95,18 +119,20 @@ class Server:
     ) -> Server:
         """Go on after a crash. Rounds that the ledger knows and the state does not are spent, and not repeated.
 
-        The noise goes on from fresh entropy: a lost round may have used what an old state would draw next.
+        The two must be of one run, and the state not ahead of the ledger, whose last lines would then be lost. The
+        noise goes on from fresh entropy: a lost round may have used what an old state would draw next.
         """
-        held: dict[str, Any] = torch.load(state, weights_only=True)
-        if held["plan"] != repr(plan):
-            raise ValueError(f"state must be of the plan {plan!r}, got one of {held['plan']}")
+        held = read_state(state, plan, _HELD)
         book = Ledger.open(ledger, plan.mechanism())
-        server = cls(
-            plan, held["weights"].numpy(), optimizer, expected=expected, ledger=book, insecure_seed=insecure_seed
-        )
-        refuse_seed(book, insecure_seed is None)
-        server._optimizer.load_state_dict(held["optimizer"])
-        server._round, server._run = book.released, bytes.fromhex(held["run"])
+        try:
+            refuse_other_ledger(held, book)
+            server = cls(
+                plan, held["weights"].numpy(), optimizer, expected=expected, ledger=book, insecure_seed=insecure_seed
+            )
+            load_optimizer(server._optimizer, held)
+        except BaseException:  # in a notebook the traceback keeps the ledger
+            book.close()
+            raise
         server._state = os.fspath(state)
         return server
 
@@ -133,13 +159,14 @@ class Server:
             update: what arrived.
             sender: the client that the transport knows to have sent it, if it knows.
         """
-        reason = self._objection(update, sender)
-        if reason is not None:
-            self.refused[reason] += 1
-            return reason
-        self._heard.add(update.client)
-        self.add(update.values)
-        return None
+        with self._lock:  # the same update must not be found new twice
+            reason = self._objection(update, sender)
+            if reason is not None:
+                self.refused[reason] += 1
+                return reason
+            self._heard.add(update.client)
+            self.add(update.values)
+            return None
 
     def _objection(self, update: Update, sender: int | None) -> Reason | None:
         if update.run != self._run:
@@ -156,10 +183,11 @@ class Server:
 
     def add(self, total: Values) -> None:
         """Add a sum that was computed in this process, for many clients at once."""
-        if self._any:
-            self._total += total
-        else:
-            self._total[:], self._any = total, True
+        with self._lock:
+            if self._any:
+                self._total += total
+            else:
+                self._total[:], self._any = total, True
 
     def step(self, others: Source | None = None, sigma: float = 0.0) -> None:
         """End the round, whoever has answered: record, add noise, divide by the expected size, step.
@@ -168,6 +196,10 @@ class Server:
             others: for an engine in which clients send sums without their noise: where their noises come from.
             sigma: standard deviation of the sum of these noises.
         """
+        with self._lock:
+            self._step(others, sigma)
+
+    def _step(self, others: Source | None, sigma: float) -> None:
         plan = self.plan
         if self._round >= plan.rounds:
             raise ValueError(f"the {plan.rounds} planned rounds are over; plan more before the first one")
@@ -203,8 +235,9 @@ class Server:
         """Keep what :meth:`restart` needs, before anybody sees the new model. It holds no secret of the noise."""
         if self._state is not None:
             write_secret(self._state, {
-                "plan": repr(self.plan), "run": self._run.hex(), "weights": self._weights.detach(),
-                "optimizer": self._optimizer.state_dict(),
+                "plan": repr(self.plan), "run": self._run.hex(), "rounds": self._round,
+                "weights": self._weights.detach(), "optimizer": plain(self._optimizer.state_dict()),
+                "optimizer_kind": type(self._optimizer).__name__, "settings": settings_of(self._optimizer),
             })  # fmt: skip
 
     # --- what it cost -----------------------------------------------------------------------------------------------

@@ -98,10 +98,10 @@ def _writers() -> NDArray[np.int64]:
 
 
 def _by_column(examples: Examples, path: Path, by: str) -> Split:
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         names = next(csv.reader(file))[:-1]
     if by not in names:
-        raise ValueError(f"by must be one of the columns {', '.join(names)}, got {by!r}")
+        raise ValueError(f"by must be one of the columns {', '.join(map(repr, names))}, got {by!r}")
     column = names.index(by)
     rest = [i for i in range(len(names)) if i != column]
     (x, y), (x_test, y_test) = examples.train, examples.test

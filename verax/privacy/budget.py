@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ import numpy as np
 
 from verax import checks
 from verax.description import describe, restore
-from verax.durable import START, append, chain, encode, sync_directory
+from verax.display import visible
+from verax.durable import START, append, chain, encode, hold, refuse_device, sync_directory
 from verax.mechanism import RELATIONS, Mechanism, Phases
 from verax.privacy.composition import UPPER
 from verax.privacy.guarantee import Bracket, shown
@@ -96,6 +98,7 @@ class Budget:
         self.orders = None if orders is None else _checked(orders)
         self.phases: tuple[Mechanism, ...] = ()
         self._spent: dict[str, Floats] = {}
+        self._lock = threading.Lock()
         self._path, self._size, self._head = None if path is None else os.fspath(path), 0, START
         if self._path is not None:
             self._begin(self._path)
@@ -108,11 +111,12 @@ class Budget:
         With a ``path`` the record is on disk when this returns: whatever crashes later, the phase is counted. A phase
         that is cut short has still been spent.
         """
-        orders, after = self._with(phase)
-        if self._log_delta(orders, after, self.epsilon) > math.log(self.delta):
-            raise self._over(phase, orders, after)
-        self._append({"phase": describe(phase), "orders": sorted(orders.items())})
-        self.orders, self._spent, self.phases = orders, after, (*self.phases, phase)
+        with self._lock:  # what is left must still be left when it is taken
+            orders, after = self._with(phase)
+            if self._log_delta(orders, after, self.epsilon) > math.log(self.delta):
+                raise self._over(phase, orders, after)
+            self._append({"phase": describe(phase), "orders": sorted(orders.items())})
+            self.orders, self._spent, self.phases = orders, after, (*self.phases, phase)
 
     def fits(self, phase: Mechanism) -> bool:
         """Whether :meth:`spend` would accept the phase."""
@@ -178,11 +182,12 @@ class Budget:
             return None
         return Phases(pretend_lowest(self.phases)).guarantee(self.group).epsilon(self.delta)
 
-    def statement(self, *, private: bool = True) -> Statement:
+    def statement(self, *, private: bool = True, unit: str = "record") -> Statement:
         """What a reviewer signs, in words, with the static figures for comparison; also as JSON and as a page.
 
         Args:
             private: False if somebody chose the seed of the phases' randomness.
+            unit: who is protected: a "record", or a "client" if each phase draws and clips whole clients.
         """
         from verax.reporting.statement import Statement  # reporting depends on this module, not the reverse
 
@@ -194,8 +199,8 @@ class Budget:
                 f"distributions, {shown(pretended.upper, UPPER)} if every phase had the lowest noise."
             )
         if self._path is not None:
-            notes.append(f"Recorded in {self._path}; hash of its last line: {self._head}.")
-        return Statement.of_budget(self, notes, private=private)
+            notes.append(f"Recorded in {visible(self._path)}; hash of its last line: {self._head}.")
+        return Statement.of_budget(self, notes, private=private, unit=unit)
 
     # --- the filter -------------------------------------------------------------------------------------------------
 
@@ -267,11 +272,17 @@ class Budget:
         1
         """
         name = os.fspath(path)
+        refuse_device(name)
         try:
             with open(name, "rb") as file:
-                content = file.read()
+                hold(file.fileno())  # a line that somebody is writing is not one that was cut short
+                return cls._read(name, file.read())
         except OSError as error:
             raise ValueError(f"path must be a budget that can be read, got {name!r}: {error.strerror}") from error
+
+    @classmethod
+    def _read(cls, name: str, content: bytes) -> Budget:
+        """The budget that these bytes of the file say, which is made whole."""
         lines: list[bytes] = []
         head = START
         for number, line in enumerate(content.splitlines(keepends=True), start=1):
@@ -295,7 +306,8 @@ class Budget:
             budget.orders = {float(order): float(weight) for order, weight in header["orders"]}
         whole = b"".join(line + b"\n" for line in lines)
         if len(content) < len(whole):
-            _write(name, whole[len(content) :], len(content))
+            with open(name, "ab") as end:
+                append(end.fileno(), whole[len(content) :])
         elif len(content) > len(whole):  # a line was cut short: spend had not returned, so its phase did not run
             os.truncate(name, len(whole))
         budget._path, budget._size, budget._head = name, len(whole), head
@@ -327,6 +339,7 @@ def _write(name: str, line: bytes, size: int) -> None:
     """Append to a file of this size, and force it to disk."""
     fd = os.open(name, os.O_WRONLY | os.O_APPEND)
     try:
+        hold(fd)
         if os.fstat(fd).st_size != size:
             raise DamagedBudget(f"{name}: someone else wrote to it, or a write failed; Budget.open it again")
         append(fd, line)

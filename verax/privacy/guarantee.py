@@ -109,6 +109,8 @@ class Guarantee:
     """What the caller has vouched for, in words; or which attacker is meant, if not the standard one."""
     beside: int = 0
     """How many more records than declared it also holds for: those that a chain of neighbours adds on its way."""
+    unit: str = "record"
+    """What a group has so many of: "record", or "client" if what the sampler draws is all data of a client."""
 
     def epsilon(self, delta: float, rtol: float = DEFAULT_RTOL) -> Bracket:
         """The epsilon at this delta, its two sides within ``rtol`` of each other where the analysis is exact.

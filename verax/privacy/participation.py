@@ -263,10 +263,11 @@ class Protection:
     observer: str
     mechanism: Mechanism
     words: str
+    unit: str = "record"
 
     def guarantee(self) -> Guarantee:
         """The privacy of the run in the eyes of the observer."""
-        return self.mechanism.guarantee()
+        return replace(self.mechanism.guarantee(), unit=self.unit)
 
     def statement(self, delta: float) -> Statement:
         """The same with its numbers; also as JSON and as a page."""
@@ -344,7 +345,7 @@ class Federation:
         known = "its participation is known to them" if seen else "they cannot tell whether it takes part"
         who = "Any one record of this client" if self.unit == "record" else "This client, with all its records,"
         words = f"{who} is protected from {sees}; {known}. Noise that protects: {noise:.6g} clip norms."
-        return Protection(observer, Mechanism(self._seen(seen), noise, relation="zero-out"), words)
+        return Protection(observer, Mechanism(self._seen(seen), noise, relation="zero-out"), words, self.unit)
 
     @property
     def _telling(self) -> bool:

@@ -12,7 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 import numpy as np
 
 import verax
-from verax.mechanism import Mechanism, Phases
+from verax import checks
+from verax.mechanism import UNITS, Mechanism, Phases
 from verax.privacy.budget import Budget
 from verax.privacy.guarantee import Bracket, Guarantee
 from verax.privacy.tradeoff import TradeOff, between
@@ -34,7 +35,7 @@ UNCOVERED = {
     "runs can be stated together.",
     "outside": "Whatever else was computed from the data: features scaled to fit them, validation scores, plots.",
     "seeds": "Reused, revealed or guessable randomness, and copies of a saved training state, which holds it.",
-    "larger-groups": "More than {records} of one person or household.",
+    "larger-groups": "More than {these} of one person or household.",
     "side-channels": "What timing, memory or logs of the computer give away.",
     "experiments": "Models and losses of one's own that let records see each other, or remember them: training looks "
     "for that by experiment, and does not prove that there is none.",
@@ -110,6 +111,8 @@ class Facts:
     """What else a reviewer should know about the number, a sentence each."""
     records: int | None = None
     """How many records there are, if that is public and no ledger says it."""
+    unit: str = "record"
+    """What a group has so many of: a record, or a client with all its records."""
 
     @classmethod
     def of(
@@ -140,10 +143,13 @@ class Facts:
             kind=scope.kind,
             context=context,
             records=records,
+            unit=guarantee.unit,
         )
 
     @classmethod
-    def of_budget(cls, budget: Budget, notes: tuple[str, ...] = (), *, private: bool = True) -> Facts:
+    def of_budget(
+        cls, budget: Budget, notes: tuple[str, ...] = (), *, private: bool = True, unit: str = "record"
+    ) -> Facts:
         """The facts of a budget: what was fixed beforehand for whatever is spent from it."""
         return cls(
             delta=budget.delta,
@@ -162,6 +168,7 @@ class Facts:
             software=software(),
             kind=BUDGET,
             notes=notes,
+            unit=checks.choice("unit", unit, UNITS),
         )
 
     @classmethod

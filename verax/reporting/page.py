@@ -138,7 +138,7 @@ def _what_ran(facts: Facts) -> list[str]:
     )
     parts = ["<h2>What ran</h2>" if facts.runs else "<h2>What runs</h2>", f"<p>{recorded}</p>"]
     for run in facts.runs:
-        parts.append(_facts_table(f"Ledger {run.path}", _ledger_rows(run)))
+        parts.append(_facts_table(f"Ledger {run.name}", _ledger_rows(run)))
         parts += [_phase_table(phase) for phase in run.mechanism.mechanisms]
     if not facts.runs:
         parts += ["<p>A trial is one of these.</p>"] if facts.kind == SEARCH else []
@@ -150,7 +150,7 @@ def _ledger_rows(run: Run) -> list[tuple[str, str]]:
     first, *_ = run.account().splitlines()
     rows = [
         ("Rounds", f"{run.released} released of {run.declared} declared"),
-        ("In words", first.removeprefix(f"{run.path}: ").capitalize()),
+        ("In words", first.removeprefix(f"{run.name}: ").capitalize()),
         ("Run", run.id),
         ("Begun", f"{run.time}, with verax {run.verax}"),
         ("Hash of the last line", run.head),

@@ -93,15 +93,18 @@ class Statement(str):
         return cls(Facts.of_runs(tuple(runs), delta, group))
 
     @classmethod
-    def of_budget(cls, budget: Budget, notes: Sequence[str] = (), *, private: bool = True) -> Statement:
+    def of_budget(
+        cls, budget: Budget, notes: Sequence[str] = (), *, private: bool = True, unit: str = "record"
+    ) -> Statement:
         """The statement of a budget, whatever was spent from it.
 
         Args:
             budget: what was fixed beforehand.
             notes: what else a reviewer should know, a sentence each.
             private: False if somebody chose the seed of the randomness.
+            unit: who is protected: a "record", or a "client" with all its records.
         """
-        return cls(Facts.of_budget(budget, tuple(notes), private=private))
+        return cls(Facts.of_budget(budget, tuple(notes), private=private, unit=unit))
 
     @property
     def facts(self) -> Facts:
@@ -140,7 +143,7 @@ def _content(facts: Facts) -> dict[str, Any]:
     advantage = facts.advantage
     return {
         "verax_statement": SCHEMA,
-        "protected": {"unit": "record", "group": facts.group, "words": words.who(facts)},
+        "protected": {"unit": facts.unit, "group": facts.group, "words": words.who(facts)},
         "relation": {"name": facts.relation, "words": words.neighbours(facts)},
         "adversary": {"name": facts.adversary, "words": words.against(facts)},
         "assuming": facts.assuming,

@@ -12,15 +12,15 @@ from verax.training.ran import NOT_PRIVATE
 _NEIGHBOURS = {
     "add-remove": "Two data sets are neighbours if they are alike but for {these}, which only one of them has.",
     "zero-out": "Two data sets are neighbours if they are alike but for {these}, which in one of them count for "
-    "nothing; how many records there are is public.",
+    "nothing; how many {unit}s there are is public.",
     "replace": "Two data sets are neighbours if they are alike but for {these}, in whose place one of them has others; "
-    "how many records there are is public.",
+    "how many {unit}s there are is public.",
 }
 _AGAINST = {
-    "A0": "Whoever sees every noisy sum of the run, and so every model on the way, and knows all other records and how "
+    "A0": "Whoever sees every noisy sum of the run, and so every model on the way, and knows all other {unit}s and how "
     "the run was set up; but neither who was drawn into which batch nor the noise.",
-    "A1": "Whoever sees every noisy sum of the run, and so every model on the way, knows all other records and how the "
-    "run was set up, and is told in which rounds and clip-groups the protected records were; but not the noise.",
+    "A1": "Whoever sees every noisy sum of the run, and so every model on the way, knows all other {unit}s and how the "
+    "run was set up, and is told in which rounds and clip-groups the protected {unit}s were; but not the noise.",
 }
 
 
@@ -37,14 +37,31 @@ def percent(share: float, side: int) -> str:
     return f"{value:g} %" if value in (0.0, 100.0) else f"{shown(value, side, 3)} %"
 
 
+def some(facts: Facts) -> str:
+    """As many units as are protected together.
+
+    >>> from verax import Mechanism, Poisson
+    >>> some(Facts.of(Mechanism(Poisson(rate=0.01, steps=10), noise_multiplier=1.0).guarantee(group=8), delta=1e-5))
+    '8 records'
+    """
+    return f"1 {facts.unit}" if facts.group == 1 else f"{facts.group} {facts.unit}s"
+
+
+def _whole(facts: Facts) -> str:
+    """What belongs to a unit, if it has parts."""
+    if facts.unit == "record":
+        return ""
+    return " with all its records" if facts.group == 1 else " with all their records"
+
+
 def who(facts: Facts) -> str:
     """Who is protected."""
-    return "any 1 record" if facts.group == 1 else f"any {facts.group} records together"
+    return f"any {some(facts)}{' together' * (facts.group > 1)}{_whole(facts)}"
 
 
 def headline(facts: Facts) -> str:
     """The one sentence."""
-    subject = "Any 1 record is" if facts.group == 1 else f"Any {facts.group} records are"
+    subject = f"Any {some(facts)}{_whole(facts)} {'is' if facts.group == 1 else 'are'}"
     by = f" {facts.by}" if facts.by else ""
     return (
         f"{subject} protected with epsilon at most {most(facts)} at delta {facts.delta!r}{by} "
@@ -59,21 +76,21 @@ def most(facts: Facts) -> str:
 
 def neighbours(facts: Facts) -> str:
     """What the relation means."""
-    these = "1 record" if facts.group == 1 else f"up to {facts.group} records"
-    return _NEIGHBOURS[facts.relation].format(these=these)
+    these = f"{'up to ' * (facts.group > 1)}{some(facts)}{_whole(facts)}"
+    return _NEIGHBOURS[facts.relation].format(these=these, unit=facts.unit)
 
 
 def against(facts: Facts) -> str:
     """Whom the protection is against."""
-    return _AGAINST[facts.adversary]
+    return _AGAINST[facts.adversary].format(unit=facts.unit)
 
 
 def finds(facts: Facts, reach: Reach) -> str:
     """What one rate of false alarms buys, as a sentence."""
     alarms, most = f"{100.0 * reach.false_alarms:g} %", percent(reach.most, UPPER)
     if facts.relation == "replace":
-        records = "the record" if facts.group == 1 else "the records"
-        return f"An attacker with {alarms} false alarms recognises {records}, where used, in at most {most} of cases."
+        members = f"the {facts.unit}{'s' * (facts.group > 1)}"
+        return f"An attacker with {alarms} false alarms recognises {members}, where used, in at most {most} of cases."
     members = "members" if facts.group == 1 else "groups that were in the data"
     return f"An attacker with {alarms} false alarms finds at most {most} of {members}."
 
@@ -96,29 +113,29 @@ def runs(facts: Facts) -> str:
 
 def small(facts: Facts) -> str:
     """What the delta leaves open, whatever the epsilon."""
+    each = "each record as it is" if facts.unit == "record" else "all records of each client as they are"
     return (
-        f"A method that publishes each record as it is with probability {facts.delta!r} has this delta, too: it suits "
-        f"data of far fewer than {1.0 / facts.delta:,.0f} records."
+        f"A method that publishes {each} with probability {facts.delta!r} has this delta, too: it suits "
+        f"data of far fewer than {1.0 / facts.delta:,.0f} {facts.unit}s."
     )
 
 
 def uncovered(facts: Facts) -> list[str]:
     """What is not covered, a sentence each."""
-    records = "1 record" if facts.group == 1 else f"{facts.group} records"
-    return [UNCOVERED[name].format(records=records) for name in facts.uncovered]
+    return [UNCOVERED[name].format(these=some(facts)) for name in facts.uncovered]
 
 
 def warnings(facts: Facts) -> list[str]:
     """What takes the guarantee away, or its meaning."""
     found = [] if facts.private else [NOT_PRIVATE]
     found += [
-        f"{run.path}: that it stopped where it did shows something of the data, without noise. This is not covered."
+        f"{run.name}: that it stopped where it did shows something of the data, without noise. This is not covered."
         for run in facts.runs
         if run.ended and run.ended.private
     ]
-    known = [(f"{run.path}: delta", run.population) for run in facts.runs] or [("Delta", facts.records)]
+    known = [(f"{run.name}: delta", run.population) for run in facts.runs] or [("Delta", facts.records)]
     found += [
-        f"{delta} {facts.delta!r} is too large for {records:,} records."
+        f"{delta} {facts.delta!r} is too large for {records:,} {facts.unit}s."
         for delta, records in known
         if records and records * facts.delta >= 1.0
     ]

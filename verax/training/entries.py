@@ -8,23 +8,33 @@ line's own bytes up to it. Everything a line may say is fixed by the lines befor
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from io import IOBase
 from itertools import accumulate, groupby
 from typing import Any
 
 from verax import checks
 from verax.description import describe, restore
+from verax.display import visible
 from verax.durable import START, chain, encode
-from verax.mechanism import Phases
+from verax.mechanism import UNITS, Phases
 
 FORMAT = 1
 SCHEDULED = 2  # the format of a ledger that declares a clip norm for every round
+UNITED = 3  # the format of a ledger of other units than records, with or without such clip norms
 OPENING = b'{"verax_ledger":'
 _FIELDS = {"verax_ledger", "verax", "run", "time", "insecure_seed", "population", "mechanism"}
+_MORE: dict[int, set[str]] = {FORMAT: set(), SCHEDULED: {"clip_norms"}, UNITED: {"clip_norms", "unit"}}
 _LONGEST = 500  # characters of a reason
+_LONGEST_LINE = 2**20  # bytes, but for the first line: no entry has a thousandth of it
+_LONGEST_HEADER = 2**28  # bytes: a clip norm for each of ten million rounds
 _CUT = "cut short by a crash"
+_RUN = "[0-9a-f]{32}"
+_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00"
+_VERSION = r"[\w.+!-]{1,100}"
 Schedule = tuple[tuple[float, int], ...]
 """Clip norms of all rounds: norms, and for how many rounds each."""
 Norms = Callable[[int], float] | Sequence[float]
@@ -33,6 +43,9 @@ Norms = Callable[[int], float] | Sequence[float]
 
 class LedgerError(ValueError):
     """What is wrong with a ledger, or with what it was asked to record."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(visible(message))  # file names and contents are others' words
 
 
 class DamagedLedger(LedgerError):  # noqa: N818 - public name, says what is wrong
@@ -82,11 +95,20 @@ class Header:
     insecure_seed: bool = False
     clip_norms: Schedule | None = None
     """If the clip norm changes from round to round; the noise of a round is then the multiplier times its norm."""
+    unit: str = "record"
+    """Who is protected as a whole: a record, or a client."""
+
+    @property
+    def format(self) -> int:
+        """The oldest format that can say all of it."""
+        if self.unit != "record":
+            return UNITED
+        return FORMAT if self.clip_norms is None else SCHEDULED
 
     def line(self) -> tuple[bytes, str]:
         """The line and its hash."""
         content: dict[str, Any] = {
-            "verax_ledger": FORMAT if self.clip_norms is None else SCHEDULED,
+            "verax_ledger": self.format,
             "verax": self.verax,
             "run": self.run,
             "time": self.time,
@@ -94,8 +116,7 @@ class Header:
             "population": self.population,
             "mechanism": describe(self.mechanism),
         }
-        if self.clip_norms is not None:
-            content["clip_norms"] = self.clip_norms
+        content |= {name: getattr(self, name) for name in sorted(_MORE[self.format])}
         return chain(encode(content), START)
 
 
@@ -124,6 +145,8 @@ class Log:
     events: list[Event] = field(default_factory=list)
     missing: bytes = b""
     """What a crash left unwritten of the last line, which counts as if it were there."""
+    zeros: int = 0
+    """How many zero bytes a power cut left in its place."""
     declared: int = field(init=False)
     """Number of rounds the mechanism has."""
 
@@ -202,16 +225,27 @@ class Log:
         return Event(kind, self.released, reason, private)
 
     def complete(self, tail: bytes) -> None:
-        """Count a last line that a crash cut short: as a round wherever it may have been the beginning of one."""
+        """Count a last line that a crash cut short: as a round wherever it may have been the beginning of one.
+
+        A power cut can leave zeros where bytes were to be: each stands for a byte that may have been written, so as
+        many rounds are counted as have room in them.
+        """
+        fragment = tail.rstrip(b"\0")
+        end, lines = self.size + len(tail), list[bytes]()
+        while self.size < end:
+            lines.append(self._completed(b"" if lines else fragment, end - self.size))
+            self.read(lines[-1])
+        self.missing, self.zeros = b"".join(lines)[len(fragment) :], len(tail) - len(fragment)
+
+    def _completed(self, fragment: bytes, length: int) -> bytes:
+        """The line that begins like this, and may have had at least this length."""
         if not self.over:
-            for line in self._possible(tail):
-                if line.startswith(tail):
-                    self.missing = line[len(tail) :]
-                    self.read(line)
-                    return
+            for line in self._possible(fragment, length):
+                if line.startswith(fragment):
+                    return line
         raise self._wrong("it is not the beginning of anything a ledger would say here")
 
-    def _possible(self, tail: bytes) -> Iterator[bytes]:
+    def _possible(self, tail: bytes, length: int) -> Iterator[bytes]:
         if self.released < self.declared:
             yield self.round_line()[0]
         for kind in ("resumed", "finished"):
@@ -220,24 +254,38 @@ class Log:
             whole = self.event_line(Event("stopped", self.released, _CUT, private))[0]
             opening = whole[: whole.index(_CUT.encode())]
             said, closed, _ = tail[len(opening) :].decode("latin-1").partition('"')
+            reason = _CUT
             if tail.startswith(opening) and (not said or _clean(said)):
                 reason = said if closed else f"{said} [{_CUT}]"
                 whole = self.event_line(Event("stopped", self.released, reason, private))[0]
-            yield whole
+            more = 0 if closed else length - len(whole)  # the reason may have been longer
+            yield self.event_line(Event("stopped", self.released, reason + "." * more, private))[0]
+
+
+def lines_of(file: IOBase) -> Iterator[bytes]:
+    """The lines of a file; of one that is too long, which no ledger has, only a part that shows it."""
+    first = file.readline(_LONGEST_LINE)
+    if first.startswith(OPENING) and not first.endswith(b"\n"):
+        first += file.readline(_LONGEST_HEADER)
+    yield first
+    while line := file.readline(_LONGEST_LINE + 1):
+        yield line
 
 
 def parse(lines: Iterable[bytes], name: str, head: str | None = None) -> Log:
     """Check every line of a ledger and return what they say.
 
     Args:
-        lines: the lines of the file, with their ends.
+        lines: the file, or its lines with their ends.
         name: what to call the file in errors.
         head: a hash noted earlier; it must be the hash of one of the lines.
     """
-    rest = iter(lines)
+    rest = lines_of(lines) if isinstance(lines, IOBase) else iter(lines)
     log = _opened(next(rest, b""), name)
     seen = head is None or head == log.head
     for line in rest:
+        if len(line) > _LONGEST_LINE:
+            raise damaged(name, log.lines + 1, f"it has more than {_LONGEST_LINE} bytes, which no entry has")
         if line.endswith(b"\n"):
             log.read(line)
         else:
@@ -253,7 +301,8 @@ def parse(lines: Iterable[bytes], name: str, head: str | None = None) -> Log:
 
 def unfinished_header(content: bytes) -> bool:
     """Whether this is all that a crash left of a ledger's first line, so that nothing was released."""
-    return b"\n" not in content and (content.startswith(OPENING) or OPENING.startswith(content))
+    written = content.rstrip(b"\0")  # a power cut can leave zeros where bytes were to be
+    return b"\n" not in content and (written.startswith(OPENING) or OPENING.startswith(written))
 
 
 def reason_of(text: str) -> str:
@@ -279,12 +328,13 @@ def _opened(line: bytes, name: str) -> Log:
     entry = _decode(line)
     if entry is None or not line.startswith(OPENING):
         raise damaged(name, 1, "the file is not a verax ledger, or its first line is damaged")
-    if entry["verax_ledger"] not in (FORMAT, SCHEDULED):
+    version = entry["verax_ledger"]
+    if isinstance(version, bool) or not isinstance(version, int) or version not in _MORE:
         raise LedgerError(
-            f"{name} is a ledger of format {entry['verax_ledger']!r}, and this verax knows formats {FORMAT} and "
-            f"{SCHEDULED}; read it with the version that wrote it"
+            f"{name} is a ledger of format {version!r}, and this verax knows formats {FORMAT} to {UNITED}; read it "
+            "with the version that wrote it"
         )
-    fields = _FIELDS if entry["verax_ledger"] == FORMAT else _FIELDS | {"clip_norms"}
+    fields = _FIELDS | _MORE[version]
     if set(entry) != fields | {"hash"}:
         raise damaged(name, 1, f"it must have exactly the fields {', '.join(sorted(fields))} and hash")
     try:
@@ -293,12 +343,13 @@ def _opened(line: bytes, name: str) -> Log:
         population = entry["population"]
         header = Header(
             phases,
-            str(entry["run"]),
-            str(entry["time"]),
-            str(entry["verax"]),
+            _matching(entry, "run", _RUN),
+            _matching(entry, "time", _TIME),
+            _matching(entry, "verax", _VERSION),
             None if population is None else checks.count("population", population),
             bool(entry["insecure_seed"]),
-            _schedule(entry["clip_norms"], phases) if "clip_norms" in entry else None,
+            None if entry.get("clip_norms") is None else _schedule(entry["clip_norms"], phases),
+            checks.choice("unit", entry.get("unit", "record"), UNITS),
         )
     except (ValueError, TypeError) as error:
         raise damaged(name, 1, str(error)) from error
@@ -306,6 +357,14 @@ def _opened(line: bytes, name: str) -> Log:
     if line != expected:
         raise damaged(name, 1, "its hash does not fit what it says: it was edited")
     return Log(name, header, digest, len(line))
+
+
+def _matching(entry: dict[str, Any], name: str, pattern: str) -> str:
+    """A text of the first line, which is shown to people: nothing but what verax writes there."""
+    found = entry[name]
+    if not isinstance(found, str) or not re.fullmatch(pattern, found, re.ASCII):
+        raise ValueError(f"{name} must be as verax writes it, got {found!r}")
+    return found
 
 
 def _schedule(found: Any, phases: Phases) -> Schedule:

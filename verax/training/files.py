@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import struct
 import sys
 from pathlib import Path
-from pickle import PicklingError
+from pickle import PicklingError, UnpicklingError
 from typing import Any
 
 import torch
 
-from verax.durable import sync_directory
+from verax.durable import refuse_special, sync_directory
+
+# What torch.load raises for bytes that are no state: pickles and archives fail wherever they are cut or changed.
+_UNREADABLE = (
+    UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError,
+    AssertionError, ImportError, MemoryError, OSError, struct.error,
+)  # fmt: skip
 
 
 def fresh_of(path: str | os.PathLike[str]) -> Path:
@@ -23,6 +30,7 @@ def write_secret(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
 
     What could not be read again is refused, and leaves the one that was there before.
     """
+    refuse_special(os.fspath(path))  # it would be replaced
     fresh = fresh_of(path)
     fresh.unlink(missing_ok=True)  # others may be able to read it
     try:
@@ -40,6 +48,19 @@ def write_secret(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
         raise
     if sys.platform != "win32":
         sync_directory(os.fspath(path))
+
+
+def read_secret(path: str | os.PathLike[str]) -> Any:
+    """What :func:`write_secret` wrote there, or None if it is something else, or damaged."""
+    refuse_special(os.fspath(path))
+    try:
+        with open(path, "rb") as file:
+            try:
+                return torch.load(file, weights_only=True, map_location="cpu")
+            except _UNREADABLE:
+                return None
+    except OSError as error:
+        raise ValueError(f"state must be a file that can be read, got {os.fspath(path)!r}: {error.strerror}") from error
 
 
 def refuse_unreadable(path: Path) -> None:

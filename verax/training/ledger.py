@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import sys
+import threading
 import weakref
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, NoReturn
 
 import verax
 from verax import checks
-from verax.durable import append, sync_directory
-from verax.mechanism import Mechanism, Phases
+from verax.durable import append, refuse_device, sync_directory
+from verax.mechanism import UNITS, Mechanism, Phases
 from verax.training.entries import (
     DamagedLedger,
     Event,
@@ -28,28 +28,21 @@ from verax.training.entries import (
     LedgerError,
     Log,
     Schedule,
-    damaged,
+    lines_of,
     parse,
     reason_of,
     schedule_of,
-    unfinished_header,
 )
+from verax.training.ledger_file import LedgerBusy, LedgerFile, complete, locked, unused
 from verax.training.ran import Run
 
-if sys.platform != "win32":
-    import fcntl
-
-__all__ = ["DamagedLedger", "Ledger", "LedgerBusy", "LedgerError", "LeftMechanism", "Run", "RunOver", "read"]
+__all__ = ["DamagedLedger", "Ledger", "LedgerBusy", "LedgerError", "LeftMechanism", "Run", "RunOver", "locked", "read"]
 
 Path = str | os.PathLike[str]
 
 
 class LeftMechanism(LedgerError):  # noqa: N818 - public name, says what happened
     """The run did, or was about to do, something its mechanism does not describe. The round was not released."""
-
-
-class LedgerBusy(LedgerError):  # noqa: N818 - public name, says what is wrong
-    """Another process, or another object of this one, is writing the ledger."""
 
 
 class RunOver(LedgerError):  # noqa: N818 - public name, says what is wrong
@@ -74,9 +67,9 @@ class Ledger:
 
     def __init__(self, path: str, fd: int, log: Log) -> None:
         self.path = path
-        self._fd, self._log = fd, log
+        self._file, self._log = LedgerFile(path, fd), log
         self._closed = ""  # why nothing can be written, if so
-        self._let_go = weakref.finalize(self, os.close, fd)
+        self._lock, self._writing = threading.RLock(), False
         _OPEN.add(self)
 
     @classmethod
@@ -88,6 +81,7 @@ class Ledger:
         population: int | None = None,
         insecure_seed: bool = False,
         clip_norms: Sequence[float] | None = None,
+        unit: str = "record",
     ) -> Ledger:
         """Begin a run: write down what is going to run.
 
@@ -98,6 +92,7 @@ class Ledger:
             population: the number of records, only if it is public; under add-remove it tells neighbours apart.
             insecure_seed: whether noise or batches come from a seed somebody chose; the run is then not private.
             clip_norms: a norm for every round in place of the mechanism's own, chosen without looking at the data.
+            unit: who is protected: a "record", or a "client" if what the sampler draws is all data of a client.
         """
         if not isinstance(mechanism, Mechanism | Phases):
             raise ValueError(f"mechanism must be a Mechanism or Phases, got {mechanism!r}")
@@ -111,13 +106,14 @@ class Ledger:
             None if population is None else checks.count("population", population),
             bool(insecure_seed),
             None if clip_norms is None else schedule_of(clip_norms, rounds),
+            checks.choice("unit", unit, UNITS),
         )
         line, digest = header.line()
         name = os.fspath(path)
         fd = locked(name, os.O_CREAT)
         try:
             with open(fd, "rb", closefd=False) as file:
-                if not _unused(file.readlines(), name):
+                if not unused(lines_of(file), name):
                     raise LedgerError(
                         f"path must be new, got {name!r}, which exists: name another file, and report both together; "
                         "to go on with the run in it, give the state that was kept of it"
@@ -155,13 +151,14 @@ class Ledger:
                 _same(name, log.header.mechanism, mechanism)
             if log.over and not (finished and log.over.kind == "finished" and log.released == log.declared):
                 raise _over(log)
-            append(fd, log.missing)
+            complete(fd, log)
         except BaseException:
             os.close(fd)
             raise
         ledger = cls(name, fd, log)
         if not ledger.over:
-            ledger._record(Event("resumed", log.released))
+            with ledger._turn():
+                ledger._record(Event("resumed", log.released))
         return ledger
 
     @property
@@ -183,6 +180,11 @@ class Ledger:
     def insecure_seed(self) -> bool:
         """Whether it was declared that somebody chose the seed of the randomness."""
         return self._log.header.insecure_seed
+
+    @property
+    def unit(self) -> str:
+        """Who is protected as a whole: a "record" or a "client"."""
+        return self._log.header.unit
 
     @property
     def population(self) -> int | None:
@@ -217,18 +219,19 @@ class Ledger:
             OSError: the record could not be written. The round must not be released.
         """
         number = checks.count("round", round, 0)
-        if self._log.over:
-            raise _over(self._log)
-        if number != self.released or number >= self._log.declared:
-            raise self.left(self._out_of_order(number))
-        norm, noise = self._log.due(number)
-        for what, used, declared in (
-            ("clip norm", clip_norm, norm),
-            ("noise multiplier", noise_multiplier, noise),
-        ):
-            if not used == declared:  # also if it is nan
-                raise self.left(f"round {number} has a {what} of {used!r}, declared is {declared!r}")
-        self._append(*self._log.round_line(), otherwise=f"round {number} must not be released")
+        with self._turn():
+            if self._log.over:
+                raise _over(self._log)
+            if number != self.released or number >= self._log.declared:
+                raise self._left(self._out_of_order(number))
+            norm, noise = self._log.due(number)
+            for what, used, declared in (
+                ("clip norm", clip_norm, norm),
+                ("noise multiplier", noise_multiplier, noise),
+            ):
+                if not used == declared:  # also if it is nan
+                    raise self._left(f"round {number} has a {what} of {used!r}, declared is {declared!r}")
+            self._append(*self._log.round_line(), otherwise=f"round {number} must not be released")
 
     def _out_of_order(self, number: int) -> str:
         declared, released = self._log.declared, self.released
@@ -250,10 +253,14 @@ class Ledger:
         ...
         verax.training.ledger.LeftMechanism: ... a batch that the sampler did not draw...
         """
+        with self._turn():
+            return self._left(reason, private)
+
+    def _left(self, reason: str, private: bool = False) -> LeftMechanism:
         words = reason_of(reason)
         noted = "the ledger says so and the run is over"
         try:
-            self.stop(reason, private=private)
+            self._stop(reason, private)
         except (OSError, LedgerError) as error:
             noted = f"and the ledger could not be told: {error}"
         return LeftMechanism(f"{self.path}: the run left its mechanism: {words} ({noted})")
@@ -266,15 +273,21 @@ class Ledger:
             private: whether it was seen in the private data, such as gradients that are not finite. That the run
                 stopped is then itself a release without noise, and the statement says that it is not covered.
         """
+        with self._turn():
+            self._stop(reason, private)
+
+    def _stop(self, reason: str, private: bool) -> None:
         self._record(Event("stopped", self.released, reason_of(reason), bool(private)))
 
     def finish(self) -> None:
         """End the run as planned, whether or not all declared rounds were needed."""
-        self._record(Event("finished", self.released))
+        with self._turn():
+            self._record(Event("finished", self.released))
 
     def close(self) -> None:
         """Let others open the ledger. The run is not over by that."""
-        self._close("it was closed")
+        with self._lock:
+            self._close("it was closed")
 
     def __enter__(self) -> Ledger:
         return self
@@ -285,9 +298,21 @@ class Ledger:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a ledger belongs to the process that opened it and cannot be copied or sent to another")
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Look at the ledger and write to it while no other thread does, nor this one further up (a signal handler)."""
+        with self._lock:
+            if self._writing:
+                raise LedgerBusy(f"{self.path} is in the middle of another entry of this thread; nothing was recorded")
+            self._writing = True
+            try:
+                yield
+            finally:
+                self._writing = False
+
     def _close(self, why: str) -> None:
         self._closed = self._closed or why
-        self._let_go()
+        self._file.close()
 
     def _record(self, event: Event) -> None:
         if self._log.over:
@@ -302,12 +327,7 @@ class Ledger:
             raise LedgerError(f"{self.path} cannot be written: {self._closed}; {otherwise}")
         done = False
         try:
-            now = os.fstat(self._fd)
-            if now.st_nlink == 0:
-                raise DamagedLedger(f"{self.path} was deleted or replaced while it was being written; {otherwise}")
-            if now.st_size != self._log.size:
-                raise damaged(self.path, self._log.lines + 1, f"someone else changed the file; {otherwise}")
-            append(self._fd, line)
+            self._file.append(line, digest, self._log, otherwise)
             self._log.add(line, digest, event)
             done = True
         except OSError as error:
@@ -328,23 +348,13 @@ def read(path: Path, head: str | None = None) -> Run:
     name = os.fspath(path)
     if head is not None and not re.fullmatch("[0-9a-f]{64}", str(head)):
         raise ValueError(f"head must be a hash of 64 hexadecimal digits, got {head!r}")
+    refuse_device(name)
     try:
         with open(name, "rb") as file:
             log = parse(file, name, head)
     except OSError as error:
         raise LedgerError(f"path must be a ledger that can be read, got {name!r}: {error.strerror}") from error
     return Run.of(log)
-
-
-def _unused(lines: Sequence[bytes], name: str) -> bool:
-    """Whether these are the lines of a run that released nothing and may have gone on, or of none."""
-    if unfinished_header(b"".join(lines)):
-        return True
-    try:
-        log = parse(lines, name)
-    except LedgerError:
-        return False
-    return log.released == 0 and log.over is None
 
 
 def _same(name: str, declared: Phases, mechanism: Mechanism | Phases) -> None:
@@ -363,35 +373,13 @@ def _over(log: Log) -> RunOver:
     return RunOver(f"{log.name}: the run is over ({how}); begin another ledger, and report both together")
 
 
-def locked(name: str, create: int = 0) -> int:
-    """Open the file and hold its lock. The kernel lets go of it when the process dies, however it dies."""
-    if sys.platform == "win32":
-        raise LedgerError("ledgers are written on POSIX systems only, where a file can be locked; reading works")
-    try:
-        fd = os.open(name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | create, 0o644)
-    except OSError as error:
-        wanted = "a file in an existing directory" if create else "an existing ledger"
-        raise LedgerError(f"path must be {wanted} that can be written, got {name!r}: {error.strerror}") from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(fd), os.stat(name)):
-            raise BlockingIOError
-    except OSError as error:
-        os.close(fd)
-        if isinstance(error, BlockingIOError | FileNotFoundError):
-            raise LedgerBusy(
-                f"{name} is being written by this or another process; it has one writer at a time"
-            ) from None
-        raise LedgerError(f"{name} cannot be locked ({error.strerror}); keep it on a local disk") from error
-    return fd
-
-
 _OPEN: weakref.WeakSet[Ledger] = weakref.WeakSet()
 
 
 def _forked() -> None:
     """Let go in a forked child: it must not write, and must not keep the lock if its parent dies."""
     for ledger in list(_OPEN):
+        ledger._lock, ledger._writing = threading.RLock(), False  # another thread of the parent may have held it
         with suppress(OSError):
             ledger._close("it belongs to the process that opened it, of which this one is a fork")
 

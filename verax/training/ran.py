@@ -8,6 +8,7 @@ from functools import singledispatch
 from typing import Any
 
 from verax import checks
+from verax.display import visible
 from verax.mechanism import Individual, Mechanism, Phases
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.noiseless import Noiseless
@@ -67,6 +68,8 @@ class Run:
     """Whether a crash cut the last line short. If it may have been a round, it counts as one."""
     clip_norms: Schedule | None = None
     """The declared clip norms and for how many rounds each, if they are not the mechanism's own."""
+    unit: str = "record"
+    """Who is protected as a whole: a record, or a client."""
 
     @classmethod
     def of(cls, log: Log) -> Run:
@@ -75,8 +78,13 @@ class Run:
         return cls(
             log.name, header.mechanism, log.released, tuple(log.events), log.head, header.run, header.time,
             header.verax, header.population, header.insecure_seed, bool(log.missing),
-            header.clip_norms,
+            header.clip_norms, header.unit,
         )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """The ledger's path, as it may be shown."""
+        return visible(self.path)
 
     @property
     def declared(self) -> int:
@@ -102,7 +110,7 @@ class Run:
         amount = "all" if self.complete else f"{self.released} of the"
         resumed = sum(event.kind == "resumed" for event in self.events)
         again = f", resumed {'once' if resumed == 1 else f'{resumed} times'}" if resumed else ""
-        lines = [f"{self.path}: {amount} {self.declared} declared rounds were released{again}."]
+        lines = [f"{self.name}: {amount} {self.declared} declared rounds were released{again}."]
         if self.clip_norms is not None:
             least, most = min(self.clip_norms)[0], max(self.clip_norms)[0]
             lines.append(
@@ -127,7 +135,7 @@ def compose(runs: Sequence[Run], group: int = 1, geometry: str = "any", stopping
     """The proved privacy of several runs on the same data, together.
 
     Args:
-        runs: what ran, each ledger once.
+        runs: what ran, each ledger once; all protect the same unit.
         group: how many records are protected together.
         geometry: see :meth:`verax.mechanism.Phases.guarantee`.
         stopping: how it came that a run has fewer rounds than declared. "any": perhaps by looking at what was released
@@ -149,7 +157,8 @@ def compose(runs: Sequence[Run], group: int = 1, geometry: str = "any", stopping
             lowers=below.lowers if below else (),
             lower_by=below.lower_by if below else "nothing that an attack could be sure to see",
         )
-    return replace(above, assuming="; ".join([above.assuming] * bool(above.assuming) + _assumed(runs, independent)))
+    assuming = "; ".join([above.assuming] * bool(above.assuming) + _assumed(runs, independent))
+    return replace(above, assuming=assuming, unit=runs[0].unit)
 
 
 def if_independent(runs: Sequence[Run], group: int = 1) -> Guarantee | None:
@@ -238,7 +247,7 @@ def _assumed(runs: Sequence[Run], independent: bool) -> list[str]:
     if any(run.insecure_seed for run in runs):
         assumed.append("that nobody can guess the seed that somebody chose")
     if any(run.population is None and any(map(tells_number, run.mechanism.mechanisms)) for run in runs):
-        assumed.append(PUBLIC_NUMBER)
+        assumed.append(PUBLIC_NUMBER if runs[0].unit == "record" else "that the number of clients is public")
     return assumed
 
 
@@ -255,7 +264,13 @@ def _different(runs: Sequence[Run]) -> None:
     for run in runs:
         if run.id in seen:
             raise LedgerError(
-                f"{seen[run.id].path} and {run.path} are copies of one run, {run.id}; report it once. "
+                f"{seen[run.id].name} and {run.name} are copies of one run, {run.id}; report it once. "
                 "If both copies went on, rounds were released twice and neither ledger knows"
             )
         seen[run.id] = run
+    if len({run.unit for run in runs}) > 1:
+        first, other = runs[0], next(run for run in runs if run.unit != runs[0].unit)
+        raise LedgerError(
+            f"{first.name} protects one {first.unit} and {other.name} one {other.unit}: what protects a record does "
+            "not protect all data of a client; report them one by one"
+        )

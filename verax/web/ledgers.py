@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from verax.checks import NoGuarantee
+from verax.display import visible
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.reporting.statement import Statement
 from verax.training.entries import LedgerError, parse
@@ -101,7 +102,8 @@ def _about(run: Run) -> Part:
         "declared": run.declared, "released": run.released, "complete": run.complete, "over": ended is not None,
         "ended": ended and {"how": ended.kind, "reason": ended.reason, "private": ended.private},
         "resumed": sum(event.kind == "resumed" for event in run.events), "torn": run.torn,
-        "population": run.population, "insecure_seed": run.insecure_seed, "relation": run.mechanism.relation,
+        "population": run.population, "insecure_seed": run.insecure_seed, "unit": run.unit,
+        "relation": run.mechanism.relation,
         "mechanism": [repr(phase) for phase in run.mechanism.mechanisms],
         "noise_multiplier": [float(phase.noise_multiplier) for phase in run.mechanism.mechanisms],
         "clip_norm": norms or [float(phase.clipping.norm) for phase in run.mechanism.mechanisms],
@@ -167,7 +169,7 @@ def _logged(line: str) -> Iterator[tuple[str, int, float]]:
     for name, value in entry.items():
         told = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_LOGGED
         if told and name not in ("round", "rounds", "delta"):
-            yield str(name)[:40], place, float(value)
+            yield visible(str(name))[:40], place, float(value)
 
 
 def statement(sources: Sequence[Source], delta: float, group: int, kind: str) -> Iterator[Part]:

@@ -205,6 +205,7 @@ class RunOf(BaseModel):
     torn: bool
     population: int | None
     insecure_seed: bool
+    unit: str
     relation: str
     mechanism: list[str]
     noise_multiplier: list[float]

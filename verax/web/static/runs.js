@@ -88,7 +88,7 @@ function facts(run) {
     ["Epsilon, whole run", `${both(run.epsilon)} at delta ${run.delta}: holds however the end was chosen, if by looking at what was released`, "epsilon"],
     ["Epsilon, spent so far", `${both(run.spent)}: holds if neither data nor results had a say in when the run ends`, "spent"],
     ["State", run.over ? `${run.ended.how}${run.ended.reason ? `: ${run.ended.reason}` : ""}` : "not over, or broke off"],
-    ["Protected", `any ${run.group === 1 ? "record" : `${run.group} records`}, ${run.relation}`],
+    ["Protected", `any ${run.group === 1 ? run.unit : `${run.group} ${run.unit}s`}, ${run.relation}`],
     ["Noise multiplier", run.noise_multiplier.join(", then ")],
     ["Clip norm", run.clip_norm.length > 8 ? `${Math.min(...run.clip_norm)} to ${Math.max(...run.clip_norm)}, by round` : run.clip_norm.join(", then ")],
     ["Signal to noise, by plan", run.signal.map(signal).join("; then ")],
