@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from verax import Mechanism, Poisson, RandomParticipation, Shuffle
-from verax.planning import Target, frontier
+from verax.planning import WAYS, Target, frontier
 from verax.planning.utility import Line, Point, UtilityGraph, best_plan
 from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown

@@ -167,6 +167,7 @@ def _questions(api: FastAPI, desk: Desk) -> None:
     async def federated_stream(asked: Annotated[questions.Federated, Query()]) -> EventStream:
         """The same piece by piece."""
         return desk.stream(answers.federated(asked))
+            notes=first["notes"],
 
 
 def _sorted(parts: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

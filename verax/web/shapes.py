@@ -148,6 +148,7 @@ class Frontier(BaseModel):
 
     plans: list[PlanOf]
     full_batch_signal: Number
+    notes: Annotated[list[str], Field(description="Samplers of which only some plans were computed.")]
     left_out: list[str]
 
 
