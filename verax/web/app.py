@@ -8,7 +8,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
@@ -56,7 +56,7 @@ def create_app(settings: Settings | None = None) -> Guard:
 
     api = FastAPI(
         title="verax", version=verax.__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-        openapi_url="/api/openapi.json", responses=shapes.PROBLEMS,
+        openapi_url="/api/openapi.json", responses=shapes.PROBLEMS, dependencies=[Depends(_once)],
         description="The privacy of DP-SGD: brackets, plans, ledgers. Words and units are those of the Python API.",
     )  # fmt: skip
     large = dict.fromkeys(("/api/run", "/api/run/statement"), settings.upload)
@@ -77,6 +77,18 @@ def _problem(request: Request, status: int, words: str, **headers: str) -> Respo
 
 def _problems(api: FastAPI) -> None:
     """Every error is a message, and none a traceback."""
+
+async def _once(request: Request) -> None:
+    """Refuse a parameter that is given twice: all but one of its values would be dropped."""
+    path = request.url.path.removesuffix("/stream").removesuffix("/changes")
+    if not path.startswith("/api/"):  # a page reads its address itself
+        return
+    for name in dict.fromkeys(request.query_params):
+        given = request.query_params.getlist(name)
+        if len(given) > 1 and name != _SEVERAL.get(path):
+            other = "; /api/run/together takes several ledgers" if name == "name" else ""
+            raise Refused(f"{name[:40]} must be given once, got {len(given)} values{other}")
+
 
     @api.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:

@@ -56,6 +56,7 @@ upload.addEventListener("input", async (event) => {
 const keyOf = (one) => `${one.sampler}.${one.batch}.${one.passes}`;
 
 async function plan(signal) {
+  form.check();
   const params = form.values();
   asked = params.toString();
   if (!params.getAll("sampler").length) throw new Error("Choose at least one way of drawing batches.");
