@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from verax.training.ledger import read
+from verax.training.ran import compose
 from verax.web import ledgers, pages
 from verax.web.app import STATIC, create_app
 from verax.web.guard import HEADERS
@@ -185,7 +186,7 @@ class TestFolder:
             assert client.get(path, params={"name": name}).status_code == 404
 
     def test_without_a_folder_there_is_nothing(self, quiet):
-        assert quiet.get("/api/runs").json() == {"folder": False, "runs": []}
+        assert quiet.get("/api/runs").json() == {"folder": False, "runs": [], "written": {}}
         assert quiet.get("/api/run", params={"name": "whole.ledger"}).status_code == 404
 
     def test_a_run_is_what_the_ledger_says(self, client, folder):
@@ -214,6 +215,30 @@ class TestFolder:
         twice = client.get("/api/run/statement", params={"name": ["whole.ledger", "whole.ledger"]})
         assert twice.status_code == 422
         assert "copies of one run" in twice.json()["message"]
+
+    def test_several_runs_are_priced_together(self, client, folder):
+        names = ["whole.ledger", "part.ledger"]
+        answer = client.get("/api/run/together", params={"name": names, "delta": 1e-6, "group": 2}).json()
+        runs = [read(folder / name) for name in names]
+        assert answer["epsilon"]["upper"] == compose(runs, 2).epsilon(1e-6).upper
+        assert answer["spent"]["upper"] == compose(runs, 2, stopping="independent").epsilon(1e-6).upper
+        assert [row["name"] for row in answer["runs"]] == names
+        assert [row["over"] for row in answer["runs"]] == [True, False]
+        alone = runs[1].guarantee(2).epsilon(1e-6).upper
+        assert answer["runs"][1]["epsilon"]["upper"] == alone < answer["epsilon"]["upper"]
+        twice = client.get("/api/run/together", params={"name": ["whole.ledger", "whole.ledger"]})
+        assert "copies of one run" in twice.json()["message"]
+        assert client.get("/api/run/together", params={"name": ["whole.ledger", "../x"]}).status_code == 404
+
+    def test_of_two_names_none_is_dropped(self, client):
+        for path in ("/api/run", "/api/run/stream"):
+            answer = client.get(path, params={"name": ["whole.ledger", "part.ledger"]})
+            assert answer.status_code == 422
+            assert "name must be given once, got 2 values; /api/run/together" in answer.json()["message"]
+
+    def test_when_ledgers_were_written_is_listed(self, client, folder):
+        written = client.get("/api/runs").json()["written"]
+        assert written["whole.ledger"] == (folder / "whole.ledger").stat().st_mtime
 
     def test_damage_is_told(self, client):
         answer = client.get("/api/run", params={"name": "damaged.ledger"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -38,6 +39,15 @@ _LEDGER = {
 }
 _Name = Annotated[str, Query(min_length=1, max_length=400, description="A ledger in the folder of the server.")]
 
+_Names = Annotated[list[Annotated[str, Field(max_length=400)]], Query(min_length=1, max_length=10)]
+_SEVERAL = {
+    "/api/compare": "sampler",
+    "/api/plan": "sampler",
+    "/api/run/statement": "name",
+    "/api/run/together": "name",
+}
+"""The one parameter that may be repeated, by path."""
+
 
 def create_app(settings: Settings | None = None) -> Guard:
     """The application, an ASGI callable; its ``api`` is the FastAPI object.
@@ -68,16 +78,6 @@ def create_app(settings: Settings | None = None) -> Guard:
     return Guard(api, settings)
 
 
-def _problem(request: Request, status: int, words: str, **headers: str) -> Response:
-    """A message: a page for those who look, JSON for programs."""
-    if wants_page(request.scope):
-        return HTMLResponse(pages.problem(status, words), status, headers=headers)
-    return JSONResponse({"message": words}, status, headers=headers)
-
-
-def _problems(api: FastAPI) -> None:
-    """Every error is a message, and none a traceback."""
-
 async def _once(request: Request) -> None:
     """Refuse a parameter that is given twice: all but one of its values would be dropped."""
     path = request.url.path.removesuffix("/stream").removesuffix("/changes")
@@ -89,6 +89,16 @@ async def _once(request: Request) -> None:
             other = "; /api/run/together takes several ledgers" if name == "name" else ""
             raise Refused(f"{name[:40]} must be given once, got {len(given)} values{other}")
 
+
+def _problem(request: Request, status: int, words: str, **headers: str) -> Response:
+    """A message: a page for those who look, JSON for programs."""
+    if wants_page(request.scope):
+        return HTMLResponse(pages.problem(status, words), status, headers=headers)
+    return JSONResponse({"message": words}, status, headers=headers)
+
+
+def _problems(api: FastAPI) -> None:
+    """Every error is a message, and none a traceback."""
 
     @api.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -157,6 +167,7 @@ def _questions(api: FastAPI, desk: Desk) -> None:
         return shapes.Frontier(
             plans=[plans[i] | {"undominated": i in best} for i in last["ranked"]],
             full_batch_signal=first["full_batch_signal"],
+            notes=first["notes"],
             left_out=[part["why_not"] for part in middle if not part["plan"]],
         )
 
@@ -179,7 +190,6 @@ def _questions(api: FastAPI, desk: Desk) -> None:
     async def federated_stream(asked: Annotated[questions.Federated, Query()]) -> EventStream:
         """The same piece by piece."""
         return desk.stream(answers.federated(asked))
-            notes=first["notes"],
 
 
 def _sorted(parts: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -207,7 +217,8 @@ def _runs(api: FastAPI, desk: Desk) -> None:
     async def runs() -> shapes.Runs:
         """Ledgers in the folder of the server."""
         folder = desk.settings.runs
-        return shapes.Runs(folder=folder is not None, runs=[] if folder is None else ledgers.find(folder))
+        written = {} if folder is None else await asyncio.to_thread(ledgers.find, folder)
+        return shapes.Runs(folder=folder is not None, runs=sorted(written), written=written)
 
     @api.get("/api/run", responses=missing)
     async def run(name: _Name, delta: questions.Delta = 1e-5, group: questions.Group = 1) -> shapes.RunOf:
@@ -221,9 +232,15 @@ def _runs(api: FastAPI, desk: Desk) -> None:
         """The same, and again whenever the ledger has grown, until its run is over or the request has had its time."""
         return desk.watch(source(name), delta, group)
 
+    @api.get("/api/run/together", responses=missing)
+    async def together(name: _Names, delta: questions.Delta = 1e-5, group: questions.Group = 1) -> shapes.Together:
+        """What several ledgers prove of data that all their runs used."""
+        sources = tuple(source(one) for one in name)
+        return shapes.Together(**await desk.once(Task("together", (sources, delta, group), True)))
+
     @api.get("/api/run/statement", response_model=None, responses=files | missing)
     async def run_statement(
-        name: Annotated[list[Annotated[str, Field(max_length=400)]], Query(min_length=1, max_length=10)],
+        name: _Names,
         delta: questions.Delta = 1e-5,
         group: questions.Group = 1,
         format: questions.Format = "html",

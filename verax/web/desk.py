@@ -68,7 +68,7 @@ class Desk:
         return parts[-1]
 
     def watch(self, source: ledgers.Source, delta: float, group: int) -> EventStream:
-        """A ledger, and again whenever it has changed, until its run is over."""
+        """A ledger, and again whenever it has changed, until its run is over or nobody goes on with it."""
         path, task = source[2], Task("summary", (source, delta, group, self.settings.diagnostics), True)
 
         async def produce(emit: Emit) -> None:
@@ -82,6 +82,10 @@ class Desk:
             while not over:
                 now = ledgers.stamp(path)
                 if now == seen:
+                    silence = ledgers.quiet(path)
+                    if silence is not None:
+                        await emit({"kind": "quiet"} | silence)
+                        return
                     await asyncio.sleep(_LOOK)
                     continue
                 try:
