@@ -5,6 +5,7 @@ import doctest
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -140,20 +141,49 @@ def test_public_names_are_in_the_reference(package):
     assert public - aliases <= named, f"missing in docs/api: {sorted(public - aliases - named)}"
 
 
-def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the built site."""
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    pages = list((tmp_path / "site").rglob("*.html"))
+    return folder
+
+
+def test_the_site_builds_without_a_warning_and_needs_no_network(site):
+    pages = list(site.rglob("*.html"))
     assert len(pages) > 30
     for page in pages:
         html = page.read_text(encoding="utf-8")
         loaded = re.findall(r"<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=\"?((?:https?:)?//[^\s\">]+)", html)
         assert not loaded, f"{page.name} loads {loaded}"
-    reference = (tmp_path / "site" / "api" / "describe.html").read_text(encoding="utf-8")
+    reference = (site / "api" / "describe.html").read_text(encoding="utf-8")
     assert "verax.Mechanism" in reference
     assert "standard deviation of the noise divided by the clip norm" in reference
     assert ":meth:" not in reference
+
+
+@pytest.mark.parametrize("start", ["index.html", "api/describe.html"])
+def test_the_site_can_be_searched_when_it_is_opened_from_a_folder(site, start):
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("there is no chromium: install it to test the search")
+    asked = []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1300, "height": 800})
+        page.set_default_timeout(60_000)
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((site / start).as_uri())
+        page.locator("input[name=query]").click()
+        page.locator("input[name=query]").press_sequentially("calibrate")
+        page.locator(".md-search-result__link").first.wait_for()
+        found = page.locator(".md-search-result__link").first.get_attribute("href")
+        browser.close()
+    assert found.startswith("file:")
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:", "about:"))] == []

@@ -71,7 +71,7 @@ def test_it_answers_and_ends(tmp_path):
             except httpx.TransportError:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
-        assert answer.json() == {"folder": True, "runs": []}
+        assert answer.json() == {"folder": True, "runs": [], "written": {}}
         assert httpx.get(f"{address}api/runs").status_code == 401
     finally:
         process.send_signal(signal.SIGINT)

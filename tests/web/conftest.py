@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -16,10 +17,10 @@ from verax import Mechanism, Poisson
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 import httpx
-import uvicorn
 
 from verax.training import Ledger
 from verax.web.app import create_app
+from verax.web.server import server as web_server
 from verax.web.settings import Settings
 
 RUN = Mechanism(Poisson(0.05, 40), 1.2)
@@ -28,17 +29,16 @@ RUN = Mechanism(Poisson(0.05, 40), 1.2)
 @contextmanager
 def running(settings):
     """The address of a server with these settings, until the block ends."""
-    config = uvicorn.Config(create_app(settings), port=0, log_level="error", access_log=False, ws="none")
-    socket = config.bind_socket()
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = web_server(create_app(settings), settings, log_level="critical")
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 60
     while not server.started and thread.is_alive() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert server.started
     try:
-        yield f"http://127.0.0.1:{socket.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(20)

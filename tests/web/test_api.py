@@ -17,7 +17,7 @@ from verax.planning import frontier as planned
 from verax.planning import ranked as in_order
 from verax.privacy.participation import BASELINES, OBSERVERS, Federation, baseline
 from verax.web import answers
-from verax.web.questions import SamplerName
+from verax.web.questions import MOST_PLANS, MOST_SLOW_PLANS, SLOW, Plan, SamplerName
 
 
 def parts(client, path, **params):
@@ -182,7 +182,8 @@ class TestPlan:
         ("params", "words"),
         [
             ({"epochs": "1:100:400", "batch": "1:1000:400"}, "pairs, at most 400 here"),
-            ({"sampler": "balls-in-bins", "epochs": "1:100:20"}, "balls-in-bins"),
+            ({"sampler": "balls-in-bins", "epochs": "1:100:20", "batch": "64,128,256,512"}, "balls-in-bins"),
+            ({"records": ["5", "6"]}, "records must be given once, got 2 values"),
             ({"epochs": "5;6"}, "epochs"),
             ({"epochs": "1:2:3:4"}, "epochs must be such as"),
             ({"epochs": "99999999999"}, "at most 10 digits"),
@@ -193,6 +194,29 @@ class TestPlan:
     )
     def test_bad_input_is_refused_in_words(self, client, params, words):
         assert words in said(client, "/api/plan", **params)
+
+    @pytest.mark.parametrize("ways", [[way] for way in WAYS] + [["poisson", "balls-in-bins"], list(WAYS)])
+    def test_no_choice_of_samplers_is_too_much_at_the_defaults(self, ways):
+        asked = Plan(sampler=ways)
+        points = asked.points()
+        assert {way for way, _, _ in points} == set(ways)
+        assert len(points) <= MOST_PLANS
+        assert sum(way in SLOW for way, _, _ in points) <= MOST_SLOW_PLANS
+        for way in ways:  # the ends of both ranges are among them
+            pairs = {(batch, epochs) for one, batch, epochs in points if one == way}
+            assert {(64, 1), (64, 100), (8192, 1), (8192, 100)} <= pairs
+            assert (len(pairs) < 112) == any(way in note for note in asked.notes())
+
+    def test_what_is_left_out_to_save_time_is_said(self, client):
+        params = {"sampler": "balls-in-bins"}
+        with client.stream("GET", "/api/plan/stream", params=params) as response:
+            first = next(json.loads(line[6:]) for line in response.iter_lines() if '"notes"' in line)
+        assert first["of"] == 40
+        assert first["notes"] == [
+            "balls-in-bins: 40 of 112 pairs of batch and epochs, evenly spread; shorter ranges show all"
+        ]
+        answer = client.get("/api/plan", params=self.ASKED).json()
+        assert answer["notes"] == []
 
 
 class TestFederated:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -15,12 +16,13 @@ from pathlib import Path
 import pytest
 
 from verax import Mechanism, Poisson, RandomParticipation, Shuffle
-from verax.planning import Target, frontier
+from verax.planning import WAYS, Target, frontier
 from verax.planning.utility import Line, Point, UtilityGraph, best_plan
 from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
 from verax.privacy.participation import Federation
 from verax.training.ledger import Ledger, read
+from verax.training.ran import compose
 
 pytest.importorskip("fastapi")
 playwright = pytest.importorskip("playwright.sync_api")
@@ -159,6 +161,58 @@ def test_bad_input_is_a_message(page, server):
     expect(page.locator("#problem")).to_have_text(re.compile("^delta: input should be a valid number"))
 
 
+def test_refused_input_leaves_no_number_of_another_question(page, server):
+    opened(page, server, "/compare?sampler=poisson&epochs=2")
+    upper = page.locator("tr[data-sampler=poisson] td[data-side=upper]")
+    expect(upper).to_be_visible()
+    page.get_by_label("Batch", exact=True).fill("70000")
+    expect(page.locator("#problem")).to_have_text("batch must be at most records = 60000, got 70000")
+    expect(upper).to_be_hidden()
+    expect(page.locator(".figure svg").first).to_be_hidden()
+    expect(page.locator("#status")).to_have_text("Refused, so there is nothing to show.")
+    page.screenshot(path=SCREENSHOTS / "refused.png")
+    page.get_by_label("Batch", exact=True).fill("600")
+    expect(upper).to_be_visible()
+    expect(page.locator("#problem")).to_be_hidden()
+
+
+def test_a_number_is_dimmed_while_another_question_is_open(page, server):
+    opened(page, server, "/compare?sampler=poisson&epochs=2")
+    results = page.locator(".results > .answer")
+    expect(results).to_have_css("opacity", "1")
+    page.route("**/api/compare/stream*", lambda _: None)  # as long as it takes
+    page.get_by_label("Batch", exact=True).fill("601")
+    expect(results).to_have_css("opacity", "0.4")
+    page.locator("#stop").click()
+    expect(results).to_be_hidden()
+
+
+def test_a_setting_that_the_address_gives_twice_is_not_chosen_for_you(page, server):
+    opened(page, server, "/compare?sampler=poisson&batch=600&batch=700")
+    expect(page.locator("#problem")).to_have_text("The address gives batch 2 times (600, 700): choose one.")
+    page.get_by_label("Batch", exact=True).fill("700")
+    expect(page.locator("tr[data-sampler=poisson] td[data-side=upper]")).to_be_visible()
+
+
+def test_the_plan_page_takes_its_own_checkboxes(page, server):
+    """All of them at once; what they compute is none of this test's business."""
+    page.goto(f"{server}/plan?{'&'.join(f'sampler={way}' for way in WAYS if way != 'balls-in-bins')}")
+    with page.expect_response(re.compile(r"/api/plan/stream.*sampler=balls-in-bins")) as waiting:
+        page.get_by_label("balls in bins").check()
+    assert waiting.value.status == 200
+    expect(page.locator("#left-out")).to_contain_text("balls-in-bins, random-allocation: 24 of 112 pairs")
+
+
+def test_an_address_that_leads_nowhere_is_a_page(page, server):
+    page.goto(f"{server}/nothing")
+    expect(page.locator("h1")).to_have_text("Not Found")
+    expect(page.locator(".problem")).to_have_text("There is no page at this address")
+    page.screenshot(path=SCREENSHOTS / "not-found.png")
+    assert serious(page) == []
+    page.get_by_role("link", name="Plan").click()
+    expect(page.locator("h1")).to_have_text("Plan")
+
+
 def test_a_long_computation_can_be_stopped(page, server):
     page.route("**/api/compare/stream*", lambda _: None)  # as long as it takes: no machine is too fast
     page.goto(f"{server}/compare?sampler=random-allocation&batch=77&epochs=40")
@@ -259,6 +313,57 @@ def test_a_live_run_is_followed(page, server, folder):
         go.set()
         thread.join(30)
         path.unlink()
+
+
+def test_a_run_that_broke_off_is_not_watched_for_ever(page, server, folder):
+    """Nobody writes its ledger, and nothing was written for long; once something is, it is followed again."""
+    path = folder / "broken.ledger"
+    book = Ledger.create(path, Mechanism(Poisson(0.05, 6), 1.2))
+    try:
+        book.release(0, clip_norm=1.0, noise_multiplier=1.2)
+        book.close()
+        os.utime(path, (1e9, 1e9))
+        opened(page, server, "/runs?name=broken.ledger")
+        expect(page.locator("#status")).to_contain_text("Not watched: nothing was written since")
+        expect(page.locator("#facts")).to_contain_text("broke off or pauses")
+        expect(page.locator("#rounds-words")).to_have_text("1 of 6")
+        book = Ledger.open(path)
+        book.release(1, clip_norm=1.0, noise_multiplier=1.2)
+        expect(page.locator("#rounds-words")).to_have_text("2 of 6")
+        expect(page.locator("#status")).to_contain_text("watching its ledger")
+    finally:
+        book.close()
+        path.unlink()
+
+
+def test_a_ledger_that_is_new_can_be_chosen_without_loading_the_page_again(page, server, folder):
+    opened(page, server, "/runs")
+    path = folder / "new.ledger"
+    book = Ledger.create(path, Mechanism(Poisson(0.05, 6), 1.2))
+    try:
+        page.get_by_label("Ledger", exact=True).select_option("new.ledger")
+        expect(page.locator("#rounds-words")).to_have_text("0 of 6")
+    finally:
+        book.close()
+        path.unlink()
+
+
+def test_several_ledgers_are_shown_together(page, server, folder):
+    opened(page, server, "/runs?name=whole.ledger&name=part.ledger")
+    expect(page).to_have_url(re.compile(r"name=whole\.ledger&name=part\.ledger$"))
+    runs = [read(folder / name) for name in ("whole.ledger", "part.ledger")]
+    fact = page.locator("#together-facts tr[data-fact=epsilon] td")
+    expect(fact).to_contain_text(" to ".join(of(compose(runs).epsilon(1e-5))))
+    expect(page.locator("#together-runs tbody tr")).to_have_count(2)
+    expect(page.locator("#run")).to_be_hidden()
+    page.screenshot(path=SCREENSHOTS / "together.png", full_page=True)
+    assert serious(page) == []
+    with page.expect_download() as waiting:
+        page.locator("#together-download-json").click()
+    assert len(json.loads(Path(waiting.value.path()).read_text())["runs"]) == 2
+    page.locator("#name-more").get_by_label("part.ledger").uncheck()
+    expect(page.locator("#run-title")).to_have_text("whole.ledger")
+    expect(page.locator("#together")).to_be_hidden()
 
 
 def test_diagnostics_are_shown_where_they_are_asked_for(page, server, open_server):

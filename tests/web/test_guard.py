@@ -13,6 +13,7 @@ pytest.importorskip("fastapi")
 from verax import Mechanism, Poisson
 from verax.training import Ledger
 from verax.training.ledger import read
+from verax.training.ran import compose
 from verax.web import ledgers, pages
 from verax.web.app import STATIC, create_app
 from verax.web.guard import HEADERS
@@ -52,10 +53,12 @@ class TestOtherSites:
     @pytest.mark.parametrize(
         "headers",
         [{"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"origin": "http://evil.example"},
-         {"origin": "null"}],
+         {"origin": "null"}, {"origin": "http://["}, {"origin": ""}, {"origin": "http://[::1"}],
     )  # fmt: skip
     def test_are_refused(self, quiet, headers):
-        assert quiet.get("/api/about", headers=headers).status_code == 403
+        answer = quiet.get("/api/about", headers=headers)
+        assert answer.status_code == 403
+        assert HEADERS.items() <= dict(answer.headers).items()
 
     def test_our_own_pages_are_not(self, quiet):
         ours = {"sec-fetch-site": "same-origin", "origin": "http://localhost"}
@@ -86,6 +89,23 @@ class TestHeaders:
             assert " style=" not in text
             assert "innerHTML" not in text
         assert {f"{name}.html" for name in pages.NAMES} <= {path.name for path in files}
+
+    def test_a_browser_gets_a_page_and_a_program_json(self, quiet):
+        browser = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+        answer = quiet.get("/nothing<b>", headers=browser)
+        assert answer.status_code == 404
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        assert "<h1>Not Found</h1>" in answer.text
+        assert "There is no page at this address" in answer.text
+        assert 'href="/plan"' in answer.text
+        assert "<script" not in answer.text
+        assert HEADERS.items() <= dict(answer.headers).items()
+        for path in ("/api/nothing", "/static/nothing.js", "/api/compare?batch=0"):
+            assert quiet.get(path, headers=browser).json()["message"]
+        refused = quiet.get("/", headers=browser | {"host": "evil.example"})
+        assert refused.status_code == 421
+        assert "host name" in refused.text
+        assert refused.text.startswith("<!doctype html>")
 
     def test_unknown_addresses_and_methods_are_messages(self, quiet):
         assert quiet.get("/nothing").json() == {"message": "Not Found"}
@@ -122,6 +142,26 @@ class TestToken:
         assert locked.get("/api/about", headers=shown).status_code == 200
         assert locked.get("/api/about", headers={"cookie": "verax_session=wrong"}).status_code == 401
 
+    def test_a_long_body_is_refused_while_it_comes(self, locked):
+        """Whoever has no token may send anything to the login; little of it is read."""
+        taken = 0
+
+        async def endless():
+            nonlocal taken
+            while True:
+                taken += 1000
+                yield b"x" * 1000
+
+        for path in ("/api/login", "/api/login/", "/api/runs"):
+            shown = {"authorization": f"Bearer {TOKEN}"}
+            answer = locked.post(path, content=b"x" * 5000, headers=shown)
+            assert answer.status_code in (413, 405, 307)
+            assert HEADERS.items() <= dict(answer.headers).items()
+        answer = locked.post("/api/login", content=endless())
+        assert answer.status_code == 413
+        assert "at most 4096 bytes" in answer.json()["message"]
+        assert taken <= 6000
+
     def test_settings_ask_for_one_where_others_can_listen(self):
         for host in ("0.0.0.0", "::", "192.168.1.2", "verax.example"):
             with pytest.raises(ValueError, match="token must be given"):
@@ -148,7 +188,7 @@ class TestFolder:
             assert client.get(path, params={"name": name}).status_code == 404
 
     def test_without_a_folder_there_is_nothing(self, quiet):
-        assert quiet.get("/api/runs").json() == {"folder": False, "runs": []}
+        assert quiet.get("/api/runs").json() == {"folder": False, "runs": [], "written": {}}
         assert quiet.get("/api/run", params={"name": "whole.ledger"}).status_code == 404
 
     def test_a_run_is_what_the_ledger_says(self, client, folder):
@@ -177,6 +217,30 @@ class TestFolder:
         twice = client.get("/api/run/statement", params={"name": ["whole.ledger", "whole.ledger"]})
         assert twice.status_code == 422
         assert "copies of one run" in twice.json()["message"]
+
+    def test_several_runs_are_priced_together(self, client, folder):
+        names = ["whole.ledger", "part.ledger"]
+        answer = client.get("/api/run/together", params={"name": names, "delta": 1e-6, "group": 2}).json()
+        runs = [read(folder / name) for name in names]
+        assert answer["epsilon"]["upper"] == compose(runs, 2).epsilon(1e-6).upper
+        assert answer["spent"]["upper"] == compose(runs, 2, stopping="independent").epsilon(1e-6).upper
+        assert [row["name"] for row in answer["runs"]] == names
+        assert [row["over"] for row in answer["runs"]] == [True, False]
+        alone = runs[1].guarantee(2).epsilon(1e-6).upper
+        assert answer["runs"][1]["epsilon"]["upper"] == alone < answer["epsilon"]["upper"]
+        twice = client.get("/api/run/together", params={"name": ["whole.ledger", "whole.ledger"]})
+        assert "copies of one run" in twice.json()["message"]
+        assert client.get("/api/run/together", params={"name": ["whole.ledger", "../x"]}).status_code == 404
+
+    def test_of_two_names_none_is_dropped(self, client):
+        for path in ("/api/run", "/api/run/stream"):
+            answer = client.get(path, params={"name": ["whole.ledger", "part.ledger"]})
+            assert answer.status_code == 422
+            assert "name must be given once, got 2 values; /api/run/together" in answer.json()["message"]
+
+    def test_when_ledgers_were_written_is_listed(self, client, folder):
+        written = client.get("/api/runs").json()["written"]
+        assert written["whole.ledger"] == (folder / "whole.ledger").stat().st_mtime
 
     def test_damage_is_told(self, client):
         answer = client.get("/api/run", params={"name": "damaged.ledger"})

@@ -36,9 +36,8 @@ def serve(
     Example: verax serve --runs ledgers
     """
     try:
-        import uvicorn
-
         from verax.web.app import create_app
+        from verax.web.server import server
         from verax.web.settings import Settings
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
@@ -48,17 +47,13 @@ def serve(
         host=host, token=_token(token_file), names=tuple(allow_host or ()), runs=runs, diagnostics=diagnostics,
         workers=workers, seconds=seconds,
     )  # fmt: skip
-    config = uvicorn.Config(
-        create_app(settings), host=host, port=port, log_level="warning", access_log=False, server_header=False,
-        limit_concurrency=100, timeout_graceful_shutdown=2,
-    )  # fmt: skip
     listening = _listening(host, port)
     shown = f"[{host}]" if ":" in host else host
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"verax is at http://{shown}:{listening.getsockname()[1]}/ (Ctrl-C ends it)")
     if diagnostics:
         console.print("It shows diagnostics that no guarantee covers, to everybody who can reach this address.")
-    uvicorn.Server(config).run(sockets=[listening])
+    server(create_app(settings), settings).run(sockets=[listening])
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from html import escape
@@ -14,6 +15,8 @@ from verax.reporting import svg, words
 from verax.reporting.facts import BUDGET, SEARCH, Facts
 from verax.training.ran import Run
 
+_BREAKABLE = re.compile(r"(?<![\w.])(?:\d[\d.,]*\d(?:e[-+]?\d+)?(?: %)?|\d(?:e[-+]?\d+(?: %)?| %))(?!\w)")
+"""A number that a line could end in, such as 12, 0.01, 1e-05 or 2.9 %: anything but a single digit."""
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1c1f23;--paper:#fff;--soft:#586069;--rule:#d4d9df;--box:#f3f6f9;
 --upper:#0b5a94;--lower:#8a4a00;--known:#d98a2b59;--open:#5b9bd540;--out:#8080801a;--warn:#a1121f;--warnbox:#fdecee}
@@ -31,7 +34,8 @@ table{border-collapse:collapse;width:100%;margin:.6rem 0}
 caption{text-align:left;color:var(--soft);padding-bottom:.3rem}
 th,td{text-align:left;vertical-align:top;padding:.35rem .6rem .35rem 0;border-bottom:1px solid var(--rule)}
 th[scope=row]{width:32%;min-width:7rem;font-weight:600}
-td.number{font-variant-numeric:tabular-nums}
+td.number{font-variant-numeric:tabular-nums;overflow-wrap:normal}
+.whole{white-space:nowrap}
 figure{margin:1rem 0}
 figcaption{color:var(--soft);font-size:.92rem}
 svg{width:100%;height:auto;display:block}
@@ -49,8 +53,12 @@ code{font:.9em ui-monospace,monospace}
 @media (max-width:34rem){svg text{font-size:17px}th[scope=row]{width:38%;min-width:0}}
 @media print{:root{--ink:#000;--paper:#fff;--soft:#333;--rule:#999;--box:#fff;--upper:#0b5a94;--lower:#8a4a00;
 --known:#d98a2b59;--open:#5b9bd540;--out:#8080801a;--warn:#a1121f;--warnbox:#fff}
-@page{margin:18mm}body{font-size:10.5pt}main{max-width:none;padding:0}h2{break-after:avoid}
-figure,table,.headline,.warning{break-inside:avoid}figure{max-width:13cm}*{print-color-adjust:exact}}
+@page{margin:16mm 18mm}html{font-size:10pt}body{line-height:1.4}main{max-width:none;padding:0}
+h1{margin-bottom:.6rem}h2{margin-top:1.4rem}h2,h2+p,caption,li:first-child{break-after:avoid}
+p,li{orphans:3;widows:3}th,td{padding-top:.2rem;padding-bottom:.2rem}
+figure,table,tr,.headline,.warning,.signed{break-inside:avoid}
+figure{display:flex;gap:1rem;align-items:center;margin:.6rem 0}svg{flex:none;width:10cm}
+*{print-color-adjust:exact}}
 """
 
 
@@ -58,18 +66,16 @@ def html(facts: Facts, json: str) -> str:
     """The page; ``json`` is kept in it for machines."""
     body = [
         "<h1>Privacy statement</h1>",
-        *(f'<p class="warning" role="note">{escape(text)}</p>' for text in words.warnings(facts)),
-        f'<p class="headline">{escape(words.headline(facts))}</p>',
-        *([f"<p>{escape(facts.context)}</p>"] if facts.context else []),
+        *(f'<p class="warning" role="note">{_text(text)}</p>' for text in words.warnings(facts)),
+        f'<p class="headline">{_text(words.headline(facts))}</p>',
+        *([f"<p>{_text(facts.context)}</p>"] if facts.context else []),
         *_protected(facts),
         *_attacker(facts),
         *_evidence(facts),
         *_what_ran(facts),
         "<h2>What is not covered</h2>",
         _list(words.uncovered(facts)),
-        "<h2>Software</h2>",
-        f"<p>Stated by {escape(', '.join(f'{name} {number}' for name, number in facts.software))}.</p>",
-        *_signature(),
+        *_signature(facts),
     ]
     safe = json.replace("<", "\\u003c")  # no tag, and so no end of the script, inside it
     return (
@@ -99,7 +105,7 @@ def _attacker(facts: Facts) -> list[str]:
     ]
     return [
         "<h2>What an attacker can tell</h2>",
-        f"<p>{escape(words.finds(facts, facts.reach[1]))} {escape(words.guesses(facts))}</p>",
+        f"<p>{_text(words.finds(facts, facts.reach[1]))} {_text(words.guesses(facts))}</p>",
         f"<figure>{svg.reach(facts)}<figcaption>Above the solid line: out of reach of every attacker, proved. Below "
         "the dashed line: no analysis by epsilon and delta can rule it out. Between the two nothing is known. Dotted: "
         "guessing blindly.</figcaption></figure>",
@@ -122,7 +128,7 @@ def _evidence(facts: Facts) -> list[str]:
     return [
         "<h2>Epsilon, delta and the evidence</h2>",
         _facts_table("Epsilon lies between two proved bounds", rows),
-        *(f"<p>{escape(text)}</p>" for text in (tighter, *facts.notes) if text),
+        *(f"<p>{_text(text)}</p>" for text in (tighter, *facts.notes) if text),
         f"<figure>{svg.spent(facts)}<figcaption>Solid: upper bound. Dashed: lower bound; no analysis can go below it."
         "</figcaption></figure>",
     ]
@@ -177,22 +183,39 @@ def _fields(value: Any) -> str:
     return ", ".join(f"{field.name} {getattr(value, field.name)}" for field in fields(value))
 
 
-def _signature() -> list[str]:
-    rows = "".join(f'<tr><th scope="row">{what}</th><td></td></tr>' for what in ("Name and role", "Date", "Signature"))
-    return ["<h2>Reviewed by</h2>", f'<table class="sign"><caption>To be filled in on paper</caption>{rows}</table>']
+def _signature(facts: Facts) -> list[str]:
+    """Where to sign, next to what is signed: on paper the two are on one page."""
+    software = ", ".join(f"{name} {number}" for name, number in facts.software)
+    blanks = ("Name and role", "Date", "Signature")
+    rows = "".join(f'<tr><th scope="row">{what}</th><td></td></tr>' for what in blanks)
+    return [
+        f'<section class="signed"><h2>Software</h2><p>Stated by {_text(software)}.</p>',
+        f"<h2>Reviewed by</h2><p>What is stated: {_text(words.headline(facts))}</p>",
+        *(f"<p>{_text(text)}</p>" for text in words.warnings(facts)),
+        f'<table class="sign"><caption>To be filled in on paper</caption>{rows}</table></section>',
+    ]
+
+
+def _text(said: str) -> str:
+    """Text of the page, in which no line ends within a number.
+
+    >>> _text("delta 1e-05 & 2.92 %")
+    'delta <span class="whole">1e-05</span> &amp; <span class="whole">2.92 %</span>'
+    """
+    return _BREAKABLE.sub(r'<span class="whole">\g<0></span>', escape(said))
 
 
 def _facts_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
-    cells = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(text)}</td></tr>' for name, text in rows)
-    return f"<table><caption>{escape(caption)}</caption>{cells}</table>"
+    cells = "".join(f'<tr><th scope="row">{_text(name)}</th><td>{_text(text)}</td></tr>' for name, text in rows)
+    return f"<table><caption>{_text(caption)}</caption>{cells}</table>"
 
 
 def _table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in header)
-    cells = ("".join(f'<td class="number">{escape(text)}</td>' for text in row) for row in rows)
+    head = "".join(f'<th scope="col">{_text(text)}</th>' for text in header)
+    cells = ("".join(f'<td class="number">{_text(text)}</td>' for text in row) for row in rows)
     body = "".join(f"<tr>{row}</tr>" for row in cells)
-    return f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table><caption>{_text(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _list(items: Iterable[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in items) + "</ul>"
+    return "<ul>" + "".join(f"<li>{_text(text)}</li>" for text in items) + "</ul>"

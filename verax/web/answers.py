@@ -165,7 +165,7 @@ def coarse_first(values: Sequence[Any]) -> Iterator[Any]:
 
 def plan(asked: questions.Plan) -> list[Step]:
     """One task, which says how far it is."""
-    task = Task("plans", (asked.target(), asked.points(), asked.limits(), asked.rank), True)
+    task = Task("plans", (asked.target(), asked.points(), asked.limits(), asked.rank, asked.notes()), True)
     return [Step.of(task, kind="plan")]
 
 

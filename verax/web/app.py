@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
@@ -16,8 +18,9 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 import verax
 from verax.web import answers, ledgers, pages, questions, shapes
+from verax.web.bodies import BodyLimit
 from verax.web.desk import Desk
-from verax.web.guard import COOKIE, Guard
+from verax.web.guard import COOKIE, Guard, wants_page
 from verax.web.pool import Busy, Crashed, Refused, Task
 from verax.web.settings import Settings
 from verax.web.stream import CRASHED, EventStream
@@ -35,6 +38,15 @@ _LEDGER = {
     }
 }
 _Name = Annotated[str, Query(min_length=1, max_length=400, description="A ledger in the folder of the server.")]
+
+_Names = Annotated[list[Annotated[str, Field(max_length=400)]], Query(min_length=1, max_length=10)]
+_SEVERAL = {
+    "/api/compare": "sampler",
+    "/api/plan": "sampler",
+    "/api/run/statement": "name",
+    "/api/run/together": "name",
+}
+"""The one parameter that may be repeated, by path."""
 
 
 def create_app(settings: Settings | None = None) -> Guard:
@@ -54,9 +66,11 @@ def create_app(settings: Settings | None = None) -> Guard:
 
     api = FastAPI(
         title="verax", version=verax.__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-        openapi_url="/api/openapi.json", responses=shapes.PROBLEMS,
+        openapi_url="/api/openapi.json", responses=shapes.PROBLEMS, dependencies=[Depends(_once)],
         description="The privacy of DP-SGD: brackets, plans, ledgers. Words and units are those of the Python API.",
     )  # fmt: skip
+    large = dict.fromkeys(("/api/run", "/api/run/statement"), settings.upload)
+    api.add_middleware(BodyLimit, large=large, seconds=settings.stream_seconds)
     _problems(api)
     _questions(api, desk)
     _runs(api, desk)
@@ -64,7 +78,22 @@ def create_app(settings: Settings | None = None) -> Guard:
     return Guard(api, settings)
 
 
-def _problem(status: int, words: str, **headers: str) -> JSONResponse:
+async def _once(request: Request) -> None:
+    """Refuse a parameter that is given twice: all but one of its values would be dropped."""
+    path = request.url.path.removesuffix("/stream").removesuffix("/changes")
+    if not path.startswith("/api/"):  # a page reads its address itself
+        return
+    for name in dict.fromkeys(request.query_params):
+        given = request.query_params.getlist(name)
+        if len(given) > 1 and name != _SEVERAL.get(path):
+            other = "; /api/run/together takes several ledgers" if name == "name" else ""
+            raise Refused(f"{name[:40]} must be given once, got {len(given)} values{other}")
+
+
+def _problem(request: Request, status: int, words: str, **headers: str) -> Response:
+    """A message: a page for those who look, JSON for programs."""
+    if wants_page(request.scope):
+        return HTMLResponse(pages.problem(status, words), status, headers=headers)
     return JSONResponse({"message": words}, status, headers=headers)
 
 
@@ -72,28 +101,31 @@ def _problems(api: FastAPI) -> None:
     """Every error is a message, and none a traceback."""
 
     @api.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return _problem(422, "; ".join(dict.fromkeys(_said(one) for one in error.errors()[:5])))
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return _problem(request, 422, "; ".join(dict.fromkeys(_said(one) for one in error.errors()[:5])))
 
     @api.exception_handler(StarletteHTTPException)
-    async def known(_: Request, error: StarletteHTTPException) -> JSONResponse:
-        return _problem(error.status_code, str(error.detail), **(error.headers or {}))
+    async def known(request: Request, error: StarletteHTTPException) -> Response:
+        words = str(error.detail)
+        if error.status_code == 404 and words == HTTPStatus.NOT_FOUND.phrase and wants_page(request.scope):
+            words = "there is no page at this address"
+        return _problem(request, error.status_code, words, **(error.headers or {}))
 
     @api.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> JSONResponse:
-        return _problem(422, str(error))
+    async def refused(request: Request, error: Refused) -> Response:
+        return _problem(request, 422, str(error))
 
     @api.exception_handler(Busy)
-    async def busy(_: Request, error: Busy) -> JSONResponse:
-        return _problem(503, str(error), **{"Retry-After": "2"})
+    async def busy(request: Request, error: Busy) -> Response:
+        return _problem(request, 503, str(error), **{"Retry-After": "2"})
 
     @api.exception_handler(Crashed)
-    async def crashed(_: Request, error: Crashed) -> JSONResponse:
-        return _problem(500, CRASHED)
+    async def crashed(request: Request, _: Crashed) -> Response:
+        return _problem(request, 500, CRASHED)
 
     @api.exception_handler(Exception)
-    async def unexpected(_: Request, error: Exception) -> JSONResponse:
-        return _problem(500, CRASHED)
+    async def unexpected(request: Request, _: Exception) -> Response:
+        return _problem(request, 500, CRASHED)
 
 
 def _said(error: dict[str, Any]) -> str:
@@ -135,6 +167,7 @@ def _questions(api: FastAPI, desk: Desk) -> None:
         return shapes.Frontier(
             plans=[plans[i] | {"undominated": i in best} for i in last["ranked"]],
             full_batch_signal=first["full_batch_signal"],
+            notes=first["notes"],
             left_out=[part["why_not"] for part in middle if not part["plan"]],
         )
 
@@ -184,7 +217,8 @@ def _runs(api: FastAPI, desk: Desk) -> None:
     async def runs() -> shapes.Runs:
         """Ledgers in the folder of the server."""
         folder = desk.settings.runs
-        return shapes.Runs(folder=folder is not None, runs=[] if folder is None else ledgers.find(folder))
+        written = {} if folder is None else await asyncio.to_thread(ledgers.find, folder)
+        return shapes.Runs(folder=folder is not None, runs=sorted(written), written=written)
 
     @api.get("/api/run", responses=missing)
     async def run(name: _Name, delta: questions.Delta = 1e-5, group: questions.Group = 1) -> shapes.RunOf:
@@ -198,9 +232,15 @@ def _runs(api: FastAPI, desk: Desk) -> None:
         """The same, and again whenever the ledger has grown, until its run is over or the request has had its time."""
         return desk.watch(source(name), delta, group)
 
+    @api.get("/api/run/together", responses=missing)
+    async def together(name: _Names, delta: questions.Delta = 1e-5, group: questions.Group = 1) -> shapes.Together:
+        """What several ledgers prove of data that all their runs used."""
+        sources = tuple(source(one) for one in name)
+        return shapes.Together(**await desk.once(Task("together", (sources, delta, group), True)))
+
     @api.get("/api/run/statement", response_model=None, responses=files | missing)
     async def run_statement(
-        name: Annotated[list[Annotated[str, Field(max_length=400)]], Query(min_length=1, max_length=10)],
+        name: _Names,
         delta: questions.Delta = 1e-5,
         group: questions.Group = 1,
         format: questions.Format = "html",
@@ -212,16 +252,18 @@ def _runs(api: FastAPI, desk: Desk) -> None:
     @api.post("/api/run", responses=large, openapi_extra=_LEDGER)
     async def sent(request: Request, delta: questions.Delta = 1e-5, group: questions.Group = 1) -> shapes.RunOf:
         """What a ledger that is sent as the body proves. It is not kept."""
-        content = await _body(request, desk.settings.upload)
-        return shapes.RunOf(**await desk.once(Task("summary", ((_SENT, content, ""), delta, group), True)))
+        with desk.upload():
+            content = await request.body()
+            return shapes.RunOf(**await desk.once(Task("summary", ((_SENT, content, ""), delta, group), True)))
 
     @api.post("/api/run/statement", response_model=None, responses=files | large, openapi_extra=_LEDGER)
     async def sent_statement(
         request: Request, delta: questions.Delta = 1e-5, group: questions.Group = 1, format: questions.Format = "html"
     ) -> Response:
         """The statement of a run whose ledger is sent as the body. It is not kept."""
-        content = await _body(request, desk.settings.upload)
-        return await _statement(desk, ((_SENT, content, ""),), delta, group, format)
+        with desk.upload():
+            content = await request.body()
+            return await _statement(desk, ((_SENT, content, ""),), delta, group, format)
 
 
 _SENT = "the ledger"
@@ -233,16 +275,6 @@ async def _statement(
     part = await desk.once(Task("statement", (sources, delta, group, format), True))
     headers = {"Content-Disposition": f'attachment; filename="statement.{format}"'}
     return Response(part["text"], media_type=_TYPES[format], headers=headers)
-
-
-async def _body(request: Request, most: int) -> bytes:
-    """The body of a request, refused as soon as it is too long."""
-    content = bytearray()
-    async for piece in request.stream():
-        content += piece
-        if len(content) > most:
-            raise HTTPException(413, f"a ledger may have at most {most} bytes here; verax report takes any")
-    return bytes(content)
 
 
 def _pages(api: FastAPI, settings: Settings) -> None:

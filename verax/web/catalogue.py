@@ -17,4 +17,5 @@ TASKS: dict[str, Callable[..., Iterable[tasks.Part]]] = {
     "participation-curve": tasks.participation_curve,
     "summary": ledgers.summary,
     "statement": ledgers.statement,
+    "together": ledgers.together,
 }

@@ -14,6 +14,7 @@ from verax.web.settings import Settings
 from verax.web.stream import EventStream
 
 _LOOK = 0.5  # seconds between looks at a live ledger
+_UPLOADS = 4  # ledgers that are in memory at the same time
 _MISSES = 3  # times in a row that reading it may take too long
 
 
@@ -24,7 +25,7 @@ class Desk:
         self.settings = settings
         self.pool = Pool(settings.workers, settings.memory)
         self._known = Known()
-        self._open = 0
+        self._open = self._uploads = 0
 
     async def whole(self, steps: Sequence[Step]) -> list[dict[str, Any]]:
         """All parts that are not provisional."""
@@ -67,7 +68,7 @@ class Desk:
         return parts[-1]
 
     def watch(self, source: ledgers.Source, delta: float, group: int) -> EventStream:
-        """A ledger, and again whenever it has changed, until its run is over."""
+        """A ledger, and again whenever it has changed, until its run is over or nobody goes on with it."""
         path, task = source[2], Task("summary", (source, delta, group, self.settings.diagnostics), True)
 
         async def produce(emit: Emit) -> None:
@@ -81,6 +82,10 @@ class Desk:
             while not over:
                 now = ledgers.stamp(path)
                 if now == seen:
+                    silence = ledgers.quiet(path)
+                    if silence is not None:
+                        await emit({"kind": "quiet"} | silence)
+                        return
                     await asyncio.sleep(_LOOK)
                     continue
                 try:
@@ -107,6 +112,17 @@ class Desk:
             yield
         finally:
             self._open -= 1
+
+    @contextmanager
+    def upload(self) -> Iterator[None]:
+        """A place for one ledger that somebody sends, until it is read and answered."""
+        if self._uploads >= _UPLOADS:
+            raise Busy(f"{self._uploads} ledgers are being sent, the most at once; try again in a moment")
+        self._uploads += 1
+        try:
+            yield
+        finally:
+            self._uploads -= 1
 
     def _seconds(self, steps: Sequence[Step]) -> float:
         """A single task, such as a whole frontier, may take as long as its request."""

@@ -11,6 +11,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import urlsplit
 
+from verax.web import pages
 from verax.web.settings import Settings
 
 Scope = MutableMapping[str, Any]
@@ -20,6 +21,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 COOKIE = "verax_session"
 OPEN_PATHS = ("/login", "/api/login", "/static/login.js", "/static/style.css")
 """What can be seen without a token."""
+MOST_AT_ONCE = 100
+"""Requests that are answered at the same time; how many of them compute is the desk's to say."""
 
 HEADERS = {
     "content-security-policy": (
@@ -41,6 +44,7 @@ class Guard:
     def __init__(self, api: Any, settings: Settings) -> None:
         self.api, self._settings = api, settings
         self._key = secrets.token_bytes(32)  # cookies end with the process
+        self._open = 0
 
     @property
     def session(self) -> str:
@@ -70,10 +74,14 @@ class Guard:
                 message["headers"] = [*message["headers"], *(one for one in ours if one[0] not in present)]
             await send(message)
 
-        if refusal is None:
+        if refusal is not None:
+            await _refuse(with_headers, *refusal, scope)
+            return
+        self._open += 1
+        try:
             await self.api(scope, receive, with_headers)
-        else:
-            await _refuse(with_headers, *refusal, scope["path"])
+        finally:
+            self._open -= 1
 
     def _refusal(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
         """Status and words of a refusal, or None."""
@@ -82,11 +90,12 @@ class Guard:
             return 421, "this server does not answer to that host name; start it with --allow-host to add one"
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and path.startswith("/api"):
             return 403, "requests from other sites are refused"
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        if "origin" in headers and _site(headers["origin"]) != headers.get("host"):
             return 403, "requests from other sites are refused"
         if self._settings.token and path not in OPEN_PATHS and not self._shown(headers):
             return 401, "this server asks for a token: send it as 'Authorization: Bearer ...', or log in at /login"
+        if self._open >= MOST_AT_ONCE:
+            return 503, f"{self._open} requests are being answered, the most at once; try again in a moment"
         return None
 
     def _shown(self, headers: dict[str, str]) -> bool:
@@ -115,13 +124,38 @@ def _name(host: str) -> str | None:
     return parts.hostname if good else None
 
 
-async def _refuse(send: Send, status: int, words: str, path: str) -> None:
-    if status == 401 and not path.startswith(("/api", "/static")):
+def _site(origin: str) -> str | None:
+    """Host name and port of an Origin header; None if it has none, as "null" and what is no address.
+
+    >>> _site("http://localhost:8321"), _site("null"), _site("http://[")
+    ('localhost:8321', None, None)
+    """
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None
+
+
+def wants_page(scope: Scope) -> bool:
+    """Whether somebody looks at the answer in a browser, rather than a program that reads JSON."""
+    if scope["path"].startswith(("/api/", "/static/")):
+        return False
+    return any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])
+
+
+async def _refuse(send: Send, status: int, words: str, scope: Scope) -> None:
+    if status == 401 and not scope["path"].startswith(("/api", "/static")):
         await send({"type": "http.response.start", "status": 303, "headers": [(b"location", b"/login")]})
         await send({"type": "http.response.body", "body": b""})
         return
-    headers = [(b"content-type", b"application/json")]
+    if wants_page(scope):
+        kind, body = b"text/html; charset=utf-8", pages.problem(status, words).encode()
+    else:
+        kind, body = b"application/json", json.dumps({"message": words}).encode()
+    headers = [(b"content-type", kind)]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if status == 503:
+        headers.append((b"retry-after", b"2"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps({"message": words}).encode()})
+    await send({"type": "http.response.body", "body": body})

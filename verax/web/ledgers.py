@@ -11,7 +11,9 @@ import io
 import json
 import math
 import os
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,10 @@ from typing import Any
 from verax.checks import NoGuarantee
 from verax.display import visible
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
+from verax.privacy.guarantee import Guarantee
 from verax.reporting.statement import Statement
 from verax.training.entries import LedgerError, parse
-from verax.training.ran import Run, if_independent
+from verax.training.ran import Run, compose, if_independent
 from verax.web.tasks import Part, number, plain
 
 SUFFIX, LOG_SUFFIX, PRIVATE_SUFFIX = ".ledger", ".log", ".private"
@@ -32,24 +35,28 @@ MOST_SERIES = 12
 LARGEST_LOGGED = 1e300
 _COUNTS = 12  # numbers of rounds at which epsilon is read for the figure
 _RTOL = 1e-2
+QUIET_SECONDS = 120.0
+"""After so long without a line, and without a process that could write one, a run counts as broken off."""
+LOCKS = Path("/proc/locks")
 
 Source = tuple[str, bytes | None, str]
 """Name to call it by, its bytes if it was sent to us, the file it is in if not."""
 
 
-def find(folder: Path) -> list[str]:
-    """Names of the ledgers in a folder and the folders in it, without links that lead out of it."""
+def find(folder: Path) -> dict[str, float]:
+    """Ledgers in a folder and the folders in it, without links that lead out of it, and when each was last written."""
     root = folder.resolve()
-    found: list[str] = []
+    found: dict[str, float] = {}
     for place, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             path = Path(place, name)
             if name.endswith(SUFFIX) and path.resolve().is_relative_to(root):
-                found.append(path.relative_to(root).as_posix())
+                with suppress(OSError):  # it may be gone by now
+                    found[path.relative_to(root).as_posix()] = path.stat().st_mtime
         if len(found) >= MOST_FILES:
             break
-    return sorted(found)[:MOST_FILES]
+    return {name: found[name] for name in sorted(found)[:MOST_FILES]}
 
 
 def inside(folder: Path, name: str) -> Path | None:
@@ -92,6 +99,41 @@ def summary(source: Source, delta: float, group: int, diagnostics: bool = False)
     about |= {"epsilon": plain(declared), "spent": plain(spent), "why_not": None}
     yield about | {"points": [], "provisional": True}
     yield about | {"points": list(_points(run, delta, group)), "provisional": False}
+
+
+def together(sources: Sequence[Source], delta: float, group: int) -> Iterator[Part]:
+    """What ledgers of runs on the same data prove together, and each on its own."""
+    runs = [opened(source) for source in sources]
+    declared = compose(runs, group)
+    independent = if_independent(runs, group)
+
+    def bracket(of: Guarantee) -> Part:
+        try:
+            return {"epsilon": plain(of.epsilon(delta)), "why_not": None}
+        except NoGuarantee as error:
+            return {"epsilon": None, "why_not": str(error)}
+
+    whole = bracket(declared)
+    spent = whole if independent is None else bracket(independent)
+    rows = [
+        {
+            "name": run.path,
+            "released": run.released,
+            "declared": run.declared,
+            "over": run.ended is not None,
+            "insecure_seed": run.insecure_seed,
+        }
+        | bracket(run.guarantee(group))
+        for run in runs
+    ]
+    yield whole | {
+        "delta": delta,
+        "group": group,
+        "relation": declared.mechanism.relation,
+        "spent": spent["epsilon"],
+        "insecure_seed": any(run.insecure_seed for run in runs),
+        "runs": rows,
+    }
 
 
 def _about(run: Run) -> Part:
@@ -177,6 +219,35 @@ def statement(sources: Sequence[Source], delta: float, group: int, kind: str) ->
     made = Statement.of_runs([opened(source) for source in sources], delta, group)
     kinds = {"html": made.html, "json": made.to_json}
     yield {"text": kinds[kind]() if kind in kinds else f"{made}\n"}
+
+
+def is_written(path: str) -> bool:
+    """Whether a process that we can see holds the file to write it, as the writer of a ledger does.
+
+    The system's table of locks is read, because to try the lock would be to take it for a moment from a run that
+    wants to go on. Processes in other containers, or of systems without that table, are not seen.
+    """
+    try:
+        inode = str(os.stat(path).st_ino)
+        locks = LOCKS.read_text(encoding="ascii")
+    except OSError:
+        return False
+    held = (line.split() for line in locks.splitlines())  # 1: FLOCK ADVISORY WRITE 4242 fd:01:1234 0 EOF
+    return any(
+        line[1:2] == ["FLOCK"] and "WRITE" in line and line[5:6] and line[5].rpartition(":")[2] == inode
+        for line in held
+    )
+
+
+def quiet(path: str) -> Part | None:
+    """When the ledger was last written, if nobody seems to go on with it; None if somebody does."""
+    try:
+        written = os.stat(path).st_mtime
+    except OSError:
+        return None
+    if time.time() - written < QUIET_SECONDS or is_written(path):
+        return None
+    return {"written": written}
 
 
 def stamp(path: str) -> tuple[Any, ...] | None:

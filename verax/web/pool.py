@@ -21,6 +21,8 @@ from typing import Any
 
 Emit = Callable[[Any], Awaitable[None]]
 PART, END, REFUSED = "part", "end", "refused"
+_BIRTHS = 3  # processes that may die while they start before whoever waits for one is told
+_BIRTH_SECONDS = 60.0  # in which a new process must be ready
 _GRACE = {True: 1.0, False: 3.0}  # seconds in which a process may finish what nobody waits for, if it is slow or not
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -83,9 +85,19 @@ class _Worker:
         self._connection, other = context.Pipe()
         self._threads, self._reading = threads, list[Future[Any]]()
         self._process = context.Process(target=work, args=(other, memory), daemon=True)
-        self._process.start()
-        other.close()
-        self._connection.recv()  # it has loaded what it needs: whoever gets it does not have to wait for that
+        try:
+            with other:
+                self._process.start()
+            if not self._connection.poll(_BIRTH_SECONDS):
+                raise EOFError
+            self._connection.recv()  # it has loaded what it needs: nobody who gets it waits for that
+        except (EOFError, OSError):
+            self.kill()
+            raise Crashed("a computing process ended while it started") from None
+
+    def lives(self) -> bool:
+        """Whether the process is there; it may have been ended from outside while it had nothing to do."""
+        return bool(self._process.is_alive())
 
     def give(self, task: Task) -> None:
         self._reading = []
@@ -111,36 +123,51 @@ class _Worker:
             return False
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
+        if self._process.pid is not None:  # it may have died before it had one
+            self._process.kill()
+            self._process.join()
         wait(self._reading)  # the thread sees the end of the pipe; only then may its number be used anew
         self._connection.close()
 
 
 class Pool:
-    """The processes; :meth:`run` gives one a task and passes on what it says."""
+    """The processes; :meth:`run` gives one a task and passes on what it says.
+
+    There are always as many places as there were at first. A place whose process has died is empty, and whoever takes
+    it starts another; so no death, however early, makes the pool smaller.
+    """
 
     def __init__(self, workers: int, memory: int) -> None:
         for variable in _THREADS:  # processes are what runs side by side
             os.environ.setdefault(variable, "1")
         methods = multiprocessing.get_all_start_methods()
-        self._context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-        if hasattr(self._context, "set_forkserver_preload"):
-            self._context.set_forkserver_preload(["verax.web.catalogue", "verax.cli"])  # so that a new one is quick
+        method = "forkserver" if "forkserver" in methods else "spawn"
+        self._context: Any = multiprocessing.get_context(method)
+        if hasattr(self._context, "set_forkserver_preload"):  # so that a new one is quick
+            self._context.set_forkserver_preload(["verax.web.catalogue", "verax.cli"])
         self._memory, self._count = memory, workers
         self._threads = ThreadPoolExecutor(4 * workers, thread_name_prefix="verax-pool")
-        self._free: asyncio.Queue[_Worker] = asyncio.LifoQueue()  # the last one used has warm caches
+        # the last one used has warm caches; None is a place without a process
+        self._free: asyncio.Queue[_Worker | None] = asyncio.LifoQueue()
         self._slow = asyncio.Semaphore(workers - 1)
         self._all: set[_Worker] = set()
         self._repairs: set[asyncio.Task[None]] = set()
+        self._stopped = False
 
     async def start(self) -> None:
-        """Start the processes."""
-        for worker in await asyncio.gather(*(self._new() for _ in range(self._count))):
-            self._free.put_nowait(worker)
+        """Start the processes; Crashed if they cannot be started at all."""
+        born = await asyncio.gather(*(self._new() for _ in range(self._count)), return_exceptions=True)
+        failures = [one for one in born if isinstance(one, BaseException)]
+        others = [one for one in failures if not isinstance(one, Crashed)]
+        if others or len(failures) == self._count:
+            await self.stop()
+            raise (others or failures)[0]
+        for worker in sorted(born, key=lambda one: isinstance(one, _Worker)):  # empty places are taken last
+            self._free.put_nowait(worker if isinstance(worker, _Worker) else None)
 
     async def stop(self) -> None:
         """End them, whatever they do."""
+        self._stopped = True
         for repair in list(self._repairs):
             repair.cancel()
         for worker in list(self._all):
@@ -172,37 +199,60 @@ class Pool:
             self._give_back(worker, task, patience)
 
     async def _take(self, task: Task) -> _Worker:
+        """A process that lives, once there is one."""
         if task.slow:
             await self._slow.acquire()
         try:
-            return await self._free.get()
-        except asyncio.CancelledError:
+            while True:
+                worker = await self._free.get()
+                if worker is not None and worker.lives():
+                    return worker
+                await asyncio.shield(self._repaired(worker, 0.0))  # it goes on if nobody waits any more
+        except (asyncio.CancelledError, Crashed):
             if task.slow:
                 self._slow.release()
             raise
 
     def _give_back(self, worker: _Worker, task: Task, patience: float | None) -> None:
         """At once if it is done; otherwise it has a moment to finish, or is replaced."""
+
+        def released(_: object = None) -> None:
+            if task.slow:
+                self._slow.release()
+
         if patience is None:
-            self._back(worker, task)
-        elif worker in self._all:
-            repair = asyncio.get_running_loop().create_task(self._repair(worker, task, patience))
-            self._repairs.add(repair)
-            repair.add_done_callback(self._repairs.discard)
+            self._free.put_nowait(worker)
+            released()
+        elif not self._stopped:
+            self._repaired(worker, patience).add_done_callback(released)
 
-    def _back(self, worker: _Worker, task: Task) -> None:
-        self._free.put_nowait(worker)
-        if task.slow:
-            self._slow.release()
+    def _repaired(self, worker: _Worker | None, patience: float) -> asyncio.Task[None]:
+        """The repair of a place, under way; it is not lost if nobody waits for it."""
 
-    async def _repair(self, worker: _Worker, task: Task, patience: float) -> None:
+        def done(repair: asyncio.Task[None]) -> None:
+            self._repairs.discard(repair)
+            if not repair.cancelled():
+                repair.exception()  # seen: whoever takes the place tries again
+
+        repair = asyncio.get_running_loop().create_task(self._repair(worker, patience))
+        self._repairs.add(repair)
+        repair.add_done_callback(done)
+        return repair
+
+    async def _repair(self, worker: _Worker | None, patience: float) -> None:
+        """See that a place has a process, and give it back in any case; Crashed if none can be started."""
         loop = asyncio.get_running_loop()
-        if patience and await loop.run_in_executor(self._threads, worker.finishes, patience):
-            self._back(worker, task)
-            return
-        self._all.discard(worker)
-        await loop.run_in_executor(self._threads, worker.kill)
-        self._back(await self._new(), task)
+        kept: _Worker | None = None
+        try:
+            if worker is not None:
+                if patience and await loop.run_in_executor(self._threads, worker.finishes, patience):
+                    kept = worker
+                    return
+                self._all.discard(worker)
+                await loop.run_in_executor(self._threads, worker.kill)
+            kept = await self._new()
+        finally:
+            self._free.put_nowait(kept)
 
     async def _talk(self, worker: _Worker, task: Task, emit: Emit) -> None:
         worker.give(task)
@@ -216,6 +266,12 @@ class Pool:
 
     async def _new(self) -> _Worker:
         loop = asyncio.get_running_loop()
-        worker = await loop.run_in_executor(self._threads, _Worker, self._context, self._memory, self._threads)
+        for births_left in reversed(range(_BIRTHS)):
+            try:
+                worker = await loop.run_in_executor(self._threads, _Worker, self._context, self._memory, self._threads)
+                break
+            except Crashed:
+                if not births_left:
+                    raise
         self._all.add(worker)
         return worker

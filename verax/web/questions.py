@@ -198,15 +198,59 @@ class Plan(Described):
 
     def points(self) -> tuple[tuple[str, int, int], ...]:
         """Sampler, batch and epochs of every plan: corners first, then ever finer meshes."""
+        return tuple((way, size, count) for way, pairs in self._meshes().items() for size, count in pairs)
+
+    def notes(self) -> tuple[str, ...]:
+        """Which samplers have fewer plans than the ranges allow, because these take long."""
+        lengths = {way: len(mesh) for way, mesh in self._meshes().items()}
+        pairs = len(self._mesh(math.inf))
+        return tuple(
+            f"{', '.join(way for way in lengths if lengths[way] == some)}: {some} of {pairs} pairs of batch and "
+            "epochs, evenly spread; shorter ranges show all"
+            for some in sorted(set(lengths.values()))
+            if some < pairs
+        )
+
+    def _meshes(self) -> dict[str, list[tuple[int, int]]]:
+        """The pairs of batch and epochs for every sampler: as fine as there is time for."""
+        ways = list(dict.fromkeys(self.sampler))
+        slow = [way for way in ways if way in SLOW]
+        dense = self._mesh(MOST_SLOW_PLANS / max(len(slow), 1))
+        quick = (MOST_PLANS - len(slow) * len(dense)) / max(len(ways) - len(slow), 1)
+        usual = self._mesh(quick)
+        return {way: dense if way in SLOW else usual for way in ways}
+
+    def _mesh(self, most: float) -> list[tuple[int, int]]:
+        """All pairs of batch and epochs, corners first; where ranges leave it to us, no more than so many."""
         sizes = numbers("batch", self.batch, 2.0) if self.batch else usual_batches(self.records)
         passes = numbers("epochs", self.epochs, 2.0**0.5)
         if len(sizes) * len(passes) > 4 * MOST_PLANS:
             raise ValueError(f"batch and epochs make {len(sizes) * len(passes)} pairs, at most {MOST_PLANS} here")
+        for every in range(1, max(len(sizes), len(passes)) + 1):
+            fewer = sizes if _counted(self.batch) else _thinned(sizes, every)
+            shorter = passes if _counted(self.epochs) else _thinned(passes, every)
+            if len(fewer) * len(shorter) <= most:
+                break
         pairs = [
-            (max(_level(i), _level(j)), size, count) for i, size in enumerate(sizes) for j, count in enumerate(passes)
+            (max(_level(i), _level(j)), size, count) for i, size in enumerate(fewer) for j, count in enumerate(shorter)
         ]
-        ways = dict.fromkeys(self.sampler)
-        return tuple((way, size, count) for way in ways for _, size, count in sorted(pairs))
+        return [(size, count) for _, size, count in sorted(pairs)]
+
+
+def _thinned(values: list[int], every: int) -> list[int]:
+    """Of these about one in ``every``, evenly spread, with both ends.
+
+    >>> _thinned([1, 2, 4, 8, 16, 32], 2)
+    [1, 4, 8, 32]
+    """
+    last = len(values) - 1
+    steps = -(-last // every)
+    return [values[round(i * last / steps)] for i in range(steps + 1)] if last else values
+
+
+def _counted(words: str) -> bool:
+    """Whether whoever wrote this said how many values there are to be, rather than leave it to us."""
+    return bool(words) and all(word.count(":") != 1 for word in words.split(","))
 
 
 def _level(i: int) -> float:

@@ -29,6 +29,9 @@ class Settings:
         memory: bytes that a computing process may use.
         requests: how many requests may compute or wait at the same time.
         upload: the largest ledger, in bytes.
+        header_seconds: in which the head of a request must have come.
+        idle_connections: how many connections from one address may be open without a whole request; of more than
+            these the oldest is closed.
 
     >>> Settings(host="0.0.0.0")
     Traceback (most recent call last):
@@ -46,6 +49,8 @@ class Settings:
     memory: int = 3 * 2**30
     requests: int = 16
     upload: int = 32 * 2**20
+    header_seconds: float = 10.0
+    idle_connections: int = 32
 
     def __post_init__(self) -> None:
         checks.count("workers", self.workers, minimum=2, maximum=64)
@@ -53,6 +58,8 @@ class Settings:
         checks.positive("stream_seconds", self.stream_seconds)
         checks.count("requests", self.requests)
         checks.count("upload", self.upload)
+        checks.positive("header_seconds", self.header_seconds)
+        checks.count("idle_connections", self.idle_connections)
         checks.count("memory", self.memory, minimum=2**28)
         if self.token and (len(self.token) < SHORTEST_TOKEN or not self.token.isascii()):
             raise ValueError(f"token must have at least {SHORTEST_TOKEN} ASCII characters, got {len(self.token)}")

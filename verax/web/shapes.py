@@ -148,6 +148,7 @@ class Frontier(BaseModel):
 
     plans: list[PlanOf]
     full_batch_signal: Number
+    notes: Annotated[list[str], Field(description="Samplers of which only some plans were computed.")]
     left_out: list[str]
 
 
@@ -225,11 +226,37 @@ class RunOf(BaseModel):
     ]
 
 
+class RunRow(BaseModel):
+    """One of several runs."""
+
+    name: str
+    released: int
+    declared: int
+    over: bool
+    insecure_seed: bool
+    epsilon: Bracket | None
+    why_not: str | None
+
+
+class Together(BaseModel):
+    """What several ledgers prove of data that all their runs used."""
+
+    delta: float
+    group: int
+    relation: str
+    insecure_seed: bool
+    epsilon: Bracket | None
+    spent: Bracket | None
+    why_not: str | None
+    runs: list[RunRow]
+
+
 class Runs(BaseModel):
     """Ledgers in the folder that the server was started with; ``folder`` is false if there is none."""
 
     folder: bool
     runs: list[str]
+    written: Annotated[dict[str, float], Field(description="When each was last written, in seconds since 1970.")]
 
 
 class About(BaseModel):
@@ -251,6 +278,8 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     for status, words in {
         401: "no token was shown",
         403: "the request comes from another site",
+        408: "the request did not come in time",
+        413: "the body of the request is too long",
         421: "not the name of this server",
         422: "refused, with a message that says what is allowed",
         500: "the computation failed",

@@ -162,7 +162,9 @@ class Limits:
         return ""
 
 
-def plans(target: Target, points: tuple[tuple[str, int, int], ...], limits: Limits, rank: str) -> Iterator[Part]:
+def plans(
+    target: Target, points: tuple[tuple[str, int, int], ...], limits: Limits, rank: str, notes: tuple[str, ...] = ()
+) -> Iterator[Part]:
     """How many plans there are, the plans in the order of ``points`` (sampler, batch, epochs), and how they rank."""
     most = math.inf if limits.rounds_at_most is None else limits.rounds_at_most
     kept = [p for p in points if limits.rounds_at_least <= len(drawn(p[0], target.records, p[1], p[2])) <= most]
@@ -170,7 +172,7 @@ def plans(target: Target, points: tuple[tuple[str, int, int], ...], limits: Limi
         ways, sizes, passes = (dict.fromkeys(column) for column in zip(*points, strict=True))
         bounds: dict[str, Any] = {"rounds_at_least": limits.rounds_at_least, "rounds_at_most": limits.rounds_at_most}
         frontier(target, sizes, passes, list(ways), **bounds)
-    yield {"of": len(kept), "full_batch_signal": number(full_batch_signal(target))}
+    yield {"of": len(kept), "full_batch_signal": number(full_batch_signal(target)), "notes": notes}
     planner, found, beyond, why = Planner(target), list[Plan](), list[Plan](), ""
     for way, batch, epochs in kept:
         try:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+from html import escape
+from http import HTTPStatus
 from pathlib import Path
 from string import Template
 
 NAMES = ("compare", "plan", "runs", "federated", "api", "login")
 LINKED = NAMES[:4]
 _HERE = Path(__file__).parent
+_NO_SCRIPT = (
+    '<noscript><p class="problem">This page needs JavaScript. The same is on the command line: '
+    "<code>verax --help</code>.</p></noscript>\n"
+)
 
 
 def page(name: str) -> str:
@@ -18,11 +24,28 @@ def page(name: str) -> str:
     True
     """
     content = (_HERE / f"{name}.html").read_text(encoding="utf-8")
-    frame = Template((_HERE / "frame.html").read_text(encoding="utf-8"))
     heading = re.search("<h1>(.*)</h1>", content)
     assert heading is not None  # noqa: S101
+    script = f'<script type="module" src="/static/{name}.js"></script>'
+    return _framed(heading[1], _NO_SCRIPT + content, name, script)
+
+
+def problem(status: int, words: str) -> str:
+    """A page in the place of one that there is not.
+
+    >>> "<h1>Not Found</h1>" in problem(404, "there is no page at this address")
+    True
+    """
+    heading = HTTPStatus(status).phrase
+    said = escape(words[:1].upper() + words[1:])
+    content = f'<h1>{heading}</h1>\n<p class="problem">{said}</p>\n'
+    return _framed(heading, content, "", "")
+
+
+def _framed(title: str, content: str, name: str, script: str) -> str:
+    frame = Template((_HERE / "frame.html").read_text(encoding="utf-8"))
     links = "\n".join(f"      <li>{_link(one, one == name)}</li>" for one in LINKED)
-    return frame.substitute(title=heading[1], name=name, links=links, content=content)
+    return frame.substitute(title=title, script=script, links=links, content=content)
 
 
 def _link(name: str, here: bool) -> str:

@@ -30,7 +30,8 @@ export const inWords = (text) => (text === "inf" ? "infinite" : text);
 
 // ---- a form that is a URL -------------------------------------------------------------------------------------------
 
-// A field: {name, label, kind: "slider" | "text" | "choice" | "many" | "one", value, ...}. Sliders are logarithmic.
+// A field: {name, label, kind: "slider" | "text" | "choice" | "many" | "one" | "several", value, ...}. Sliders are
+// logarithmic; "several" is a choice to which others of the same list can be added.
 export class Form {
   constructor(element, fields, changed) {
     this.fields = fields;
@@ -43,6 +44,8 @@ export class Form {
     element.addEventListener("submit", (event) => event.preventDefault());
     element.addEventListener("input", (event) => {
       pair(event.target);
+      this.repeated.delete(event.target.name || event.target.dataset.for);
+      for (const field of fields) if (field.kind === "several") set(element, field, get(element, field));
       this.write();
       changed();
     });
@@ -57,12 +60,19 @@ export class Form {
   read(search) {
     const asked = new URLSearchParams(search);
     this.extra = {};
+    this.repeated = new Map();
     for (const field of this.fields) {
       const given = asked.getAll(field.name);
+      if (given.length > 1 && !SEVERAL.includes(field.kind)) this.repeated.set(field.name, given);
       set(this.element, field, given.length ? given : [].concat(field.value).map(String));
       asked.delete(field.name);
     }
     for (const [name, text] of asked) this.extra[name] = text;
+  }
+
+  // Of several values of one setting none is dropped in silence.
+  check() {
+    for (const [name, given] of this.repeated) throw new Error(`The address gives ${name} ${given.length} times (${given.join(", ")}): choose one.`);
   }
 
   // The values as parameters of a request, all of them or only those that are not the usual ones.
@@ -78,7 +88,26 @@ export class Form {
   }
 
   get(name) {
-    return get(this.element, this.fields.find((field) => field.name === name))[0];
+    return this.all(name)[0];
+  }
+
+  all(name) {
+    return get(this.element, this.field(name));
+  }
+
+  field(name) {
+    return this.fields.find((field) => field.name === name);
+  }
+
+  choose(name, texts) {
+    set(this.element, this.field(name), texts);
+  }
+
+  // What can be chosen in a field of kind "several"; what is chosen stays on its list.
+  offer(name, names) {
+    const chosen = this.all(name);
+    list(this.element, this.field(name), [...names, ...chosen]);
+    this.choose(name, chosen);
   }
 
   // Keep the state in the address, so that it can be shared.
@@ -88,6 +117,21 @@ export class Form {
     const query = params.toString();
     history.replaceState(null, "", query ? `?${query}` : location.pathname);
   }
+}
+
+const SEVERAL = ["many", "several"];
+
+// Fill the list of a field of kind "several".
+function list(form, field, names) {
+  const select = form.querySelector(`[name="${field.name}"]`);
+  const before = [...select.options].slice(1).map((option) => option.value);
+  const all = [...new Set(names)].filter(Boolean).sort();
+  if (all.join("\n") === before.join("\n")) return;
+  select.replaceChildren(select.options[0], ...all.map((one) => make("option", {value: one}, one)));
+  document.getElementById(`${field.name}-more`).replaceChildren(...all.map((one, i) => {
+    const id = `${field.name}-more-${i}`;
+    return make("div", {class: "choice"}, make("input", {type: "checkbox", value: one, id, "data-for": field.name}), make("label", {for: id}, one));
+  }));
 }
 
 function build(field) {
@@ -106,6 +150,8 @@ function build(field) {
     const select = make("select", {id: field.name, name: field.name, ...told});
     for (const [name, label] of Object.entries(field.options)) select.append(make("option", {value: name}, label));
     box.append(select);
+  } else if (field.kind === "several") {
+    box.append(make("select", {id: field.name, name: field.name, ...told}, make("option", {value: ""}, "choose …")));
   } else if (field.kind === "text") {
     box.append(make("input", {type: "text", id: field.name, name: field.name, spellcheck: "false", ...told}));
   } else {
@@ -116,6 +162,7 @@ function build(field) {
     box.append(make("div", {class: "pair"}, slider, exact));
   }
   if (field.help) box.append(make("span", {class: "help", id: `${field.name}-help`}, field.help));
+  if (field.kind === "several") box.append(make("details", {}, make("summary", {}, field.together), make("div", {id: `${field.name}-more`, class: "list"})));
   return box;
 }
 
@@ -147,6 +194,17 @@ function pair(input) {
 }
 
 function set(form, field, texts) {
+  if (field.kind === "several") {
+    const select = form.querySelector(`[name="${field.name}"]`);
+    list(form, field, [...[...select.options].map((option) => option.value), ...texts]);
+    select.value = texts[0];
+    if (texts.length > 1) document.getElementById(`${field.name}-more`).parentElement.open = true;
+    for (const box of form.querySelectorAll(`[type=checkbox][data-for="${field.name}"]`)) {
+      box.checked = texts.slice(1).includes(box.value);
+      box.disabled = !texts[0] || box.value === texts[0];
+    }
+    return;
+  }
   if (field.kind === "many" || field.kind === "one") {
     for (const input of form.querySelectorAll(`[name="${field.name}"]`)) input.checked = texts.includes(input.value);
   } else {
@@ -158,7 +216,10 @@ function set(form, field, texts) {
 
 function get(form, field) {
   if (field.kind === "many" || field.kind === "one") return [...form.querySelectorAll(`[name="${field.name}"]:checked`)].map((input) => input.value);
-  return [form.querySelector(`[name="${field.name}"]`).value];
+  const first = form.querySelector(`[name="${field.name}"]`).value;
+  if (field.kind !== "several" || !first) return [first];
+  const others = form.querySelectorAll(`[type=checkbox][data-for="${field.name}"]:checked`);
+  return [first, ...[...others].map((box) => box.value).filter((value) => value !== first)];
 }
 
 // ---- answers --------------------------------------------------------------------------------------------------------
@@ -190,10 +251,19 @@ export async function stream(path, params, part, signal) {
     rest = events.pop();
     for (const one of events) {
       const [, name, data] = /^event: (.*)\ndata: (.*)$/s.exec(one) ?? [];
-      if (name === "part") part(JSON.parse(data));
+      if (name === "part") {
+        answered("new");
+        part(JSON.parse(data));
+      }
       if (name === "error") throw new Error(JSON.parse(data).message);
     }
   }
+}
+
+// What the page shows: the answer to the "new" question; an "old" one, dimmed, until the first part of the new one has
+// come; or "none", because the question was refused: numbers of another question would pass for its answer.
+export function answered(which) {
+  document.body.dataset.answer = which;
 }
 
 // One question at a time: a new one cancels the old one. Shows progress, the Stop button and problems.
@@ -202,11 +272,14 @@ export class Asking {
     this.wait = wait;
     $("stop")?.addEventListener("click", () => {
       this.control?.abort();
+      if (document.body.dataset.answer === "old") answered("none");
       this.idle("Stopped. Change something to go on.");
     });
   }
 
   later(question) {
+    this.control?.abort();
+    answered("old");
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.now(question), this.wait);
   }
@@ -215,6 +288,7 @@ export class Asking {
     this.control?.abort();
     const control = new AbortController();
     this.control = control;
+    answered("old");
     $("problem").hidden = true;
     $("stop").hidden = false;
     document.body.dataset.state = "asking";
@@ -223,7 +297,8 @@ export class Asking {
       if (!control.signal.aborted) this.idle(words ?? "");
     } catch (error) {
       if (control.signal.aborted) return;
-      this.idle("");
+      answered("none");
+      this.idle("Refused, so there is nothing to show.");
       problem(error instanceof TypeError ? "The server cannot be reached." : error.message);
     }
   }

@@ -21,6 +21,7 @@ const form = new Form($("form"), FIELDS, () => asking.later(compare));
 copyable($("share"), () => location.href);
 
 async function compare(signal) {
+  form.check();
   const params = form.values();
   const chosen = params.getAll("sampler");
   if (!chosen.length) throw new Error("Choose at least one way of drawing batches.");

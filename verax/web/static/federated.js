@@ -39,6 +39,7 @@ const form = new Form($("form"), FIELDS, () => asking.later(federated));
 copyable($("share"), () => location.href);
 
 async function federated(signal) {
+  form.check();
   const fresh = new Parts(Object.keys(NAMES));
   fresh.observers = new Map();
   const drawn = onceAFrame(() => { if (!signal.aborted) show(parts); });

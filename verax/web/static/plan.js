@@ -22,7 +22,7 @@ const FIELDS = [
   {name: "figure", label: "Figure", kind: "one", local: true, options: {signal: "signal of the run against rounds", noise: "noise against epochs"}, value: "signal"},
 ];
 
-let found = {plans: [], ranked: [], undominated: new Set(), left: [], best: undefined};
+let found = {plans: [], ranked: [], undominated: new Set(), left: [], notes: [], best: undefined};
 let all = false;
 let asked = "";
 const asking = new Asking({wait: 350});
@@ -56,10 +56,11 @@ upload.addEventListener("input", async (event) => {
 const keyOf = (one) => `${one.sampler}.${one.batch}.${one.passes}`;
 
 async function plan(signal) {
+  form.check();
   const params = form.values();
   asked = params.toString();
   if (!params.getAll("sampler").length) throw new Error("Choose at least one way of drawing batches.");
-  const fresh = {plans: [], ranked: undefined, undominated: new Set(), left: [], best: undefined};
+  const fresh = {plans: [], ranked: undefined, undominated: new Set(), left: [], notes: [], best: undefined};
   let of = 0;
   const drawn = onceAFrame(() => {
     if (signal.aborted) return;
@@ -67,7 +68,7 @@ async function plan(signal) {
     show();
   });
   await stream("/api/plan/stream", params, (part) => {
-    if (part.full_batch_signal !== undefined) [of, fresh.best] = [part.of, value(part.full_batch_signal)];
+    if (part.full_batch_signal !== undefined) [of, fresh.best, fresh.notes] = [part.of, value(part.full_batch_signal), part.notes];
     if (part.plan) fresh.plans.push(part.plan);
     else if (part.why_not) fresh.left.push(part.why_not);
     if (part.ranked) [fresh.ranked, fresh.undominated] = [part.ranked, new Set(part.undominated)];
@@ -115,7 +116,8 @@ function show() {
   $("rows").tBodies[0].replaceChildren(...body);
   $("all").hidden = ranked.length <= FEW;
   $("all").textContent = all ? "Show the best plans only" : `Show all ${ranked.length} plans`;
-  $("left-out").textContent = found.left.length ? `${found.left.length} left out. ${found.left[0]}` : "";
+  const left = found.left.length ? [`${found.left.length} left out. ${found.left[0]}`] : [];
+  $("left-out").replaceChildren(...[...found.notes, ...left].flatMap((text, i) => (i ? [make("br"), text] : [text])));
   if (form.extra.plan) choose(form.extra.plan, false);
 }
 

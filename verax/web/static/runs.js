@@ -1,17 +1,17 @@
-import {$, Asking, Form, ask, copyable, inWords, make, problem, status, stream, table, value} from "./common.js";
+import {$, Asking, Form, answered, ask, copyable, inWords, make, problem, status, stream, table, value} from "./common.js";
 import {draw, limits, safe, short} from "./figure.js";
 
 const FIELDS = [
-  {name: "name", label: "Ledger", kind: "choice", options: {"": "choose …"}, value: "", help: "in the folder that the server was started with"},
+  {name: "name", label: "Ledger", kind: "several", together: "Together with other runs on the same data", value: "", help: "in the folder that the server was started with"},
   {name: "delta", label: "Delta", min: 1e-30, max: 0.5, from: 1e-12, to: 0.01, value: 1e-5},
   {name: "group", label: "Records protected together", min: 1, max: 64, whole: true, value: 1},
 ];
+const LOOK = 3000; // milliseconds between looks at the folder
 
 let file; // a ledger that was opened from this computer; it stays in this tab
 let last;
+let still = {}; // ledgers that are shown and not followed, and when each was last written
 const asking = new Asking({wait: 200});
-const wanted = new URLSearchParams(location.search).get("name") ?? "";
-if (wanted) FIELDS[0].options[wanted] = wanted;
 const form = new Form($("form"), FIELDS, () => {
   if (form.get("name")) file = undefined;
   asking.later(open);
@@ -24,46 +24,97 @@ $("form").append(make("div", {class: "field"},
 upload.addEventListener("input", (event) => {
   event.stopPropagation();
   [file] = upload.files;
-  $("form").querySelector("[name=name]").value = "";
+  form.choose("name", [""]);
   form.write();
   asking.now(open);
 });
 
-async function fill() {
-  const {folder, runs} = await (await ask("/api/runs", "")).json();
-  const select = $("form").querySelector("[name=name]");
-  for (const name of runs) if (name !== wanted) select.append(make("option", {value: name}, name));
+// What is in the folder now, and whether a run that was not followed any more goes on.
+async function look() {
+  const {folder, runs, written} = await (await ask("/api/runs", "")).json();
+  form.offer("name", runs);
   if (!folder) $("name-help").textContent = "the server was started without a folder: verax serve --runs FOLDER";
-  else if (!runs.length) $("name-help").textContent = "there is no .ledger in the server's folder yet";
+  else $("name-help").textContent = runs.length ? "in the folder that the server was started with" : "there is no .ledger in the server's folder yet";
+  const changed = Object.keys(still).some((name) => still[name] !== undefined && still[name] !== written[name]);
+  for (const name of Object.keys(still)) still[name] ??= written[name];
+  if (changed) asking.now(open);
+}
+
+function keepLooking() {
+  setTimeout(async () => {
+    if (!document.hidden) await look().catch(() => {}); // the next question says what is wrong, if it lasts
+    keepLooking();
+  }, LOOK);
 }
 
 async function open(signal) {
+  form.check();
+  still = {};
   const params = form.values();
-  params.delete("name");
+  const names = form.all("name");
   if (file) {
+    params.delete("name");
     show(await (await ask("/api/run", params, {method: "POST", body: file, signal})).json());
     return "Read from this computer.";
   }
-  const name = form.get("name");
-  if (!name) {
-    $("run").hidden = true;
+  if (!names[0]) {
+    $("run").hidden = $("together").hidden = true;
     return "Choose a ledger, or open one.";
   }
-  params.set("name", name);
+  if (names.length > 1) {
+    together(await (await ask("/api/run/together", params, {signal})).json());
+    still = Object.fromEntries(names.map((name) => [name, undefined]));
+    return `${names.length} runs on the same data, together.`;
+  }
+  return watch(names[0], params, signal);
+}
+
+async function watch(name, params, signal) {
+  let quiet;
+  last = undefined;
   do {
     await stream("/api/run/stream", params, (part) => {
       if (part.kind === "run") show(part);
-      if (!part.over) status("The run is not over; watching its ledger …");
+      if (part.kind === "quiet") quiet = part.written;
+      else if (!part.over) status("The run is not over; watching its ledger …");
     }, signal).catch((error) => {
       if (!error.message.startsWith("stopped after")) throw error;
     });
-  } while (last && !last.over && !signal.aborted);
-  return "The run is over.";
+  } while (last && !last.over && quiet === undefined && !signal.aborted);
+  if (quiet === undefined) return "The run is over.";
+  still = {[name]: quiet};
+  const since = new Date(1000 * quiet).toLocaleString();
+  facts(last, `broke off or pauses: nothing was written since ${since}`);
+  return `Not watched: nothing was written since ${since}, and no process that the server can see holds the ledger. If the run goes on, so does this page.`;
+}
+
+const both = (e, why) => (e ? `${inWords(e.shown.lower)} to ${inWords(e.shown.upper)}` : why);
+
+function together(all) {
+  answered("new");
+  $("together").hidden = false;
+  $("run").hidden = true;
+  $("together-warning").hidden = !all.insecure_seed;
+  const rows = [
+    ["Epsilon, all runs", `${both(all.epsilon, all.why_not)} at delta ${all.delta}: holds however the ends were chosen, if by looking at what was released`, "epsilon"],
+    ["Epsilon, spent so far", `${both(all.spent, all.why_not)}: holds if neither data nor results had a say in when a run ends`, "spent"],
+    ["Protected", `any ${all.group === 1 ? "record" : `${all.group} records`}, ${all.relation}`],
+  ];
+  $("together-facts").tBodies[0].replaceChildren(...rows.map(factRow));
+  $("together-runs").tBodies[0].replaceChildren(...all.runs.map((run) => make("tr", {}, make("th", {scope: "row"}, run.name),
+    ...[`${run.released} of ${run.declared}`, run.over ? "over" : "not over, or broke off", both(run.epsilon, run.why_not)].map((text) => make("td", {}, text)))));
+  downloads("together-downloads", "together-");
+}
+
+function factRow([name, text, key]) {
+  return make("tr", {"data-fact": key}, make("th", {scope: "row"}, name), make("td", {}, String(text)));
 }
 
 function show(run) {
   last = run;
+  answered("new");
   $("run").hidden = false;
+  $("together").hidden = true;
   $("run-title").textContent = run.name;
   $("warning").hidden = !run.insecure_seed;
   $("warning").textContent = "The randomness of this run came from a seed that somebody chose: it is not private.";
@@ -72,7 +123,7 @@ function show(run) {
   $("rounds-words").textContent = `${run.released} of ${run.declared}`;
   facts(run);
   figure(run);
-  downloads();
+  downloads("downloads", "");
   log(run);
   diagnostics(run);
 }
@@ -82,12 +133,11 @@ function signal({each, round, rounds}) {
   return `at most ${short(value(round))} in one round, ${short(value(round) * Math.sqrt(rounds))} in the average of all, if all gradients have full length and agree`;
 }
 
-function facts(run) {
-  const both = (e) => (e ? `${inWords(e.shown.lower)} to ${inWords(e.shown.upper)}` : run.why_not);
+function facts(run, state = "not over") {
   const rows = [
-    ["Epsilon, whole run", `${both(run.epsilon)} at delta ${run.delta}: holds however the end was chosen, if by looking at what was released`, "epsilon"],
-    ["Epsilon, spent so far", `${both(run.spent)}: holds if neither data nor results had a say in when the run ends`, "spent"],
-    ["State", run.over ? `${run.ended.how}${run.ended.reason ? `: ${run.ended.reason}` : ""}` : "not over, or broke off"],
+    ["Epsilon, whole run", `${both(run.epsilon, run.why_not)} at delta ${run.delta}: holds however the end was chosen, if by looking at what was released`, "epsilon"],
+    ["Epsilon, spent so far", `${both(run.spent, run.why_not)}: holds if neither data nor results had a say in when the run ends`, "spent"],
+    ["State", run.over ? `${run.ended.how}${run.ended.reason ? `: ${run.ended.reason}` : ""}` : state],
     ["Protected", `any ${run.group === 1 ? run.unit : `${run.group} ${run.unit}s`}, ${run.relation}`],
     ["Noise multiplier", run.noise_multiplier.join(", then ")],
     ["Clip norm", run.clip_norm.length > 8 ? `${Math.min(...run.clip_norm)} to ${Math.max(...run.clip_norm)}, by round` : run.clip_norm.join(", then ")],
@@ -99,7 +149,7 @@ function facts(run) {
     ["Hash of the last line", run.head],
   ];
   if (run.ended?.private) rows.splice(3, 0, ["Not covered", "that it stopped there shows something of the data, without noise"]);
-  $("facts").tBodies[0].replaceChildren(...rows.map(([name, text, key]) => make("tr", {"data-fact": key}, make("th", {scope: "row"}, name), make("td", {}, String(text)))));
+  $("facts").tBodies[0].replaceChildren(...rows.map(factRow));
 }
 
 function figure(run) {
@@ -119,21 +169,21 @@ function figure(run) {
 const KINDS = {html: "page", json: "JSON", txt: "text"};
 let linked = "";
 
-function downloads() {
-  const now = `${Boolean(file)} ${form.values()}`;
+function downloads(place, prefix) {
+  const now = `${prefix} ${Boolean(file)} ${form.values()}`;
   if (now === linked) return; // links that are replaced under a click lose it
   linked = now;
   const links = Object.entries(KINDS).map(([kind, word]) => {
     const params = form.values();
     params.set("format", kind);
-    const link = make("a", {href: `/api/run/statement?${params}`, download: `statement.${kind}`, id: `download-${kind}`}, `Download as ${word}`);
+    const link = make("a", {href: `/api/run/statement?${params}`, download: `statement.${kind}`, id: `${prefix}download-${kind}`}, `Download as ${word}`);
     if (file) link.addEventListener("click", (event) => {
       event.preventDefault();
       save(kind, params);
     });
     return link;
   });
-  $("downloads").replaceChildren(...links.flatMap((link) => [link, " "]));
+  $(place).replaceChildren(...links.flatMap((link) => [link, " "]));
 }
 
 async function save(kind, params) {
@@ -215,5 +265,6 @@ function charts(place, wanted, all) {
   for (const {paint} of drawings) paint(); // now that they have a width
 }
 
-fill().catch((error) => problem(error.message));
+look().catch((error) => problem(error.message));
+keepLooking();
 asking.now(open);
