@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from verax import Batch, Individual, Mechanism, Mixed, Poisson, Shuffle
+from verax import BallsInBins, Batch, Individual, Mechanism, Mixed, Poisson, Shuffle, WithoutReplacement
 from verax.privacy.black_box import BlackBox
 from verax.reporting.groups import Settings, clippings_figure, groups_figure, name, price_clippings, price_groups
 
@@ -22,10 +22,37 @@ def test_both_quantities_in_one_go():
             own, drawn = RUN.guarantee(row.group), row.monte_carlo
             assert row.tight == (own.epsilon(1e-2) if block.quantity == "epsilon" else own.delta(0.5))
             reads = box.epsilon if block.quantity == "epsilon" else box.delta
-            assert (row.black_box, row.f_dp) == (reads(row.group, block.at), reads(row.group, block.at, "any"))
+            several = (reads(row.group, block.at), reads(row.group, block.at, "any"))
+            assert (row.black_box, row.f_dp) == ((row.tight.upper,) * 2 if row.group == 1 else several)
             assert drawn.lower <= row.tight.upper
             assert row.tight.lower <= drawn.upper
-            assert row.tight.lower <= row.f_dp <= row.black_box
+            assert row.tight.upper <= row.f_dp <= row.black_box
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Mechanism(Poisson(0.01, 1000), 1.0),
+        Mechanism(Poisson(0.1, 100), 2.0, Batch()),
+        Mechanism(BallsInBins(20), 1.0, relation="replace"),
+        Mechanism(WithoutReplacement(10, 1000, 100), 1.0),
+    ],
+    ids=repr,
+)
+def test_the_tight_bound_is_at_most_either_black_box(run):
+    settings = Settings(rtol=0.01, samples=0)
+    for block in price_groups(run, [1, 2, 4], delta=1e-5, epsilon=1.0, settings=settings):
+        for row in block.rows:
+            assert row.tight.upper <= row.f_dp <= row.black_box
+            assert ("one record's curve" in row.tight.upper_by) <= (row.tight.upper == row.f_dp)
+
+
+def test_one_record_costs_what_the_accountant_says_in_every_column():
+    run = Mechanism(Poisson(0.01, 1000), 1.0)
+    for block in price_groups(run, [1], delta=1e-5, epsilon=1.0, settings=Settings(samples=0)):
+        own = run.guarantee().epsilon(1e-5) if block.quantity == "epsilon" else run.guarantee().delta(1.0)
+        (row,) = block.rows
+        assert (row.tight, row.black_box, row.f_dp) == (own, own.upper, own.upper)
 
 
 def test_runs_that_cannot_be_simulated_are_priced_all_the_same():

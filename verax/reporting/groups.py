@@ -95,11 +95,22 @@ def price_groups(
                 confidence=settings.confidence, insecure_seed=settings.insecure_seed,
             )  # fmt: skip
         for quantity, at in asked:
-            reads = one.epsilon if quantity == "epsilon" else one.delta
             drawn = None if run is None else run.epsilon(at) if quantity == "epsilon" else run.delta(at)
             tight = _read(guarantee, quantity, at, settings.rtol)
-            found[quantity].append(Priced(size, tight, reads(size, at, "equal"), reads(size, at, "any"), drawn))
+            found[quantity].append(_row(one, tight, size, quantity, at, drawn))
     return [Block(quantity, at, tuple(found[quantity])) for quantity, at in asked]
+
+
+def _row(one: BlackBox, tight: Bracket, size: int, quantity: str, at: float, drawn: Bracket | None) -> Priced:
+    """One group. Everything that is proved holds at once, so the tight bound is at most either black box."""
+    if size == 1:  # nothing follows from one record's curve but the curve
+        return Priced(size, tight, tight.upper, tight.upper, drawn)
+    reads = one.epsilon if quantity == "epsilon" else one.delta
+    equal, best = reads(size, at, "equal"), reads(size, at, "any")
+    if best < tight.upper:
+        theorem = "one record's curve, with the best shares (docs/proofs.md, lemma 5)"
+        tight = replace(tight, upper=best, upper_by=theorem)
+    return Priced(size, tight, equal, best, drawn)
 
 
 def why_not_simulated(mechanism: Mechanism) -> str:
