@@ -6,7 +6,18 @@ import pytest
 
 from verax import BallsInBins, Batch, Individual, Mechanism, Mixed, Poisson, Shuffle, WithoutReplacement
 from verax.privacy.black_box import BlackBox
-from verax.reporting.groups import Settings, clippings_figure, groups_figure, name, price_clippings, price_groups
+from verax.privacy.guarantee import Bracket
+from verax.reporting.groups import (
+    Block,
+    Priced,
+    Settings,
+    clippings_figure,
+    draw_block,
+    groups_figure,
+    name,
+    price_clippings,
+    price_groups,
+)
 
 RUN = Mechanism(Poisson(1.0, 4), 20.0)  # Gaussian, so that black boxes are quick
 FEW = Settings(samples=2000, insecure_seed=1)
@@ -108,6 +119,26 @@ def test_figures(tmp_path, suffix):
     clippings_figure(tables, ["individual", "batch"], "a title", tmp_path / f"b.{suffix}")
     for path in tmp_path.iterdir():
         assert path.stat().st_size > 5000
+
+
+def test_nothing_is_left_out_of_a_figure():
+    """What lies beyond the axis, above or below it, is marked at its edge with its value."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    bracket, wide = Bracket(1.0, 2.0), Bracket(0.0, math.inf)
+    rows = [
+        Priced(1, bracket, 1e9, math.inf, wide),
+        Priced(2, Bracket(0.0, 0.0), 3.0, 2.5, bracket),
+        Priced(3, bracket, 4.0, 3.0, None),
+    ]
+    axes = figure.subplots()
+    draw_block(axes, Block("epsilon", 1e-5, tuple(rows)))
+    low, high = axes.get_ylim()
+    drawn = {(x, y) for line in axes.get_lines() for x, y in zip(*line.get_data(), strict=True) if low <= y <= high}
+    assert {(2, 3.0), (2, 2.5), (3, 4.0), (3, 3.0), (1, 2.0), (3, 2.0)} <= drawn
+    marks = {(text.xy[0], text.get_text()) for text in axes.texts}
+    assert marks == {(1, "1.00e+9"), (1, "inf"), (2, "0")}
+    edge = [line.get_marker() for line in axes.get_lines() if line.get_marker() in ("^", "v")]
+    assert (edge.count("^"), edge.count("v")) == (3, 3)  # 1e9, inf, an interval's end; 0, two intervals' ends
 
 
 def test_a_figure_of_one_group_of_which_nothing_is_finite(tmp_path):
