@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from verax import Batch, Individual, Mechanism, Mixed, checks
 from verax.cli import common
 from verax.cli.compare import writable
+from verax.cli.tables import Table, console
 from verax.mechanism import Clipping
 from verax.privacy.black_box import DEEPEST
 from verax.privacy.composition import LOWER, UPPER
@@ -39,7 +37,7 @@ class SamplingName(StrEnum):
     paper = "paper"
 
 
-_WIDE = 120  # columns of a table that goes to a file
+_SPARE = ("Monte Carlo", "f-DP black box")  # columns that a narrow terminal goes without
 _LOOK, _LOOK_AT_LEAST = 10, 2000  # how far to look for a crossing: so many times the largest group asked for
 Geometry = Annotated[GeometryName, typer.Option(help="What is known of the group's gradients.")]
 
@@ -149,13 +147,9 @@ def _plain(block: tables.Block) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _console() -> Console:
-    return Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else _WIDE)
-
-
 def _saved(figure: Path | None) -> None:
     if figure is not None:
-        _console().print(f"Figure saved: {figure}")
+        console().print(f"Figure saved: {figure}")
 
 
 def _show(
@@ -166,12 +160,11 @@ def _show(
     settings: tables.Settings,
     why: str,
 ) -> None:
-    console = _console()
-    console.print(_setting(mechanism) + (", orthogonal gradients" if geometry == "orthogonal" else ""))
-    console.print("; ".join(block.title for block in blocks))
-    table = Table("quantity", "records", "at least", "at most", "black box", "f-DP black box")
-    if samples:
-        table.add_column("Monte Carlo", no_wrap=True)
+    out = console()
+    out.print(_setting(mechanism) + (", orthogonal gradients" if geometry == "orthogonal" else ""))
+    out.print("; ".join(block.title for block in blocks))
+    headers = ["quantity", "records", "at least", "at most", "black box", "f-DP black box"]
+    table = Table(headers + ["Monte Carlo"] * bool(samples), _SPARE)
     for block in blocks:
         for i, row in enumerate(block.rows):
             drawn = [f"{_low(row.monte_carlo)} to {_high(row.monte_carlo)}"] if row.monte_carlo else []
@@ -179,7 +172,7 @@ def _show(
                 block.quantity if i == 0 else "", str(row.group), _low(row.tight), _high(row.tight),
                 shown(row.black_box, UPPER), shown(row.f_dp, UPPER), *drawn, end_section=i == len(block.rows) - 1,
             )  # fmt: skip
-    console.print(table)
+    table.print(out)
     first = blocks[0].rows[-1].tight
     notes = [
         "at least, at most: proved, for any records of the group together",
@@ -196,7 +189,7 @@ def _show(
         )
     elif why:
         notes.append(f"not simulated: {why}")
-    console.print("\n".join(notes), style="dim")
+    out.print("\n".join(notes), style="dim")
 
 
 def _low(bracket: Bracket) -> str:
@@ -246,20 +239,20 @@ def _clippings(
             ],
         })  # fmt: skip
         return
-    console = _console()
-    console.print(
+    out = console()
+    out.print(
         f"{mechanism.sampler!r}, noise {mechanism.noise_multiplier:g} of the clip norm under every clipping, "
         f"{mechanism.relation}"
     )
-    console.print("; ".join(tables.Block(quantity, at, ()).title for quantity, at, _ in found))
-    table = Table("quantity", "records", *names)
+    out.print("; ".join(tables.Block(quantity, at, ()).title for quantity, at, _ in found))
+    table = Table(["quantity", "records", *names])
     for quantity, _, rows in found:
         for i, (size, brackets) in enumerate(rows.items()):
             cells = [f"{_low(b)} to {_high(b)}" for b in brackets]
             table.add_row(quantity if i == 0 else "", str(size), *cells, end_section=i == len(rows) - 1)
-    console.print(table)
+    table.print(out)
     for i, j, where in crossings:
-        console.print(
+        out.print(
             f"{names[j]} costs less than {names[i]} from a group of {where[1]} on, more up to {where[0]}" if where
             else f"{names[j]} and {names[i]}: no crossing is proved"
         )  # fmt: skip

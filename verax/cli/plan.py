@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +13,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
 
 from verax import Batch, Individual, Mixed, checks, planning
 from verax.cli import common
 from verax.cli.compare import writable
 from verax.cli.plan_closed_form import closed_form
 from verax.cli.plan_utility import utility as utility_graph
+from verax.cli.tables import Table, console
 from verax.mechanism import Clipping
 from verax.planning import WAYS, Change, Plan, Target
 from verax.planning.grid import spread, usual_batches
@@ -34,7 +33,7 @@ plan = typer.Typer(rich_markup_mode=None)
 plan.command("closed-form")(closed_form)
 plan.command("utility")(utility_graph)
 
-_WIDE = 165  # columns of a table that goes to a file
+_SPARE = ("noise/batch", "signal of a round", "closed form", "records touched", "of full batch")
 _SHOWN = 15
 _CLOSE_EPOCHS = 2.0**0.5  # factor between the epochs of a range
 
@@ -115,7 +114,7 @@ def frontier(
         return
     _show(plans, changes, unknown, rank.value, checks.count("show", show), best, joined)
     if figure is not None:
-        _console().print(f"Figure saved: {figure}")
+        console().print(f"Figure saved: {figure}")
 
 
 @dataclass(frozen=True)
@@ -261,10 +260,6 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _console() -> Console:
-    return Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else _WIDE)
-
-
 def _setting(plan: Plan, unknown: str) -> str:
     """What all plans have in common."""
     target = plan.target
@@ -298,36 +293,34 @@ def _show(
     plans: Sequence[Plan], changes: Sequence[Change], unknown: str, rank: str, show: int, best: float | None,
     joined: _Joined | None,
 ) -> None:  # fmt: skip
-    console = _console()
+    out = console()
     shown = plans[:show]
     order = f"best {rank} first" if joined is None else f"the utility graph's choice first, then best {rank}"
-    console.print(f"{_setting(plans[0], unknown)}: {_count(len(plans), 'plan')}, {order}" + (
+    out.print(f"{_setting(plans[0], unknown)}: {_count(len(plans), 'plan')}, {order}" + (
         f", {len(shown)} shown" if len(shown) < len(plans) else ""
     ))  # fmt: skip
     rows = reporting.table(shown, best, unknown)
     starred = set(map(id, planning.undominated(plans)))
-    grid = Table("", Column("sampler", no_wrap=True), *list(rows[0])[1:], *(["expected accuracy"] if joined else []))
+    grid = Table(["", *rows[0], *(["expected accuracy"] if joined else [])], _SPARE)
     for item, row in zip(shown, rows, strict=True):
         more = [f"{100.0 * joined.accuracy(item):.1f} %"] if joined else []
         grid.add_row("*" if id(item) in starred else "", *row.values(), *more)
-    console.print(grid)
+    grid.print(out)
     meanings = {name: text for name, text in reporting.EXPLAINED.items() if name in (*rows[0], "signal", "*")}
     for name, meaning in meanings.items():
         if name != "noise" or unknown == "noise":
-            console.print(f"{name}: {meaning}", style="dim")
+            out.print(f"{name}: {meaning}", style="dim")
     if joined is not None:
-        console.print(joined.words())
+        out.print(joined.words())
         if not joined.graph.public:
-            console.print(f"Warning: {LEAKS}")
+            out.print(f"Warning: {LEAKS}")
     first, target = plans[0], plans[0].target
     if target.delta * target.records > 1.0:
-        console.print(
-            f"Note: delta {target.delta!r} is above 1/records; a run that publishes one record would meet it."
-        )
+        out.print(f"Note: delta {target.delta!r} is above 1/records; a run that publishes one record would meet it.")
     if changes:
-        console.print(f"What changes to the first plan cost (batch {first.batch}, epochs {first.epochs}):")
+        out.print(f"What changes to the first plan cost (batch {first.batch}, epochs {first.epochs}):")
         for change in changes:
-            console.print(f"  {change}")
+            out.print(f"  {change}")
 
 
 def _count(number: int, word: str) -> str:

@@ -97,7 +97,7 @@ def price_groups(
             )  # fmt: skip
         for quantity, at in asked:
             drawn = None if run is None else run.epsilon(at) if quantity == "epsilon" else run.delta(at)
-            tight = _read(guarantee, quantity, at, settings.rtol)
+            tight = _read(replace(guarantee), quantity, at, settings.rtol)  # as if nothing else were asked
             found[quantity].append(_row(one, tight, size, quantity, at, drawn))
     return [Block(quantity, at, tuple(found[quantity])) for quantity, at in asked]
 
