@@ -39,7 +39,7 @@ def compare(
     Example: verax compare -z 0.5 --batches 10000 --delta 1e-6 --figure samplers.png
     """
     if (delta is None) == (epsilon is None):
-        raise ValueError("nothing to compare: give either --delta or --epsilon")
+        raise ValueError(f"give either --delta or --epsilon, got {'both' if delta is not None else 'neither'}")
     if figure is not None:
         writable(drawable(figure).parent)
     run = common.describe_run(

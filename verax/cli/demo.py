@@ -69,7 +69,7 @@ def demo(
 
 
 def _price(console: Console, say: Say, folder: Path) -> None:
-    samplers = {
+    samplers: dict[str, Sampler] = {
         "Poisson": Poisson(1.0 / BATCHES, BATCHES),
         "shuffled": Shuffle(BATCHES),
         "deterministic": Deterministic(BATCHES),

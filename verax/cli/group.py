@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from verax import Batch, Individual, Mechanism, Mixed, checks
+from verax import Mechanism, checks
 from verax.cli import common
 from verax.cli.compare import writable
 from verax.cli.tables import Table, console
@@ -38,11 +38,13 @@ class SamplingName(StrEnum):
 
 
 _SPARE = ("Monte Carlo", "f-DP black box")  # columns that a narrow terminal goes without
+_SIMULATION = ("sampling", "confidence", "insecure_seed")
 _LOOK, _LOOK_AT_LEAST = 10, 2000  # how far to look for a crossing: so many times the largest group asked for
 Geometry = Annotated[GeometryName, typer.Option(help="What is known of the group's gradients.")]
 
 
 def group(
+    context: typer.Context,
     noise_multiplier: common.Noise,
     delta: Annotated[float | None, typer.Option(help="Report epsilon at this delta.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Report delta at this epsilon.")] = None,
@@ -78,18 +80,26 @@ def group(
     """
     if delta is None and epsilon is None:
         raise ValueError("nothing to report: give --delta, --epsilon or both")
+    if clippings:
+        common.refuse_together(context, ["clipping"], "--clippings", "name all of them there")
+        if samples != 0:
+            common.refuse_together(context, ["samples"], "--clippings", "clippings are not simulated")
+    if clippings or samples == 0:
+        other = "--clippings" if clippings else "--samples 0"
+        common.refuse_together(context, _SIMULATION, other, "nothing is simulated")
+    kinds = common.clippings(clip_groups, clippings.split(",") if clippings else [clipping.value])
     sizes = parse_sizes(groups, records)
     if figure is not None:
         writable(drawable(figure).parent)
     run = common.describe_run(
-        sampler, rate, steps, records, batch, batches, epochs, clipping, clip_groups, relation, times, buffer, max_batch
+        sampler, rate, steps, records, batch, batches, epochs, clipping, 1, relation, times, buffer, max_batch
     )
-    mechanism = Mechanism(run.sampler, noise_multiplier, run.clipping, run.relation)
+    mechanism = Mechanism(run.sampler, noise_multiplier, kinds[clipping.value], run.relation)
     if samples is not None:
         checks.count("samples", samples, minimum=0)
     settings = tables.Settings(geometry.value, rtol, samples, sampling.value, confidence, insecure_seed)
     if clippings:
-        _clippings(mechanism, _kinds(clippings, clip_groups), sizes, delta, epsilon, settings, figure, json)
+        _clippings(mechanism, _kinds(clippings, kinds), sizes, delta, epsilon, settings, figure, json)
         return
     with common.patience("pricing groups"):
         blocks = tables.price_groups(mechanism, sizes, delta=delta, epsilon=epsilon, settings=settings)
@@ -124,8 +134,7 @@ def parse_sizes(words: str, records: int | None) -> list[int]:
     return sorted(sizes)
 
 
-def _kinds(words: str, clip_groups: int) -> list[Clipping]:
-    known: dict[str, Clipping] = {"individual": Individual(), "batch": Batch(), "mixed": Mixed(groups=clip_groups)}
+def _kinds(words: str, known: Mapping[str, Clipping]) -> list[Clipping]:
     return [known[checks.choice("clippings", word.strip(), tuple(known))] for word in words.split(",")]
 
 

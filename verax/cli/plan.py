@@ -14,8 +14,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from verax import Batch, Individual, Mixed, checks, planning
+from verax import checks, planning
 from verax.cli import common
+from verax.cli.commands import Command, Group
 from verax.cli.compare import writable
 from verax.cli.plan_closed_form import closed_form
 from verax.cli.plan_utility import utility as utility_graph
@@ -28,10 +29,10 @@ from verax.planning.utility import read as read_graph
 from verax.reporting import plans as reporting
 from verax.reporting.figures import drawable
 
-plan = typer.Typer(rich_markup_mode=None)
+plan = typer.Typer(cls=Group, rich_markup_mode=None)
 
-plan.command("closed-form")(closed_form)
-plan.command("utility")(utility_graph)
+plan.command("closed-form", cls=Command)(closed_form)
+plan.command("utility", cls=Command)(utility_graph)
 
 _SPARE = ("noise/batch", "signal of a round", "closed form", "records touched", "of full batch")
 _SHOWN = 15
@@ -85,6 +86,8 @@ def frontier(
     Example: verax plan --records 60000 --epsilon 1 --delta 1e-5 --epochs 1:100 --batch 64:8192 --figure plans.png
     """
     if context.invoked_subcommand is not None:
+        why = "give them after it, if it has them"
+        common.refuse_together(context, context.params, f"the command {context.invoked_subcommand}", why)
         return
     if figure is not None:
         writable(drawable(figure).parent)
@@ -245,7 +248,7 @@ def _names(option: str, words: str, allowed: Iterable[str]) -> list[str]:
 
 
 def _clippings(words: str, clip_groups: int) -> list[Clipping]:
-    kinds: dict[str, Clipping] = {"individual": Individual(), "batch": Batch(), "mixed": Mixed(groups=clip_groups)}
+    kinds = common.clippings(clip_groups, words.split(","))
     return [kinds[word] for word in _names("--clipping", words, kinds)]
 
 

@@ -208,11 +208,11 @@ def draw_block(axes: Any, block: Block) -> None:
         values = [getattr(row, field) for row in block.rows]
         look = {"color": OKABE_ITO[colour], "linestyle": dashes, "label": label, "marker": "."}
         _series(axes, sizes, values, _EDGE - i * _EDGE_STEP, **look)
-    look = {"color": OKABE_ITO["blue"], "label": _TIGHT, "marker": "o", "markersize": 4, "linewidth": 1}
-    _series(axes, sizes, tight, _EDGE - len(_BLACK_BOXES) * _EDGE_STEP, **look)
+    blue, height = OKABE_ITO["blue"], _EDGE - len(_BLACK_BOXES) * _EDGE_STEP
+    _series(axes, sizes, tight, height, color=blue, label=_TIGHT, marker="o", markersize=4, linewidth=1)
     lowest, highest = axes.get_ylim()
     lower = [max(row.tight.lower, lowest) for row in block.rows]
-    axes.vlines(sizes, lower, [min(value, highest) for value in tight], color=look["color"], linewidth=3, alpha=0.35)
+    axes.vlines(sizes, lower, [min(value, highest) for value in tight], color=blue, linewidth=3, alpha=0.35)
     axes.set(xlabel="records in the group", ylabel=block.title)
     axes.grid(alpha=0.25)
 
