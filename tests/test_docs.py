@@ -67,9 +67,12 @@ def test_the_examples_run(name, tmp_path, monkeypatch):
         if text.startswith(OTHERS):
             continue
         if language == "python":
-            with contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.redirect_stdout(said := io.StringIO()):
                 exec(compile("\n" * line + text, str(page), "exec"), names)
             ran += 1
+        elif language == "text":  # what the block before it prints; ... stands for what varies
+            got = said.getvalue()
+            assert doctest.OutputChecker().check_output(text, got, doctest.ELLIPSIS), f"{page.name}, line {line}: {got}"
         elif language == "pycon":
             ran += console(names, text, f"{page.name}, line {line}")
         elif language == "sh":

@@ -7,7 +7,8 @@ from verax import Mechanism, Poisson
 from verax.cli import app, main
 from verax.privacy.closed_form import gaussian_epsilon
 
-GAUSSIAN = ["group", "-z", "20", "--rate", "1", "--steps", "4", "--insecure-seed", "1", "--samples", "2000"]
+PLAIN = ["group", "-z", "20", "--rate", "1", "--steps", "4"]
+GAUSSIAN = [*PLAIN, "--insecure-seed", "1", "--samples", "2000"]
 
 
 def invoke(*words):
@@ -42,7 +43,7 @@ def test_machines_get_the_same_numbers():
             own = run.guarantee(row["group"])
             bracket = own.epsilon(at) if block["quantity"] == "epsilon" else own.delta(at)
             assert (row["tight"]["lower"], row["tight"]["upper"]) == (bracket.lower, bracket.upper)
-            assert row["tight"]["upper"] <= row["f_dp_black_box"] * 1.001 <= row["black_box"] * 1.001
+            assert row["tight"]["upper"] <= row["f_dp_black_box"] <= row["black_box"]
             assert row["monte_carlo"]["evidence"] == "monte-carlo, confidence 0.99"
 
 
@@ -51,7 +52,7 @@ def test_the_papers_way_of_sampling_and_none_at_all():
     paper = json.loads(invoke(*GAUSSIAN, "--sampling", "paper", *words))
     assert paper["monte_carlo"]["sampling"] == "paper"
     assert paper["blocks"][0]["rows"][0]["monte_carlo"]["upper"] > 0.0
-    none = json.loads(invoke(*GAUSSIAN[:-1], "0", *words))
+    none = json.loads(invoke(*PLAIN, "--samples", "0", *words))
     assert none["blocks"][0]["rows"][0]["monte_carlo"] is None
 
 
@@ -119,11 +120,11 @@ def test_mixed_clipping_takes_its_clip_groups():
     assert answer["crossovers"] == []  # they are searched for at a delta
 
 
-@pytest.mark.parametrize("more", [[], ["--clippings", "individual,batch"]])
+@pytest.mark.parametrize("more", [["--samples", "2000"], ["--clippings", "individual,batch"]])
 def test_the_figure_goes_where_it_is_wanted(tmp_path, more):
     pytest.importorskip("matplotlib")
     path = tmp_path / "new" / "groups.png"
-    shown = invoke(*GAUSSIAN, "--delta", "1e-5", "--groups", "1,2", "--figure", str(path), *more)
+    shown = invoke(*PLAIN, "--delta", "1e-5", "--groups", "1,2", "--figure", str(path), *more)
     assert "Figure saved" in shown
     assert path.read_bytes().startswith(b"\x89PNG")
 

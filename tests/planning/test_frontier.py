@@ -1,6 +1,5 @@
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,10 +25,10 @@ from verax.planning import (
     within,
 )
 from verax.planning.accountant import upper_only
+from verax.planning.central_limit import gaussian_limit, gaussian_shift
 from verax.planning.grid import spread, usual_batches
 from verax.planning.insight import closed_form
 from verax.planning.search import smallest_noise
-from verax.planning.surface import Surface, gaussian_limit, gaussian_shift
 from verax.privacy import closed_form as gaussian
 from verax.privacy.proactive import Granted, Refused
 
@@ -134,23 +133,6 @@ def test_a_noise_has_few_digits_and_was_looked_at_as_it_is_returned():
     assert float(f"{found.noise_multiplier:.6g}") == found.noise_multiplier
 
 
-def test_a_surface_follows_a_smooth_function_and_survives_lines_and_repeats():
-    def value(x, y):
-        return 0.3 * math.sin(0.6 * x) + 0.1 * math.log1p(math.exp(y - x))
-
-    surface = Surface()
-    assert surface.guess((0.0, 0.0)) == (0.0, 2.0)
-    for x in np.linspace(-3.0, 3.0, 9):
-        for y in np.linspace(-3.0, 3.0, 9):
-            surface.add((x, y), value(x, y), 3.0)
-    for place in [(0.1, 0.2), (-1.3, 2.2), (2.6, -2.1)]:
-        assert surface.guess(place) == (pytest.approx(value(*place), abs=2e-3), pytest.approx(3.0))
-    line = Surface()
-    for x in [0.0, 1.0, 2.0, 3.0, 4.0, 4.0]:
-        line.add((x, -x), x * x, 1.0)
-    assert line.guess((2.5, -2.5))[0] == pytest.approx(6.25, abs=0.1)
-
-
 def test_the_gaussian_guess_is_exact_for_full_batches():
     mu = gaussian_shift(0.7, 1e-6)
     assert gaussian.gaussian_delta(mu, 0.7) == pytest.approx(1e-6, rel=1e-3)
@@ -215,12 +197,21 @@ def test_no_plan_has_more_signal_than_the_full_batch(poisson):
         assert plan.signal_of_run == pytest.approx(full_batch_signal(TARGET), rel=2e-3)
 
 
-def test_neighbours_save_looks():
+def test_a_plan_has_one_noise_whatever_else_was_planned_and_in_which_order():
+    points = [(b, e) for b in spread(64, 8192, 4) for e in spread(1, 100, 4)]
+    inside = {(p.batch, p.epochs): p for p in frontier(TARGET, *map(set, zip(*points, strict=True)))}
+    backwards = Planner(TARGET)
+    for batch, epochs in reversed(points):
+        assert backwards.plan("poisson", batch, epochs) == inside[batch, epochs]
+        assert Planner(TARGET).plan("poisson", batch, epochs) == inside[batch, epochs]
+
+
+@pytest.mark.parametrize(("way", "most"), [("poisson", 3.5), ("without-replacement", 5.0), ("shuffle", 2.5)])
+def test_a_search_takes_few_looks_at_the_accountant(way, most):
     planner = Planner(TARGET)
-    points = [(b, e) for b in spread(64, 8192, 8) for e in spread(1, 100, 10)]
-    for batch, epochs in points:
-        planner.plan("poisson", batch, epochs)
-    assert planner.looks < 3 * len(points)
+    points = [(b, e) for b in spread(64, 8192, 5) for e in spread(1, 100, 5)]
+    looks = [planner.solve(drawn(way, TARGET.records, batch, epochs)).looks for batch, epochs in points]
+    assert sum(looks) <= most * len(points)
 
 
 @pytest.mark.parametrize("clipping", [Individual(norm=2.0), Batch(), Mixed(groups=4)])

@@ -2,7 +2,10 @@ import builtins
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from verax.reporting import figures
 
@@ -47,3 +50,16 @@ def test_the_palette_stays_apart_in_grey():
 
     used = sorted(brightness(figures.OKABE_ITO[name]) for name in ("black", "blue", "red", "sky"))
     assert min(b - a for a, b in pairwise(used)) > 15
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10.0), st.floats(0.0, 5.0)), min_size=2, max_size=9, unique_by=lambda p: p[0]))
+def test_a_staircase_covers_every_falling_curve_through_its_points(pairs):
+    noises = sorted(noise for noise, _ in pairs)
+    values = sorted((value for _, value in pairs), reverse=True)
+    points = [(noise, value, value + 0.1) for noise, value in zip(noises, values, strict=True)]
+    at, lower, upper = figures.staircase(points)
+    assert at == sorted(at)
+    for (left, _, high), (right, low, _) in pairwise(points):
+        middle = 0.5 * (left + right)
+        assert np.interp(middle, at, lower) == pytest.approx(low)  # flat between the points, at the safe side
+        assert np.interp(middle, at, upper) == pytest.approx(high)

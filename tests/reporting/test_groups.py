@@ -4,9 +4,20 @@ import math
 
 import pytest
 
-from verax import Batch, Individual, Mechanism, Mixed, Poisson, Shuffle
+from verax import BallsInBins, Batch, Individual, Mechanism, Mixed, Poisson, Shuffle, WithoutReplacement
 from verax.privacy.black_box import BlackBox
-from verax.reporting.groups import Settings, clippings_figure, groups_figure, name, price_clippings, price_groups
+from verax.privacy.guarantee import Bracket
+from verax.reporting.groups import (
+    Block,
+    Priced,
+    Settings,
+    clippings_figure,
+    draw_block,
+    groups_figure,
+    name,
+    price_clippings,
+    price_groups,
+)
 
 RUN = Mechanism(Poisson(1.0, 4), 20.0)  # Gaussian, so that black boxes are quick
 FEW = Settings(samples=2000, insecure_seed=1)
@@ -22,10 +33,37 @@ def test_both_quantities_in_one_go():
             own, drawn = RUN.guarantee(row.group), row.monte_carlo
             assert row.tight == (own.epsilon(1e-2) if block.quantity == "epsilon" else own.delta(0.5))
             reads = box.epsilon if block.quantity == "epsilon" else box.delta
-            assert (row.black_box, row.f_dp) == (reads(row.group, block.at), reads(row.group, block.at, "any"))
+            several = (reads(row.group, block.at), reads(row.group, block.at, "any"))
+            assert (row.black_box, row.f_dp) == ((row.tight.upper,) * 2 if row.group == 1 else several)
             assert drawn.lower <= row.tight.upper
             assert row.tight.lower <= drawn.upper
-            assert row.tight.lower <= row.f_dp <= row.black_box
+            assert row.tight.upper <= row.f_dp <= row.black_box
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Mechanism(Poisson(0.01, 1000), 1.0),
+        Mechanism(Poisson(0.1, 100), 2.0, Batch()),
+        Mechanism(BallsInBins(20), 1.0, relation="replace"),
+        Mechanism(WithoutReplacement(10, 1000, 100), 1.0),
+    ],
+    ids=repr,
+)
+def test_the_tight_bound_is_at_most_either_black_box(run):
+    settings = Settings(rtol=0.01, samples=0)
+    for block in price_groups(run, [1, 2, 4], delta=1e-5, epsilon=1.0, settings=settings):
+        for row in block.rows:
+            assert row.tight.upper <= row.f_dp <= row.black_box
+            assert ("one record's curve" in row.tight.upper_by) <= (row.tight.upper == row.f_dp)
+
+
+def test_one_record_costs_what_the_accountant_says_in_every_column():
+    run = Mechanism(Poisson(0.01, 1000), 1.0)
+    for block in price_groups(run, [1], delta=1e-5, epsilon=1.0, settings=Settings(samples=0)):
+        own = run.guarantee().epsilon(1e-5) if block.quantity == "epsilon" else run.guarantee().delta(1.0)
+        (row,) = block.rows
+        assert (row.tight, row.black_box, row.f_dp) == (own, own.upper, own.upper)
 
 
 def test_runs_that_cannot_be_simulated_are_priced_all_the_same():
@@ -81,6 +119,26 @@ def test_figures(tmp_path, suffix):
     clippings_figure(tables, ["individual", "batch"], "a title", tmp_path / f"b.{suffix}")
     for path in tmp_path.iterdir():
         assert path.stat().st_size > 5000
+
+
+def test_nothing_is_left_out_of_a_figure():
+    """What lies beyond the axis, above or below it, is marked at its edge with its value."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    bracket, wide = Bracket(1.0, 2.0), Bracket(0.0, math.inf)
+    rows = [
+        Priced(1, bracket, 1e9, math.inf, wide),
+        Priced(2, Bracket(0.0, 0.0), 3.0, 2.5, bracket),
+        Priced(3, bracket, 4.0, 3.0, None),
+    ]
+    axes = figure.subplots()
+    draw_block(axes, Block("epsilon", 1e-5, tuple(rows)))
+    low, high = axes.get_ylim()
+    drawn = {(x, y) for line in axes.get_lines() for x, y in zip(*line.get_data(), strict=True) if low <= y <= high}
+    assert {(2, 3.0), (2, 2.5), (3, 4.0), (3, 3.0), (1, 2.0), (3, 2.0)} <= drawn
+    marks = {(text.xy[0], text.get_text()) for text in axes.texts}
+    assert marks == {(1, "1.00e+9"), (1, "inf"), (2, "0")}
+    edge = [line.get_marker() for line in axes.get_lines() if line.get_marker() in ("^", "v")]
+    assert (edge.count("^"), edge.count("v")) == (3, 3)  # 1e9, inf, an interval's end; 0, two intervals' ends
 
 
 def test_a_figure_of_one_group_of_which_nothing_is_finite(tmp_path):

@@ -20,7 +20,7 @@ def test_a_row_says_what_the_plan_says_rounded_to_the_safe_side(plans):
         assert float(row["noise"]) == plan.noise_multiplier
         assert float(row["noise/batch"]) >= plan.ratio
         assert float(row["signal of a round"]) <= plan.signal
-        assert float(row["of the run"]) <= plan.signal_of_run
+        assert float(row["signal of the run"]) <= plan.signal_of_run
         assert int(row["rounds"]) == plan.rounds
         assert row["relation"] == plan.mechanism.relation
         share = 100.0 * plan.signal_of_run / full_batch_signal(TARGET)
@@ -70,7 +70,7 @@ def test_a_figure_of_many_batches_and_of_no_noise(tmp_path):
     plans_figure(many, "many", tmp_path / "many.png")
     free = frontier(Target(1000, 1.0, 0.7), [1], [1])
     assert free[0].signal == math.inf
-    assert table(free)[0]["of the run"] == "inf"
+    assert table(free)[0]["signal of the run"] == "inf"
     with pytest.raises(ValueError, match="no plan needs noise"):
         plans_figure(free, "free", tmp_path / "free.png")
     assert (tmp_path / "many.png").stat().st_size > 5000

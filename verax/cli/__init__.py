@@ -15,6 +15,7 @@ import verax
 from verax.cli.account import account
 from verax.cli.audit import audit
 from verax.cli.calibrate import calibrate
+from verax.cli.commands import Command, Group
 from verax.cli.compare import compare
 from verax.cli.demo import demo
 from verax.cli.federate import federate
@@ -38,6 +39,7 @@ def _version(wanted: bool) -> None:
 
 app = typer.Typer(
     name="verax",
+    cls=Group,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -54,19 +56,19 @@ def _options(
     """DP-SGD for people who must be able to defend the epsilon they report."""
 
 
-app.command()(account)
+app.command(cls=Command)(account)
 app.add_typer(audit, name="audit")
-app.command()(calibrate)
-app.command()(compare)
-app.command()(demo)
-app.command()(federate)
-app.command()(group)
+app.command(cls=Command)(calibrate)
+app.command(cls=Command)(compare)
+app.command(cls=Command)(demo)
+app.command(cls=Command)(federate)
+app.command(cls=Command)(group)
 app.add_typer(plan, name="plan")
-app.command()(report)
-app.command()(reproduce)
-app.command()(serve)
-app.command()(users)
-app.command()(train)
+app.command(cls=Command)(report)
+app.command(cls=Command)(reproduce)
+app.command(cls=Command)(serve)
+app.command(cls=Command)(users)
+app.command(cls=Command)(train)
 
 
 def main() -> None:
@@ -80,8 +82,11 @@ def main() -> None:
         if code == INTERRUPTED:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt
     except ClickException as error:
-        error.show()
+        _refuse(error)
         sys.exit(error.exit_code)
+    except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        _say(f"{error.strerror or error}: {error.filename}" if error.filename is not None else str(error))
+        sys.exit(2)
     except (ValueError, ModuleNotFoundError) as error:
         _say(". ".join([str(error), *getattr(error, "__notes__", ())]))
         sys.exit(2)
@@ -89,6 +94,18 @@ def main() -> None:
         _say("interrupted")
         sys.exit(INTERRUPTED)
     sys.exit(code or 0)
+
+
+def _refuse(error: ClickException) -> None:
+    """What is wrong with the words of a command, in one line, or the help that stands for no words at all."""
+    context, message = getattr(error, "ctx", None), error.format_message()
+    if context is None:
+        _say(message)
+    elif message == context.get_help():
+        error.show()
+    else:
+        end = "" if message.endswith((".", "?")) else "."
+        _say(f"{message}{end} See {context.command_path} --help")
 
 
 def _warned(message: Warning | str, *args: Any, **where: Any) -> None:

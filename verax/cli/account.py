@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from verax import Mechanism
 from verax.cli import common
+from verax.cli.tables import Table, console
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
 
 
@@ -68,11 +67,11 @@ def account(
 
 
 def _show(mechanism: Mechanism, group: int, rows: list[tuple[str, Bracket]]) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier!r}, {mechanism.clipping!r}")
-    console.print(f"relation {mechanism.relation}, protecting any {group} record{'s' * (group > 1)} together")
-    table = Table("quantity", "at least", "at most", "evidence")
+    out = console()
+    out.print(f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier!r}, {mechanism.clipping!r}")
+    out.print(f"relation {mechanism.relation}, protecting any {group} record{'s' * (group > 1)} together")
+    table = Table(["quantity", "at least", "at most", "evidence"])
     for name, bracket in rows:
         table.add_row(name, shown(bracket.lower, -1), shown(bracket.upper, 1), bracket.evidence)
-    console.print(table)
-    console.print(f"upper: {rows[0][1].upper_by}\nlower: {rows[0][1].lower_by}", style="dim")
+    table.print(out)
+    out.print(f"upper: {rows[0][1].upper_by}\nlower: {rows[0][1].lower_by}", style="dim")

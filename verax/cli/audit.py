@@ -17,9 +17,13 @@ from verax.auditing import SamplerAudit, audit_sampler
 from verax.auditing.transcript import Progress, few_records
 from verax.cli import common
 from verax.cli.audit_canaries import canaries
+from verax.cli.commands import Command, Group
 from verax.cli.common import SamplerName
 
-audit = typer.Typer(help="Attack what runs, for a lower bound on its epsilon.", no_args_is_help=True)
+audit = typer.Typer(cls=Group, help="Attack what runs, for a lower bound on its epsilon.", no_args_is_help=True)
+
+
+_EACH_ROUND_ANEW = (SamplerName.poisson, SamplerName.truncated_poisson, SamplerName.without_replacement)
 
 
 @dataclass(frozen=True)
@@ -38,23 +42,22 @@ class Shape:
 
     def drawn_by(self, sampler: SamplerName) -> common.Run:
         """The run with these batches drawn by that sampler, on average ``times`` an epoch for each record."""
-        own = {
-            "times": (self.times, SamplerName.random_allocation),
-            "buffer": (self.buffer, SamplerName.buffered_shuffle),
-            "max_batch": (self.max_batch, SamplerName.truncated_poisson),
-        }
+        each_anew = sampler in _EACH_ROUND_ANEW
+        of_a_size = sampler is SamplerName.without_replacement
         return common.describe_run(
             sampler,
-            rate=self.times / self.batches,
-            steps=self.batches * self.epochs,
+            rate=self.times / self.batches if each_anew and not of_a_size else None,
+            steps=self.batches * self.epochs if each_anew else None,
             records=self.records,
-            batch=self._batch if sampler is SamplerName.without_replacement else None,
-            batches=self.batches,
-            epochs=self.epochs,
+            batch=self._batch if of_a_size else None,
+            batches=None if each_anew else self.batches,
+            epochs=None if each_anew else self.epochs,
             clipping=self.clipping,
             clip_groups=self.clip_groups,
             relation=self.relation,
-            **{option: value for option, (value, owner) in own.items() if owner is sampler},
+            times=self.times if sampler is SamplerName.random_allocation else None,
+            buffer=self.buffer if sampler is SamplerName.buffered_shuffle else None,
+            max_batch=self.max_batch if sampler is SamplerName.truncated_poisson else None,
         )
 
     @property
@@ -68,10 +71,10 @@ def _group() -> None:
     """Attack what runs, for a lower bound on its epsilon."""
 
 
-audit.command()(canaries)
+audit.command(cls=Command)(canaries)
 
 
-@audit.command()
+@audit.command(cls=Command)
 def sampler(
     drawn: Annotated[SamplerName, typer.Option("--sampler", help="What draws the batches.")],
     noise_multiplier: common.Noise,
@@ -109,6 +112,8 @@ def sampler(
     ):
         if value is not None and owner not in (drawn, claim):
             raise ValueError(f"{option} is for {owner.value}, got --sampler {drawn.value}")
+    if times != 1 and not {drawn, claim} & {*_EACH_ROUND_ANEW, SamplerName.random_allocation}:
+        raise ValueError(f"--times {times} is not for --sampler {drawn.value}, in which a record joins once an epoch")
     shape = Shape(batches, epochs, records, times, buffer, max_batch, clipping, clip_groups, relation)
     if records is None:
         clipped = shape.drawn_by(SamplerName.deterministic).clipping

@@ -59,12 +59,24 @@ def calibrate(
             raise ValueError(
                 "with --noise-multiplier given, give either the rate (then steps are solved for) or the steps"
             )
+        elif epochs is not None:
+            raise ValueError(f"--epochs {epochs} with --noise-multiplier needs the rate: give --steps to solve for it")
         else:
             run = common.describe_run(
-                sampler, rate if known_rate else 1.0, steps if known_steps else 1, records if known_rate else None,
-                batch, batches, epochs, clipping, clip_groups, relation,
-                times, buffer, max_batch,
-            )  # fmt: skip
+                sampler,
+                rate if known_rate else 1.0,
+                steps if known_steps else 1,
+                records,
+                batch,
+                batches,
+                None,
+                clipping,
+                clip_groups,
+                relation,
+                times,
+                buffer,
+                max_batch,
+            )
             fixed = run.sampler
             if not isinstance(fixed, Poisson):
                 raise TypeError(f"expected a Poisson sampler, got {fixed!r}")

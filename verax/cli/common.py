@@ -6,10 +6,11 @@ import json
 import math
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,11 +123,7 @@ def describe_run(
     max_batch: int | None = None,
 ) -> Run:
     """Turn options into a sampler and a clipping, or say which option is missing."""
-    kinds: dict[ClippingName, Clipping] = {
-        ClippingName.individual: Individual(),
-        ClippingName.batch: Batch(),
-        ClippingName.mixed: Mixed(groups=clip_groups),
-    }
+    kinds = clippings(clip_groups, [clipping.value])
     word = relation.value if relation else ""
     for option, value, owner in (
         ("--times", times, SamplerName.random_allocation),
@@ -139,8 +136,38 @@ def describe_run(
             raise ValueError(f"{option} is for --sampler {owner.value}, got --sampler {sampler.value}")
     return Run(
         _sampler(sampler, rate, steps, records, batch, batches, epochs, times, buffer, max_batch),
-        kinds[clipping], word,
-    )  # fmt: skip
+        kinds[clipping.value],
+        word,
+    )
+
+
+def clippings(clip_groups: int, named: Sequence[str]) -> dict[str, Clipping]:
+    """Every clipping by its name; clip-groups are refused where no clipping that is named has any."""
+    if clip_groups != 1 and ClippingName.mixed.value not in named:
+        raise ValueError(
+            f"--clip-groups {clip_groups} is for --clipping mixed, got --clipping {','.join(named)}: "
+            "leave one of them out"
+        )
+    return {"individual": Individual(), "batch": Batch(), "mixed": Mixed(groups=clip_groups)}
+
+
+def given(context: typer.Context, names: Iterable[str] | None = None) -> list[str]:
+    """Those options that were typed, as they are typed; of all the command's parameters unless some are named."""
+    wanted = None if names is None else set(names)
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name is not None
+        and (wanted is None or parameter.name in wanted)
+        and (source := context.get_parameter_source(parameter.name)) is not None
+        and source.name == "COMMANDLINE"
+    ]
+
+
+def refuse_together(context: typer.Context, names: Iterable[str], other: str, why: str) -> None:
+    """Refuse options that another one makes void: nothing that is typed is ignored."""
+    if found := given(context, names):
+        raise ValueError(f"{' and '.join(found)} cannot be given with {other}: {why}")
 
 
 def apart(files: Mapping[str, Path | None]) -> None:
@@ -168,11 +195,17 @@ def _sampler(
     buffer: int | None,
     max_batch: int | None,
 ) -> Sampler:
+    if batch is not None and records is None:
+        raise ValueError(f"--batch {batch} needs --records: together they take the place of --rate or --batches")
     if sampler is SamplerName.without_replacement:
+        _not_for(sampler, "give --records and --batch", {"--rate": rate, "--batches": batches})
         return _without_replacement(steps, records, batch, epochs)
     if sampler in (SamplerName.poisson, SamplerName.truncated_poisson):
+        _not_for(sampler, "give --rate, or --records and --batch", {"--batches": batches})
         poisson = _poisson(sampler, rate, steps, records, batch, epochs)
         return poisson if max_batch is None else _truncated(poisson, max_batch, records)
+    instead = "give --batches, or --records and --batch, and --epochs"
+    _not_for(sampler, instead, {"--rate": rate, "--steps": steps})
     if records is not None and batch is not None:
         needed = math.ceil(checks.count("--records", records) / checks.count("--batch", batch))
         if batches not in (None, needed):
@@ -194,16 +227,33 @@ def _sampler(
             return Shuffle(batches, passes, reshuffle=sampler is SamplerName.shuffle)
 
 
+def _not_for(sampler: SamplerName, instead: str, options: Mapping[str, float | None]) -> None:
+    """Refuse options that say nothing about this sampler."""
+    for option, value in options.items():
+        if value is not None:
+            raise ValueError(f"{option} {value:g} is not for --sampler {sampler.value}: {instead}")
+
+
+def _rounds(sampler: SamplerName, steps: int | None, epochs: int | None, an_epoch: Fraction) -> int:
+    """The rounds that --steps or --epochs say; both only if they say the same."""
+    if epochs is None:
+        if steps is None:
+            raise ValueError(f"--sampler {sampler.value} needs --steps or --epochs")
+        return steps
+    made = math.ceil(checks.count("--epochs", epochs) * an_epoch)
+    if steps not in (None, made):
+        raise ValueError(f"--epochs {epochs} makes {made} steps, got --steps {steps}: give one of them")
+    return made
+
+
 def _without_replacement(
     steps: int | None, records: int | None, batch: int | None, epochs: int | None
 ) -> WithoutReplacement:
+    name = SamplerName.without_replacement
     if records is None or batch is None:
-        raise ValueError("--sampler without-replacement needs --records and --batch")
-    if steps is None:
-        if epochs is None:
-            raise ValueError("--sampler without-replacement needs --steps or --epochs")
-        steps = math.ceil(checks.count("--epochs", epochs) * records / checks.count("--batch", batch))
-    return WithoutReplacement(batch, records, steps)
+        raise ValueError(f"--sampler {name.value} needs --records and --batch")
+    an_epoch = Fraction(checks.count("--records", records), checks.count("--batch", batch))
+    return WithoutReplacement(batch, records, _rounds(name, steps, epochs, an_epoch))
 
 
 def _truncated(poisson: Poisson, max_batch: int, records: int | None) -> TruncatedPoisson:
@@ -221,17 +271,16 @@ def _poisson(
     epochs: int | None,
 ) -> Poisson:
     if records is not None and batch is not None:
-        implied = checks.count("--batch", batch) / checks.count("--records", records)
+        share = Fraction(checks.count("--batch", batch), checks.count("--records", records))
+        implied = float(share)
         if rate is not None and not math.isclose(rate, implied, rel_tol=1e-6):
             raise ValueError(f"--records {records} and --batch {batch} make a rate of {implied:g}, got --rate {rate:g}")
         rate = implied if rate is None else rate
-    if rate is None:
+    elif rate is None:
         raise ValueError(f"--sampler {sampler.value} needs --rate, or --records and --batch")
-    if steps is None:
-        if epochs is None:
-            raise ValueError(f"--sampler {sampler.value} needs --steps or --epochs")
-        steps = math.ceil(checks.count("--epochs", epochs) / checks.rate("--rate", rate))
-    return Poisson(rate, steps)
+    else:
+        share = Fraction(repr(checks.rate("--rate", rate)))  # as it was typed: 7 epochs at 0.07 are 100 rounds
+    return Poisson(rate, _rounds(sampler, steps, epochs, 1 / share))
 
 
 def plain(value: Any) -> Any:

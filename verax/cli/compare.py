@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from verax.cli import common
+from verax.cli.tables import Table, console
 from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import DEFAULT_RTOL, shown
 from verax.reporting.compare import RECORDS_PER_BATCH, Priced, against_poisson, comparison_figure
@@ -40,7 +39,7 @@ def compare(
     Example: verax compare -z 0.5 --batches 10000 --delta 1e-6 --figure samplers.png
     """
     if (delta is None) == (epsilon is None):
-        raise ValueError("nothing to compare: give either --delta or --epsilon")
+        raise ValueError(f"give either --delta or --epsilon, got {'both' if delta is not None else 'neither'}")
     if figure is not None:
         writable(drawable(figure).parent)
     run = common.describe_run(
@@ -66,7 +65,7 @@ def compare(
         return
     _show(rows, quantity, setting)
     if figure is not None:
-        Console(highlight=False, markup=False, soft_wrap=True).print(f"Figure saved: {figure}")
+        console().print(f"Figure saved: {figure}")
 
 
 def writable(folder: Path, option: str = "--figure") -> Path:
@@ -97,9 +96,9 @@ def _factor(value: float, side: int) -> str:
 
 
 def _show(rows: Sequence[Priced], quantity: str, setting: str) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{quantity}: {setting}")
-    table = Table("batches", "relation", "at least", "at most", "times Poisson", "by")
+    out = console()
+    out.print(f"{quantity}: {setting}")
+    table = Table(["batches", "relation", "at least", "at most", "times Poisson", "by"], ["times Poisson"])
     notes: dict[str, str] = {}
 
     def note(text: str) -> str:
@@ -116,7 +115,7 @@ def _show(rows: Sequence[Priced], quantity: str, setting: str) -> None:
             f"{_factor(times.lower, LOWER)} to {_factor(times.upper, UPPER)}" if times else "",
             f"{note(row.bracket.lower_by)} {note(row.bracket.upper_by)}",
         )  # fmt: skip
-    console.print(table)
-    console.print("by: what proves the lower bound, then the upper", style="dim")
+    table.print(out)
+    out.print("by: what proves the lower bound, then the upper", style="dim")
     for text, letter in notes.items():
-        console.print(f"{letter}  {text}", style="dim")
+        out.print(f"{letter}  {text}", style="dim")

@@ -20,12 +20,14 @@ from verax.cli import common
 from verax.planning import Plan, Target, frontier, ranked
 from verax.privacy import calibrate
 from verax.privacy.composition import LOWER, UPPER
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
 from verax.reporting.figures import samplers_figure
 from verax.reporting.statement import Statement
 from verax.reporting.words import finds
+from verax.samplers.base import Sampler
 
 BATCHES, NOISES = 1000, (0.5, 0.7, 1.0, 2.0)
+POINTS, POINTS_RTOL = 33, 0.01  # of the figure
 DELTA, EPSILON, RECORDS = 1e-5, 3.0, 1438
 SIZES, EPOCHS, MOST_ROUNDS = (128, 256, 512), (10, 20, 40), 150
 LEARNING_RATE = 0.03
@@ -67,14 +69,15 @@ def demo(
 
 
 def _price(console: Console, say: Say, folder: Path) -> None:
-    table = Table("noise", "Poisson", "shuffled", "deterministic", "factor")
-    curves: dict[str, list[tuple[float, float, float]]] = {"Poisson": [], "shuffled": [], "deterministic": []}
-    samplers = (Poisson(1.0 / BATCHES, BATCHES), Shuffle(BATCHES), Deterministic(BATCHES))
+    samplers: dict[str, Sampler] = {
+        "Poisson": Poisson(1.0 / BATCHES, BATCHES),
+        "shuffled": Shuffle(BATCHES),
+        "deterministic": Deterministic(BATCHES),
+    }
+    table = Table("noise", *samplers, "factor")
     with common.patience("accounting"):
         for noise in NOISES:
-            brackets = [Mechanism(s, noise, relation="zero-out").guarantee().epsilon(DELTA) for s in samplers]
-            for name, bracket in zip(curves, brackets, strict=True):
-                curves[name].append((noise, bracket.lower, bracket.upper))
+            brackets = [_epsilon(sampler, noise) for sampler in samplers.values()]
             factor = brackets[1].lower / brackets[0].upper
             cells = [f"{shown(b.lower, LOWER, 4)} .. {shown(b.upper, UPPER, 4)}" for b in brackets]
             table.add_row(f"{noise:g}", *cells, f">= {shown(factor, LOWER, 3)}" if factor > 1.0 else "unknown")
@@ -82,9 +85,22 @@ def _price(console: Console, say: Say, folder: Path) -> None:
     say(f"   Cells: epsilon at delta {DELTA:g} is proved to lie between these.")
     say("   A loader that shuffles but reports the Poisson number understates epsilon by the last column's factor.")
     if find_spec("matplotlib"):
+        with common.patience("drawing"):
+            curves = {name: _curve(sampler) for name, sampler in samplers.items()}
         say(f"   Figure: {samplers_figure(curves, DELTA, folder / 'samplers.png')}")
     else:
         say("   Skipped: the figure, which needs matplotlib: pip install 'verax[figures]'")
+
+
+def _epsilon(sampler: Sampler, noise: float, rtol: float = DEFAULT_RTOL) -> Bracket:
+    return Mechanism(sampler, noise, relation="zero-out").guarantee().epsilon(DELTA, rtol)
+
+
+def _curve(sampler: Sampler) -> list[tuple[float, float, float]]:
+    """Noises close to each other, with both bounds at each."""
+    noises = np.geomspace(min(NOISES), max(NOISES), POINTS).tolist()
+    brackets = [_epsilon(sampler, noise, POINTS_RTOL) for noise in noises]
+    return [(noise, found.lower, found.upper) for noise, found in zip(noises, brackets, strict=True)]
 
 
 def _plan(console: Console, say: Say) -> Plan:

@@ -98,6 +98,7 @@ def federate(
     for option, path in (("--out", out), ("--report", report)):
         if path is not None:
             checks.writable(option, path)
+    common.apart({"--ledger": ledger, "--state": state, "--log": log, "--out": out, "--report": report})
     import torch
 
     from verax.federated import Embedded, Plan

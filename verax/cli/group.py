@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from verax import Batch, Individual, Mechanism, Mixed, checks
+from verax import Mechanism, checks
 from verax.cli import common
 from verax.cli.compare import writable
+from verax.cli.tables import Table, console
 from verax.mechanism import Clipping
 from verax.privacy.black_box import DEEPEST
 from verax.privacy.composition import LOWER, UPPER
@@ -39,12 +37,14 @@ class SamplingName(StrEnum):
     paper = "paper"
 
 
-_WIDE = 120  # columns of a table that goes to a file
+_SPARE = ("Monte Carlo", "f-DP black box")  # columns that a narrow terminal goes without
+_SIMULATION = ("sampling", "confidence", "insecure_seed")
 _LOOK, _LOOK_AT_LEAST = 10, 2000  # how far to look for a crossing: so many times the largest group asked for
 Geometry = Annotated[GeometryName, typer.Option(help="What is known of the group's gradients.")]
 
 
 def group(
+    context: typer.Context,
     noise_multiplier: common.Noise,
     delta: Annotated[float | None, typer.Option(help="Report epsilon at this delta.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Report delta at this epsilon.")] = None,
@@ -80,18 +80,26 @@ def group(
     """
     if delta is None and epsilon is None:
         raise ValueError("nothing to report: give --delta, --epsilon or both")
+    if clippings:
+        common.refuse_together(context, ["clipping"], "--clippings", "name all of them there")
+        if samples != 0:
+            common.refuse_together(context, ["samples"], "--clippings", "clippings are not simulated")
+    if clippings or samples == 0:
+        other = "--clippings" if clippings else "--samples 0"
+        common.refuse_together(context, _SIMULATION, other, "nothing is simulated")
+    kinds = common.clippings(clip_groups, clippings.split(",") if clippings else [clipping.value])
     sizes = parse_sizes(groups, records)
     if figure is not None:
         writable(drawable(figure).parent)
     run = common.describe_run(
-        sampler, rate, steps, records, batch, batches, epochs, clipping, clip_groups, relation, times, buffer, max_batch
+        sampler, rate, steps, records, batch, batches, epochs, clipping, 1, relation, times, buffer, max_batch
     )
-    mechanism = Mechanism(run.sampler, noise_multiplier, run.clipping, run.relation)
+    mechanism = Mechanism(run.sampler, noise_multiplier, kinds[clipping.value], run.relation)
     if samples is not None:
         checks.count("samples", samples, minimum=0)
     settings = tables.Settings(geometry.value, rtol, samples, sampling.value, confidence, insecure_seed)
     if clippings:
-        _clippings(mechanism, _kinds(clippings, clip_groups), sizes, delta, epsilon, settings, figure, json)
+        _clippings(mechanism, _kinds(clippings, kinds), sizes, delta, epsilon, settings, figure, json)
         return
     with common.patience("pricing groups"):
         blocks = tables.price_groups(mechanism, sizes, delta=delta, epsilon=epsilon, settings=settings)
@@ -126,8 +134,7 @@ def parse_sizes(words: str, records: int | None) -> list[int]:
     return sorted(sizes)
 
 
-def _kinds(words: str, clip_groups: int) -> list[Clipping]:
-    known: dict[str, Clipping] = {"individual": Individual(), "batch": Batch(), "mixed": Mixed(groups=clip_groups)}
+def _kinds(words: str, known: Mapping[str, Clipping]) -> list[Clipping]:
     return [known[checks.choice("clippings", word.strip(), tuple(known))] for word in words.split(",")]
 
 
@@ -149,13 +156,9 @@ def _plain(block: tables.Block) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _console() -> Console:
-    return Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else _WIDE)
-
-
 def _saved(figure: Path | None) -> None:
     if figure is not None:
-        _console().print(f"Figure saved: {figure}")
+        console().print(f"Figure saved: {figure}")
 
 
 def _show(
@@ -166,12 +169,11 @@ def _show(
     settings: tables.Settings,
     why: str,
 ) -> None:
-    console = _console()
-    console.print(_setting(mechanism) + (", orthogonal gradients" if geometry == "orthogonal" else ""))
-    console.print("; ".join(block.title for block in blocks))
-    table = Table("quantity", "records", "at least", "at most", "black box", "f-DP black box")
-    if samples:
-        table.add_column("Monte Carlo", no_wrap=True)
+    out = console()
+    out.print(_setting(mechanism) + (", orthogonal gradients" if geometry == "orthogonal" else ""))
+    out.print("; ".join(block.title for block in blocks))
+    headers = ["quantity", "records", "at least", "at most", "black box", "f-DP black box"]
+    table = Table(headers + ["Monte Carlo"] * bool(samples), _SPARE)
     for block in blocks:
         for i, row in enumerate(block.rows):
             drawn = [f"{_low(row.monte_carlo)} to {_high(row.monte_carlo)}"] if row.monte_carlo else []
@@ -179,7 +181,7 @@ def _show(
                 block.quantity if i == 0 else "", str(row.group), _low(row.tight), _high(row.tight),
                 shown(row.black_box, UPPER), shown(row.f_dp, UPPER), *drawn, end_section=i == len(block.rows) - 1,
             )  # fmt: skip
-    console.print(table)
+    table.print(out)
     first = blocks[0].rows[-1].tight
     notes = [
         "at least, at most: proved, for any records of the group together",
@@ -196,7 +198,7 @@ def _show(
         )
     elif why:
         notes.append(f"not simulated: {why}")
-    console.print("\n".join(notes), style="dim")
+    out.print("\n".join(notes), style="dim")
 
 
 def _low(bracket: Bracket) -> str:
@@ -246,20 +248,20 @@ def _clippings(
             ],
         })  # fmt: skip
         return
-    console = _console()
-    console.print(
+    out = console()
+    out.print(
         f"{mechanism.sampler!r}, noise {mechanism.noise_multiplier:g} of the clip norm under every clipping, "
         f"{mechanism.relation}"
     )
-    console.print("; ".join(tables.Block(quantity, at, ()).title for quantity, at, _ in found))
-    table = Table("quantity", "records", *names)
+    out.print("; ".join(tables.Block(quantity, at, ()).title for quantity, at, _ in found))
+    table = Table(["quantity", "records", *names])
     for quantity, _, rows in found:
         for i, (size, brackets) in enumerate(rows.items()):
             cells = [f"{_low(b)} to {_high(b)}" for b in brackets]
             table.add_row(quantity if i == 0 else "", str(size), *cells, end_section=i == len(rows) - 1)
-    console.print(table)
+    table.print(out)
     for i, j, where in crossings:
-        console.print(
+        out.print(
             f"{names[j]} costs less than {names[i]} from a group of {where[1]} on, more up to {where[0]}" if where
             else f"{names[j]} and {names[i]}: no crossing is proved"
         )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +13,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
 
-from verax import Batch, Individual, Mixed, checks, planning
+from verax import checks, planning
 from verax.cli import common
+from verax.cli.commands import Command, Group
 from verax.cli.compare import writable
 from verax.cli.plan_closed_form import closed_form
 from verax.cli.plan_utility import utility as utility_graph
+from verax.cli.tables import Table, console
 from verax.mechanism import Clipping
 from verax.planning import WAYS, Change, Plan, Target
 from verax.planning.grid import spread, usual_batches
@@ -29,12 +29,12 @@ from verax.planning.utility import read as read_graph
 from verax.reporting import plans as reporting
 from verax.reporting.figures import drawable
 
-plan = typer.Typer(rich_markup_mode=None)
+plan = typer.Typer(cls=Group, rich_markup_mode=None)
 
-plan.command("closed-form")(closed_form)
-plan.command("utility")(utility_graph)
+plan.command("closed-form", cls=Command)(closed_form)
+plan.command("utility", cls=Command)(utility_graph)
 
-_WIDE = 165  # columns of a table that goes to a file
+_SPARE = ("noise/batch", "signal of a round", "closed form", "records touched", "of full batch")
 _SHOWN = 15
 _CLOSE_EPOCHS = 2.0**0.5  # factor between the epochs of a range
 
@@ -86,6 +86,8 @@ def frontier(
     Example: verax plan --records 60000 --epsilon 1 --delta 1e-5 --epochs 1:100 --batch 64:8192 --figure plans.png
     """
     if context.invoked_subcommand is not None:
+        why = "give them after it, if it has them"
+        common.refuse_together(context, context.params, f"the command {context.invoked_subcommand}", why)
         return
     if figure is not None:
         writable(drawable(figure).parent)
@@ -115,7 +117,7 @@ def frontier(
         return
     _show(plans, changes, unknown, rank.value, checks.count("show", show), best, joined)
     if figure is not None:
-        _console().print(f"Figure saved: {figure}")
+        console().print(f"Figure saved: {figure}")
 
 
 @dataclass(frozen=True)
@@ -246,7 +248,7 @@ def _names(option: str, words: str, allowed: Iterable[str]) -> list[str]:
 
 
 def _clippings(words: str, clip_groups: int) -> list[Clipping]:
-    kinds: dict[str, Clipping] = {"individual": Individual(), "batch": Batch(), "mixed": Mixed(groups=clip_groups)}
+    kinds = common.clippings(clip_groups, words.split(","))
     return [kinds[word] for word in _names("--clipping", words, kinds)]
 
 
@@ -259,10 +261,6 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     task = bar.add_task("planning", total=None)
     with bar:
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _console() -> Console:
-    return Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else _WIDE)
 
 
 def _setting(plan: Plan, unknown: str) -> str:
@@ -298,36 +296,34 @@ def _show(
     plans: Sequence[Plan], changes: Sequence[Change], unknown: str, rank: str, show: int, best: float | None,
     joined: _Joined | None,
 ) -> None:  # fmt: skip
-    console = _console()
+    out = console()
     shown = plans[:show]
     order = f"best {rank} first" if joined is None else f"the utility graph's choice first, then best {rank}"
-    console.print(f"{_setting(plans[0], unknown)}: {_count(len(plans), 'plan')}, {order}" + (
+    out.print(f"{_setting(plans[0], unknown)}: {_count(len(plans), 'plan')}, {order}" + (
         f", {len(shown)} shown" if len(shown) < len(plans) else ""
     ))  # fmt: skip
     rows = reporting.table(shown, best, unknown)
     starred = set(map(id, planning.undominated(plans)))
-    grid = Table("", Column("sampler", no_wrap=True), *list(rows[0])[1:], *(["expected accuracy"] if joined else []))
+    grid = Table(["", *rows[0], *(["expected accuracy"] if joined else [])], _SPARE)
     for item, row in zip(shown, rows, strict=True):
         more = [f"{100.0 * joined.accuracy(item):.1f} %"] if joined else []
         grid.add_row("*" if id(item) in starred else "", *row.values(), *more)
-    console.print(grid)
+    grid.print(out)
     meanings = {name: text for name, text in reporting.EXPLAINED.items() if name in (*rows[0], "signal", "*")}
     for name, meaning in meanings.items():
         if name != "noise" or unknown == "noise":
-            console.print(f"{name}: {meaning}", style="dim")
+            out.print(f"{name}: {meaning}", style="dim")
     if joined is not None:
-        console.print(joined.words())
+        out.print(joined.words())
         if not joined.graph.public:
-            console.print(f"Warning: {LEAKS}")
+            out.print(f"Warning: {LEAKS}")
     first, target = plans[0], plans[0].target
     if target.delta * target.records > 1.0:
-        console.print(
-            f"Note: delta {target.delta!r} is above 1/records; a run that publishes one record would meet it."
-        )
+        out.print(f"Note: delta {target.delta!r} is above 1/records; a run that publishes one record would meet it.")
     if changes:
-        console.print(f"What changes to the first plan cost (batch {first.batch}, epochs {first.epochs}):")
+        out.print(f"What changes to the first plan cost (batch {first.batch}, epochs {first.epochs}):")
         for change in changes:
-            console.print(f"  {change}")
+            out.print(f"  {change}")
 
 
 def _count(number: int, word: str) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from verax import checks
 from verax.cli import common
+from verax.cli.tables import console
 from verax.reporting.figures import matplotlib
 from verax.reproduce import PAPERS, Row, quiet
 from verax.reproduce import reproduce as run
@@ -42,15 +42,15 @@ def reproduce(
         )
         return
     _show(rows)
-    Console(highlight=False, markup=False, soft_wrap=True).print(f"{len(files)} files in {folder}")
+    console().print(f"{len(files)} files in {folder}")
 
 
 def _show(rows: list[Row]) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    out = console()
     table = Table("where", "quantity", "in the paper", "here", "verdict")
     for row in rows:
         table.add_row(row.where, row.what, row.paper, row.here, row.verdict)
-    console.print(table)
+    out.print(table)
     for row in rows:
         if row.remark:
-            console.print(f"{row.where}, {row.what}: {row.remark}", style="dim")
+            out.print(f"{row.where}, {row.what}: {row.remark}", style="dim")

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from verax import Mechanism
 from verax.cli import common
 from verax.cli.group import Geometry, GeometryName
+from verax.cli.tables import Table, console
 from verax.privacy.analysis import MAX_GROUP
 from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
@@ -171,29 +170,29 @@ def _show(
     epsilon: float | None,
     cap: int | None,
 ) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    out = console()
     everyone = sum(row.users for row in rows)
-    console.print(f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier!r}, {mechanism.clipping!r}")
-    console.print(
+    out.print(f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier!r}, {mechanism.clipping!r}")
+    out.print(
         f"relation {mechanism.relation}{', orthogonal gradients' * (geometry == 'orthogonal')}; {everyone} users, "
         f"{total} records; epsilon at delta = {delta!r}"
     )
-    table = Table("records", "users", "share", "at least", "at most")
+    table = Table(["records", "users", "share", "at least", "at most"])
     for records, users, bracket in _ranges(rows):
         low, high = shown(bracket.lower, LOWER), shown(bracket.upper, UPPER)
         table.add_row(records, str(users), f"{100.0 * users / everyone:.4g} %", low, high)
-    console.print(table)
+    table.print(out)
     seen = 0
     for row in rows:
         seen += row.users
         if 2 * seen >= everyone:
             break
-    console.print(
+    out.print(
         f"every user: at most {shown(rows[-1].epsilon.upper, UPPER)}; half of them: at most "
         f"{shown(row.epsilon.upper, UPPER)}"
     )
     if epsilon is not None:
-        console.print(
+        out.print(
             f"within {epsilon!r}: {_within(rows, epsilon)} of {everyone} users; with at most {cap} records each, all"
             if cap else f"within {epsilon!r}: {_within(rows, epsilon)} of {everyone} users; not even one record is"
         )  # fmt: skip

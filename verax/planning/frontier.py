@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from verax import checks
 from verax.mechanism import Batch, Clipping, Individual, Mechanism, Mixed
 from verax.planning.accountant import upper_only
+from verax.planning.central_limit import (
+    gaussian_fall,
+    gaussian_growth,
+    gaussian_limit,
+    gaussian_shift,
+)
 from verax.planning.search import LARGEST_NOISE, Found, smallest_noise
-from verax.planning.surface import Surface, gaussian_limit, gaussian_shift
 from verax.planning.ways import drawn
 from verax.samplers import BufferedShuffle, Deterministic, Poisson, Sampler, Shuffle
 
@@ -109,7 +114,10 @@ def _length(plan: Plan) -> float:
 
 
 class Planner:
-    """Solves for the noise of one plan after the other, each search starting where its neighbours ended.
+    """Solves for the noise of plans that meet one target.
+
+    A plan depends on the target and on its own sampler alone: asked in another order, beside other plans or in another
+    program, it has the same noise to the last digit.
 
     >>> planner = Planner(Target(records=60000, epsilon=1.0, delta=1e-5))
     >>> plan = planner.plan("poisson", batch=600, epochs=10)
@@ -119,15 +127,13 @@ class Planner:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.looks = 0
-        """How often the accountant was asked."""
         self._mu = gaussian_shift(target.epsilon, target.delta)
-        self._surfaces: dict[str, Surface] = {}
+        self._growth = gaussian_growth(self._mu, target.delta)
 
     def plan(self, way: str, batch: int, epochs: int) -> Plan:
         """The plan with the least noise, or an error that says how far off the target is."""
         target, sampler = self.target, drawn(way, self.target.records, batch, epochs)
-        found = self.solve(way, sampler)
+        found = self.solve(sampler)
         if found is None:
             least = target.epsilon_at(sampler, LARGEST_NOISE)
             raise ValueError(
@@ -137,21 +143,19 @@ class Planner:
             )
         return Plan(target, way, batch, epochs, sampler, found.noise_multiplier, found.epsilon)
 
-    def solve(self, way: str, sampler: Sampler) -> Found | None:
-        """The least noise for this sampler; ``way`` says whose answers resemble its own. None if there is none."""
-        rate, rounds = _participation(sampler, self.target.records)
-        limit, place = gaussian_limit(self._mu, rate, rounds), (math.log(rate), math.log(rounds))
-        surface = self._surfaces.setdefault(way, Surface())
+    def solve(self, sampler: Sampler) -> Found | None:
+        """The least noise for this sampler; None if there is none."""
+        target = self.target
+        rate, rounds = _participation(sampler, target.records)
+        guess = gaussian_limit(self._mu, rate, rounds) * _sensitivity(target, sampler)
+        fall = gaussian_fall(self._growth, guess)
+        return smallest_noise(lambda noise: target.epsilon_at(sampler, noise), target.epsilon, guess, fall)
 
-        def look(noise: float) -> float:
-            self.looks += 1
-            return self.target.epsilon_at(sampler, noise)
 
-        above, fall = surface.guess(place)
-        found = smallest_noise(look, self.target.epsilon, limit * math.exp(above), fall)
-        if found is not None and found.noise_multiplier > 0.0:
-            surface.add(place, math.log(found.noise_multiplier / limit), found.fall)
-        return found
+def _sensitivity(target: Target, sampler: Sampler) -> float:
+    """How far one record moves a clipped sum, in clip norms: a guess at the noise is proportional to it."""
+    alone = isinstance(target.clipping, Individual)
+    return 1.0 if alone and target.mechanism(sampler, 1.0).relation != "replace" else 2.0
 
 
 def _participation(sampler: Sampler, records: int) -> tuple[float, float]:
@@ -199,7 +203,8 @@ def frontier(
     points = [
         (way, batch, count)
         for way in dict.fromkeys(ways)
-        for batch, count in _coarse_first(sizes, passes)
+        for batch in sizes
+        for count in passes
         if rounds_at_least <= len(drawn(way, target.records, batch, count)) <= most
     ]
     if not points:
@@ -210,28 +215,7 @@ def frontier(
         if progress is not None:
             progress(done, len(points))
         plans.append(planner.plan(way, batch, count))
-    order = {way: i for i, way in enumerate(ways)}
-    return sorted(plans, key=lambda plan: (order[plan.way], plan.batch, plan.epochs))
-
-
-def _coarse_first(rows: Sequence[int], columns: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Every pair, corners first, then ever finer meshes, so that a guess is soon made from all sides."""
-    levels = [dict(zip(values, _levels(len(values)), strict=True)) for values in (rows, columns)]
-    pairs = [(row, column) for row in rows for column in columns]
-    yield from sorted(pairs, key=lambda pair: max(levels[0][pair[0]], levels[1][pair[1]]))
-
-
-def _levels(count: int) -> list[int]:
-    """How many halvings of 0 ... count-1 it takes until each number is an end."""
-    levels = [0] * count
-    pieces, level = [(0, count - 1)], 0
-    while pieces:
-        level += 1
-        middles = [(low, (low + high) // 2, high) for low, high in pieces if high - low > 1]
-        for _, middle, _ in middles:
-            levels[middle] = level
-        pieces = [piece for low, middle, high in middles for piece in ((low, middle), (middle, high))]
-    return levels
+    return plans
 
 
 def _no_rounds(

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from verax import checks
 from verax.planning.accountant import upper_only
+from verax.planning.central_limit import gaussian_shift
 from verax.planning.frontier import Plan, Planner, Target
-from verax.planning.surface import gaussian_shift
 from verax.planning.ways import drawn
 from verax.samplers import Poisson, Sampler, TruncatedPoisson, WithoutReplacement
 
@@ -152,7 +152,7 @@ class _Case:
         """Nothing fits: how much epsilon the least run costs, and how much noise it needs."""
         target = self.target
         epsilon = target.epsilon_at(sampler, self.noise_multiplier)
-        needed = Planner(target).solve(self.way, sampler)
+        needed = Planner(target).solve(sampler)
         return ValueError(
             f"noise_multiplier = {self.noise_multiplier!r} is too little for sampler {self.way}: {what} has epsilon "
             f"{epsilon:.4g}, the target is {target.epsilon!r}; allow that epsilon"

@@ -61,15 +61,32 @@ def panels(rows: int, columns: int, width: float, height: float, *paths: Path) -
 
 
 def samplers_figure(curves: Mapping[str, Sequence[tuple[float, float, float]]], delta: float, path: Path) -> Path:
-    """Epsilon against noise, one band (lower to upper) per sampler, saved to ``path``."""
+    """Epsilon against noise, one band per sampler, saved to ``path``; the bands are proved at every noise.
+
+    Points are (noise, lower, upper), in ascending noise. More noise is post-processing, so epsilon falls: between two
+    points it is at most the upper bound of the left one and at least the lower bound of the right one.
+    """
     with drawing(7.0, 4.2, path) as axes:
         for (name, points), colour in zip(curves.items(), _COLOURS, strict=False):
-            noise, lower, upper = zip(*points, strict=True)
+            noise, lower, upper = staircase(points)
             axes.fill_between(noise, lower, upper, color=colour, alpha=0.3, linewidth=0)
-            axes.plot(noise, upper, color=colour, label=f"{name}: proved bracket")
+            axes.plot(noise, upper, color=colour, linewidth=1, label=f"{name}: proved band")
             axes.plot(noise, lower, color=colour, linestyle="--", linewidth=1)
         axes.set(xlabel="noise multiplier", ylabel=f"epsilon at delta = {delta:g}", yscale="log")
         axes.set_title("The same noise, priced by how the batches are drawn", loc="left")
         axes.legend(frameon=False)
         axes.grid(alpha=0.25)
     return path
+
+
+def staircase(points: Sequence[tuple[float, float, float]]) -> tuple[list[float], list[float], list[float]]:
+    """Noises, lower and upper bounds of a band that holds between the points, too, if the quantity falls.
+
+    >>> staircase([(1.0, 4.0, 5.0), (2.0, 1.0, 2.0)])
+    ([1.0, 1.0, 2.0, 2.0], [4.0, 1.0, 1.0, 1.0], [5.0, 5.0, 5.0, 2.0])
+    """
+    noise, lower, upper = (list(column) for column in zip(*points, strict=True))
+    twice = [value for value in noise for _ in range(2)]
+    below = [value for pair in zip(lower, [*lower[1:], lower[-1]], strict=True) for value in pair]
+    above = [value for pair in zip([upper[0], *upper[:-1]], upper, strict=True) for value in pair]
+    return twice, below, above

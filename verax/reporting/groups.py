@@ -11,8 +11,9 @@ from typing import Any
 from verax import checks
 from verax.mechanism import Clipping, Mechanism
 from verax.privacy.black_box import BlackBox
+from verax.privacy.composition import UPPER
 from verax.privacy.group_montecarlo import simulate
-from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, Guarantee
+from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, Guarantee, shown
 from verax.reporting.figures import OKABE_ITO, matplotlib, panels
 
 GROUPS = (1, 2, 4, 8, 16, 32, 64)
@@ -95,11 +96,22 @@ def price_groups(
                 confidence=settings.confidence, insecure_seed=settings.insecure_seed,
             )  # fmt: skip
         for quantity, at in asked:
-            reads = one.epsilon if quantity == "epsilon" else one.delta
             drawn = None if run is None else run.epsilon(at) if quantity == "epsilon" else run.delta(at)
-            tight = _read(guarantee, quantity, at, settings.rtol)
-            found[quantity].append(Priced(size, tight, reads(size, at, "equal"), reads(size, at, "any"), drawn))
+            tight = _read(replace(guarantee), quantity, at, settings.rtol)  # as if nothing else were asked
+            found[quantity].append(_row(one, tight, size, quantity, at, drawn))
     return [Block(quantity, at, tuple(found[quantity])) for quantity, at in asked]
+
+
+def _row(one: BlackBox, tight: Bracket, size: int, quantity: str, at: float, drawn: Bracket | None) -> Priced:
+    """One group. Everything that is proved holds at once, so the tight bound is at most either black box."""
+    if size == 1:  # nothing follows from one record's curve but the curve
+        return Priced(size, tight, tight.upper, tight.upper, drawn)
+    reads = one.epsilon if quantity == "epsilon" else one.delta
+    equal, best = reads(size, at, "equal"), reads(size, at, "any")
+    if best < tight.upper:
+        theorem = "one record's curve, with the best shares (docs/proofs.md, lemma 5)"
+        tight = replace(tight, upper=best, upper_by=theorem)
+    return Priced(size, tight, equal, best, drawn)
 
 
 def why_not_simulated(mechanism: Mechanism) -> str:
@@ -168,12 +180,13 @@ def name(clipping: Clipping) -> str:
 
 # --- figures ---------------------------------------------------------------------------------------------------------
 
-_STYLES = (("black_box", "red", "--", "black box", 0.97), ("f_dp", "orange", "-.", "f-DP black box", 0.92))
-"""Field, colour, line, words, and how high up the axis a triangle says that a number is out of reach."""
+_TIGHT = "tight: proved bracket at the dots"
+_BLACK_BOXES = (("black_box", "red", "--", "black box"), ("f_dp", "orange", "-.", "f-DP black box"))
+_EDGE, _EDGE_STEP = 0.97, 0.055  # heights at which marks say what lies beyond the axis, in parts of it
 
 
 def groups_figure(blocks: Sequence[Block], title: str, *paths: Path) -> None:
-    """One panel for every quantity: the tight band, both black boxes, and the simulation as error bars."""
+    """One panel for every quantity: the tight bound, both black boxes, and the simulation as error bars."""
     with panels(1, len(blocks), 6.4 * len(blocks), 4.6, *paths) as grid:
         for axes, block in zip(grid[0], blocks, strict=True):
             draw_block(axes, block)
@@ -182,44 +195,66 @@ def groups_figure(blocks: Sequence[Block], title: str, *paths: Path) -> None:
 
 
 def draw_block(axes: Any, block: Block) -> None:
-    """The rows of one block on one panel; what is infinite, or a delta of 1, is left out."""
+    """The rows of one block on one panel; what lies beyond the axis is a mark at its edge, with the value."""
     sizes = [row.group for row in block.rows]
-    low, high = [row.tight.lower for row in block.rows], [row.tight.upper for row in block.rows]
-    axes.fill_between(sizes, low, high, color=OKABE_ITO["blue"], alpha=0.3, linewidth=0)
-    axes.plot(sizes, high, color=OKABE_ITO["blue"], marker="o", markersize=4, label="tight: proved bracket")
-    for field, colour, dashes, label, height in _STYLES:
-        known = [(row.group, getattr(row, field)) for row in block.rows if _shows(getattr(row, field), block)]
-        if known:
-            axes.plot(*zip(*known, strict=True), color=OKABE_ITO[colour], linestyle=dashes, marker=".", label=label)
-        beyond = [row.group for row in block.rows if math.isinf(getattr(row, field))]
-        axes.plot(beyond, [height] * len(beyond), "^", color=OKABE_ITO[colour], markersize=5,
-                  transform=axes.get_xaxis_transform(), label=f"{label}: out of reach" if beyond else None)  # fmt: skip
+    tight = [row.tight.upper for row in block.rows]
+    _scales(axes, sizes, [value for value in tight if value > 0.0])
+    if block.quantity == "delta":
+        axes.set_ylim(top=2.0)
     bars = [(row.group, row.monte_carlo) for row in block.rows if row.monte_carlo is not None]
     if bars:
         _bars(axes, bars)
-    _scales(axes, sizes, [v for v in high if v > 0.0])
-    if block.quantity == "delta":
-        axes.set_ylim(top=2.0)
+    for i, (field, colour, dashes, label) in enumerate(_BLACK_BOXES):
+        values = [getattr(row, field) for row in block.rows]
+        look = {"color": OKABE_ITO[colour], "linestyle": dashes, "label": label, "marker": "."}
+        _series(axes, sizes, values, _EDGE - i * _EDGE_STEP, **look)
+    blue, height = OKABE_ITO["blue"], _EDGE - len(_BLACK_BOXES) * _EDGE_STEP
+    _series(axes, sizes, tight, height, color=blue, label=_TIGHT, marker="o", markersize=4, linewidth=1)
+    lowest, highest = axes.get_ylim()
+    lower = [max(row.tight.lower, lowest) for row in block.rows]
+    axes.vlines(sizes, lower, [min(value, highest) for value in tight], color=blue, linewidth=3, alpha=0.35)
     axes.set(xlabel="records in the group", ylabel=block.title)
     axes.grid(alpha=0.25)
 
 
-def _shows(value: float, block: Block) -> bool:
-    return 0.0 < value < math.inf and not (block.quantity == "delta" and value >= 1.0)
+def _series(axes: Any, sizes: Sequence[int], values: Sequence[float], height: float, **look: Any) -> None:
+    """One line, broken where a value lies beyond the axis; there a mark at the edge says which value it is."""
+    low, high = axes.get_ylim()
+    inside = [value if low <= value <= high else math.nan for value in values]
+    axes.plot(sizes, inside, **look)
+    for size, value in zip(sizes, values, strict=True):
+        if not low <= value <= high:
+            _edge_mark(axes, size, value, height if value > high else 1.0 - height, look["color"])
+
+
+def _edge_mark(axes: Any, size: int, value: float, height: float, colour: str) -> None:
+    up, across = height > 0.5, axes.get_xaxis_transform()
+    axes.plot([size], [height], "^" if up else "v", color=colour, markersize=5, transform=across)
+    first = size == round(axes.dataLim.x0)  # its words go to the right, those of others to the left
+    axes.annotate(
+        shown(value, UPPER, 3),
+        (size, height),
+        xycoords=across,
+        xytext=(5 if first else -5, 0),
+        textcoords="offset points",
+        ha="left" if first else "right",
+        va="center",
+        fontsize=8,
+        color=colour,
+    )
 
 
 def _bars(axes: Any, bars: Sequence[tuple[int, Bracket]]) -> None:
-    """Intervals; an arrow upwards where there is no upper end."""
-    colour = OKABE_ITO["green"]
+    """Intervals; a triangle at the edge where one goes on beyond the axis."""
+    colour, (bottom, top) = OKABE_ITO["green"], axes.get_ylim()
     label = f"Monte Carlo ({bars[0][1].evidence.split(', ')[-1]})"
     for size, found in bars:
-        low, high = max(found.lower, 1e-300), found.upper
-        if math.isinf(high):
-            axes.plot([size], [low], marker="^", color=colour, markersize=6, label=label)
-        else:
-            axes.plot(
-                [size, size], [low, high], color=colour, linewidth=5, alpha=0.45, solid_capstyle="butt", label=label
-            )
+        low, high = max(found.lower, bottom), min(found.upper, top)
+        axes.plot([size, size], [low, high], color=colour, linewidth=5, alpha=0.45, solid_capstyle="butt", label=label)
+        for beyond, end, mark in ((found.lower < bottom, 0.0, "v"), (found.upper > top, 1.0, "^")):
+            if beyond:
+                axes.plot([size], [end], mark, color=colour, markersize=6, clip_on=False,
+                          transform=axes.get_xaxis_transform())  # fmt: skip
         label = "_nolegend_"
 
 
@@ -243,11 +278,12 @@ def clippings_figure(
     with panels(1, len(tables), 6.4 * len(tables), 4.6, *paths) as grid:
         for axes, (quantity, at, rows) in zip(grid[0], tables, strict=True):
             sizes = list(rows)
-            for i, word in enumerate(names):
-                high = [rows[size][i].upper for size in sizes]
-                axes.plot(sizes, high, color=colours[i % len(colours)], marker="o", markersize=4, label=word)
             every = [b.upper for brackets in rows.values() for b in brackets]
             _scales(axes, sizes, [v for v in every if v > 0.0], room=1.5)
+            for i, word in enumerate(names):
+                high = [rows[size][i].upper for size in sizes]
+                look = {"color": colours[i % len(colours)], "label": word, "marker": "o", "markersize": 4}
+                _series(axes, sizes, high, _EDGE - i * _EDGE_STEP, **look)
             axes.set(xlabel="records in the group", ylabel=Block(quantity, at, ()).title)
             axes.set_title(title if axes is grid[0][0] else "", loc="left", fontsize=10)
             axes.legend(frameon=False, fontsize=9)

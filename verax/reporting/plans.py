@@ -69,7 +69,7 @@ def table(plans: Sequence[Plan], best_signal: float | None = None, unknown: str 
             "noise": _noise(plan.noise_multiplier),
             "noise/batch": shown(plan.ratio, UPPER, 4),
             "signal of a round": shown(plan.signal, LOWER, 4),
-            "of the run": shown(plan.signal_of_run, LOWER, 4),
+            "signal of the run": shown(plan.signal_of_run, LOWER, 4),
         }
         if best_signal is not None:
             row["of full batch"] = f"{100.0 * plan.signal_of_run / best_signal:.1f} %"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
@@ -16,6 +17,7 @@ _Points = Sequence[tuple[float, float]]
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 560, 400, 66, 24, 14, 52
 _MARKED = 1  # of the rates of false alarms, the one shown as a dot
 _SMALLEST = 1e-300
+_PIECES = 4  # straight lines that a chord is drawn by, on a logarithmic scale
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,8 @@ def spent(facts: Facts) -> str:
     ticks = [(10.0**power, f"1e{power}" if power else "1") for power in powers if power % every == 0]
     x = across(0.0, top, [(value, f"{value:g}") for value in _round_steps(top)], "epsilon")
     y = upwards(10.0 ** powers[0], 1.0, ticks, "delta", logarithmic=True)
-    upper = [(point.epsilon, point.upper) for point in facts.points]
-    lower = [(point.epsilon, point.lower) for point in facts.points]
+    upper = chords([(point.epsilon, point.upper) for point in facts.points])
+    lower = steps([(point.epsilon, point.lower) for point in facts.points])
     bracket = facts.epsilon
     least, most = shown(bracket.lower, LOWER), words.most(facts)
     told = f"At delta {facts.delta!r} epsilon lies between {least} and {most}. The less delta, the more epsilon."
@@ -148,6 +150,35 @@ def spent(facts: Facts) -> str:
         note(x, y.end + 20, f"epsilon {least} to {most} at delta {facts.delta!r}"),
     ]
     return figure("spent", "Epsilon and delta", told, x, y, drawn)
+
+
+def chords(points: _Points) -> list[tuple[float, float]]:
+    """Epsilons and upper bounds on delta, with enough between them that straight lines are proved on any scale.
+
+    Delta is convex in e^epsilon, the supremum of P(S) - e^epsilon Q(S) over events S: it lies below its chords.
+
+    >>> chords([(0.0, 1.0), (1.0, 0.0)])[2]
+    (0.5, 0.622...)
+    """
+    found = [points[0]]
+    for (first, high), (last, low) in pairwise(points):
+        for i in range(1, _PIECES + 1):
+            share = i / _PIECES
+            bend = math.expm1(share * (last - first)) / math.expm1(last - first) if 0.0 < last - first < 700.0 else 0.0
+            found.append((first + share * (last - first), high + (low - high) * (bend if i < _PIECES else 1.0)))
+    return found
+
+
+def steps(points: _Points) -> list[tuple[float, float]]:
+    """Epsilons and lower bounds on delta, which falls: between two points it is at least the lower bound of the right.
+
+    >>> steps([(0.0, 1.0), (1.0, 0.5)])
+    [(0.0, 1.0), (0.0, 0.5), (1.0, 0.5)]
+    """
+    found = [points[0]]
+    for (first, _), (last, low) in pairwise(points):
+        found += [(first, low), (last, low)]
+    return found
 
 
 def _round_steps(top: float) -> list[float]:

@@ -1,0 +1,35 @@
+"""Commands that take every option at most once: nothing that is typed is ignored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import typer
+from typer import core
+
+
+def _refuse_repeats(command: Any, context: typer.Context, words: list[str]) -> None:
+    """Refuse an option that is given twice, of which the last would win without a word."""
+    _, _, order = command.make_parser(context).parse_args(list(words))
+    for parameter, times in Counter(order).items():
+        if times > 1 and isinstance(parameter, core.TyperOption) and not (parameter.multiple or parameter.count):
+            raise ValueError(f"{parameter.opts[0]} must be given once, got it {times} times")
+
+
+class Command(core.TyperCommand):
+    """A command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What the words mean."""
+        _refuse_repeats(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+
+class Group(core.TyperGroup):
+    """A command with commands of its own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What the words before the inner command mean."""
+        _refuse_repeats(self, ctx, args)
+        return super().parse_args(ctx, args)
