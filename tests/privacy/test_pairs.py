@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from verax.privacy.closed_form import gaussian_delta
-from verax.privacy.mixtures import binomial
+from verax.privacy.numerics.distributions import binomial_law
 from verax.privacy.pairs import UNIT, Mixture, Pair, log_interval
 
 ULPS = 16.0  # what docs/proofs.md assumes of the platform's special functions
@@ -337,7 +337,7 @@ def test_cells_worked_on_in_blocks_are_the_same(monkeypatch):
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_leaving_out_faint_components_changes_no_digit(sign):
     """Ten thousand records, about 300 components: all of them, added up one by one, against the few that matter."""
-    weights = binomial(10_000, 0.01)
+    weights = binomial_law(10_000, 0.01)
     keep = weights > 1e-60
     mixture = Mixture(tuple(np.log(weights[keep]).tolist()), tuple(np.flatnonzero(keep).astype(float).tolist()))
     x = sign * np.linspace(-20.0, 300.0, 1_111)
@@ -351,7 +351,7 @@ def test_leaving_out_faint_components_changes_no_digit(sign):
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_cells_of_many_components_are_those_of_all_of_them(reverse):
-    weights = binomial(10_000, 0.01)
+    weights = binomial_law(10_000, 0.01)
     keep = weights > 1e-60
     logs, shifts = np.log(weights[keep]), np.flatnonzero(keep).astype(float)
     pair = Pair(Mixture(tuple(logs.tolist()), tuple(shifts.tolist())))
