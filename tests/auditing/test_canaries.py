@@ -9,7 +9,13 @@ import pytest
 from scipy import stats
 
 from verax import Deterministic, Mechanism, Poisson, WithoutReplacement
-from verax.auditing.canaries import audit_canaries, epsilon_from_guesses, right_guesses_at_most
+from verax.auditing.canaries import (
+    audit_canaries,
+    epsilon_from_guesses,
+    largest_probabilities,
+    right_guesses_at_most,
+)
+from verax.privacy.numerics.distributions import binomial_probability
 
 
 def slowly(m, r, v, eps, delta):
@@ -24,9 +30,18 @@ def slowly(m, r, v, eps, delta):
 def test_the_bound_is_the_corollary_and_covers_what_lies_between(m, r, v, delta):
     for low in (0.0, 0.3, 1.0, 2.5):
         at = right_guesses_at_most(m, r, v, delta, (low, low))
-        assert at == pytest.approx(slowly(m, r, v, low, delta), rel=1e-7)
+        assert at == pytest.approx(slowly(m, r, v, low, delta), rel=1e-6)
         wide = right_guesses_at_most(m, r, v, delta, (low, low + 0.4))
         assert wide >= max(slowly(m, r, v, low + part, delta) for part in np.linspace(0.0, 0.4, 5)) * (1.0 - 1e-12)
+
+
+@pytest.mark.parametrize(("n", "low", "high"), [(1, 0.5, 0.6), (40, 0.5, 0.5), (40, 0.5, 0.8), (900, 0.7, 0.72)])
+def test_largest_probabilities_are_at_least_the_largest(n, low, high):
+    found, k = largest_probabilities(n, low, high), np.arange(n + 1)
+    rates = np.clip(k / n, low, high)
+    truth = [binomial_probability(n, rate, hits).lower for hits, rate in enumerate(rates.tolist())]
+    assert (found >= np.array(truth) * (1.0 - 1e-13)).all()
+    assert found == pytest.approx(truth, rel=1e-4, abs=1e-280)
 
 
 def test_published_numbers():

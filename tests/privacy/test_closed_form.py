@@ -6,10 +6,12 @@ import itertools
 import math
 
 import mpmath
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from verax.privacy.blend import gaussian_deltas
 from verax.privacy.closed_form import black_box_group, gaussian_delta, gaussian_epsilon
 
 DELTAS = [0.3, 1e-2, 1e-5, 1e-10, 1e-20, 1e-30]
@@ -122,3 +124,45 @@ def test_black_box_group_edges():
     assert black_box_group(5.0, 1e-3, 100) == (500.0, 1.0)
     assert black_box_group(50.0, 1e-300, 100) == (5000.0, 1.0)
     assert black_box_group(1e-12, 1e-6, 3)[1] == pytest.approx(3e-6, rel=1e-9)
+
+
+# --- both ends of the doubles -----------------------------------------------------------------------------------------
+
+
+def delta_far_out(mu: float, epsilon: float) -> mpmath.mpf:
+    """The curve where e^epsilon leaves every range: a tail less a density times a Mills ratio, by its series."""
+    with mpmath.workdps(700):
+        m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        near, far = e / m - m / 2, e / m + m / 2
+        if abs(near) > 60:
+            return mpmath.mpf("1e-400") if near > 0 else 1 - mpmath.mpf("1e-400")
+        if far < 1e6:
+            return exact_delta(mu, epsilon) if far < 8 else mpmath.ncdf(-near) - mpmath.exp(e) * mpmath.ncdf(-far)
+        mills = (1 - far**-2 + 3 * far**-4 - 15 * far**-6 + 105 * far**-8) / far
+        return mpmath.ncdf(-near) - mpmath.npdf(near) * mills
+
+
+@given(st.floats(-150.0, 150.0), st.floats(-45.0, 45.0))
+def test_the_curve_is_bracketed_whatever_the_noise(log_mu, near):
+    """With noise below 1e-12 the distance from the bulk is a difference of numbers that agree in all their digits."""
+    mu = 10.0**log_mu
+    epsilon = max(mu * (near + mu / 2.0), 0.0)
+    truth = delta_far_out(mu, epsilon)
+    assert gaussian_delta(mu, epsilon, -1) <= truth <= gaussian_delta(mu, epsilon, 1)
+    down, up = (float(gaussian_deltas(np.array([mu]), epsilon, side)[0]) for side in (-1, 1))
+    assert down <= truth <= up
+
+
+@pytest.mark.parametrize(("mu", "epsilon"), [(1.1044955911381096e16, 6.099552554217646e31), (1.5e13, 1.125e26)])
+def test_the_curve_is_bracketed_where_the_distance_has_no_digits_left(mu, epsilon):
+    truth = delta_far_out(mu, epsilon)
+    assert gaussian_delta(mu, epsilon, -1) <= truth <= gaussian_delta(mu, epsilon, 1)
+
+
+@pytest.mark.parametrize("mu", [5e-324, 1e-300, 1.0, 1e150, 1e308])
+@pytest.mark.parametrize("epsilon", [0.0, 5e-324, 1.0, 1e300, 1.7e308])
+def test_nothing_overflows_at_the_ends_of_the_doubles(mu, epsilon):
+    down, up = gaussian_delta(mu, epsilon, -1), gaussian_delta(mu, epsilon, 1)
+    assert 0.0 <= down <= up <= 1.0
+    assert up > 0.0
+    assert gaussian_epsilon(mu, 5e-324) >= 0.0

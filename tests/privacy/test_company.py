@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+import mpmath
 import numpy as np
 import pytest
 from scipy import stats
@@ -303,3 +304,26 @@ def test_a_group_in_shuffled_batches_of_any_population_against_a1():
     bracket = small(Shuffle(2, 1), Batch(), "zero-out").guarantee(2, adversary="A1").delta(1.0)
     assert bracket.lower <= sup <= bracket.upper
     assert told(4, 1.0) < gaussian_delta(math.sqrt(8.0), 1.0)  # what the lower bound was once
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        WithoutReplacement(batch=7 * 10**11, population=10**12, steps=1),
+        TruncatedPoisson(rate=0.6, steps=1, max_batch=7 * 10**11, population=10**12),
+        Shuffle(batches=1),
+    ],
+)
+def test_missing_company_is_not_understated_with_very_many_clip_groups(sampler):
+    """1 - 1/m, rounded and raised to a power like 1e12, would be off by 2e-5 here."""
+    groups, size = 7 * 10**9, getattr(sampler, "batch", getattr(sampler, "max_batch", 10**12))
+    relation = "add-remove" if isinstance(sampler, TruncatedPoisson) else "zero-out"
+    found = lacking(Mechanism(sampler, 1.0, Mixed(groups=groups), relation), 1, 10**12)
+    with mpmath.workdps(40):
+        empty = mpmath.exp((size - 1) * mpmath.log1p(-mpmath.mpf(1) / groups))
+        if isinstance(sampler, TruncatedPoisson):
+            empty += mpmath.exp((10**12 - 1) * mpmath.log1p(-mpmath.mpf(sampler.rate) / groups))
+        else:
+            share = mpmath.mpf(size) / 10**12
+            empty *= share + (1 - share) * (1 - mpmath.mpf(1) / groups)
+    assert groups * empty <= found <= groups * empty * 1.00001

@@ -96,17 +96,6 @@ def test_the_interval_covers_as_often_as_it_says():
     assert hits >= stats.binom.ppf(1e-4, 100, level)
 
 
-@pytest.mark.parametrize(("heads", "trials"), [(0, 10), (3, 10), (10, 10), (57, 1000)])
-def test_clopper_pearson_is_exact(heads, trials):
-    low, high = (float(end[0]) for end in montecarlo._clopper_pearson(np.array([float(heads)]), trials, 0.01))
-    if heads > 0:
-        assert stats.binom.sf(heads - 1, trials, low) == pytest.approx(0.01, rel=1e-6)
-    if heads < trials:
-        assert stats.binom.cdf(heads, trials, high) == pytest.approx(0.01, rel=1e-6)
-    assert (low == 0.0) == (heads == 0)
-    assert (high == 1.0) == (heads == trials)
-
-
 def test_more_trials_narrow_the_bracket_and_more_confidence_widens_it():
     few, many = (estimate(bins(10, 1.0), epsilon=1.0, trials=n, insecure_seed=0).width for n in (2_000, 50_000))
     assert many < 0.4 * few

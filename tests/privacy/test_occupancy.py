@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from verax.privacy import occupancy
+from verax.privacy.numerics.distributions import binomial_law, hypergeometric_law
 from verax.samplers import BallsInBins, Poisson, Shuffle, WithoutReplacement
 
 
@@ -47,7 +48,7 @@ def inclusion_exclusion(batches, size, group):
 
 @pytest.mark.parametrize(("population", "marked", "drawn"), [(5, 2, 2), (60_000, 32, 64), (50, 40, 30), (9, 9, 4)])
 def test_hypergeometric(population, marked, drawn):
-    ours = occupancy.hypergeometric(population, marked, drawn)
+    ours = hypergeometric_law(population, marked, drawn)
     exact = [
         Fraction(math.comb(marked, k) * math.comb(population - marked, drawn - k), math.comb(population, drawn))
         for k in range(min(marked, drawn) + 1)
@@ -58,7 +59,7 @@ def test_hypergeometric(population, marked, drawn):
 
 @pytest.mark.parametrize(("trials", "rate"), [(32, 1e-3), (32, 0.5), (200, 0.97), (1, 1e-9), (3, 1.0)])
 def test_binomial(trials, rate):
-    ours = occupancy.binomial(trials, rate)
+    ours = binomial_law(trials, rate)
     exact = [
         math.comb(trials, k) * Fraction(rate) ** k * (1 - Fraction(rate)) ** (trials - k) for k in range(len(ours))
     ]
@@ -240,9 +241,9 @@ def test_lemma_e4_holds(group, epochs, gamma):
         (
             WithoutReplacement(batch=8, population=30, steps=4),
             30,
-            lambda: occupancy.rounds(occupancy.hypergeometric(30, 6, 8), None, 4),
+            lambda: occupancy.rounds(hypergeometric_law(30, 6, 8), None, 4),
         ),
-        (Poisson(rate=0.2, steps=5), 30, lambda: occupancy.rounds(occupancy.binomial(6, 0.2), None, 5)),
+        (Poisson(rate=0.2, steps=5), 30, lambda: occupancy.rounds(binomial_law(6, 0.2), None, 5)),
         (BallsInBins(bins=5, epochs=2), 30, lambda: occupancy.epoch(6, [(5, None)], occupancy.every).times(2)),
     ],
     ids=lambda value: type(value).__name__,

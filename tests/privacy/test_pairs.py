@@ -13,57 +13,8 @@ from hypothesis import strategies as st
 from scipy import special
 
 from verax.privacy.closed_form import gaussian_delta
-from verax.privacy.mixtures import binomial
+from verax.privacy.numerics.distributions import binomial_law
 from verax.privacy.pairs import UNIT, Mixture, Pair, log_interval
-
-ULPS = 16.0  # what docs/proofs.md assumes of the platform's special functions
-
-# --- the platform's functions are as accurate as the error bounds assume --------------------------------------------
-
-
-def worst_ulps(computed: np.ndarray, exact: Sequence[mpmath.mpf]) -> float:
-    with mpmath.workdps(40):
-        return max(
-            float(abs(mpmath.mpf(float(c)) - e) / abs(e)) / UNIT
-            for c, e in zip(computed, exact, strict=True)
-            if e != 0 and abs(e) > mpmath.mpf("1e-300")
-        )
-
-
-def test_erfcx_is_within_sixteen_units_of_round_off():
-    x = np.concatenate([np.linspace(0.0, 30.0, 301), np.geomspace(1e-12, 1e8, 100), np.linspace(0.0, 1.0, 51)])
-    with mpmath.workdps(40):
-        exact = []
-        for v in map(mpmath.mpf, x.tolist()):
-            if v < 1000:
-                with mpmath.workdps(60):
-                    exact.append(mpmath.exp(v * v) * mpmath.erfc(v))
-            else:  # asymptotic series, far better than 40 digits here after a few terms
-                terms = [mpmath.mpf(1)]
-                for k in range(1, 8):
-                    terms.append(-terms[-1] * (2 * k - 1) / (2 * v * v))
-                exact.append(mpmath.fsum(terms) / (v * mpmath.sqrt(mpmath.pi)))
-    assert worst_ulps(special.erfcx(x), exact) <= ULPS
-
-
-def test_exp_and_log_are_within_sixteen_units_of_round_off():
-    rng = np.random.default_rng(1)
-    x = np.concatenate([rng.uniform(-690.0, 690.0, 200), rng.uniform(-1.0, 1.0, 100)])
-    positive = np.exp(rng.uniform(-600.0, 600.0, 200))
-    small = rng.uniform(-1.0, 1.0, 100) * 10.0 ** rng.uniform(-18, -0.2, 100)
-    with mpmath.workdps(40):
-        assert worst_ulps(np.exp(x), [mpmath.exp(mpmath.mpf(v)) for v in x.tolist()]) <= ULPS
-        assert worst_ulps(np.log(positive), [mpmath.log(mpmath.mpf(v)) for v in positive.tolist()]) <= ULPS
-        assert worst_ulps(np.expm1(small), [mpmath.expm1(mpmath.mpf(v)) for v in small.tolist()]) <= ULPS
-        assert worst_ulps(np.log1p(small), [mpmath.log1p(mpmath.mpf(v)) for v in small.tolist()]) <= ULPS
-
-
-def test_ndtr_errs_by_at_most_sixteen_units_absolutely():
-    x = np.linspace(-8.0, 8.0, 321)
-    with mpmath.workdps(40):
-        miss = [abs(mpmath.mpf(float(c)) - mpmath.ncdf(v)) for c, v in zip(special.ndtr(x), x.tolist(), strict=True)]
-    assert float(max(miss)) <= ULPS / 2.0 * UNIT  # a cell's mass is the difference of two
-
 
 # --- masses of cells ------------------------------------------------------------------------------------------------
 
@@ -337,7 +288,7 @@ def test_cells_worked_on_in_blocks_are_the_same(monkeypatch):
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_leaving_out_faint_components_changes_no_digit(sign):
     """Ten thousand records, about 300 components: all of them, added up one by one, against the few that matter."""
-    weights = binomial(10_000, 0.01)
+    weights = binomial_law(10_000, 0.01)
     keep = weights > 1e-60
     mixture = Mixture(tuple(np.log(weights[keep]).tolist()), tuple(np.flatnonzero(keep).astype(float).tolist()))
     x = sign * np.linspace(-20.0, 300.0, 1_111)
@@ -351,7 +302,7 @@ def test_leaving_out_faint_components_changes_no_digit(sign):
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_cells_of_many_components_are_those_of_all_of_them(reverse):
-    weights = binomial(10_000, 0.01)
+    weights = binomial_law(10_000, 0.01)
     keep = weights > 1e-60
     logs, shifts = np.log(weights[keep]), np.flatnonzero(keep).astype(float)
     pair = Pair(Mixture(tuple(logs.tolist()), tuple(shifts.tolist())))

@@ -276,6 +276,13 @@ def test_a_client_is_protected_with_all_its_records(cases):
     assert "Any 1 record is" not in cases["client spent"]
 
 
+def test_every_form_names_the_measured_accuracy_of_special_functions(cases):
+    for statement in cases.values():
+        assert any("measured accuracy of special functions" in what for what in statement.content()["relies_on"])
+        assert "measured accuracy of special functions" in statement.prose()
+        assert "measured accuracy of special functions" in statement.html()
+
+
 def test_what_is_not_covered(cases):
     def names(name):
         return {item["name"] for item in cases[name].content()["not_covered"]}

@@ -8,18 +8,19 @@ Jagielski 2023, corollary 5.4); so many right guesses refute a small epsilon. Se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from verax import checks
-from verax.auditing.confidence import ROUND_OFF
 from verax.auditing.sums import Floats
 from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import Bracket, Guarantee, shown
+from verax.privacy.numerics.distributions import binomial_at_least, binomial_law, law_error
+from verax.privacy.pairs import UNIT
 
 Run = Callable[[NDArray[np.bool_]], ArrayLike]
 """Trains once with the canaries that are in, and returns a score for every canary: the higher, the more it seems in."""
@@ -27,6 +28,8 @@ Run = Callable[[NDArray[np.bool_]], ArrayLike]
 SHARES = (16, 8, 4, 2, 1)  # of the canaries, one in so many is guessed: several tries, all paid for
 _FIRST_STEP, _LAST_STEP = 0.05, 1e-4  # in epsilon
 _FAR = 50.0
+_ROUND_OFF = 8.0 * UNIT  # relative error of e^epsilon / (1 + e^epsilon)
+_UNDERFLOW = 1e-290  # below this a law's probabilities lose their digits
 
 
 def right_guesses_at_most(canaries: int, guesses: int, right: int, delta: float, between: tuple[float, float]) -> float:
@@ -36,16 +39,34 @@ def right_guesses_at_most(canaries: int, guesses: int, right: int, delta: float,
     epsilon and is taken at its end. The second need not; each probability of the Binomial is taken where it is largest
     in between, which is where q is nearest to its share.
     """
-    low, high = (float(special.expit(epsilon)) for epsilon in between)
-    enough = 1.0 if right == 0 else float(special.betainc(right, guesses - right + 1.0, high))
+    low, high = (1.0 / (1.0 + math.exp(-epsilon)) for epsilon in between)
+    low, high = low * (1.0 - _ROUND_OFF), min(high * (1.0 + _ROUND_OFF), 1.0)
+    enough = binomial_at_least(guesses, high, right).upper
     if delta > 0.0 and right > 0:
-        k = np.arange(right - 1.0, -1.0, -1.0)
-        q = np.clip(k / guesses, low, high)
-        log_mass = special.xlogy(k, q) + special.xlog1py(guesses - k, -q)
-        log_mass -= special.betaln(k + 1.0, guesses - k + 1.0) + np.log(guesses + 1.0)
-        windows = np.cumsum(np.exp(log_mass)) / np.arange(1.0, right + 1.0)
-        enough += 2.0 * canaries * delta * float(windows.max())
-    return min(enough * (1.0 + ROUND_OFF), 1.0)
+        masses = largest_probabilities(guesses, low, high)[right - 1 :: -1]
+        windows = np.cumsum(masses) / np.arange(1.0, right + 1.0)
+        enough += 2.0 * canaries * delta * float(windows.max()) * (1.0 + 2.0 * UNIT * (right + 8.0))
+    return min(enough, 1.0)
+
+
+def largest_probabilities(trials: int, low: float, high: float) -> Floats:
+    """At least the probability of each number of hits, at whichever rate between these it is largest.
+
+    That is the rate nearest to k / n. Where it is k / n itself, Stirling's series, which lies between its partial sums,
+    gives sqrt(n / (2 pi k (n - k))) e^(1/12n - r(k) - r(n - k)) with r(k) = 1/12k - 1/360k^3.
+    """
+    at_low, at_high = binomial_law(trials, low), binomial_law(trials, high)
+    k = np.arange(trials + 1.0)
+    most = np.where(k < trials * low, at_low, at_high) * (1.0 + law_error(at_low)) + _UNDERFLOW
+    inside = (k > 0.0) & (k < trials) & (k / trials > low - _ROUND_OFF) & (k / trials < high + _ROUND_OFF)
+    k, rest = k[inside], trials - k[inside]
+    exponent = 1.0 / (12.0 * trials) - _stirling(k) - _stirling(rest)
+    most[inside] = np.sqrt(trials / (2.0 * math.pi * k * rest)) * np.exp(exponent) * (1.0 + 32.0 * UNIT)
+    return np.asarray(most)
+
+
+def _stirling(k: Floats) -> Floats:
+    return np.asarray(1.0 / (12.0 * k) - 1.0 / (360.0 * k**3))
 
 
 def epsilon_from_guesses(canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:

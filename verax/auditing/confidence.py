@@ -2,53 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy.special import betainccinv, betaincinv
 
 from verax.auditing.sums import Floats
+from verax.privacy.numerics.proportions import proportion_at_least, proportion_at_most
+from verax.privacy.pairs import UNIT
 
-ROUND_OFF = 1e-9  # relative; far above the error of the inverse beta function
 THRESHOLDS = 400  # tried on the first lot of runs
 
 
-def proportion_at_least(hits: ArrayLike, trials: float, miss: float) -> Floats:
-    """Clopper and Pearson's lower limit of a proportion: too high with probability at most ``miss``.
-
-    >>> from verax.auditing.confidence import proportion_at_least
-    >>> round(float(proportion_at_least(10, 10, 0.05)), 4)  # 0.05 ** 0.1
-    0.7411
-    """
-    k = np.asarray(hits, dtype=float)
-    some = np.where(k > 0.0, k, 1.0)
-    limit = betaincinv(some, trials - some + 1.0, miss) * (1.0 - ROUND_OFF)
-    return np.where(k > 0.0, limit, 0.0).astype(np.float64)
-
-
-def proportion_at_most(hits: ArrayLike, trials: float, miss: float) -> Floats:
-    """Clopper and Pearson's upper limit of a proportion: too low with probability at most ``miss``.
-
-    >>> from verax.auditing.confidence import proportion_at_most
-    >>> round(float(proportion_at_most(0, 10, 0.05)), 4)  # 1 - 0.05 ** 0.1
-    0.2589
-    """
-    k = np.asarray(hits, dtype=float)
-    some = np.where(k < trials, k, 0.0)
-    limit = betainccinv(some + 1.0, trials - some, miss) * (1.0 + ROUND_OFF)
-    return np.where(k < trials, np.minimum(limit, 1.0), 1.0).astype(np.float64)
-
-
-def epsilon_at_least(hits: ArrayLike, false: ArrayLike, trials: float, delta: float, miss: float) -> Floats:
+def epsilon_at_least(hits: int, false: int, trials: int, delta: float, miss: float) -> float:
     """The epsilon proved by an event seen ``hits`` times in one world and ``false`` times in the other.
 
     (epsilon, delta) privacy means P(event) <= e^epsilon Q(event) + delta, so epsilon >= log((P - delta) / Q). Each
     proportion's limit misses with probability at most ``miss / 2``, so the bound holds with probability ``1 - miss``,
     also if the two worlds share their randomness.
     """
-    power = np.maximum(proportion_at_least(hits, trials, miss / 2.0) - delta, 1e-300)
-    return np.maximum(np.log(power / proportion_at_most(false, trials, miss / 2.0)), 0.0)
+    power = proportion_at_least(hits, trials, miss / 2.0) - delta
+    if power <= 0.0:
+        return 0.0
+    ratio = power / proportion_at_most(false, trials, miss / 2.0)
+    return max(math.log(ratio) * (1.0 - 8.0 * UNIT) - 8.0 * UNIT, 0.0)
+
+
+def forecast_epsilon(hits: Floats, false: Floats, trials: float, delta: float, miss: float) -> Floats:
+    """About what the bound above will be, for many expected counts at once: it chooses a threshold and bounds none."""
+    some, missed = np.maximum(hits, 1.0), np.minimum(false, trials - 1.0)
+    power = np.where(hits > 0.0, betaincinv(some, trials - some + 1.0, miss / 2.0), 0.0) - delta
+    wrong = np.where(false < trials, betainccinv(missed + 1.0, trials - missed, miss / 2.0), 1.0)
+    return np.asarray(np.maximum(np.log(np.maximum(power, 1e-300) / wrong), 0.0))
 
 
 @dataclass(frozen=True)
@@ -87,6 +73,7 @@ def _best_cut(right: Floats, wrong: Floats, tests: int, delta: float, miss: floa
     false = count - np.searchsorted(np.sort(wrong), cuts, side="left")
     forecast = np.cumsum(np.exp(np.clip(-ordered, -600.0, 600.0)))[hits - 1]
     expected = np.minimum(np.maximum(false, forecast), count)
-    promises = epsilon_at_least(hits * (tests / count), expected * (tests / count), tests, delta, miss)
+    scale = np.float64(tests / count)
+    promises = forecast_epsilon(hits * scale, expected * scale, tests, delta, miss)
     best = int(np.argmax(promises))
     return Threshold(float(cuts[best]), reverse, float(promises[best]))

@@ -178,7 +178,7 @@ def audit_sampler(
         "low scores, which speak for the ghost" if threshold.reverse else "high scores, which speak for the target"
     )
     return SamplerAudit(
-        lower=float(epsilon_at_least(hits, false_hits, tested, delta, miss)),
+        lower=epsilon_at_least(hits, false_hits, tested, delta, miss),
         claim=claimed,
         delta=delta,
         confidence=float(confidence),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy import special
-
 from verax import checks
+from verax.privacy.numerics.distributions import binomial_at_least
 from verax.samplers import (
     BallsInBins,
     BufferedShuffle,
@@ -79,10 +78,10 @@ def drawn(way: str, records: int, batch: int, epochs: int) -> Sampler:
 
 def uncut(records: int, rate: float, rounds: int) -> int:
     """The smallest batch that hardly any run of so many Poisson rounds exceeds."""
-    low, high = math.ceil(rate * records), records  # P[Bin > k] is betainc(k + 1, records - k, rate)
+    low, high = math.ceil(rate * records), records
     while low < high:
         middle = (low + high) // 2
-        if special.betainc(middle + 1.0, float(records - middle), rate) <= _RARE / rounds:
+        if binomial_at_least(records, rate, middle + 1).upper <= _RARE / rounds:
             high = middle
         else:
             low = middle + 1

@@ -28,8 +28,9 @@ from verax.privacy.directions import Rounds, each_way, join
 from verax.privacy.guarantee import Guarantee, orthogonality
 from verax.privacy.largest import largest_sum
 from verax.privacy.low_noise import LEAST_NOISE
-from verax.privacy.mixtures import binomial, crowded, distinct_groups, mixture_round, truncated_rate
+from verax.privacy.mixtures import crowded, distinct_groups, mixture_round, truncated_rate
 from verax.privacy.noiseless import Noiseless
+from verax.privacy.numerics.distributions import binomial_law
 from verax.privacy.pairs import Pair
 from verax.privacy.participation import LARGEST_UNIT, Sure, both_ways, leaning, leans, participating, silent
 from verax.privacy.revealed import Revealed
@@ -304,11 +305,11 @@ def _(sampler: Poisson, mechanism: Mechanism, group: Group) -> Analysis:
     clipping, replaced = mechanism.clipping, mechanism.relation == "replace"
     match clipping:
         case Individual():
-            weights = binomial(size, sampler.rate)
+            weights = binomial_law(size, sampler.rate)
             theorem = "theorem 18 of 'optimal group privacy': a Binomial mixture of shifts against none"
             theorem = "orthogonal records are seen apart (docs/proofs.md, theorem 9)" if copies > 1 else theorem
         case Batch():
-            weights = binomial(1, -math.expm1(size * math.log1p(-sampler.rate)) if sampler.rate < 1 else 1.0)
+            weights = binomial_law(1, -math.expm1(size * math.log1p(-sampler.rate)) if sampler.rate < 1 else 1.0)
             theorem = "batch clipping: a shift of 2 if any of the group is sampled (docs/proofs.md, theorem 2)"
         case Mixed():
             weights = distinct_groups(size, sampler.rate, clipping.groups)

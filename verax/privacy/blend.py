@@ -22,6 +22,7 @@ _ULPS = 32.0  # allowance for erfcx, exp and ndtr
 _FAR = 40.0  # standard deviations beyond which a double holds no probability
 _TINY = 1e-300
 _HUGE = 1e150  # a mu whose square is still a double
+_LINEAR = 0.01  # a relative error up to which its first order, doubled, is enough
 _SLACK = 1e-11  # relative error of G_mu by ndtr and ndtri, for arguments within _FAR
 
 
@@ -34,19 +35,22 @@ def gaussian_deltas(mu: Array, epsilon: float, side: int) -> Array:
     huge, mu = mu > _HUGE, np.minimum(mu, _HUGE)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         shift = np.where(mu > 0.0, epsilon / mu, np.inf)
-        shift = np.maximum(shift - side * 4.0 * UNIT * (shift + mu / 2.0), 0.0)  # an epsilon on the safe side
-    shift[np.isnan(shift)] = np.inf
-    near, far = np.minimum(shift - mu / 2.0, _FAR), np.minimum(shift, 1e300) + mu / 2.0
-    density = np.exp(-0.5 * np.minimum(np.abs(near), _FAR) ** 2)
+    exact, far = np.minimum(shift, 1e300) - mu / 2.0, np.minimum(shift, 1e300) + mu / 2.0
+    miss = 4.0 * UNIT * far
+    near = np.clip(exact, -_FAR, _FAR)
+    density = np.exp(-0.5 * near**2)
     second = 0.5 * special.erfcx(far / math.sqrt(2.0))
     first = 0.5 * special.erfcx(np.maximum(near, 0.0) / math.sqrt(2.0))
     scale = np.where(near > 0.0, density * first, special.ndtr(-near))
     value = np.where(near > 0.0, density * (first - second), scale - density * second)
-    error = UNIT * scale * _ULPS * (1.0 + near * near)
-    value = np.where(near < _FAR, np.clip(value + side * error, 0.0, 1.0), _TINY if side == UPPER else 0.0)
+    error = scale * (UNIT * _ULPS * (1.0 + near * near) + miss * (1.0 + np.abs(near))) + _TINY
+    value = value + side * error
+    rough = special.ndtr(np.clip(side * miss - exact, -_FAR, _FAR)) * (1.0 + side * 1e-10)
+    value = np.where(miss * (1.0 + np.abs(near)) > _LINEAR, rough + (_TINY if side == UPPER else -1.0 / far), value)
+    value = np.where(exact - miss > _FAR, _TINY if side == UPPER else 0.0, np.clip(value, 0.0, 1.0))
+    value = np.where(exact + miss < -_FAR, 1.0 if side == UPPER else 1.0 - UNIT, value)
     value[huge] = 1.0 if side == UPPER else value[huge]
-    sure = 1.0 if side == UPPER else 1.0 - UNIT
-    return np.asarray(np.where((mu > 0.0) & (near > -_FAR), value, (mu > 0.0) * sure))
+    return np.asarray(np.where(mu > 0.0, value, 0.0))
 
 
 def mixture_delta(law: Law, epsilon: float, side: int) -> float:

@@ -9,8 +9,11 @@ from scipy import special
 from verax.privacy.pairs import UNIT
 from verax.privacy.roots import crossing
 
-_SQUARE = 1e4  # whatever the density of a point beyond its root is multiplied by, it is 0
 _ULPS = 32.0  # allowance for erfcx, exp and ndtr in the Gaussian curve
+_SMALLEST = 5e-324  # what underflow may take from a density times a Mills ratio
+_UNSEEN = 1e-307  # ndtr says 0 below the smallest normal double
+_FAR = 40.0  # standard deviations beyond which a double holds no probability
+_LINEAR = 0.01  # a relative error up to which its first order, doubled, is enough
 
 
 def gaussian_delta(mu: float, epsilon: float, sign: int = 1) -> float:
@@ -26,22 +29,25 @@ def gaussian_delta(mu: float, epsilon: float, sign: int = 1) -> float:
         return 0.0
     if math.isinf(mu):
         return 1.0
-    shift = epsilon / mu
-    if math.isinf(shift):
-        return 0.0  # as below
-    shift = max(shift - sign * 4.0 * UNIT * (shift + mu / 2.0), 0.0)  # near and far round; an epsilon on the safe side
-    near, far = shift - mu / 2.0, shift + mu / 2.0
-    if near > 1e3:
-        return 0.0  # below the smallest double
+    near, far = epsilon / mu - mu / 2.0, epsilon / mu + mu / 2.0
+    miss = 4.0 * UNIT * far  # near is a rounded difference: twice what it may be off by
+    if math.isinf(far) or near - miss > _FAR:
+        return _SMALLEST if sign > 0 else 0.0
+    if near + miss < -_FAR:
+        return 1.0 if sign > 0 else 1.0 - UNIT
+    if miss * (1.0 + abs(near)) > _LINEAR:  # hardly any noise: the second term is below 1 / far
+        if sign > 0:
+            return min(float(special.ndtr(miss - near)) * (1.0 + 1e-10) + _UNSEEN, 1.0)
+        return max(float(special.ndtr(-near - miss)) * (1.0 - 1e-10) - 1.0 / far, 0.0)
     density = math.exp(-near * near / 2.0)
     second = float(special.erfcx(far / math.sqrt(2.0))) / 2.0
     if near > 0.0:
         first = float(special.erfcx(near / math.sqrt(2.0))) / 2.0
-        value, scale = density * (first - second), density * first * (1.0 + near * near)
+        value, scale = density * (first - second), density * first
     else:
-        seen = float(special.ndtr(-near))
-        value, scale = seen - density * second, seen + density * (1.0 + min(near * near, _SQUARE))
-    error = UNIT * _ULPS * scale
+        scale = float(special.ndtr(-near))
+        value = scale - density * second
+    error = (UNIT * _ULPS * (1.0 + near * near) + miss * (1.0 + abs(near))) * scale + _SMALLEST
     return min(max(value + sign * error, 0.0), 1.0)
 
 

@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from verax.mechanism import Individual, Mechanism, Mixed, Phases
-from verax.privacy import occupancy
 from verax.privacy.composition import BOTH, LOWER, UPPER, Composition, Round, Sides
 from verax.privacy.curve import Curve
 from verax.privacy.guarantee import Guarantee
-from verax.privacy.mixtures import binomial
+from verax.privacy.numerics.distributions import binomial_law, hypergeometric_law
 from verax.privacy.pairs import UNIT, Array
 from verax.privacy.tables import Table
 from verax.samplers import BufferedShuffle, Deterministic, Shuffle
@@ -71,10 +70,10 @@ def lacking(mechanism: Mechanism, group: int, population: int | None) -> float:
 
 def _round(sampler: Sampler, clip_groups: int, group: int, population: int, relation: str) -> float:
     """The same for one round, as a sum over its clip-groups."""
-    others, elsewhere = max(population - group, 0), 1.0 - 1.0 / clip_groups
+    others, one = max(population - group, 0), 1.0 / clip_groups
     match sampler:
         case TruncatedPoisson(rate=rate, max_batch=most):  # the group takes at most its own number of places
-            return clip_groups * (_coins(rate / clip_groups, others) + elsewhere ** max(most - group, 0))
+            return clip_groups * (_coins(rate / clip_groups, others) + _coins(one, max(most - group, 0)))
         case Poisson(rate=rate):
             return clip_groups * _coins(rate / clip_groups, others)
         case RandomParticipation(client_rate=p, record_rate=q):
@@ -90,11 +89,13 @@ def _round(sampler: Sampler, clip_groups: int, group: int, population: int, rela
         case _:
             return 1.0
     if relation == "replace":  # the record itself points the other way before or after: its own clip-group has company
-        return (clip_groups - 1) * elsewhere ** max(size - group, 0)
+        return (clip_groups - 1) * _coins(one, max(size - group, 0))
     if isinstance(sampler, Deterministic | BufferedShuffle):
-        return clip_groups * elsewhere ** max(size - group, 0)
-    hits = occupancy.hypergeometric(population, min(group, population), min(size, population))
-    return clip_groups * float(hits @ elsewhere ** np.maximum(size - np.arange(len(hits)), 0))
+        return clip_groups * _coins(one, max(size - group, 0))
+    hits = hypergeometric_law(population, min(group, population), min(size, population))
+    return clip_groups * math.fsum(
+        chance * _coins(one, max(size - hit, 0)) for hit, chance in enumerate(hits.tolist()) if chance > 0.0
+    )
 
 
 def _coins(chance: float, others: int) -> float:
@@ -176,7 +177,7 @@ def _batches(sampler: Sampler, population: int) -> tuple[Array, Array, Array] | 
     """The law of the number of others in a batch, from 0 on: without the record, and with it if it is out, or in."""
     match sampler:
         case TruncatedPoisson(rate=rate, max_batch=most):
-            absent, sizes = (_cut(binomial(count, rate), most) for count in (population - 1, population))
+            absent, sizes = (_cut(binomial_law(count, rate), most) for count in (population - 1, population))
             inside = sizes[1:] * np.arange(1.0, len(sizes)) / population
             return absent, sizes * (1.0 - np.arange(float(len(sizes))) / population), inside
         case WithoutReplacement(batch=batch):
@@ -184,7 +185,7 @@ def _batches(sampler: Sampler, population: int) -> tuple[Array, Array, Array] | 
             inside[-1], outside[-1] = batch / population, 1.0 - batch / population
             return outside + np.append(inside, 0.0), outside, inside
         case RandomParticipation(client_rate=p, record_rate=q):
-            absent = binomial(population - 1, p * q)
+            absent = binomial_law(population - 1, p * q)
             return absent, absent * (1.0 - p * q), absent * (p * q)
     return None
 

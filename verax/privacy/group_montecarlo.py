@@ -24,7 +24,8 @@ from verax.checks import NoGuarantee
 from verax.mechanism import GEOMETRIES, Batch, Individual, Mechanism, Mixed
 from verax.privacy.analysis import MAX_GROUP
 from verax.privacy.guarantee import Bracket
-from verax.privacy.mixtures import binomial, distinct_groups
+from verax.privacy.mixtures import distinct_groups
+from verax.privacy.numerics.distributions import binomial_law
 from verax.privacy.pairs import Array, Mixture
 from verax.samplers.poisson import Poisson
 
@@ -170,9 +171,9 @@ def _rounds(mechanism: Mechanism, group: int, geometry: str) -> tuple[int, Mixtu
     rounds = len(sampler)
     match clipping:
         case Individual() if geometry == "orthogonal":  # each record is seen in a direction of its own
-            rounds, weights, unit = rounds * group, binomial(1, sampler.rate), 1.0
+            rounds, weights, unit = rounds * group, binomial_law(1, sampler.rate), 1.0
         case Individual():
-            weights, unit = binomial(group, sampler.rate), 1.0
+            weights, unit = binomial_law(group, sampler.rate), 1.0
         case Batch():
             weights, unit = distinct_groups(group, sampler.rate, 1), 2.0
         case Mixed():

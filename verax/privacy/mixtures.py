@@ -5,28 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import special
 
 from verax.privacy.composition import Round
+from verax.privacy.numerics.distributions import binomial_at_least, binomial_at_most
 from verax.privacy.pairs import UNIT, Array, Mixture, Pair
 
 _FEW = 64  # components that are never worth rounding
-_TAIL_ERROR = 1e-6  # relative error of a binomial tail; 1e-7 is the worst seen, in populations of tens of millions
 _NEGLIGIBLE = 1e-60  # total weight that may be rounded away, to the safe side on either bound
-
-
-def binomial(trials: int, rate: float) -> Array:
-    """Weights of Bin(trials, rate), summed in logarithms outwards from the mode."""
-    if rate >= 1.0:
-        return np.concatenate([np.zeros(trials), [1.0]])
-    if trials == 1:
-        return np.array([1.0 - rate, rate])
-    hits = np.arange(1.0, trials + 1.0)
-    steps = np.log(trials + 1.0 - hits) - np.log(hits) + math.log(rate) - math.log1p(-rate)
-    mode = min(int((trials + 1) * rate), trials)
-    left, right = -np.cumsum(steps[:mode][::-1])[::-1], np.cumsum(steps[mode:])
-    weights = np.exp(np.concatenate([left, [0.0], right]))
-    return np.asarray(weights / weights.sum())
 
 
 def distinct_groups(trials: int, rate: float, groups: int) -> Array:
@@ -46,15 +31,15 @@ def distinct_groups(trials: int, rate: float, groups: int) -> Array:
 def truncated_rate(rate: float, max_batch: int, population: int) -> float:
     """The probability that a record is in a Poisson batch cut to ``max_batch``, rounded down.
 
-    The mean size E min(X, B) of a batch, X ~ Bin(n, q), over n: q (1 - P[Bin(n-1, q) >= B]) + B/n P[X > B].
+    The mean size E min(X, B) of a batch, X ~ Bin(n, q), over n: q P[Bin(n-1, q) < B] + B/n P[X > B].
     """
     if max_batch >= population:
         return rate
     if rate >= 1.0:
         return max_batch / population
-    crowd = float(special.bdtrc(max_batch - 1, population - 1, rate)) * (1.0 + _TAIL_ERROR)
-    full = float(special.bdtrc(max_batch, population, rate)) * (1.0 - _TAIL_ERROR)
-    return (rate * max(1.0 - crowd, 0.0) + max_batch / population * full) * (1.0 - 1e-14)
+    room = binomial_at_most(population - 1, rate, max_batch - 1).lower
+    full = binomial_at_least(population, rate, max_batch + 1).lower
+    return (rate * room + max_batch / population * full) * (1.0 - 4.0 * UNIT)
 
 
 def crowded(rate: float, max_batch: int, others: int) -> list[tuple[float, float, int]]:
@@ -67,8 +52,8 @@ def crowded(rate: float, max_batch: int, others: int) -> list[tuple[float, float
     """
     if max_batch > others:
         return [(1.0, rate, 1)]
-    crowd = float(special.bdtrc(max_batch - 1, others, rate)) * (1.0 + _TAIL_ERROR) if rate < 1.0 else 1.0
-    kinds = [(1.0 - min(crowd, 1.0), rate, 1), (min(crowd, 1.0), rate, 2)]
+    crowd = binomial_at_least(others, rate, max_batch).upper
+    kinds = [(1.0 - crowd, rate, 1), (crowd, rate, 2)]
     return [kind for kind in kinds if kind[0] > 0.0]
 
 
@@ -84,7 +69,7 @@ def mixture_round(weights: Array, shifts: Array, trials: int, two_sided: bool = 
         one = Pair.subsampled(rate, shift)
         return Round(Pair(one.up, one.up) if two_sided else one)
     kept = int(np.count_nonzero(weights > _NEGLIGIBLE))
-    # logarithms up to 140 in size are added once per kept weight, or products taken once per trial
+    # eight roundings a product, taken once per kept weight or once per trial, and a sum over all trials
     error = UNIT * (2000.0 + 200.0 * kept + 8.0 * trials)
     below, above = np.cumsum(weights), np.cumsum(weights[::-1])[::-1]
     first = int(np.searchsorted(below, _NEGLIGIBLE))

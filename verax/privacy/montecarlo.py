@@ -33,6 +33,7 @@ from verax import checks
 from verax.mechanism import Mechanism
 from verax.privacy.analysis import shift_unit
 from verax.privacy.guarantee import Bracket
+from verax.privacy.numerics.proportions import fewest_above, most_below, proportion_at_least, proportion_at_most
 from verax.privacy.pairs import Array
 from verax.samplers.allocation import RandomAllocation
 from verax.samplers.bins import BallsInBins
@@ -42,6 +43,7 @@ _HIGHEST_POWER = 255
 _MOST_ROUNDS = 10**7
 _SHIFTS = (1e-6, 50.0)  # beyond these likelihood ratios lose their digits, or leave the range of doubles
 _STEEPEST = 4000.0  # log of the largest rate of a tilt: deltas at larger epsilons are below _SMALLEST_DELTA
+_ROUND_OFF = 1e-9  # relative error of the largest value of a coin's weight, far above what doubles give
 _SMALLEST_DELTA = 1e-300  # below this doubles lose their digits
 _CELLS = 2**21  # scores drawn at once
 _PILOT = 4000  # trials that find out where epsilon lies, before those that count
@@ -145,9 +147,9 @@ def _delta(
     law = _tilted(race, direction, epsilon)
     if law.log_bound(epsilon) < math.log(_SMALLEST_DELTA):
         return 0.0, _SMALLEST_DELTA
-    heads = np.array([np.count_nonzero(law.falls(epsilon, trials, rng) > epsilon)], dtype=np.float64)
-    low, high = (float(end[0]) * math.exp(law.log_bound(epsilon)) for end in _clopper_pearson(heads, trials, doubt))
-    return min(low, 1.0), min(high, 1.0)
+    heads, most = int(np.count_nonzero(law.falls(epsilon, trials, rng) > epsilon)), math.exp(law.log_bound(epsilon))
+    low, high = proportion_at_least(heads, trials, doubt), proportion_at_most(heads, trials, doubt)
+    return min(low * most * (1.0 - _ROUND_OFF), 1.0), min(high * most * (1.0 + _ROUND_OFF), 1.0)
 
 
 def _epsilon(
@@ -158,9 +160,8 @@ def _epsilon(
     law = _tilted(race, direction, start)
     goal = delta / math.exp(law.log_bound(start))
     falls = np.sort(law.falls(start, trials, rng))[::-1]
-    low, high = _clopper_pearson(np.arange(trials + 1.0), trials, doubt)
-    many = int(np.searchsorted(low, goal))  # so many heads prove delta or more
-    few = int(np.searchsorted(high, goal, side="right")) - 1  # at most so many prove delta or less
+    many = fewest_above(trials, goal * (1.0 + _ROUND_OFF), doubt)
+    few = most_below(trials, goal * (1.0 - _ROUND_OFF), doubt)
     lower = float(falls[many - 1]) if 0 < many <= trials else 0.0
     upper = (float(falls[few]) if few < trials else start) if few >= 0 else math.inf
     return lower if lower > start else 0.0, max(upper, start)
@@ -178,13 +179,6 @@ def _place(race: _Race, direction: str, delta: float, rng: np.random.Generator) 
             return fresh
         start = fresh
     return start
-
-
-def _clopper_pearson(heads: Array, trials: int, doubt: float) -> tuple[Array, Array]:
-    """Ends of the probability of heads; each fails with probability at most ``doubt``."""
-    low = special.betaincinv(np.maximum(heads, 1.0), trials - heads + 1.0, doubt)
-    high = special.betaincinv(heads + 1.0, np.maximum(trials - heads, 1.0), 1.0 - doubt)
-    return np.where(heads > 0.0, low, 0.0), np.where(heads < trials, high, 1.0)
 
 
 class _Powers:

@@ -15,6 +15,7 @@ import numpy as np
 
 from verax import checks
 from verax.privacy.lattice import CELLS, Law, kept
+from verax.privacy.numerics.distributions import binomial_law, hypergeometric_law, law_error, poisson_law
 from verax.privacy.pairs import UNIT, Array
 
 Counts = Callable[[], Iterator[Array]]
@@ -22,50 +23,6 @@ Counts = Callable[[], Iterator[Array]]
 
 _ALL = 2**62  # cells of a law that must stay exact
 _STEP = 8.0 * UNIT  # relative error of one step of a recursion below
-
-
-def hypergeometric(population: int, marked: int, drawn: int) -> Array:
-    """The law of the number of marked records among ``drawn`` of ``population``.
-
-    >>> hypergeometric(5, 2, 2).round(12).tolist()
-    [0.3, 0.6, 0.1]
-    """
-    least, most = max(0, marked + drawn - population), min(marked, drawn)
-    k = np.arange(float(least), float(most))
-    ratios = (marked - k) * (drawn - k) / ((k + 1.0) * (population - marked - drawn + k + 1.0))
-    mode = (marked + 1) * (drawn + 1) // (population + 2) - least
-    return np.concatenate([np.zeros(least), _unimodal(ratios, mode)])
-
-
-def binomial(trials: int, rate: float, most: int | None = None) -> Array:
-    """The law of Bin(trials, rate), given that it is at most ``most``.
-
-    >>> binomial(2, 0.5).tolist()
-    [0.25, 0.5, 0.25]
-    """
-    most = trials if most is None else min(most, trials)
-    if rate >= 1.0:
-        return np.append(np.zeros(most), 1.0)
-    k = np.arange(float(most))
-    ratios = (trials - k) / (k + 1.0) * (rate / (1.0 - rate))
-    return _unimodal(ratios, min(int((trials + 1) * rate), most))
-
-
-def poisson(mean: float, most: int) -> Array:
-    """The law of a Poisson variable, given that it is at most ``most``."""
-    return _unimodal(mean / np.arange(1.0, most + 1.0), min(int(mean), most))
-
-
-def _unimodal(ratios: Array, mode: int) -> Array:
-    """Probabilities from the ratios of neighbours, multiplied outwards from the mode."""
-    left, right = np.cumprod(1.0 / ratios[:mode][::-1])[::-1], np.cumprod(ratios[mode:])
-    weights = np.concatenate([left, [1.0], right])
-    return np.asarray(weights / weights.sum())
-
-
-def law_error(weights: Array) -> float:
-    """Bound on the relative error of the laws above: two steps a ratio, and the sum they are divided by."""
-    return _STEP * (2.0 * len(weights) + 2.0)
 
 
 def distinct(bins: int, size: int | None = None) -> Iterator[Array]:
@@ -106,7 +63,7 @@ def thinned(law: Array, keep: float) -> Array:
         return law
     left = np.zeros(len(law))
     for count in np.flatnonzero(law).tolist():
-        left[: count + 1] += law[count] * binomial(count, keep)
+        left[: count + 1] += law[count] * binomial_law(count, keep)
     return left
 
 
@@ -249,10 +206,14 @@ def epoch(
     total = Layers({0: (0, np.ones(1))}, 0.0, 0.0)
     for part, (batches, size) in enumerate(sizes, start=1):
         if counts is None and keep == 1.0:
-            hits = poisson(float(group), group) if size is None else binomial(batches * size, group / places, group)
+            if size is None:
+                hits = poisson_law(float(group), group)
+            else:
+                hits = binomial_law(batches * size, group / places, group)
             layers = occupied(batches, size, hits)
         else:
-            hits = poisson(group / places, group) if size is None else binomial(size, group / places, group)
+            rate = group / places
+            hits = poisson_law(rate, group) if size is None else binomial_law(size, rate, group)
             each = distinct(1, size) if counts is None else counts()
             layers = one_batch(hits, each, keep, repeats).power(batches, group)
         total = total.product(layers, group, least=group if part == len(sizes) else 0)
@@ -277,7 +238,7 @@ def subsampling(
     >>> law.lows.tolist(), law.weights.round(12).tolist()
     ([0.0, 1.0, 2.0, 3.0, 4.0], [0.166666666667, 0.666666666667, 0.0, 0.0, 0.166666666667])
     """
-    hits = hypergeometric(*_places(population, size, groups, group))
+    hits = hypergeometric_law(*_places(population, size, groups, group))
     return rounds(hits, distinct(groups, size), checks.count("steps", steps), 2, cells, _share(keep))
 
 

@@ -28,6 +28,7 @@ from verax.privacy.company import Charged, declared, lacking
 from verax.privacy.composition import BOTH, LOWER, UPPER, Sides
 from verax.privacy.curve import Curve
 from verax.privacy.lattice import CELLS, Law
+from verax.privacy.numerics.distributions import binomial_law, hypergeometric_law
 from verax.privacy.pairs import UNIT, Array
 from verax.privacy.roots import crossing
 from verax.samplers.allocation import RandomAllocation
@@ -285,13 +286,13 @@ def _independent(hits: Array, mechanism: Mechanism, who: Who) -> Law:
 
 @touched_law.register
 def _(sampler: Poisson, mechanism: Mechanism, who: Who) -> Law:
-    return _independent(occupancy.binomial(who.size, sampler.rate), mechanism, who)
+    return _independent(binomial_law(who.size, sampler.rate), mechanism, who)
 
 
 @touched_law.register
 def _(sampler: WithoutReplacement, mechanism: Mechanism, who: Who) -> Law:
     _no_add_remove(mechanism)
-    return _independent(occupancy.hypergeometric(sampler.population, who.size, sampler.batch), mechanism, who)
+    return _independent(hypergeometric_law(sampler.population, who.size, sampler.batch), mechanism, who)
 
 
 @touched_law.register

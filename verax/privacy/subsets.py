@@ -21,6 +21,7 @@ from scipy import special
 
 from verax.privacy.averages import Law, rounded
 from verax.privacy.composition import BOTH, UPPER, Composition, Round, Sides
+from verax.privacy.numerics.distributions import log_binomial_probability
 from verax.privacy.pairs import UNIT, Array, Pair
 
 FEWEST = 4
@@ -117,7 +118,8 @@ def _parts(times: int, steps: int, shift: float, chance: float, variance: float)
     shares = weights * np.exp(-nodes * variance)
     shares = (1.0 - _EVEN) * shares / shares.sum() + _EVEN / len(nodes)
     shares *= (1.0 - _MARGIN) / shares.sum()
-    log_scales = np.log(weights) - _log_binomial(steps, times, chance) - np.log(shares) + 2.0 * _MARGIN
+    log_chance = log_binomial_probability(steps, chance, times).lower
+    log_scales = np.log(weights) - log_chance - np.log(shares) + 2.0 * _MARGIN
     tables = [
         _round(chance, shift, s, a / steps).table(spread=True) for s, a in zip(nodes, log_scales.tolist(), strict=True)
     ]
@@ -138,12 +140,6 @@ def _angles(variance: float) -> tuple[Array, Array]:
     weights = np.append(gaps - right, 0.5 * math.pi)
     weights[1:] += right
     return weights / math.pi, nodes
-
-
-def _log_binomial(trials: int, hits: int, chance: float) -> float:
-    """Log of the probability of so many hits."""
-    ways = special.gammaln(trials + 1.0) - special.gammaln(hits + 1.0) - special.gammaln(trials - hits + 1.0)
-    return float(ways) + hits * math.log(chance) + (trials - hits) * math.log1p(-chance)
 
 
 def _round(chance: float, shift: float, node: float, log_scale: float) -> Law:
@@ -194,7 +190,7 @@ def _choices(times: int, steps: int, shift: float) -> tuple[Coins, ...]:
         value = float(special.logsumexp(logs)) + math.log((x[1] - x[0]) / math.sqrt(2.0 * math.pi))
         mean, variance = float(mass @ log_r), steps * float(mass @ (p * (1.0 - p)))
         spread = math.sqrt(2.0 * math.pi * steps * float(mass @ (log_r - mean) ** 2))
-        extra = math.log(special.i0e(variance)) - _log_binomial(steps, times, chance)
+        extra = math.log(special.i0e(variance)) - log_binomial_probability(steps, chance, times).lower
         epsilon = steps * mean + extra
         log_delta = steps * value + (1.0 + tilt) * extra - tilt * epsilon - math.log1p(tilt * (1.0 + tilt) * spread)
         found.append(Coins(chance, variance, epsilon, log_delta))

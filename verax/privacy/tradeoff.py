@@ -152,7 +152,7 @@ class TradeOff:
         inside = points[:-1, None] + np.diff(points)[:, None] * np.linspace(0.0, 1.0, 17)
         rates = np.unique(np.concatenate([points, inside.reshape(-1)]))
         beta = self(rates)
-        needed = special.ndtri(1.0 - rates) - special.ndtri(np.maximum(beta, 1e-300))
+        needed = -special.ndtri(rates) - special.ndtri(np.maximum(beta, 1e-300))
         return max(float(needed.max()), 0.0) * (1.0 + 1e-7)
 
     @cached_property
@@ -162,7 +162,7 @@ class TradeOff:
         (Gomez et al. 2025.) Below about .01 the Gaussian says nearly all there is to say.
         """
         alpha = np.concatenate([np.geomspace(1e-9, 0.5, 400), np.linspace(0.5, 1.0, 200)])
-        goal = special.ndtr(special.ndtri(1.0 - alpha) - self.mu)
+        goal = special.ndtr(-special.ndtri(alpha) - self.mu)
         low, high = 0.0, 1.0
         while high - low > 1e-7:
             middle = 0.5 * (low + high)

@@ -123,6 +123,7 @@ def _evidence(facts: Facts) -> list[str]:
         ("because", bracket.lower_by),
         ("Delta", f"{facts.delta!r}. {words.small(facts)}"),
         ("Evidence", bracket.evidence),
+        ("relying on", " and ".join(words.RELIES_ON)),
     ]
     tighter = words.independently(facts)
     return [

@@ -147,6 +147,7 @@ def _content(facts: Facts) -> dict[str, Any]:
         "relation": {"name": facts.relation, "words": words.neighbours(facts)},
         "adversary": {"name": facts.adversary, "words": words.against(facts)},
         "assuming": facts.assuming,
+        "relies_on": list(words.RELIES_ON),
         "delta": facts.delta,
         "epsilon": _bracket(facts.epsilon),
         "if_stopping_is_independent": facts.if_independent and _bracket(facts.if_independent),

@@ -24,6 +24,12 @@ _AGAINST = {
 }
 
 
+RELIES_ON = (
+    "the arithmetic of IEEE 754 doubles",
+    "the measured accuracy of special functions (docs/proofs.md, section 6)",
+)
+"""What every number takes for granted."""
+
 _WHAT = {RUN: "What runs", SEARCH: "What one trial runs", BUDGET: "What was spent"}
 
 
@@ -165,7 +171,7 @@ def prose(facts: Facts) -> str:
         headline(facts) + assuming,
         f"No analysis can show less than {shown(bracket.lower, LOWER)}: {bracket.lower_by}.",
         f"Upper bound: {bracket.upper_by}.",
-        f"Evidence: {bracket.evidence}. {what}: {runs(facts)}.",
+        f"Evidence: {bracket.evidence}, relying on {' and '.join(RELIES_ON)}. {what}: {runs(facts)}.",
         *facts.notes,
         *(run.account() for run in facts.runs),
         independently(facts),

@@ -1,0 +1,1 @@
+"""Arithmetic that bounds stand on: every value comes with a proved error."""
