@@ -51,6 +51,13 @@ def refuse_model(model: Any) -> None:
                 "they are clipped: unwrap it; the trainer adds up the clipped sums of all processes itself"
             )
     for name, parameter in model.named_parameters():
+        if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
+            raise ValueError(
+                f"model must have whole parameters in every process, got {name}, of which each has "
+                "a part (a DTensor, as fully_shard and parallelize_module make): neither FSDP2 nor "
+                "tensor parallelism is supported, since a record's gradient must be clipped as a "
+                "whole. Leave the model as it is: the trainer shares out the records of a batch"
+            )
         if parameter.requires_grad and parameter.is_complex():
             raise ValueError(
                 f"model must have real parameters, got {name} of {parameter.dtype}, whose gradients can be neither "
@@ -65,6 +72,11 @@ def refuse_optimizer(optimizer: Any) -> None:
         raise ValueError(
             f"optimizer must be an optimizer over the model's parameters, such as torch.optim.SGD(model.parameters(), "
             f"0.1), got {_named(optimizer)}"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError(
+            "optimizer must take gradients in which every entry has noise, got SparseAdam, which "
+            "takes sparse ones only; use Adam (layers may keep sparse=True)"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
