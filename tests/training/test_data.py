@@ -98,3 +98,15 @@ def test_a_tensor_data_set_that_gives_something_else_is_asked_for_it():
     x, y = Data(Doubled(X, Y)).take(SOME)
     assert x.equal(2.0 * X[[4, 1]])
     assert y.equal(Y[[4, 1]])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_workers": 2}, "num_workers will not be used: its records are fetched in this process"),
+        ({"pin_memory": True, "generator": torch.Generator()}, "pin_memory and generator will not be used"),
+    ],
+)
+def test_settings_of_a_loader_that_have_no_effect_are_warned_of(options, words):
+    with pytest.warns(UserWarning, match=words):
+        taken_from(DataLoader(TensorDataset(X, Y), batch_size=3, **options), Deterministic(2))

@@ -56,6 +56,7 @@ def taken_from(
         _refuse_collate(collate, source)
     if loaded:
         refuse_other_batches(source, sampler)
+        _tell_unused(source)
         source, collate = source.dataset, source.collate_fn
     if isinstance(source, IterableDataset):
         return Stream(source, sampler, records)
@@ -290,6 +291,25 @@ def refuse_other_batches(loader: Any, sampler: Sampler) -> None:
             f"the mechanism has {sampler!r}. Pass loader.dataset (and collate_fn=loader.collate_fn, if it has one of "
             "its own), and let the mechanism's sampler draw the batches, or "
             f"use the sampler {type(found).__name__}(batches={int(found.batches)}, epochs=...)"
+        )
+
+
+def _tell_unused(loader: Any) -> None:
+    """Warn of a loader's settings that have no effect, since only its data set is asked."""
+    settings = {
+        "num_workers": loader.num_workers,
+        "worker_init_fn": loader.worker_init_fn,
+        "pin_memory": loader.pin_memory,
+        "generator": loader.generator,
+    }
+    unused = [name for name, value in settings.items() if value]
+    if unused:
+        warnings.warn(
+            f"of the DataLoader, {' and '.join(unused)} will not be used: its records are fetched in "
+            "this process, in batches that the mechanism's sampler draws. If fetching is slow, put "
+            "them into tensors first",
+            UserWarning,
+            stacklevel=2,
         )
 
 
