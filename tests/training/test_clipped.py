@@ -193,3 +193,36 @@ def test_a_run_under_autocast_sees_its_weights_move(clipping):
             fit(model, nn.CrossEntropyLoss(), (x, y), mechanism, lambda p: torch.optim.SGD(p, 0.5), progress=False)
         found.append(functional.cross_entropy(model(x), y).item())
     assert found[1] == pytest.approx(found[0], rel=0.02)
+
+
+class Attending(nn.Module):
+    """A transformer's layers, whose fused kernel knows no autocast on a processor."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        self.body = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean(1))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("clipping", [Individual(1.0), Batch(1.0), Mixed(1.0, 2)])
+def test_a_transformer_trains_under_autocast_in_either_mode(clipping, training, tmp_path):
+    x = torch.randn(60, 5, 8, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0, 0] > 0).long()
+    fused = torch.backends.mha.get_fastpath_enabled()
+    found = []
+    for lower in (False, True):
+        torch.manual_seed(0)
+        model = Attending().train(training)
+        with torch.autocast("cpu", torch.bfloat16, enabled=lower):
+            fit(
+                model, nn.CrossEntropyLoss(), (x, y), Mechanism(Deterministic(batches=2, epochs=3), 1e-6, clipping),
+                lambda p: torch.optim.SGD(p, 0.5), progress=False, insecure_seed=7, diagnostics=tmp_path / str(lower),
+            )  # fmt: skip
+        found.append(functional.cross_entropy(model.eval()(x), y).item())
+    assert found[1] == pytest.approx(found[0], rel=0.05)
+    assert torch.backends.mha.get_fastpath_enabled() is fused

@@ -24,7 +24,7 @@ from verax.training.grouped import GroupMeans, of_groups, some_unformed, too_man
 from verax.training.kept import Kept
 from verax.training.pieces import part, runs, slices
 from verax.training.records import Records
-from verax.training.trials import Losses, one_each, uncached, with_gradient
+from verax.training.trials import Losses, one_each, with_gradient, without_shortcuts
 from verax.training.tricks import Aggregate, Tricks
 from verax.training.unchanged import Unchanged
 
@@ -151,7 +151,7 @@ class Clipper:
             case Mixed(groups=groups):
                 return float(groups)
 
-    @uncached()
+    @without_shortcuts()
     @torch.no_grad()
     def add(self, batch: Any, records: int, into: Flat, groups: list[int] | None = None) -> None:
         """Add the clipped sum, divided as ``into`` says.
@@ -262,7 +262,7 @@ class Clipper:
             start += records
         return True
 
-    @uncached()
+    @without_shortcuts()
     def aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
         """What a clip-group computes, before it is clipped; nothing else of it is left in the model."""
         with self._drawing():

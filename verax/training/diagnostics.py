@@ -25,6 +25,7 @@ from verax import checks
 from verax.training.clipped import Clipper
 from verax.training.flat import Flat
 from verax.training.pieces import slices
+from verax.training.trials import without_shortcuts
 
 NOTE = (
     "Computed from private data without noise: NOT covered by the guarantee. For those who may see the data; "
@@ -86,6 +87,7 @@ def _norms(norms: Tensor, bound: float) -> dict[str, float]:
 
 
 @torch.no_grad()
+@without_shortcuts()
 def _scores(clipper: Clipper, batch: Any, records: int) -> dict[str, float]:
     """Mean loss of the batch and, where outputs are classes, the share that is right, before the round's step."""
     losses, right = 0.0, 0

@@ -67,24 +67,28 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def uncached() -> Iterator[None]:
-    """Under autocast weights are cast anew in every pass, until the block ends.
+def without_shortcuts() -> Iterator[None]:
+    """Torch takes no shortcuts of a forward pass, until the block ends.
 
-    Those it keeps are of an earlier step, of weights nearby, or have no gradient.
+    Weights that autocast keeps are of an earlier step, of weights nearby, or have no gradient. And
+    the fused kernel of a transformer's layer, taken in eval mode without gradients, knows no
+    autocast on a processor: it fails, or reads numbers of one precision as those of another.
     """
-    before = torch.is_autocast_cache_enabled()
+    cached, fused = torch.is_autocast_cache_enabled(), torch.backends.mha.get_fastpath_enabled()
     torch.set_autocast_cache_enabled(False)
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.set_autocast_cache_enabled(before)
+        torch.set_autocast_cache_enabled(cached)
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 def repeatable(model: nn.Module, work: Callable[[], Result], seed: int = 0) -> Result:
     """What the work gives with fixed randomness and without gradients; randomness and buffers are left as they were."""
     kept = Kept(model)
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  that of whoever uses it
-    with torch.no_grad(), seeded(model, seed), uncached():
+    with torch.no_grad(), seeded(model, seed), without_shortcuts():
         try:
             random.seed(seed)
             np.random.seed(seed)  # noqa: NPY002
