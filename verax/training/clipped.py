@@ -24,7 +24,7 @@ from verax.training.grouped import GroupMeans, of_groups, some_unformed, too_man
 from verax.training.kept import Kept
 from verax.training.pieces import part, runs, slices
 from verax.training.records import Records
-from verax.training.trials import Losses, one_each, with_gradient, without_shortcuts
+from verax.training.trials import Losses, mean_loss, with_gradient, without_shortcuts
 from verax.training.tricks import Aggregate, Tricks
 from verax.training.unchanged import Unchanged
 
@@ -66,7 +66,7 @@ class MeanGradient:
         total: list[Tensor | None] = [None] * len(parameters)
         for piece, size in slices(batch, self.micro_batch or records, records):
             with torch.enable_grad():
-                loss = with_gradient(one_each(losses(model, piece), size).sum() / records)
+                loss = with_gradient(mean_loss(losses(model, piece), size) * (size / records))
             found = [
                 g.to_dense() if g is not None and g.is_sparse else g
                 for g in torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -107,7 +107,7 @@ class LocalSteps:
         for _ in range(self.steps):
             local.zero_grad()
             with torch.enable_grad():
-                with_gradient(one_each(losses(model, batch), records).mean()).backward()
+                with_gradient(mean_loss(losses(model, batch), records)).backward()
             local.step()
         return [old - p.detach() for old, p in zip(before, parameters, strict=True)]
 

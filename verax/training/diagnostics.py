@@ -25,7 +25,7 @@ from verax import checks
 from verax.training.clipped import Clipper
 from verax.training.flat import Flat
 from verax.training.pieces import slices
-from verax.training.trials import without_shortcuts
+from verax.training.trials import mean_loss, without_shortcuts
 
 NOTE = (
     "Computed from private data without noise: NOT covered by the guarantee. For those who may see the data; "
@@ -92,11 +92,11 @@ def _scores(clipper: Clipper, batch: Any, records: int) -> dict[str, float]:
     """Mean loss of the batch and, where outputs are classes, the share that is right, before the round's step."""
     losses, right = 0.0, 0
     with torch.random.fork_rng(devices=[]):  # whoever looks changes nothing
-        for piece, _ in slices(batch, clipper.micro_batch, records):
+        for piece, size in slices(batch, clipper.micro_batch, records):
             outputs: list[Any] = []
             handle = clipper.model.register_forward_hook(_keep(outputs))
             try:
-                losses += float(clipper.losses(clipper.model, piece).sum())
+                losses += size * float(mean_loss(clipper.losses(clipper.model, piece), size))
             finally:
                 handle.remove()
             hits = _hits(piece, outputs)

@@ -93,9 +93,10 @@ def fit(
 
     Args:
         model: any module, trained in place.
-        loss: a torch criterion of outputs and targets, or for dictionaries of data a function of model and batch.
-        dataset: tensors or arrays, a dictionary of them, a map-style data set, or a stream for samplers that read it in
-            order.
+        loss: a torch criterion of outputs and targets, or for dictionaries of data a function of model and batch;
+            under batch and mixed clipping it may return the mean of the batch.
+        dataset: tensors or arrays, a dictionary or table of them, a map-style data set, or a stream for samplers that
+            read it in order.
         mechanism: what runs: the sampler that draws the batches, the clipping, the noise.
         optimizer: from parameters to an optimizer, such as ``lambda p: torch.optim.Adam(p, 1e-3)``.
         ledger: a new file in which every release is recorded before it happens; or that of the run in ``state``.

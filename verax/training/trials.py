@@ -170,8 +170,19 @@ def one_each(losses: Tensor, records: int) -> Tensor:
         raise ValueError(
             f"loss must return one value per record, shape (records,), got {_form(losses, records)}; use "
             "reduction='none' and average over everything but the first dimension"
+            + " (the mean of a batch is enough under batch clipping, Batch or Mixed)"
+            * (losses.dim() == 0)
         )
     return losses
+
+
+def mean_loss(losses: Tensor, records: int) -> Tensor:
+    """Of a clip-group, whose mean one number is taken to be: it may be any function of the group.
+
+    >>> mean_loss(torch.tensor([1.0, 3.0]), 2), mean_loss(torch.tensor(2.0), 2)
+    (tensor(2.), tensor(2.))
+    """
+    return losses if losses.dim() == 0 else one_each(losses, records).mean()
 
 
 def with_gradient(loss: Tensor) -> Tensor:
