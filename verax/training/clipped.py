@@ -16,6 +16,7 @@ from verax import checks
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.training.capture import Layers
 from verax.training.chain import chain_of, keeps_apart
+from verax.training.containers import has_target
 from verax.training.cuts import Cuts
 from verax.training.draws import Draws, seeded
 from verax.training.factors import ROOM, Clippable, lengths
@@ -222,9 +223,9 @@ class Clipper:
                     into.buffer.addmv_(columns, self._weights(norms, norm, into.denominator, _AGGREGATE))
                 return
         refuse_statistics(self.model)
-        start = 0
+        start, records = 0, sum(sizes)
         for size in sizes:
-            group = batch if len(sizes) == 1 else part(batch, slice(start, start + size))
+            group = batch if len(sizes) == 1 else part(batch, slice(start, start + size), records)
             start += size
             try:
                 found = self._aggregate(group, size, into.parameters)
@@ -244,7 +245,7 @@ class Clipper:
         other, and a known loss. All others may mix the records of a clip-group, and each has a pass of its own.
         """
         small = _SMALL_GROUP if chain is None else _TINY_GROUP
-        if len(sizes) == 1 or max(sizes) > small or not isinstance(batch, tuple | list):
+        if len(sizes) == 1 or max(sizes) > small or not has_target(batch):
             return False
         if chain is not None and not some_unformed(into.parameters, sizes):
             return False

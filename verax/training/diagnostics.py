@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from verax import checks
 from verax.training.clipped import Clipper
+from verax.training.containers import has_target
 from verax.training.flat import Flat
 from verax.training.pieces import slices
 from verax.training.trials import mean_loss, without_shortcuts
@@ -113,9 +114,11 @@ def _keep(outputs: list[Any]) -> Callable[[nn.Module, Any, Any], None]:
 
 def _hits(batch: Any, outputs: list[Any]) -> int | None:
     """How many outputs name the right class; None if they are not scores of classes."""
-    if not isinstance(batch, tuple | list) or len(outputs) != 1 or not isinstance(outputs[0], Tensor):
+    if not has_target(batch) or len(outputs) != 1:
         return None
     scores, target = outputs[0], batch[-1]
+    if not isinstance(scores, Tensor) or not isinstance(target, Tensor):
+        return None
     if scores.dim() != 2 or scores.shape[1] < 2 or target.dim() != 1 or target.is_floating_point():
         return None
     return int((scores.argmax(1) == target).sum())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from verax.mechanism import Individual, Mechanism, Phases
 from verax.privacy.analysis import refuse_unknown
 from verax.training.clipped import Inner
+from verax.training.containers import Column
 from verax.training.pieces import by_records, part
 from verax.training.trials import Losses, repeatable, with_gradient
 
@@ -122,7 +123,7 @@ def refuse_flat(model: nn.Module, losses: Losses, batch: Any, records: int) -> N
     """Refuse losses that have no gradient, with which a run would be charged and train on nothing but noise."""
     if not any(p.requires_grad for p in model.parameters()) or not by_records(batch, records):
         return
-    few = part(batch, slice(_FEW))
+    few = part(batch, slice(_FEW), records)
 
     def connected() -> Tensor:
         with torch.enable_grad():
@@ -140,7 +141,7 @@ def refuse_loss(loss: Any, batch: Any) -> None:
     if not callable(loss):
         raise ValueError(f"loss must be a torch criterion or a function that returns losses, got {loss!r}")
     own = isinstance(loss, nn.modules.loss._Loss) and type(loss).forward.__module__.startswith("torch.")
-    if own and isinstance(batch, Mapping | Tensor):
+    if own and isinstance(batch, Mapping | Tensor | Column):
         name = type(loss).__name__
         form = 'model(batch["x"]), batch["y"]' if isinstance(batch, Mapping) else "model(batch), batch"
         raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from verax.training.containers import Column
 from verax.training.draws import seeded
 from verax.training.factors import HALF
 from verax.training.kept import Kept
 from verax.training.layers import trainable
+from verax.training.pieces import has_entries
 
 Losses = Callable[[nn.Module, Any], Tensor]
 """From the model and a batch to one loss per record."""
@@ -143,18 +145,27 @@ def nodes(losses: Tensor) -> Iterator[Any]:
             yield node
 
 
-def copies(x: Tensor, record: int) -> Tensor:
+Entries: TypeAlias = Tensor | Column
+"""A leaf of a batch with one entry for each record."""
+
+
+def copies(x: Entries, record: int) -> Entries:
     """As many copies of one record as there are records."""
+    if isinstance(x, Column):
+        return x[[record] * len(x)]
     return x[record : record + 1].expand_as(x).contiguous()
 
 
-def of_each(batch: Any, records: int, change: Callable[[Tensor], Tensor]) -> Any:
-    """The batch with a change of its tensors; those that do not have one entry for each record are left as they are."""
+def blanks(x: Entries, count: int) -> Entries:
+    """So many records of zeros, or of empty texts, in place of those that are there."""
+    if isinstance(x, Column):
+        return Column([x.blank] * count, x.blank)
+    return x.new_zeros(count, *x.shape[1:])
 
-    def changed(x: Any) -> Any:
-        return change(x) if isinstance(x, Tensor) and x.dim() and len(x) == records else x
 
-    return pytree.tree_map(changed, batch)
+def of_each(batch: Any, records: int, change: Callable[[Any], Any]) -> Any:
+    """The batch with a change of what has one entry for each record; all else is left as it is."""
+    return pytree.tree_map(lambda x: change(x) if has_entries(x, records) else x, batch)
 
 
 def rounding_of(tensors: Sequence[Tensor]) -> float:
