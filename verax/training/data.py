@@ -39,6 +39,7 @@ Collate = Callable[[list[Any]], Any]
 """From a list of records to a batch."""
 Chosen = slice | NDArray[np.int64] | None
 """Which of a batch's records are wanted: all, or a process's share of them."""
+_TABLES = ("pandas", "pyarrow", "polars")
 
 
 class WrongLength(ValueError):  # noqa: N818  it says what is wrong
@@ -86,9 +87,10 @@ class Data:
 
     Args:
         source: a tensor or numpy array, a tuple, dictionary or dataclass of them with the records
-            along the first dimension, or a map-style ``torch.utils.data.Dataset``; if it has
-            ``__getitems__``, a batch is one call of it. A list is one of records, unless it holds
-            tensors and arrays only.
+            along the first dimension, or a table of pandas, pyarrow or polars, which is a dictionary
+            of its columns; or a map-style ``torch.utils.data.Dataset``; if it has ``__getitems__``,
+            a batch is one call of it. A list is one of records, unless it holds tensors and arrays
+            only.
         collate: from a list of records to a batch.
         by_record: whether the source gives a record for each number, whatever it is, as a loader takes it.
     """
@@ -185,6 +187,11 @@ def columns(source: Any) -> Any:
     """
     if isinstance(source, Tensor | np.ndarray):
         return _tensor(source)
+    if _of_a_table(source):
+        names = getattr(source, "column_names", getattr(source, "columns", None))
+        if names is None:
+            return _tensor(source)
+        return {name: _column(source[name], name) for name in names}
     if isinstance(source, Mapping) and source:
         named = {name: _column(column, name) for name, column in source.items()}
         return named if type(source) is dict else Fields(named)
@@ -203,12 +210,17 @@ def _column(column: Any, name: Any) -> Any:
     return walk(column, lambda leaf, _: _tensor(leaf, f" in column {name!r}"))
 
 
+def _of_a_table(source: Any) -> bool:
+    """Whether it is a table of pandas, pyarrow or polars, or a column of one: all in memory."""
+    return any(kind.__module__.partition(".")[0] in _TABLES for kind in type(source).__mro__)
+
+
 def _tensor(column: Any, where: str = "") -> Tensor:
     """A column as a tensor that shares its memory, if it can."""
     if isinstance(column, Tensor) and column.layout is not torch.strided:
         raise ValueError(f"dataset must hold an entry for each record, got a sparse tensor{where}: pass a dense one")
-    if isinstance(column, np.ndarray):
-        column = from_array(column, "dataset", where)
+    if isinstance(column, np.ndarray) or _of_a_table(column):
+        column = from_array(np.asanyarray(column), "dataset", where)
     if not isinstance(column, Tensor):
         raise ValueError(
             f"dataset must hold tensors or numpy arrays with an entry for each record, got "
