@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from verax.cli import app, main  # noqa: E402
 from verax.cli.common import expected_batch  # noqa: E402
 from verax.privacy.composition import LOWER, UPPER  # noqa: E402
 from verax.privacy.guarantee import shown  # noqa: E402
-from verax.training import PrivateTrainer, fit, ledger  # noqa: E402
+from verax.training import Ledger, PrivateTrainer, fit, ledger  # noqa: E402
 from verax.training.examples import MODELS, load  # noqa: E402
 
 torch.set_num_threads(1)
@@ -210,16 +211,85 @@ def test_a_large_delta_and_no_noise_are_warned_of():
     assert json.loads(found.stdout)["private"] is False
 
 
-def test_after_an_interruption_it_is_said_how_to_go_on(table, tmp_path, monkeypatch, capsys):
-    def stop(*_):
-        raise KeyboardInterrupt
+def interrupted(monkeypatch, capsys, at, *words):
+    """What is said on standard error after Ctrl-C in this round."""
+    step = PrivateTrainer.step
 
-    monkeypatch.setattr(PrivateTrainer, "step", stop)
-    words = ["--data", table, "-z", 2, "--state", tmp_path / "state"]
+    def stopping(self, batch, loss):
+        if batch.number == at:
+            raise KeyboardInterrupt
+        step(self, batch, loss)
+
     monkeypatch.setattr("sys.argv", ["verax", "train", *map(str, words)])
-    with pytest.raises(SystemExit, match="130"):
-        main()
-    assert "the same command goes on with it" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateTrainer, "step", stopping)
+        with pytest.raises(SystemExit, match="130"):
+            main()
+    return capsys.readouterr().err
+
+
+PRICED = (
+    r"(\d+) of (\d+) rounds were released\. They cost an epsilon between (\S+) and (\S+) at delta 1e-05 "
+    r"if .* at most (\S+), "
+)
+
+
+@pytest.mark.parametrize("book", [True, False])
+def test_after_an_interruption_it_is_said_what_was_spent_and_how_to_go_on(table, tmp_path, monkeypatch, capsys, book):
+    kept = ["--ledger", tmp_path / "book", "--records", 160] if book else []
+    words = ["--data", table, "-z", 2, "--batch", 20, "--epochs", 2, "--state", tmp_path / "state", *kept]
+    said = interrupted(monkeypatch, capsys, 5, *words)
+    released, declared, lower, upper, whole = re.search(PRICED, said).groups()
+    assert (released, declared) == ("5", "16")
+    sampler = Poisson(0.125 if book else 20 / 154, 16)
+    so_far = Mechanism(replace(sampler, steps=5), 2.0).guarantee().epsilon(1e-5)
+    assert (float(lower), float(upper)) == pytest.approx((so_far.lower, so_far.upper), rel=5e-3)
+    assert float(whole) == pytest.approx(Mechanism(sampler, 2.0).guarantee().epsilon(1e-5).upper, rel=5e-3)
+    assert f"The run is kept in {tmp_path / 'state'}: the same command goes on with it." in said
+    assert "NOT private" not in said
+
+
+def test_without_a_state_it_is_said_that_the_run_is_lost_and_spent(table, tmp_path, monkeypatch, capsys):
+    words = [
+        "--data",
+        table,
+        "-z",
+        2,
+        "--batch",
+        20,
+        "--epochs",
+        2,
+        "--ledger",
+        tmp_path / "book",
+        "--insecure-seed",
+        1,
+    ]
+    said = interrupted(monkeypatch, capsys, 5, *words)
+    assert re.search(PRICED, said)
+    assert "Without --state nothing can go on with this run; another one costs its own epsilon on top" in said
+    assert f"verax report {tmp_path / 'book'} states what was released." in said
+    assert "NOT private" in said
+
+
+def test_a_round_that_only_the_ledger_knows_is_counted(table, tmp_path, monkeypatch, capsys):
+    """Ctrl-C between the ledger's line and all that comes after it."""
+    release = Ledger.release
+
+    def stopping(self, number, **what):
+        release(self, number, **what)
+        if number == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Ledger, "release", stopping)
+    words = ["--data", table, "-z", 2, "--batch", 20, "--epochs", 2, "--ledger", tmp_path / "book"]
+    assert interrupted(monkeypatch, capsys, None, *words).startswith("4 of 16 rounds were released.")
+    assert ledger.read(tmp_path / "book").released == 4
+
+
+def test_an_interruption_before_the_first_round_spends_nothing(table, monkeypatch, capsys):
+    said = interrupted(monkeypatch, capsys, 0, "--data", table, "-z", 2)
+    assert said.startswith("0 of ")
+    assert said.endswith("rounds were released: nothing was spent.\nverax: interrupted\n")
 
 
 def test_models_that_do_not_fit_the_data(table):

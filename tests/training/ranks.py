@@ -409,6 +409,35 @@ def processes_must_agree(top: Path) -> None:
 
 
 @scenario
+def models_in_parts_are_refused_in_words(top: Path) -> None:
+    """FSDP2 and tensor parallelism: every parameter is a DTensor."""
+
+    def fully_sharded(model: nn.Module, mesh: Any) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=mesh)
+
+    def tensor_parallel(model: nn.Module, mesh: Any) -> None:
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+    def work(rank: int, cut: Callable[[nn.Module, Any], None]) -> None:
+        model = make(0)
+        cut(model, dist.device_mesh.init_device_mesh("cpu", (2,)))
+        if rank == 0:  # both ways to train say so
+            fit(model, LOSS, (X, Y), Mechanism(Poisson(0.2, 4), 1.0), lambda p: torch.optim.SGD(p, 0.1))
+        PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), Mechanism(Poisson(0.2, 4), 1.0))
+
+    for cut in (fully_sharded, tensor_parallel):
+        found = run(2, lambda rank, cut=cut: work(rank, cut), top / cut.__name__)
+        for kind, words in found:
+            assert kind == "ValueError", found
+            assert "neither FSDP2 nor tensor parallelism" in words, found
+            assert words.startswith("model must have whole parameters in every process, got 0.weight"), found
+
+
+@scenario
 def only_the_first_process_may_open_the_ledger(top: Path) -> None:
     mechanism = Mechanism(Poisson(0.2, 4), 1.0)
 

@@ -1,6 +1,7 @@
 """Clipped sums: as exact as promised, in pieces of the size that was asked for, for clip-groups of any size."""
 
 import copy
+import json
 
 import pytest
 
@@ -193,3 +194,95 @@ def test_a_run_under_autocast_sees_its_weights_move(clipping):
             fit(model, nn.CrossEntropyLoss(), (x, y), mechanism, lambda p: torch.optim.SGD(p, 0.5), progress=False)
         found.append(functional.cross_entropy(model(x), y).item())
     assert found[1] == pytest.approx(found[0], rel=0.02)
+
+
+class Attending(nn.Module):
+    """A transformer's layers, whose fused kernel knows no autocast on a processor."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        self.body = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean(1))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("clipping", [Individual(1.0), Batch(1.0), Mixed(1.0, 2)])
+def test_a_transformer_trains_under_autocast_in_either_mode(clipping, training, tmp_path):
+    x = torch.randn(60, 5, 8, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0, 0] > 0).long()
+    fused = torch.backends.mha.get_fastpath_enabled()
+    found = []
+    for lower in (False, True):
+        torch.manual_seed(0)
+        model = Attending().train(training)
+        with torch.autocast("cpu", torch.bfloat16, enabled=lower):
+            fit(
+                model,
+                nn.CrossEntropyLoss(),
+                (x, y),
+                Mechanism(Deterministic(batches=2, epochs=3), 1e-6, clipping),
+                lambda p: torch.optim.SGD(p, 0.5),
+                progress=False,
+                insecure_seed=7,
+                diagnostics=tmp_path / str(lower),
+            )
+        found.append(functional.cross_entropy(model.eval()(x), y).item())
+    assert found[1] == pytest.approx(found[0], rel=0.05)
+    assert torch.backends.mha.get_fastpath_enabled() is fused
+
+
+class WithLoss(nn.Module):
+    """Computes its own loss, as models of transformers do: the mean over the batch."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(6, 3)
+
+    def forward(self, x, labels):
+        logits = self.body(x)
+        return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def mean_of_batch(model, batch):
+    return model(**batch)["loss"]
+
+
+def loss_of_each(model, batch):
+    return functional.cross_entropy(model(**batch)["logits"], batch["labels"], reduction="none")
+
+
+@pytest.mark.parametrize("inner", [None, LocalSteps(lambda p: torch.optim.SGD(p, 0.1), steps=2)])
+@pytest.mark.parametrize("clipping", [Batch(0.3), Mixed(0.3, 3)])
+def test_the_mean_loss_of_a_batch_is_enough_where_it_is_clipped_as_a_whole(clipping, inner, tmp_path):
+    """Also where there are more records than go through the model at once: the mean of all is taken of all."""
+    data = {"x": torch.randn(300, 6), "labels": torch.randint(0, 3, (300,))}
+    found = []
+    for loss in (mean_of_batch, loss_of_each):
+        path = tmp_path / loss.__name__
+        model = WithLoss()
+        fit(
+            model,
+            loss,
+            data,
+            Mechanism(Deterministic(2), 1e-6, clipping),
+            lambda p: torch.optim.SGD(p, 1.0),
+            inner=inner,
+            micro_batch=40,
+            progress=False,
+            insecure_seed=7,
+            diagnostics=path,
+        )
+        losses = [json.loads(line).get("loss", 0.0) for line in path.read_text().splitlines()]
+        found.append(torch.cat([model.body.weight.detach().reshape(-1), torch.tensor(losses)]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_it_is_not_where_records_are_clipped_one_by_one():
+    data = {"x": torch.randn(30, 6), "labels": torch.randint(0, 3, (30,))}
+    with pytest.raises(ValueError, match=r"one value for all.*the mean of a batch is enough under batch clipping"):
+        fit(WithLoss(), mean_of_batch, data, Mechanism(Deterministic(2), 1.0), lambda p: torch.optim.SGD(p, 1.0))

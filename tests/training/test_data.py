@@ -98,3 +98,75 @@ def test_a_tensor_data_set_that_gives_something_else_is_asked_for_it():
     x, y = Data(Doubled(X, Y)).take(SOME)
     assert x.equal(2.0 * X[[4, 1]])
     assert y.equal(Y[[4, 1]])
+
+
+class Array:
+    """As a column of pandas or pyarrow: an array of another library, which is asked for by its labels."""
+
+    __module__ = "pandas.core.series"
+
+    def __init__(self, values):
+        self.values = values
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, label):
+        raise KeyError(label)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.values)
+
+
+class Frame(Array):
+    """As a table of pandas."""
+
+    __module__ = "pandas.core.frame"
+
+    def __init__(self, **held):
+        super().__init__(np.stack(list(held.values()), axis=1))
+        self.columns, self.held = list(held), held
+
+    def __getitem__(self, name):
+        return Array(self.held[name])
+
+
+class Table(Frame):
+    """As one of pyarrow, which has names of columns and columns."""
+
+    __module__ = "pyarrow.lib"
+
+    def __init__(self, **held):
+        super().__init__(**held)
+        self.column_names, self.columns = self.columns, list(held.values())
+
+
+@pytest.mark.parametrize("kind", [Frame, Table])
+def test_tables_of_other_libraries_are_dictionaries_of_their_columns(kind):
+    found = Data(kind(a=X.numpy()[:, 0], b=Y.numpy())).take(SOME)
+    assert found["a"].equal(X[[4, 1], 0])
+    assert found["b"].equal(Y[[4, 1]])
+
+
+def test_tables_and_columns_of_other_libraries_are_inputs_and_targets():
+    x, y = Data((Frame(a=X.numpy()[:, 0], b=X.numpy()[:, 1]), Array(Y.numpy()))).take(SOME)
+    assert x.equal(X[[4, 1], :2])
+    assert y.equal(Y[[4, 1]])
+    assert Data(Array(Y.numpy())).take(SOME).equal(Y[[4, 1]])
+
+
+def test_columns_of_other_libraries_that_are_no_numbers_are_refused_by_name():
+    with pytest.raises(ValueError, match="numbers that torch knows, got object in column 'name'"):
+        Data(Frame(x=Y.numpy(), name=np.array(list("abcdef"), dtype=object)))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_workers": 2}, "num_workers will not be used: its records are fetched in this process"),
+        ({"pin_memory": True, "generator": torch.Generator()}, "pin_memory and generator will not be used"),
+    ],
+)
+def test_settings_of_a_loader_that_have_no_effect_are_warned_of(options, words):
+    with pytest.warns(UserWarning, match=words):
+        taken_from(DataLoader(TensorDataset(X, Y), batch_size=3, **options), Deterministic(2))

@@ -11,7 +11,7 @@ from rich.console import Console  # noqa: E402
 from torch import nn  # noqa: E402
 
 from verax import BallsInBins, Mechanism, Poisson, calibrate  # noqa: E402
-from verax.training import Ledger, RunOver, fit, ledger, loop  # noqa: E402
+from verax.training import Interrupted, Ledger, PrivateTrainer, RunOver, fit, ledger, loop  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -130,3 +130,31 @@ def test_a_finished_run_lets_go_of_its_ledger_too(tmp_path):
     with pytest.raises(RunOver):
         Ledger.open(path)
     assert "epsilon" in run.statement()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "least", "most"),
+    [
+        (Poisson(0.1, 8), Poisson(0.1, 5), Poisson(0.1, 5)),
+        (BallsInBins(4, 2), BallsInBins(4, 1), BallsInBins(4, 2)),
+    ],
+)
+def test_an_interruption_tells_what_was_released_and_cost(monkeypatch, tmp_path, sampler, least, most):
+    """A part of an epoch is charged as a whole one, and attacked as none: nobody sees the rest of it."""
+    step = PrivateTrainer.step
+
+    def stopping(self, batch, loss):
+        if batch.number == 5:
+            raise KeyboardInterrupt
+        step(self, batch, loss)
+
+    monkeypatch.setattr(PrivateTrainer, "step", stopping)
+    path, mechanism = tmp_path / "run.ledger", Mechanism(sampler, 1.0)
+    with pytest.raises(Interrupted, match=r"^5 of 8 rounds were released, and are spent; with state=") as stopped:
+        fit(nn.Linear(5, 2), nn.CrossEntropyLoss(), clouds(), mechanism, sgd, ledger=path, progress=False)
+    assert isinstance(stopped.value, KeyboardInterrupt)
+    found = stopped.value.trainer.so_far.epsilon(1e-5)
+    assert found.lower == pytest.approx(Mechanism(least, 1.0).guarantee().epsilon(1e-5).lower, rel=5e-3)
+    assert found.upper == pytest.approx(Mechanism(most, 1.0).guarantee().epsilon(1e-5).upper, rel=5e-3)
+    with Ledger.open(path, mechanism) as book:
+        assert book.released == 5

@@ -106,3 +106,18 @@ def test_criteria_of_outputs_and_targets_are_not_for_dictionaries(data):
 @pytest.mark.parametrize("loss", [of_both, Both()])
 def test_losses_of_model_and_batch_are(loss):
     assert fitted({"x": X, "y": Y}, loss).trainer.rounds == 2
+
+
+def test_an_optimizer_of_sparse_gradients_is_refused_because_noise_is_everywhere():
+    class Sparse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(10, 3, sparse=True)
+
+        def forward(self, x):
+            return self.table(x).mean(1)
+
+    data = torch.arange(36).reshape(12, 3) % 10, Y
+    with pytest.raises(ValueError, match=r"got SparseAdam, which takes sparse ones only; use Adam"):
+        fitted(data, model=Sparse(), optimizer=lambda p: torch.optim.SparseAdam(list(p), 0.1))
+    assert fitted(data, model=Sparse(), optimizer=lambda p: torch.optim.Adam(p, 0.1)).trainer.rounds == 2

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,9 +15,13 @@ from rich.console import Console
 from verax import Mechanism, checks
 from verax.cli import common
 from verax.privacy import calibrate
-from verax.privacy.composition import LOWER
+from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
 from verax.reporting.statement import savable
+from verax.training.ran import NOT_PRIVATE
+
+if TYPE_CHECKING:
+    from verax.training.trainer import PrivateTrainer
 
 
 class ModelName(StrEnum):
@@ -37,16 +41,54 @@ class OptimizerName(StrEnum):
 
 
 @contextmanager
-def _interruptible(state: Path | None) -> Iterator[None]:
-    """Say after Ctrl-C that nothing is lost, if that is so."""
+def _interruptible(state: Path | None, ledger: Path | None, delta: float) -> Iterator[None]:
+    """Say after Ctrl-C what was released until then, what it cost, and how to go on."""
     try:
         yield
-    except KeyboardInterrupt:
-        if state is not None and state.exists():
-            Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(
-                "The run is kept: the same command goes on with it. What was released so far is spent."
-            )
+    except KeyboardInterrupt as stopped:
+        console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        for line in _said_after(getattr(stopped, "trainer", None), state, ledger, delta):
+            console.print(line)
         raise
+
+
+def _said_after(
+    trainer: PrivateTrainer | None,
+    state: Path | None,
+    ledger: Path | None,
+    delta: float,
+) -> Iterator[str]:
+    """What the first process says, which knows; without a trainer nothing was begun."""
+    if trainer is not None and not trainer.first:
+        return
+    if trainer is not None:
+        yield from _spent(trainer, delta)
+    if state is not None and state.exists():
+        yield (f"The run is kept in {state}: the same command goes on with it. What was released is spent.")
+    elif trainer is not None and trainer.rounds:
+        stated = "" if ledger is None else f" verax report {ledger} states what was released."
+        yield (
+            "Without --state nothing can go on with this run; another one costs its own epsilon "
+            f"on top of this one's.{stated} With --state FILE the same command goes on after Ctrl-C."
+        )
+
+
+def _spent(trainer: PrivateTrainer, delta: float) -> Iterator[str]:
+    """What the rounds so far cost: if they were to be so many, and as part of the declared run."""
+    released = f"{trainer.rounds} of {len(trainer.mechanism.sampler)} rounds were released"
+    so_far = trainer.so_far
+    if so_far is None:
+        yield f"{released}: nothing was spent."
+        return
+    found, whole = so_far.epsilon(delta), trainer.guarantee.epsilon(delta)
+    between = f"{shown(found.lower, LOWER)} and {shown(found.upper, UPPER)}"
+    yield (
+        f"{released}. They cost an epsilon between {between} at delta {delta:g} if neither data nor "
+        "results had a say in when the run stopped, and at most "
+        f"{shown(whole.upper, UPPER)}, the price of all its rounds, whatever the reason."
+    )
+    if not trainer.private:
+        yield NOT_PRIVATE
 
 
 def train(
@@ -134,7 +176,7 @@ def train(
             noise = calibrate.noise_multiplier(run.sampler, epsilon, delta, clipping=clipped)
     mechanism = Mechanism(run.sampler, noise, clipped)
     kinds: dict[OptimizerName, Any] = {OptimizerName.sgd: torch.optim.SGD, OptimizerName.adam: torch.optim.Adam}
-    with launched() as first, _interruptible(state):
+    with launched() as first, _interruptible(state, ledger, delta):
         fitted = fit(
             network, torch.nn.CrossEntropyLoss(), examples.train, mechanism,
             lambda p: kinds[optimizer](p, learning_rate), ledger=ledger, delta=delta,

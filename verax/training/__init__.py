@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from verax.training.distributed import LostProcess
     from verax.training.entries import DamagedLedger, LedgerError
     from verax.training.ledger import Ledger, LedgerBusy, LeftMechanism, RunOver
-    from verax.training.loop import Fitted, fit
+    from verax.training.loop import Fitted, Interrupted, fit
     from verax.training.mixing import MixedRecords
     from verax.training.ran import Run
     from verax.training.trainer import PrivateTrainer
 
 _HOME = {
     "Fitted": "loop",
+    "Interrupted": "loop",
     "LocalSteps": "clipped",
     "LostProcess": "distributed",
     "fit": "loop",
@@ -38,6 +39,7 @@ _HOME = {
 __all__ = [
     "DamagedLedger",
     "Fitted",
+    "Interrupted",
     "Ledger",
     "LedgerBusy",
     "LedgerError",

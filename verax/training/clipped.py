@@ -16,6 +16,7 @@ from verax import checks
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.training.capture import Layers
 from verax.training.chain import chain_of, keeps_apart
+from verax.training.containers import has_target
 from verax.training.cuts import Cuts
 from verax.training.draws import Draws, seeded
 from verax.training.factors import ROOM, Clippable, lengths
@@ -24,7 +25,7 @@ from verax.training.grouped import GroupMeans, of_groups, some_unformed, too_man
 from verax.training.kept import Kept
 from verax.training.pieces import part, runs, slices
 from verax.training.records import Records
-from verax.training.trials import Losses, one_each, uncached, with_gradient
+from verax.training.trials import Losses, mean_loss, with_gradient, without_shortcuts
 from verax.training.tricks import Aggregate, Tricks
 from verax.training.unchanged import Unchanged
 
@@ -66,7 +67,7 @@ class MeanGradient:
         total: list[Tensor | None] = [None] * len(parameters)
         for piece, size in slices(batch, self.micro_batch or records, records):
             with torch.enable_grad():
-                loss = with_gradient(one_each(losses(model, piece), size).sum() / records)
+                loss = with_gradient(mean_loss(losses(model, piece), size) * (size / records))
             found = [
                 g.to_dense() if g is not None and g.is_sparse else g
                 for g in torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -107,7 +108,7 @@ class LocalSteps:
         for _ in range(self.steps):
             local.zero_grad()
             with torch.enable_grad():
-                with_gradient(one_each(losses(model, batch), records).mean()).backward()
+                with_gradient(mean_loss(losses(model, batch), records)).backward()
             local.step()
         return [old - p.detach() for old, p in zip(before, parameters, strict=True)]
 
@@ -151,7 +152,7 @@ class Clipper:
             case Mixed(groups=groups):
                 return float(groups)
 
-    @uncached()
+    @without_shortcuts()
     @torch.no_grad()
     def add(self, batch: Any, records: int, into: Flat, groups: list[int] | None = None) -> None:
         """Add the clipped sum, divided as ``into`` says.
@@ -222,9 +223,9 @@ class Clipper:
                     into.buffer.addmv_(columns, self._weights(norms, norm, into.denominator, _AGGREGATE))
                 return
         refuse_statistics(self.model)
-        start = 0
+        start, records = 0, sum(sizes)
         for size in sizes:
-            group = batch if len(sizes) == 1 else part(batch, slice(start, start + size))
+            group = batch if len(sizes) == 1 else part(batch, slice(start, start + size), records)
             start += size
             try:
                 found = self._aggregate(group, size, into.parameters)
@@ -244,7 +245,7 @@ class Clipper:
         other, and a known loss. All others may mix the records of a clip-group, and each has a pass of its own.
         """
         small = _SMALL_GROUP if chain is None else _TINY_GROUP
-        if len(sizes) == 1 or max(sizes) > small or not isinstance(batch, tuple | list):
+        if len(sizes) == 1 or max(sizes) > small or not has_target(batch):
             return False
         if chain is not None and not some_unformed(into.parameters, sizes):
             return False
@@ -262,7 +263,7 @@ class Clipper:
             start += records
         return True
 
-    @uncached()
+    @without_shortcuts()
     def aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
         """What a clip-group computes, before it is clipped; nothing else of it is left in the model."""
         with self._drawing():

@@ -13,9 +13,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from verax.training.containers import Column
 from verax.training.kept import alike
 from verax.training.mixing import MixedRecords
-from verax.training.trials import Losses, copies, doubled, evaluating, nearby, of_each, repeatable, rounding_of
+from verax.training.trials import (
+    Losses,
+    copies,
+    doubled,
+    evaluating,
+    nearby,
+    of_each,
+    one_each,
+    repeatable,
+    rounding_of,
+)
 
 _FEW = 4  # records with which it is found out whether a batch is made of each by itself
 _SEEDS = 4  # with so many, if random numbers are drawn on the way
@@ -49,6 +60,8 @@ class Watched:
         """Refuse a function that lets a record's part of the batch depend on others; what was kept is let go."""
         few, self._few = self._few, []
         told = not few
+        values = losses if self._in_order else _each(losses, len(few))
+        same_worth = partial(_worth_the_same, model, values)
         for seed in range(_SEEDS * self._batches, _SEEDS * (self._batches + 1)) if few else ():
             among, drawn = self._made(few, seed, model)
             again, _ = self._made(few, seed, model)
@@ -57,7 +70,7 @@ class Watched:
             for place, record in enumerate(few):
                 alone, theirs = self._made([record] * len(few), seed, model)
                 stays = self._in_order or drawn != theirs
-                if _agree([among, alone], len(few), place, stays, partial(_worth_the_same, model, losses)):
+                if _agree([among, alone], len(few), place, stays, same_worth):
                     told = True
                 elif drawn == theirs:  # else the record may have had other random numbers, which is no mixing
                     order = " or changes their order" if self._in_order else ""
@@ -102,6 +115,11 @@ def _agree(batches: list[Any], records: int, place: int, stays: bool, same_worth
     return same_worth(*batches)
 
 
+def _each(losses: Losses, records: int) -> Losses:
+    """The same losses, or an error if there is not one for each record."""
+    return lambda model, batch: one_each(losses(model, batch), records)
+
+
 def _worth_the_same(model: nn.Module, losses: Losses, first: Any, second: Any) -> bool:
     """Whether a loss in one batch is one in the other, too, with weights nearby: those that are zero hide the rest."""
     with evaluating(model), nearby(model):
@@ -114,7 +132,8 @@ def _refuse(what: str) -> NoReturn:
     raise MixedRecords(
         f"what makes batches of records (the loader's collate_fn, or the data set's __getitems__) {what}, so that "
         "clipping would protect nobody: change each record by itself in the data set's __getitem__, drawing from "
-        "the generators of torch, numpy or Python; where it pads, let the model skip the padding (a mask, or packed "
+        "the generators of torch, numpy or Python; what has no entry for each record must be the "
+        "same whatever they are; where it pads, let the model skip the padding (a mask, or packed "
         "sequences), or pad to a fixed length; or use batch clipping (Batch)"
     )
 
@@ -141,12 +160,16 @@ def _row(batch: Any, records: int, place: int) -> Any:
 def _same(first: Any, second: Any) -> bool:
     """Whether two batches have the same entries."""
     both = [pytree.tree_leaves(batch) for batch in (first, second)]
-    if len(both[0]) != len(both[1]):
-        return False
-    return all(
-        alike(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else np.array_equal(x, y)
-        for x, y in zip(*both, strict=True)
-    )
+    return len(both[0]) == len(both[1]) and all(map(_equal, *both))
+
+
+def _equal(x: Any, y: Any) -> bool:
+    """Whether two leaves are the same; what is not a number is like another."""
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        return alike(x, y)
+    if isinstance(x, Column) and isinstance(y, Column):
+        return len(x) == len(y) and all(map(_equal, x, y))
+    return type(x) is type(y) and bool(x == y or (x != x and y != y))
 
 
 def _tensors(batch: Any) -> list[Tensor]:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from verax.training.layers import trainable
 from verax.training.mixing import norm_of
-from verax.training.pieces import by_records, part
+from verax.training.pieces import has_entries, part
 from verax.training.trials import Losses, nearby, nodes, one_each, repeatable, rounding_of, steady
 
 _FEWEST = 32  # records at once, whatever the model
@@ -55,7 +55,7 @@ class Cuts:
         """Records to take at once: what they keep stays near the cache."""
         if size <= min(_WORTH * (self._fitting() if self._bytes else _FEWEST), self._most):
             return size
-        if not by_records(group, size) or not all(isinstance(x, Tensor) for x in pytree.tree_leaves(group)):
+        if not all(has_entries(x, size) for x in pytree.tree_leaves(group)):
             return size
         few = min(_ASKED, (size - 1) // 2, self._most)
         if few == 0 or normalises(self.model) or not self._apart(group, few):

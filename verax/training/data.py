@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -31,12 +32,14 @@ from verax import checks
 from verax.mechanism import Batch, Clipping, Mixed
 from verax.samplers import BufferedShuffle, Deterministic, Sampler, Shuffle
 from verax.training.collated import Watched
+from verax.training.containers import Fields, from_array, plain, walk
 from verax.training.pieces import part
 
 Collate = Callable[[list[Any]], Any]
 """From a list of records to a batch."""
 Chosen = slice | NDArray[np.int64] | None
 """Which of a batch's records are wanted: all, or a process's share of them."""
+_TABLES = ("pandas", "pyarrow", "polars")
 
 
 class WrongLength(ValueError):  # noqa: N818  it says what is wrong
@@ -56,6 +59,7 @@ def taken_from(
         _refuse_collate(collate, source)
     if loaded:
         refuse_other_batches(source, sampler)
+        _tell_unused(source)
         source, collate = source.dataset, source.collate_fn
     if isinstance(source, IterableDataset):
         return Stream(source, sampler, records)
@@ -82,9 +86,11 @@ class Data:
     """A data set of known length from which batches are taken by index.
 
     Args:
-        source: a tensor or numpy array, a tuple or dictionary of them with the records along the first dimension, or a
-            map-style ``torch.utils.data.Dataset``; if it has ``__getitems__``, a batch is one call of it. A list is
-            one of records, unless it holds tensors and arrays only.
+        source: a tensor or numpy array, a tuple, dictionary or dataclass of them with the records
+            along the first dimension, or a table of pandas, pyarrow or polars, which is a dictionary
+            of its columns; or a map-style ``torch.utils.data.Dataset``; if it has ``__getitems__``,
+            a batch is one call of it. A list is one of records, unless it holds tensors and arrays
+            only.
         collate: from a list of records to a batch.
         by_record: whether the source gives a record for each number, whatever it is, as a loader takes it.
     """
@@ -93,11 +99,12 @@ class Data:
         self, source: Any, collate: Callable[[list[Any]], Any] = default_collate, *, by_record: bool = False
     ) -> None:
         self._whole: Any = None
-        self._collate = collate
+        self._own_collate = collate is not default_collate
+        self._collate: Collate = partial(_batch, collate)
         self._make: Callable[[list[Any]], Any] = self._collated
         self._empty: Any = None
         self.watched: Watched | None = None
-        if type(source) is TensorDataset and collate is default_collate:  # subclasses may change what they give
+        if type(source) is TensorDataset and not self._own_collate:  # subclasses may change what they give
             source, by_record = source.tensors, False
         if not by_record and (found := columns(source)) is not None:
             self._whole = found
@@ -123,7 +130,7 @@ class Data:
         """Watch whatever sees several records and is not known to keep them apart."""
         if self._whole is None and self._at_once:
             self._make = self.watched = Watched(self._collated, in_order)
-        elif self._collate is not default_collate:
+        elif self._own_collate:
             self._collate = self.watched = Watched(self._collate, in_order)
 
     def take(self, indices: NDArray[np.int64], number: int = 0, mine: Chosen = None) -> Any:
@@ -135,12 +142,17 @@ class Data:
             return pytree.tree_map(lambda part: part[chosen], self._whole)
         if len(indices) == 0:
             if self._empty is None:
-                self._empty = part(self._make([0]), slice(0))
+                self._empty = part(self._make([0]), slice(0), 1)
             return self._empty
         return self._make(indices.tolist())
 
     def _collated(self, numbers: list[int]) -> Any:
         return self._collate([self._one(i) for i in numbers] if self._many is None else self._many(numbers))
+
+
+def _batch(collate: Collate, records: list[Any]) -> Any:
+    """A batch of these records in plain containers, whatever the function returns."""
+    return plain(collate(records), len(records))
 
 
 def _holds_records(source: Any) -> bool:
@@ -175,36 +187,40 @@ def columns(source: Any) -> Any:
     """
     if isinstance(source, Tensor | np.ndarray):
         return _tensor(source)
+    if _of_a_table(source):
+        names = getattr(source, "column_names", getattr(source, "columns", None))
+        if names is None:
+            return _tensor(source)
+        return {name: _column(source[name], name) for name in names}
     if isinstance(source, Mapping) and source:
-        return {
-            name: pytree.tree_map(partial(_tensor, where=f" in column {name!r}"), column)
-            for name, column in source.items()
-        }
+        named = {name: _column(column, name) for name, column in source.items()}
+        return named if type(source) is dict else Fields(named)
+    if is_dataclass(source) and not isinstance(source, type | Dataset) and not _holds_records(source):
+        return Fields({f.name: _column(getattr(source, f.name), f.name) for f in fields(source)})
     if not isinstance(source, tuple | list) or not source:
         return None
-    if isinstance(source, list) and not all(isinstance(column, Tensor | np.ndarray) for column in source):
+    if isinstance(source, list) and not all(isinstance(x, Tensor | np.ndarray) for x in source):
         return None
     found = [_tensor(column, f" in column {number}") for number, column in enumerate(source)]
     return pytree.tree_unflatten(found, pytree.tree_structure(source))
 
 
+def _column(column: Any, name: Any) -> Any:
+    """All tensors of a column, which may be in containers."""
+    return walk(column, lambda leaf, _: _tensor(leaf, f" in column {name!r}"))
+
+
+def _of_a_table(source: Any) -> bool:
+    """Whether it is a table of pandas, pyarrow or polars, or a column of one: all in memory."""
+    return any(kind.__module__.partition(".")[0] in _TABLES for kind in type(source).__mro__)
+
+
 def _tensor(column: Any, where: str = "") -> Tensor:
-    """A column as a tensor that shares its memory."""
-    if isinstance(column, np.ma.MaskedArray) or (isinstance(column, Tensor) and column.layout is not torch.strided):
-        raise ValueError(
-            f"dataset must hold an entry for each record, got a masked array or a sparse tensor{where}: fill it in"
-        )
-    if isinstance(column, np.ndarray):
-        straight = column if min(column.strides, default=0) >= 0 else column.copy()
-        try:
-            with warnings.catch_warnings():  # of arrays that cannot be written to: nobody does
-                warnings.simplefilter("ignore", UserWarning)
-                column = torch.from_numpy(straight)
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"dataset must hold arrays of numbers that torch knows, got {column.dtype}{where}: turn it into such, "
-                "or leave it out"
-            ) from None
+    """A column as a tensor that shares its memory, if it can."""
+    if isinstance(column, Tensor) and column.layout is not torch.strided:
+        raise ValueError(f"dataset must hold an entry for each record, got a sparse tensor{where}: pass a dense one")
+    if isinstance(column, np.ndarray) or _of_a_table(column):
+        column = from_array(np.asanyarray(column), "dataset", where)
     if not isinstance(column, Tensor):
         raise ValueError(
             f"dataset must hold tensors or numpy arrays with an entry for each record, got "
@@ -270,7 +286,7 @@ class Stream:
             found = found[mine]
         elif mine is not None:
             found = [found[i] for i in mine.tolist()]
-        return default_collate(found) if found else None
+        return _batch(default_collate, found) if found else None
 
 
 def refuse_other_batches(loader: Any, sampler: Sampler) -> None:
@@ -290,6 +306,25 @@ def refuse_other_batches(loader: Any, sampler: Sampler) -> None:
             f"the mechanism has {sampler!r}. Pass loader.dataset (and collate_fn=loader.collate_fn, if it has one of "
             "its own), and let the mechanism's sampler draw the batches, or "
             f"use the sampler {type(found).__name__}(batches={int(found.batches)}, epochs=...)"
+        )
+
+
+def _tell_unused(loader: Any) -> None:
+    """Warn of a loader's settings that have no effect, since only its data set is asked."""
+    settings = {
+        "num_workers": loader.num_workers,
+        "worker_init_fn": loader.worker_init_fn,
+        "pin_memory": loader.pin_memory,
+        "generator": loader.generator,
+    }
+    unused = [name for name, value in settings.items() if value]
+    if unused:
+        warnings.warn(
+            f"of the DataLoader, {' and '.join(unused)} will not be used: its records are fetched in "
+            "this process, in batches that the mechanism's sampler draws. If fetching is slow, put "
+            "them into tensors first",
+            UserWarning,
+            stacklevel=2,
         )
 
 

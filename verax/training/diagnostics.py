@@ -23,8 +23,10 @@ from torch import Tensor, nn
 
 from verax import checks
 from verax.training.clipped import Clipper
+from verax.training.containers import has_target
 from verax.training.flat import Flat
 from verax.training.pieces import slices
+from verax.training.trials import mean_loss, without_shortcuts
 
 NOTE = (
     "Computed from private data without noise: NOT covered by the guarantee. For those who may see the data; "
@@ -86,15 +88,16 @@ def _norms(norms: Tensor, bound: float) -> dict[str, float]:
 
 
 @torch.no_grad()
+@without_shortcuts()
 def _scores(clipper: Clipper, batch: Any, records: int) -> dict[str, float]:
     """Mean loss of the batch and, where outputs are classes, the share that is right, before the round's step."""
     losses, right = 0.0, 0
     with torch.random.fork_rng(devices=[]):  # whoever looks changes nothing
-        for piece, _ in slices(batch, clipper.micro_batch, records):
+        for piece, size in slices(batch, clipper.micro_batch, records):
             outputs: list[Any] = []
             handle = clipper.model.register_forward_hook(_keep(outputs))
             try:
-                losses += float(clipper.losses(clipper.model, piece).sum())
+                losses += size * float(mean_loss(clipper.losses(clipper.model, piece), size))
             finally:
                 handle.remove()
             hits = _hits(piece, outputs)
@@ -111,9 +114,11 @@ def _keep(outputs: list[Any]) -> Callable[[nn.Module, Any, Any], None]:
 
 def _hits(batch: Any, outputs: list[Any]) -> int | None:
     """How many outputs name the right class; None if they are not scores of classes."""
-    if not isinstance(batch, tuple | list) or len(outputs) != 1 or not isinstance(outputs[0], Tensor):
+    if not has_target(batch) or len(outputs) != 1:
         return None
     scores, target = outputs[0], batch[-1]
+    if not isinstance(scores, Tensor) or not isinstance(target, Tensor):
+        return None
     if scores.dim() != 2 or scores.shape[1] < 2 or target.dim() != 1 or target.is_floating_point():
         return None
     return int((scores.argmax(1) == target).sum())

@@ -52,6 +52,21 @@ class Fitted:
         return self.trainer.statement(self.delta if delta is None else delta, path)
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while a model was trained; the trainer knows what was released, and what it cost.
+
+    Args:
+        trainer: closed, so that another can go on from its state.
+    """
+
+    def __init__(self, trainer: PrivateTrainer) -> None:
+        super().__init__(
+            f"{trainer.rounds} of {len(trainer.mechanism.sampler)} rounds were released, and are "
+            "spent; with state= the same call goes on from there"
+        )
+        self.trainer = trainer
+
+
 def fit(
     model: nn.Module,
     loss: Criterion,
@@ -78,9 +93,10 @@ def fit(
 
     Args:
         model: any module, trained in place.
-        loss: a torch criterion of outputs and targets, or for dictionaries of data a function of model and batch.
-        dataset: tensors or arrays, a dictionary of them, a map-style data set, or a stream for samplers that read it in
-            order.
+        loss: a torch criterion of outputs and targets, or for dictionaries of data a function of model and batch;
+            under batch and mixed clipping it may return the mean of the batch.
+        dataset: tensors or arrays, a dictionary or table of them, a map-style data set, or a stream for samplers that
+            read it in order.
         mechanism: what runs: the sampler that draws the batches, the clipping, the noise.
         optimizer: from parameters to an optimizer, such as ``lambda p: torch.optim.Adam(p, 1e-3)``.
         ledger: a new file in which every release is recorded before it happens; or that of the run in ``state``.
@@ -136,8 +152,11 @@ def fit(
                 if log is not None and trainer.first:
                     log.after(model, trainer.rounds, last=trainer.rounds == len(mechanism.sampler))
                 show(trainer, delta)
-    except BaseException:  # in a notebook the traceback keeps the trainer, and with it the ledger, for the next attempt
+    except BaseException as error:  # in a notebook its traceback keeps trainer and ledger, otherwise
         trainer.close()
+        if isinstance(error, KeyboardInterrupt):
+            trainer.count_ledger()
+            raise Interrupted(trainer) from error
         raise
     return Fitted(trainer, delta)
 

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from verax.training.containers import Column, has_target
 from verax.training.factors import constant
+from verax.training.pieces import has_entries
 
 Criterion = Callable[..., Tensor]
 """A loss: from outputs and targets (tuples of data), or from the model and the batch (dictionaries), to losses."""
@@ -39,28 +41,27 @@ class PerRecord:
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """One loss per record."""
         criterion = self._criterion
-        if isinstance(batch, tuple | list):
+        if has_target(batch):
             *inputs, target = batch
             outputs = model(*inputs)
             self._refuse_pairs(outputs, target)
             found = criterion(outputs, target)
-            records = len(target)
         else:
             found = criterion(model, batch)
-            records = len(next(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)))
             outputs = target = None
         if not isinstance(found, Tensor):
             raise ValueError(f"loss must return a tensor with one value per record, got {type(found).__name__}")
         if found.dim() == 0 and outputs is not None:  # reduced: ask again, record by record
-            found = _one_by_one(criterion, outputs, target, records)
-        if found.dim() > 1 and len(found) == records:
+            found = _one_by_one(criterion, outputs, target)
+        if found.dim() > 1 and len(found) == _records_in(batch if target is None else target):
             found = found.flatten(1)
             found = found.sum(dim=1) if self._reduction == "sum" else found.sum(dim=1) / self._counted(found, target)
         return found
 
     def _refuse_pairs(self, outputs: Any, target: Any) -> None:
         """Refuse shapes that torch would broadcast: every record's output would meet every other's target."""
-        if type(self._criterion) in _ELEMENTWISE and isinstance(outputs, Tensor) and outputs.shape != target.shape:
+        tensors = isinstance(outputs, Tensor) and isinstance(target, Tensor)
+        if type(self._criterion) in _ELEMENTWISE and tensors and outputs.shape != target.shape:
             mine, theirs = (", ".join(["records", *map(str, x.shape[1:])]) for x in (outputs, target))
             raise ValueError(
                 f"loss {type(self._criterion).__name__} needs outputs and targets of one shape, got ({mine}) and "
@@ -77,7 +78,7 @@ class PerRecord:
     def gradient(self, model: Callable[..., Tensor], batch: Any) -> Tensor | None:
         """The gradient of each record's loss at the model's output, for losses that have it in closed form."""
         closed = _CLOSED.get(type(self._criterion))
-        if closed is None or not isinstance(batch, tuple | list):
+        if closed is None or not has_target(batch):
             return None
         *inputs, target = batch
         outputs = model(*inputs)
@@ -110,11 +111,19 @@ def _plain(loss: Any) -> bool:
     return not (loss._forward_hooks or loss._forward_pre_hooks or "forward" in vars(loss))
 
 
-def _one_by_one(criterion: Criterion, outputs: Any, target: Any, records: int) -> Tensor:
+def _records_in(batch: Any) -> int | None:
+    """How many records there are, by the first leaf that can have an entry for each."""
+    for leaf in pytree.tree_leaves(batch):
+        if isinstance(leaf, Column) or (isinstance(leaf, Tensor) and leaf.dim() > 0):
+            return len(leaf)
+    return None
+
+
+def _one_by_one(criterion: Criterion, outputs: Any, target: Any) -> Tensor:
     """A loss that reduces, of every record by itself: vectorised if it can be."""
-    whole = outputs, target
+    whole, records = (outputs, target), _records_in(target)
     leaves = pytree.tree_leaves(whole)
-    if not all(isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == records for leaf in leaves):
+    if records is None or not all(has_entries(x, records) and isinstance(x, Tensor) for x in leaves):
         raise ValueError(
             "loss must return one value per record unless the model's output is tensors with an entry for each record, "
             f"got a reduced loss and an output of type {type(outputs).__name__}: use reduction='none'"

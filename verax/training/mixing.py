@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from verax.training.chain import keeps_apart
 from verax.training.channels import bearing_channels_last
+from verax.training.containers import has_column
 from verax.training.layers import trainable
 from verax.training.pieces import by_records, part
 from verax.training.trials import (
@@ -29,6 +30,7 @@ from verax.training.trials import (
     only_one,
     repeatable,
     rounding_of,
+    steady,
 )
 
 _AGAIN = 16  # records with which one looks again, where as many were looked at before
@@ -135,7 +137,7 @@ class Mixing:
             for start, few in dict.fromkeys([(0, half), (records - half, half), (1, records - 1)]):
                 record, mine = (ends[0], gradients[0]) if start == 0 else (ends[1], gradients[1])
                 try:
-                    _, (other,) = self._seen(part(batch, slice(start, start + few)), few, [record - start])
+                    _, (other,) = self._seen(part(batch, slice(start, start + few), records), few, [record - start])
                 except _FAILS:
                     continue
                 if self._differs(mine, other, partial(self._seen, batch, records, [record]), allowed):
@@ -156,7 +158,9 @@ class Mixing:
                 losses = one_each(self.losses(self.model, batch), records)
                 return losses.detach(), [_gradient(losses, parameters, record) for record in asked]
 
-        return repeatable(self.model, look, seed)
+        # texts are padded in the model, as the longest needs it: what is drawn would depend on that
+        fixed = partial(steady, look) if has_column(batch) else look
+        return repeatable(self.model, fixed, seed)
 
     def _differs(
         self, first: list[Tensor], second: list[Tensor], look: Callable[[], tuple[Tensor, list[list[Tensor]]]],
@@ -182,7 +186,8 @@ def _few_of(batch: Any, records: int) -> tuple[Any, int]:
     if records <= _AGAIN or not by_records(batch, records):
         return batch, records
     half = _AGAIN // 2
-    return of_each(batch, records, lambda x: torch.cat([x[:half], x[-half:]])), _AGAIN
+    places = [*range(half), *range(records - half, records)]
+    return of_each(batch, records, lambda x: x[places]), _AGAIN
 
 
 def _gradient(losses: Tensor, parameters: list[nn.Parameter], record: int) -> list[Tensor]:

@@ -21,9 +21,11 @@ import verax.training.opaque  # noqa: F401  registers attention and recurrent la
 from verax.training.capture import Layers, Use, watching
 from verax.training.chain import NotAChain, Pass, chain_of
 from verax.training.channels import ChannelsLast
+from verax.training.containers import has_column
 from verax.training.factors import Explicit, Kind, counted, merged, single_precision
 from verax.training.layers import trainable
 from verax.training.mixing import Mixing, gradients_of, norm_of, refuse_mixing
+from verax.training.pieces import has_entries, part
 from verax.training.trials import Losses, nearby, of_each, one_each, only_one, repeatable, rounding_of
 
 Found = dict[nn.Parameter, Kind]
@@ -303,7 +305,7 @@ class Records:
 
     def _by_func(self, batch: Any, records: int) -> Found:
         """One record at a time, vectorised by torch.func if it can be."""
-        if not self._loop:
+        if not self._loop and not has_column(batch):
             try:
                 return self._vectorised(batch, records)
             except (RuntimeError, NotImplementedError, ValueError):
@@ -315,11 +317,11 @@ class Records:
         named = {name: p for name, p in whole.named_parameters() if p.requires_grad}
 
         def one(values: dict[str, Tensor], record: Any) -> Tensor:
-            single = pytree.tree_map(lambda t: t.unsqueeze(0) if isinstance(t, Tensor) else t, record)
+            single = pytree.tree_map(lambda x, dim: x if dim is None else x.unsqueeze(0), record, dims)
             return one_each(torch.func.functional_call(whole, values, (single,)), 1)[0]
 
         values = {name: p.detach() for name, p in named.items()}
-        dims = pytree.tree_map(lambda t: 0 if isinstance(t, Tensor) else None, batch)
+        dims = pytree.tree_map(lambda x: 0 if has_entries(x, records) else None, batch)
         derivative = torch.func.grad(one)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that some operation is vectorised by a loop is no concern of the caller's
@@ -330,7 +332,7 @@ class Records:
         parameters = [p for p in self.model.parameters() if trainable(p)]
         rows: list[list[Tensor]] = [[] for _ in parameters]
         for i in range(records):
-            single = pytree.tree_map(lambda t, i=i: t[i : i + 1] if isinstance(t, Tensor) else t, batch)
+            single = part(batch, slice(i, i + 1), records)
             with torch.enable_grad():
                 loss = one_each(self.losses(self.model, single), 1)[0]
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from verax.mechanism import Individual, Mechanism, Phases
 from verax.privacy.analysis import refuse_unknown
 from verax.training.clipped import Inner
+from verax.training.containers import Column
 from verax.training.pieces import by_records, part
 from verax.training.trials import Losses, repeatable, with_gradient
 
@@ -51,6 +52,13 @@ def refuse_model(model: Any) -> None:
                 "they are clipped: unwrap it; the trainer adds up the clipped sums of all processes itself"
             )
     for name, parameter in model.named_parameters():
+        if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
+            raise ValueError(
+                f"model must have whole parameters in every process, got {name}, of which each has "
+                "a part (a DTensor, as fully_shard and parallelize_module make): neither FSDP2 nor "
+                "tensor parallelism is supported, since a record's gradient must be clipped as a "
+                "whole. Leave the model as it is: the trainer shares out the records of a batch"
+            )
         if parameter.requires_grad and parameter.is_complex():
             raise ValueError(
                 f"model must have real parameters, got {name} of {parameter.dtype}, whose gradients can be neither "
@@ -65,6 +73,11 @@ def refuse_optimizer(optimizer: Any) -> None:
         raise ValueError(
             f"optimizer must be an optimizer over the model's parameters, such as torch.optim.SGD(model.parameters(), "
             f"0.1), got {_named(optimizer)}"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError(
+            "optimizer must take gradients in which every entry has noise, got SparseAdam, which "
+            "takes sparse ones only; use Adam (layers may keep sparse=True)"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
@@ -110,7 +123,7 @@ def refuse_flat(model: nn.Module, losses: Losses, batch: Any, records: int) -> N
     """Refuse losses that have no gradient, with which a run would be charged and train on nothing but noise."""
     if not any(p.requires_grad for p in model.parameters()) or not by_records(batch, records):
         return
-    few = part(batch, slice(_FEW))
+    few = part(batch, slice(_FEW), records)
 
     def connected() -> Tensor:
         with torch.enable_grad():
@@ -128,7 +141,7 @@ def refuse_loss(loss: Any, batch: Any) -> None:
     if not callable(loss):
         raise ValueError(f"loss must be a torch criterion or a function that returns losses, got {loss!r}")
     own = isinstance(loss, nn.modules.loss._Loss) and type(loss).forward.__module__.startswith("torch.")
-    if own and isinstance(batch, Mapping | Tensor):
+    if own and isinstance(batch, Mapping | Tensor | Column):
         name = type(loss).__name__
         form = 'model(batch["x"]), batch["y"]' if isinstance(batch, Mapping) else "model(batch), batch"
         raise ValueError(

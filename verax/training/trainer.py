@@ -378,9 +378,19 @@ class PrivateTrainer:
         return self._peers is None or self._peers.first
 
     @property
+    def private(self) -> bool:
+        """Whether its randomness is secret: no seed was chosen."""
+        return self._secure
+
+    @property
     def rounds(self) -> int:
         """How many rounds were released."""
         return self._next
+
+    def count_ledger(self) -> None:
+        """Count rounds as the ledger does, which may know one more after an interruption."""
+        if self._ledger is not None:
+            self._next = max(self._next, read(self._ledger.path).released)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -396,7 +406,11 @@ class PrivateTrainer:
     def so_far(self) -> Guarantee | None:
         """The guarantee of the rounds released so far, had their number been fixed beforehand; to show progress."""
         ran = released(Phases((self.mechanism,)), self._next, up=True)
-        return None if ran is None else replace(ran.guarantee(), assuming="that the run was to stop here")
+        if ran is None:
+            return None
+        # a part of an epoch is charged as a whole one, but nobody can attack the rest of it
+        found = attacked(ran.guarantee(), self.mechanism, self._next)
+        return replace(found, assuming="that the run was to stop here")
 
     def statement(self, delta: float, path: str | os.PathLike[str] | None = None) -> Statement:
         """What a reviewer signs, in words; with a path also written there: as a page, JSON or text, by its suffix."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from verax.training.containers import Column
 from verax.training.draws import seeded
 from verax.training.factors import HALF
 from verax.training.kept import Kept
 from verax.training.layers import trainable
+from verax.training.pieces import has_entries
 
 Losses = Callable[[nn.Module, Any], Tensor]
 """From the model and a batch to one loss per record."""
@@ -67,24 +69,28 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def uncached() -> Iterator[None]:
-    """Under autocast weights are cast anew in every pass, until the block ends.
+def without_shortcuts() -> Iterator[None]:
+    """Torch takes no shortcuts of a forward pass, until the block ends.
 
-    Those it keeps are of an earlier step, of weights nearby, or have no gradient.
+    Weights that autocast keeps are of an earlier step, of weights nearby, or have no gradient. And
+    the fused kernel of a transformer's layer, taken in eval mode without gradients, knows no
+    autocast on a processor: it fails, or reads numbers of one precision as those of another.
     """
-    before = torch.is_autocast_cache_enabled()
+    cached, fused = torch.is_autocast_cache_enabled(), torch.backends.mha.get_fastpath_enabled()
     torch.set_autocast_cache_enabled(False)
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.set_autocast_cache_enabled(before)
+        torch.set_autocast_cache_enabled(cached)
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 def repeatable(model: nn.Module, work: Callable[[], Result], seed: int = 0) -> Result:
     """What the work gives with fixed randomness and without gradients; randomness and buffers are left as they were."""
     kept = Kept(model)
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  that of whoever uses it
-    with torch.no_grad(), seeded(model, seed), uncached():
+    with torch.no_grad(), seeded(model, seed), without_shortcuts():
         try:
             random.seed(seed)
             np.random.seed(seed)  # noqa: NPY002
@@ -139,18 +145,27 @@ def nodes(losses: Tensor) -> Iterator[Any]:
             yield node
 
 
-def copies(x: Tensor, record: int) -> Tensor:
+Entries: TypeAlias = Tensor | Column
+"""A leaf of a batch with one entry for each record."""
+
+
+def copies(x: Entries, record: int) -> Entries:
     """As many copies of one record as there are records."""
+    if isinstance(x, Column):
+        return x[[record] * len(x)]
     return x[record : record + 1].expand_as(x).contiguous()
 
 
-def of_each(batch: Any, records: int, change: Callable[[Tensor], Tensor]) -> Any:
-    """The batch with a change of its tensors; those that do not have one entry for each record are left as they are."""
+def blanks(x: Entries, count: int) -> Entries:
+    """So many records of zeros, or of empty texts, in place of those that are there."""
+    if isinstance(x, Column):
+        return Column([x.blank] * count, x.blank)
+    return x.new_zeros(count, *x.shape[1:])
 
-    def changed(x: Any) -> Any:
-        return change(x) if isinstance(x, Tensor) and x.dim() and len(x) == records else x
 
-    return pytree.tree_map(changed, batch)
+def of_each(batch: Any, records: int, change: Callable[[Any], Any]) -> Any:
+    """The batch with a change of what has one entry for each record; all else is left as it is."""
+    return pytree.tree_map(lambda x: change(x) if has_entries(x, records) else x, batch)
 
 
 def rounding_of(tensors: Sequence[Tensor]) -> float:
@@ -166,8 +181,19 @@ def one_each(losses: Tensor, records: int) -> Tensor:
         raise ValueError(
             f"loss must return one value per record, shape (records,), got {_form(losses, records)}; use "
             "reduction='none' and average over everything but the first dimension"
+            + " (the mean of a batch is enough under batch clipping, Batch or Mixed)"
+            * (losses.dim() == 0)
         )
     return losses
+
+
+def mean_loss(losses: Tensor, records: int) -> Tensor:
+    """Of a clip-group, whose mean one number is taken to be: it may be any function of the group.
+
+    >>> mean_loss(torch.tensor([1.0, 3.0]), 2), mean_loss(torch.tensor(2.0), 2)
+    (tensor(2.), tensor(2.))
+    """
+    return losses if losses.dim() == 0 else one_each(losses, records).mean()
 
 
 def with_gradient(loss: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from verax.training.draws import seeded
 from verax.training.kept import Kept
-from verax.training.trials import copies, doubled, nodes, of_each, repeatable
+from verax.training.trials import Entries, blanks, copies, doubled, nodes, of_each, repeatable
 from verax.training.twins import twins_of
 
 _LOOKED_AT = 8  # records with which one looks
@@ -78,7 +78,7 @@ class Tricks:
         """Whether it makes a difference to a batch what came before it: the same batch four times, or others."""
         whole = batch, records
         if records == 1:
-            others = [(of_each(batch, 1, torch.zeros_like), 1)] * _BACK
+            others = [(of_each(batch, 1, partial(blanks, count=1)), 1)] * _BACK
         else:  # with another first, last and mean record; and fewer
             count, start = records // 2, max(records // 4, 1)
             some = of_each(batch, records, partial(_from, start=start, count=count)), count
@@ -113,7 +113,7 @@ class Tricks:
         return run(*then)
 
 
-def _from(x: Tensor, start: int, count: int) -> Tensor:
+def _from(x: Entries, start: int, count: int) -> Entries:
     return x[start : start + count]
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from verax.training.kept import Kept, alike
-from verax.training.trials import Losses, copies, doubled, of_each, repeatable
+from verax.training.trials import Entries, Losses, blanks, copies, doubled, of_each, repeatable
 
 _STAND_INS = 2  # records of zeros in place of none
 
@@ -106,7 +106,7 @@ class Unchanged:
         """Change the buffers for an empty batch as any other batch would: whether one is empty is a secret."""
         if not any(True for _ in self._model.buffers()):
             return
-        some = of_each(empty, 0, lambda x: x.new_zeros(_STAND_INS, *x.shape[1:]))
+        some = of_each(empty, 0, partial(blanks, count=_STAND_INS))
         with torch.no_grad(), suppress(Exception):  # a model that cannot take zeros has no such buffers
             self._losses(self._model, some)
 
@@ -115,7 +115,7 @@ class Unchanged:
 
         The model is left as it was found.
         """
-        others: list[Callable[[Tensor], Tensor]] = [torch.zeros_like]
+        others: list[Callable[[Entries], Entries]] = [partial(blanks, count=1)]
         if records > 1:
             others = [partial(copies, record=record) for record in (0, records - 1)]
             others.append(lambda x: x[: records // 2])
