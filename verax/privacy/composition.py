@@ -22,13 +22,12 @@ BOTH: Sides = (LOWER, UPPER)
 _ATTEMPTS = 10
 _SMALL = 0.03  # of the loss's standard deviation: an epsilon below that is small
 _SHARE = 0.65  # of the width allowed, what the grid is planned to use
-_ALIAS, _ALIAS_IRREGULAR = 1e-13, 1e-16  # mass outside the window; less where what counts is far from the bulk
+_ALIAS, _ALIAS_IRREGULAR = 1e-12, 1e-16  # mass outside the window; less where what counts is far from the bulk
 _LARGE = 1e-9  # a delta that needs no tilt, which rare large losses would be blown up by
 _COARSE = 0.1  # width in log delta of a first look
-_VALUES = 2  # of tilts and of widths between a number and its double, so that questions can share laws
-_HALF = 2.0 ** (0.5 / _VALUES)  # to round tilts to the nearest
 _KEPT_POINTS = 2**24  # of all laws that a composition keeps
 _NOTHING, _LEAST = -800.0, 1e-300  # a log delta below all doubles, and the least delta that is told
+_LOOSE = 0.9  # a delta from above that may be no more than what rounding leaves
 _FARTHEST = 1e12  # an epsilon whose place on the line can still be told
 _PERCENT, _LEAST_SCALE = 0.02, 2.0**-34  # of grids that nothing is convolved on
 
@@ -80,14 +79,19 @@ class _Kept:
 class Composition:
     """A product of rounds, each repeated. Equal rounds, and all Gaussian ones, are merged first.
 
-    Tilt and accuracy of what is composed are rounded to a few values a decade, and laws are kept: questions near each
-    other share them, and cost a dot product instead of a composition. An answer depends on its question alone.
+    An answer depends on its question alone, unless the composition is told to ``remember``: then what was composed for
+    earlier questions serves later ones too, which are read off sooner and may come out a little closer.
     """
 
-    def __init__(self, rounds: Sequence[tuple[Round, int]]) -> None:
+    def __init__(self, rounds: Sequence[tuple[Round, int]], remember: bool = False) -> None:
         self.rounds = _merge(rounds)
         self._kept = _Kept()
+        self._remembered: dict[int, list[Composed]] | None = {UPPER: [], LOWER: []} if remember else None
         self._sketches = Sketches([(rnd.pair, count) for rnd, count in self.rounds])
+
+    def remembering(self) -> Composition:
+        """A copy for many questions about the same curve."""
+        return type(self)(self.rounds, remember=True)
 
     @property
     def gaussian_mu(self) -> float | None:
@@ -143,7 +147,7 @@ class Composition:
         if sides == (UPPER,) and most <= enough:
             return 0.0, most
         lower, upper, reached = self._narrow(plan, allowed, lambda law: _solve_epsilon(law, delta), sides, enough)
-        if not reached:
+        if not reached or (sides == (UPPER,) and math.isinf(upper)):
             log_delta = math.log(delta)
             lower = max(lower, self._one_round(log_delta).epsilon(delta) if LOWER in sides else 0.0)
             upper = min(upper, self._chernoff(log_delta).epsilon(delta))
@@ -175,7 +179,7 @@ class Composition:
             return rtol * upper
 
         lower, upper, reached = self._narrow(plan, allowed, lambda law: law.delta(epsilon), sides, enough)
-        if not reached:
+        if not reached or (sides == (UPPER,) and upper > _LOOSE):
             lower = max(lower, self._one_round(log_delta).delta(epsilon) if LOWER in sides else 0.0)
             upper = min(upper, self._chernoff(log_delta).delta(epsilon))
         return lower, min(upper, 1.0)
@@ -228,14 +232,19 @@ class Composition:
         """Compose ever more finely until the bounds are as close as allowed; also whether they are."""
         finer, done = _SHARE, False
         finest, coarsest = 0.0, math.inf  # what was too fine for the memory, and too coarse for a bound
-        laws: dict[int, list[Composed]] = {UPPER: [], LOWER: []}
-        lower, upper = 0.0, math.inf
+        laws: dict[int, list[Composed]] = self._remembered or {UPPER: [], LOWER: []}
+
+        def best() -> tuple[float, float]:
+            lower = max((read(law) for law in laws[LOWER]), default=0.0)
+            return lower, min((read(law) for law in laws[UPPER]), default=math.inf)
+
+        lower, upper = best()
         plan = make_plan(lower, upper)
         for _ in range(_ATTEMPTS):
             if upper == 0.0 or (sides == BOTH and math.isfinite(upper) and upper - lower <= allowed(plan, upper)):
                 return lower, upper, True
-            if sides != BOTH and (done or upper <= enough):
-                return lower, upper, upper < math.inf and lower >= 0.0
+            if sides != BOTH and (done or upper <= enough or _reusable(laws[sides[0]], plan)):
+                return lower, upper, True
             try:
                 fresh = {side: self._compose(side, plan, finer * plan.width) for side in sides}
             except FloatingPointError:  # a grid too coarse for a lower bound, or a tilt too strong for its law
@@ -251,8 +260,7 @@ class Composition:
             for side, law in fresh.items():
                 laws[side].append(law)
             planned, before = plan, upper - lower
-            lower = max((read(law) for law in laws[LOWER]), default=0.0)
-            upper = min((read(law) for law in laws[UPPER]), default=math.inf)
+            lower, upper = best()
             plan = make_plan(lower, upper)
             done = not planned.coarse
             if done and sides == BOTH and (gap := upper - lower) > allowed(planned, upper):
@@ -262,21 +270,23 @@ class Composition:
         return lower, upper, False
 
     def _compose(self, side: int, plan: _Plan, width: float) -> Composed:
-        tilt, width = _rounded(plan.tilt * _HALF), _rounded(width)
-        return self._kept.get(
-            (side, *plan.sketch.made_for, tilt, width), lambda: self._composed(side, plan, tilt, width)
-        )
+        key = (side, *plan.sketch.made_for, plan.tilt, width)
+        return self._kept.get(key, lambda: self._composed(side, plan, width))
 
-    def _composed(self, side: int, plan: _Plan, tilt: float, width: float) -> Composed:
+    def _composed(self, side: int, plan: _Plan, width: float) -> Composed:
+        tilt = plan.tilt
         spacings = plan.sketch.spacings(tilt, width)
         pairs = zip(self.rounds, spacings, strict=True)
         laws = [(_discretise(rnd, side, spacing), count) for (rnd, count), spacing in pairs]
         return compose(laws, tilt, side, _ALIAS if tilt == 0.0 or plan.sketch.is_regular(tilt) else _ALIAS_IRREGULAR)
 
 
-def _rounded(value: float) -> float:
-    """The largest of a few values a decade that is no larger."""
-    return 0.0 if value == 0.0 else 2.0 ** (math.floor(_VALUES * math.log2(value)) / _VALUES)
+def _reusable(laws: Sequence[Composed], plan: _Plan) -> bool:
+    """Whether one of these is fine enough and tilted nearly so; a matter of width, never of soundness."""
+    if not laws:
+        return False
+    step = plan.sketch.spacings(plan.tilt, _SHARE * plan.width)[0].step
+    return any(law.step <= 1.2 * step and 0.5 <= (law.tilt + 0.1) / (plan.tilt + 0.1) <= 2.0 for law in laws)
 
 
 @dataclass(frozen=True)

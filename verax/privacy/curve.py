@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import fields, is_dataclass, replace
+from typing import Protocol, cast
 
-from verax.privacy.composition import BOTH, Sides
+from verax.privacy.composition import BOTH, Composition, Sides
 
 
 class Curve(Protocol):
@@ -18,3 +19,20 @@ class Curve(Protocol):
 
     def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """Lower and upper bound on delta(epsilon)."""
+
+
+def remembering(curve: Curve) -> Curve:
+    """A copy in which every composition, however deep inside, remembers what it composed for earlier questions."""
+    if isinstance(curve, Composition):
+        return curve.remembering()
+    inside: object = curve
+    if not is_dataclass(inside) or isinstance(inside, type):
+        return curve
+    found: dict[str, object] = {}
+    for name in (field.name for field in fields(inside) if field.init):
+        part = getattr(curve, name)
+        if isinstance(part, tuple) and part and all(hasattr(one, "estimate") for one in part):
+            found[name] = tuple(remembering(one) for one in part)
+        elif hasattr(part, "estimate"):
+            found[name] = remembering(part)
+    return cast("Curve", replace(inside, **found)) if found else curve

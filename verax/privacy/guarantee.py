@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from verax import checks
 from verax.privacy.composition import BOTH, LOWER, UPPER, Sides
-from verax.privacy.curve import Curve
+from verax.privacy.curve import Curve, remembering
 from verax.privacy.tradeoff import TradeOff, between
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ DEFAULT_RTOL = 1e-3
 _POINTS = 200  # epsilons at which a trade-off curve is touched
 _SMALLEST_SHOWN = 1e-8  # delta up to which it is
 _FLAT = 1e-5  # absolute accuracy of its deltas
-_FINEST = 1e-4
-_ACCURACIES = (0.05, 0.01, 0.002, 5e-4, _FINEST)  # their relative ones; few, so that questions share what is composed
 _NO_REACH = 20.0  # how far to look where no epsilon is finite
 _SMALLEST_DELTA = 1e-300  # below this doubles lose their digits
 
@@ -162,14 +160,16 @@ class Guarantee:
         >>> curve([0.01, 0.05, 0.1]).round(3)
         array([0.971, 0.889, 0.806])
         """
-        reach = self.epsilon(_SMALLEST_SHOWN, rtol=0.1).upper
+        uppers = [remembering(curve) for curve in self.uppers]  # hundreds of questions about the same curves
+        lowers = uppers if self.lowers is self.uppers else [remembering(curve) for curve in self.lowers]
+        apart = replace(self, uppers=uppers, lowers=lowers)
+        reach = apart.epsilon(_SMALLEST_SHOWN, rtol=0.1).upper
         top = max(reach, 1e-3) if math.isfinite(reach) else _NO_REACH
         epsilons = [top * i / _POINTS for i in range(_POINTS + 1)]
         brackets: list[Bracket] = []
         for epsilon in epsilons:
             likely = brackets[-1].upper if brackets else 1.0
-            wanted = _FLAT / max(likely, 1e-300)
-            brackets.append(self.delta(epsilon, rtol=next(a for a in _ACCURACIES if a <= wanted or a == _FINEST)))
+            brackets.append(apart.delta(epsilon, rtol=min(max(_FLAT / max(likely, 1e-300), 1e-4), 0.05)))
         return between(epsilons, [b.lower for b in brackets], [b.upper for b in brackets])
 
     def _bracket(self, bounds: _Bounds, rtol: float, rank: Callable[[Curve], float]) -> Bracket:
