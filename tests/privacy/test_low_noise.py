@@ -109,3 +109,11 @@ def test_the_number_of_vectors_is_never_counted_too_low():
         for most in range(places + 1):
             number = sum(math.comb(places, j) for j in range(most + 1))
             assert low_noise._log_subsets(places, most) >= math.log(number) - 1e-12
+
+
+def test_a_clients_aggregate_need_not_turn_around():
+    """Nobody says that its other records are there: the sum may go from 0 to the clip norm, and no further."""
+    run = Mechanism(RandomParticipation(0.5, 0.5, 3, 10), 1e-3, Batch())
+    alone = Mechanism(Poisson(0.25, 10), 1e-3)
+    assert run.guarantee().epsilon(1e-5).lower <= alone.guarantee().epsilon(1e-5).upper
+    assert run.guarantee().epsilon(1e-5).upper >= 3.9 * alone.guarantee().epsilon(1e-5).lower

@@ -97,6 +97,8 @@ def _searched(mechanism: Mechanism) -> Mechanism:
     sampler = mechanism.sampler
     if isinstance(sampler, RandomParticipation):
         mechanism = _told(mechanism)
+        if not isinstance(mechanism.clipping, Individual):  # the client's other records are silent, not opposed
+            mechanism = replace(mechanism, noise_multiplier=2.0 * mechanism.noise_multiplier)
     elif isinstance(sampler, TruncatedPoisson):
         rate = truncated_rate(sampler.rate, sampler.max_batch, sampler.population)
         mechanism = replace(mechanism, sampler=Poisson(rate, len(sampler)))
