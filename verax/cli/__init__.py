@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import warnings
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
-from click.exceptions import ClickException
 from typer import core
 
 import verax
@@ -29,6 +28,11 @@ from verax.cli.users import users
 from verax.display import visible
 
 INTERRUPTED = 130
+
+# What typer raises for words it cannot use. Whether the class is click's or typer's own depends on the
+# version of typer, and only the newer ones install without click; so it is reached from the subclass
+# that every version exports: BadParameter, UsageError, ClickException.
+ClickException = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 
 
 def _version(wanted: bool) -> None:

@@ -256,8 +256,11 @@ def _clippings(words: str, clip_groups: int) -> list[Clipping]:
 def _progress() -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal's standard error, which goes away when the work is done."""
     console = Console(stderr=True)
+    if not console.is_terminal:  # a disabled bar of rich 14.2 and older still ends with an empty line
+        yield lambda done, total: None
+        return
     columns = (TextColumn("planning"), BarColumn(), MofNCompleteColumn(), TextColumn("plans"), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    bar = Progress(*columns, console=console, transient=True)
     task = bar.add_task("planning", total=None)
     with bar:
         yield lambda done, total: bar.update(task, completed=done, total=total)
