@@ -49,6 +49,7 @@ MAX_GROUP = 10**6
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
 _MORE_LEANS = (0.7, 0.25, 0.12)  # and where one round's noise is low
 _LOW_NOISE = 1.2  # in shifts
+_SHARPEST = 60.0  # shift beyond which rounds' scores are too far apart for a grid
 _ROUGH = 0.1  # grid of an attack on shuffling, whose bracket is wide anyway
 
 
@@ -375,29 +376,52 @@ def _(sampler: RandomAllocation, mechanism: Mechanism, group: Group) -> Analysis
 
 
 def _allocated(mechanism: Mechanism, group: Group, times: int, steps: int, epochs: int) -> Analysis:
+    """Leaving out few rounds is joining few, and a Gaussian mechanism beside it (docs/allocation.md, theorem 1)."""
     copies, size = group.split(mechanism)
     one_record_only(mechanism, Group(size), absent=True)
     epochs *= copies
-    unit = shift_unit(mechanism)
-    size, longer = divmod(steps, times)
-    blocks = [(_one_of(size, unit), epochs * (times - longer))]
-    blocks += [(_one_of(size + 1, unit), epochs * longer)] if longer else []
-    uppers = {"remove": blocks, "add": [(rnd.reverse(), count) for rnd, count in blocks]}
+    unit, few = shift_unit(mechanism), min(times, steps - times)
+    beside = unit * math.sqrt(times - few)
+    always: Rounds = [(Round(Pair.gaussian(beside)), epochs)] if times > few else []
+    uppers = {"remove": always, "add": always}
+    if few > 0:
+        size, longer = divmod(steps, few)
+        blocks = [(_one_of(size, unit), epochs * (few - longer))]
+        blocks += [(_one_of(size + 1, unit), epochs * longer)] if longer else []
+        back = [(rnd.reverse(), count) for rnd, count in blocks]
+        uppers = {"remove": [*blocks, *always], "add": [*back, *always]}
     theorem = "one round of many at random: an average of likelihood ratios (docs/proofs.md, theorem 5)"
-    attack = "achieved by fixed gradients of full norm in one direction"
-    if times == 1 or times == steps:
-        return Analysis(uppers, None, theorem, attack, 1.0)
-    leans = _LEANS + (_MORE_LEANS if unit > _LOW_NOISE else ())
-    seen = {f"{lean}": Round(some_of(times, steps, unit, lean)) for lean in leans}
-    by = f"{times} blocks of rounds, one round of each (docs/proofs.md, theorem 6): {theorem}"
+    if times > few:
+        theorem += "; rounds left out, and a Gaussian mechanism (docs/allocation.md, theorem 1)"
+    if few <= 1:
+        return Analysis(uppers, None, theorem, "achieved by fixed gradients of full norm in one direction", 1.0)
+    if unit > _SHARPEST:  # the outputs of all rounds added up
+        added_up: Rounds = [(Round(Pair.gaussian(unit * times / math.sqrt(steps))), epochs)]
+        attacks = {"remove": added_up, "add": added_up}
+    else:
+        attacks = _scores_added_up(few, steps, unit, epochs, always)
+    by = f"{few} blocks of rounds, one round of each (docs/proofs.md, theorem 6): {theorem}"
     sharper: dict[str, Curve] = {}
-    if epochs == 1 and Subset.applies(times, steps, unit):
-        sharper["remove"] = Subset(times, steps, unit)
+    if epochs == 1 and Subset.applies(few, steps, unit):
+        sharper["remove"] = Subset(few, steps, unit, beside)
         by = f"the smaller of: {by}; and coins given their number (docs/proofs.md, theorem 10)"
     return Analysis(
-        uppers, each_way(seen, epochs), by,
-        "fixed gradients of full norm, the rounds' scores added up (docs/proofs.md, section 4)", 1.0, sharper=sharper,
-    )  # fmt: skip
+        uppers,
+        attacks,
+        by,
+        "fixed gradients of full norm, the rounds' scores added up (docs/proofs.md, section 4)",
+        1.0,
+        sure=True,
+        sharper=sharper,
+    )
+
+
+def _scores_added_up(few: int, steps: int, unit: float, epochs: int, always: Rounds) -> dict[str, Rounds]:
+    """Attacks on ``few`` of ``steps`` rounds, and what is seen besides."""
+    leans = _LEANS + (_MORE_LEANS if unit > _LOW_NOISE else ())
+    seen = {lean: Round(some_of(few, steps, unit, lean)) for lean in leans}
+    attacks: dict[str, Rounds] = {f"remove, {lean}": [(rnd, epochs), *always] for lean, rnd in seen.items()}
+    return attacks | {f"add, {leans[0]}": [(seen[leans[0]].reverse(), epochs), *always]}
 
 
 def _one_of(count: int, unit: float, fine: float = FINE) -> Round:
