@@ -31,6 +31,9 @@ from verax.privacy.pairs import Pair
 from verax.privacy.participation import LARGEST_UNIT, Sure, both_ways, leaning, leans, participating, silent
 from verax.privacy.revealed import Revealed
 from verax.privacy.several import some_of
+from verax.privacy.shared_bins import SharedBins
+from verax.privacy.shared_bins_attack import ALL_COUNTED, group_attack
+from verax.privacy.shared_bins_bound import group_bounds
 from verax.privacy.strong import strong
 from verax.privacy.subsets import Subset
 from verax.privacy.tables import Table
@@ -88,6 +91,8 @@ class Analysis:
     """Whether the attacks' laws have heavy atoms, so that their curves must be refined from both sides."""
     sharper: Mapping[str, Curve] = field(default_factory=dict)
     """Further upper bounds, by direction, for a run that has no other phases."""
+    triangle: bool = False
+    """Whether the triangle inequality, from one record to the group, may give less."""
 
 
 class OneRecordOnly(NoGuarantee):
@@ -188,6 +193,10 @@ def _composed(phases: Phases, group: Group) -> Guarantee:
     attacks = join([p.uppers if p.lowers is None else p.lowers for p in parts])
     attack = Sure if any(part.sure for part in parts) else Composition
     lowers: list[Curve] = [attack(rounds) for rounds in attacks]
+    if any(part.triangle for part in parts):
+        shared = Shared(BlackBox(analyse(phases, Group(beside=group.size - 1))), group.size)
+        uppers = [Best((curve, shared)) for curve in uppers]
+        upper_by = f"the smaller of: {upper_by}; and the triangle inequality (docs/proofs.md, lemma 5)"
     return Guarantee(phases, group.size, uppers, lowers, upper_by, lower_by, visible)
 
 
@@ -365,13 +374,43 @@ def _shuffled(
 
 @price.register
 def _(sampler: BallsInBins, mechanism: Mechanism, group: Group) -> Analysis:
-    """One of ``bins`` rounds at random, each epoch anew (docs/proofs.md, theorem 5)."""
+    """One of ``bins`` rounds at random, each epoch anew (docs/proofs.md, theorem 5; groups: docs/allocation.md)."""
+    _, size = group.split(mechanism)
+    if size > 1 and mechanism.relation != "replace" and not isinstance(mechanism.clipping, Mixed):
+        return _sharing_bins(sampler, mechanism, size)
     return _allocated(mechanism, group, 1, sampler.bins, sampler.epochs)
+
+
+def _sharing_bins(sampler: BallsInBins, mechanism: Mechanism, size: int) -> Analysis:
+    epochs = sampler.epochs
+    together = SharedBins(size, sampler.bins, shift_unit(mechanism), isinstance(mechanism.clipping, Individual))
+    if sampler.bins == 1:
+        once = Round(Pair.gaussian(together.reach))
+        same: Rounds = [(once, epochs)]
+        return Analysis(
+            {"remove": same, "add": same}, None, "a Gaussian mechanism", "fixed gradients of full norm", 1.0
+        )
+    forth, near, back = (Round(pair) for pair in group_bounds(together, epochs))
+    attacks = each_way({"together": Round(group_attack(together))}, epochs)
+    if size > ALL_COUNTED:
+        attacks = {name: rounds for name, rounds in attacks.items() if name.startswith("remove")}
+    return Analysis(
+        {"remove": [(forth, epochs)], "add": [(back, epochs)]},
+        attacks,
+        "records of a group that may share bins (docs/allocation.md, theorems 2 to 4)",
+        "fixed gradients of full norm in one direction, the bins' scores added up (docs/allocation.md, theorem 2)",
+        1.0,
+        sure=True,
+        sharper={"remove": Composition([(near, epochs)])} if near.pair is not forth.pair else {},
+        triangle=True,
+    )
 
 
 @price.register
 def _(sampler: RandomAllocation, mechanism: Mechanism, group: Group) -> Analysis:
     """``times`` of ``steps`` rounds at random, each epoch anew (docs/proofs.md, theorems 5 and 6)."""
+    if sampler.times == 1:
+        return price(BallsInBins(sampler.steps, sampler.epochs), mechanism, group)
     return _allocated(mechanism, group, sampler.times, sampler.steps, sampler.epochs)
 
 
