@@ -52,7 +52,7 @@ MAX_GROUP = 10**6
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
 _MORE_LEANS = (0.7, 0.25, 0.12)  # and where one round's noise is low
 _LOW_NOISE = 1.2  # in shifts
-_SHARPEST = 60.0  # shift beyond which rounds' scores are too far apart for a grid
+_SHARPEST, _SHARPEST_ONE = 60.0, 1e3  # shifts beyond which rounds' scores, or the largest, are too far apart
 _ROUGH = 0.1  # grid of an attack on shuffling, whose bracket is wide anyway
 
 
@@ -432,13 +432,13 @@ def _allocated(mechanism: Mechanism, group: Group, times: int, steps: int, epoch
     theorem = "one round of many at random: an average of likelihood ratios (docs/proofs.md, theorem 5)"
     if times > few:
         theorem += "; rounds left out, and a Gaussian mechanism (docs/allocation.md, theorem 1)"
-    if few <= 1:
-        return Analysis(uppers, None, theorem, "achieved by fixed gradients of full norm in one direction", 1.0)
-    if unit > _SHARPEST:  # the outputs of all rounds added up
-        added_up: Rounds = [(Round(Pair.gaussian(unit * times / math.sqrt(steps))), epochs)]
-        attacks = {"remove": added_up, "add": added_up}
-    else:
-        attacks = _scores_added_up(few, steps, unit, epochs, always)
+    achieved = "achieved by fixed gradients of full norm in one direction"
+    if few == 0 or (few == 1 and unit <= LARGEST_SHIFT):
+        return Analysis(uppers, None, theorem, achieved, 1.0)
+    uppers = {name: [(Round(rnd.pair), count) for rnd, count in rounds] for name, rounds in uppers.items()}
+    attacks = _attacks(times, steps, unit, epochs, always)
+    if few == 1:
+        return Analysis(uppers, attacks, theorem, achieved, 1.0, sure=True)
     by = f"{few} blocks of rounds, one round of each (docs/proofs.md, theorem 6): {theorem}"
     sharper: dict[str, Curve] = {}
     if epochs == 1 and Subset.applies(few, steps, unit):
@@ -455,12 +455,20 @@ def _allocated(mechanism: Mechanism, group: Group, times: int, steps: int, epoch
     )
 
 
-def _scores_added_up(few: int, steps: int, unit: float, epochs: int, always: Rounds) -> dict[str, Rounds]:
-    """Attacks on ``few`` of ``steps`` rounds, and what is seen besides."""
+def _attacks(times: int, steps: int, unit: float, epochs: int, always: Rounds) -> dict[str, Rounds]:
+    """The largest score of a round or the sum of all; the sum of all outputs where scores are too far apart."""
+    few = min(times, steps - times)
+    if unit > (_SHARPEST if few > 1 else _SHARPEST_ONE):
+        added_up: Rounds = [(Round(Pair.gaussian(unit * times / math.sqrt(steps))), epochs)]
+        return {"remove": added_up, "add": added_up}
     leans = _LEANS + (_MORE_LEANS if unit > _LOW_NOISE else ())
-    seen = {lean: Round(some_of(few, steps, unit, lean)) for lean in leans}
-    attacks: dict[str, Rounds] = {f"remove, {lean}": [(rnd, epochs), *always] for lean, rnd in seen.items()}
-    return attacks | {f"add, {leans[0]}": [(seen[leans[0]].reverse(), epochs), *always]}
+    if few == 1:
+        seen = {"largest": Round(largest_sum(steps, unit, 0.0))}
+    else:
+        seen = {f"{lean}": Round(some_of(few, steps, unit, lean)) for lean in leans}
+    attacks: dict[str, Rounds] = {f"remove, {name}": [(rnd, epochs), *always] for name, rnd in seen.items()}
+    name, first = next(iter(seen.items()))
+    return attacks | {f"add, {name}": [(first.reverse(), epochs), *always]}
 
 
 def _one_of(count: int, unit: float, fine: float = FINE) -> Round:
