@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from verax import BallsInBins, Mechanism, Poisson, TruncatedPoisson
+from verax import BallsInBins, Mechanism, Poisson, RandomAllocation, TruncatedPoisson
 from verax.privacy.black_box import DEEPEST, MOST_STEPS, BlackBox, Shared
 from verax.privacy.chain import Chain
 from verax.privacy.closed_form import black_box_group, gaussian_delta, gaussian_epsilon
@@ -115,7 +115,7 @@ def test_a_delta_below_the_range_of_doubles_is_not_taken_for_none():
 
 
 def test_groups_without_an_analysis_of_their_own_are_a_black_box():
-    mechanism = Mechanism(BallsInBins(20), 1.0)
+    mechanism = Mechanism(RandomAllocation(2, 40), 1.0)
     four = mechanism.guarantee(4).epsilon(1e-5)
     assert four.upper <= BlackBox(mechanism.guarantee()).epsilon(4, 1e-5, "any") * 1.001
     assert "black box" in four.upper_by
@@ -125,9 +125,10 @@ def test_groups_without_an_analysis_of_their_own_are_a_black_box():
 @pytest.mark.parametrize("relation", ["add-remove", "replace"])
 def test_the_best_shares_beat_the_chain_and_agree_with_powers_of_the_trade_off_curve(relation):
     """Eight records, or four removed and four added, against the trade-off curve composed as a function."""
-    one = Mechanism(BallsInBins(100), 1.0).guarantee()
+    sampler = RandomAllocation(2, 300)
+    one = Mechanism(sampler, 1.0).guarantee()
     group = 8 if relation == "add-remove" else 4
-    priced = Mechanism(BallsInBins(100), 1.0, relation=relation).guarantee(group)
+    priced = Mechanism(sampler, 1.0, relation=relation).guarantee(group)
     composed = one.tradeoff().group(8)
     equal = Chain(((one.uppers[0], 8),)).epsilon(1e-5, 1e-3)[1]
     assert priced.epsilon(1e-5).upper < 0.6 * equal

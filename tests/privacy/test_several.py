@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -127,7 +128,7 @@ def test_every_round_joined_is_a_gaussian_mechanism_and_the_attack_stays_below_i
         assert table.delta(epsilon)[0] >= 0.8 * gaussian_delta(0.2 * math.sqrt(48.0), epsilon)
 
 
-@pytest.mark.parametrize("shift", [1e-6, 9.0, 40.0, 1000.0])
+@pytest.mark.parametrize("shift", [1e-6, 9.0, 40.0, 1000.0, 1e6])
 @pytest.mark.parametrize(("times", "count"), [(2, 3), (5, 100)])
 def test_extreme_noise_gives_a_table_in_no_time(times, count, shift):
     for lean in (1.0, 0.5):
@@ -145,3 +146,44 @@ def test_more_of_the_rounds_show_more():
     seen = [some_of(k, 20, 1.0, 1.0).delta(1.0)[0] for k in (1, 2, 5, 10, 19)]
     assert seen == sorted(seen)
     assert seen[0] < 0.2 * seen[-1]
+
+
+# --- most of the rounds ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("times", "steps"), [(2, 3), (3, 5), (4, 6), (5, 6)])
+def test_leaving_out_rounds_is_joining_as_many_beside_a_gaussian_mechanism(times, steps):
+    """Moments of the likelihood ratio, over all pairs and triples of sets (docs/allocation.md, theorem 1)."""
+    shift, few = 0.6, steps - times
+    beside = shift * math.sqrt(times - few)
+
+    def moments(size: int) -> tuple[float, float]:
+        sets = [set(rounds) for rounds in itertools.combinations(range(steps), size)]
+        pairs = np.array([[len(a & b) for b in sets] for a in sets])
+        second = np.exp(shift**2 * pairs)
+        triples = np.einsum("ab,bc,ac->", second, second, second)
+        return float(second.mean()), float(triples) / len(sets) ** 3
+
+    most, least = moments(times), moments(few)
+    assert most[0] == pytest.approx(least[0] * math.exp(beside**2))
+    assert most[1] == pytest.approx(least[1] * math.exp(3.0 * beside**2))
+
+
+@pytest.mark.parametrize("put", [False, True], ids=["remove", "add"])
+@pytest.mark.parametrize(("shift", "epsilon"), [(0.5, 0.5), (1.0, 2.0), (1.0, 4.0)])
+def test_two_of_three_rounds_are_known_exactly(shift, epsilon, put):
+    guarantee = Mechanism(RandomAllocation(2, 3), 1.0 / shift).guarantee()
+    curve = guarantee.uppers[1 if put else 0]
+    low, high = curve.delta(epsilon, 1e-3)
+    truth = true_delta(2, shift, epsilon, put)
+    assert low <= truth * (1.0 + 1e-3)
+    assert truth * (1.0 - 1e-3) <= high <= low * 1.002
+
+
+@pytest.mark.parametrize(("times", "steps", "noise", "width"), [
+    (500, 1000, 0.5, 0.01), (500, 1000, 0.3, 0.01), (500, 1000, 1.0, 0.04), (999, 1000, 1.0, 0.001),
+    (900, 1000, 0.5, 0.01), (2, 3, 1.0, 0.001), (3, 4, 0.5, 0.002), (600, 1000, 0.5, 0.01), (5, 100, 0.02, 0.01),
+])  # fmt: skip
+def test_a_large_share_of_the_rounds_is_known_to_a_few_percent(times, steps, noise, width):
+    bracket = Mechanism(RandomAllocation(times, steps), noise).guarantee().epsilon(1e-5)
+    assert bracket.lower >= (1.0 - width) * bracket.upper > 0.0

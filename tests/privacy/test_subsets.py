@@ -15,7 +15,7 @@ from verax.privacy.compose import compose
 from verax.privacy.composition import UPPER, Composition
 from verax.privacy.numerics.distributions import log_binomial_probability
 from verax.privacy.several import some_of
-from verax.privacy.subsets import Subset, _angles, _choices, _factor, _parts, _round
+from verax.privacy.subsets import Subset, _choices, _factor, _parts, _round, angles
 
 RNG = np.random.default_rng(0)
 
@@ -42,7 +42,7 @@ def test_the_average_over_subsets_is_what_it_says():
 @pytest.mark.parametrize("variance", [0.0, 0.3, 2.0, 10.0, 90.0])
 @pytest.mark.parametrize("planned", [0.2, 2.0, 15.0, 100.0])
 def test_the_nodes_are_above_the_integral_for_every_variance(variance, planned):
-    weights, nodes = _angles(planned)
+    weights, nodes = angles(planned)
     total = float(weights @ np.exp(-nodes * variance))
     assert total >= special.i0e(variance) * (1.0 - 1e-12)
     assert weights.min() > 0.0
@@ -64,7 +64,7 @@ def test_the_bound_holds_for_every_transcript(times, steps, shift, lean):
     variance = (p * (1.0 - p)).sum(axis=1)
     bound = np.exp(log_r - log_binomial_probability(steps, chance, times).upper) * special.i0e(variance)
     assert (bound >= ratio * (1.0 - 1e-9)).all()
-    weights, nodes = _angles(float(np.median(variance)))
+    weights, nodes = angles(float(np.median(variance)))
     assert (weights @ np.exp(-nodes[:, None] * variance) >= special.i0e(variance) * (1.0 - 1e-12)).all()
 
 

@@ -313,3 +313,14 @@ def test_an_attacker_who_knows_no_bin_is_blind():
     seen = Table.seen(np.array([0.5, 1e-300, 0.5]), np.array([1e-300, 0.5, 0.5]), error=1e-9)
     assert seen.p.tolist() == [0.5]
     assert seen.infinite == seen.missing == 0.0
+
+
+def test_losses_in_the_thousands_keep_both_masses():
+    """Where one side's mass is far below the range of doubles, in both directions and composed."""
+    log_p, log_q = np.log([0.25, 0.75]), np.array([-3000.0, -1e-12])
+    table = Table.of_logs(log_p, log_q)
+    assert table.delta(2000.0)[0] == pytest.approx(0.25)
+    assert table.delta(2998.0)[0] == pytest.approx(0.25 * -math.expm1(2998.0 - 3000.0 + math.log(4.0)))
+    assert table.reverse().delta(0.0)[1] == pytest.approx(0.25)
+    cells = table.cells(np.array([-np.inf, 0.0, np.inf]))
+    assert cells.loss.tolist() == pytest.approx([math.log(0.75), 3000.0 - math.log(4.0)])

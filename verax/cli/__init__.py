@@ -100,7 +100,7 @@ def main() -> None:
     sys.exit(code or 0)
 
 
-def _refuse(error: ClickException) -> None:
+def _refuse(error: typer.BadParameter) -> None:
     """What is wrong with the words of a command, in one line, or the help that stands for no words at all."""
     context, message = getattr(error, "ctx", None), error.format_message()
     if context is None:

@@ -35,6 +35,9 @@ from verax.privacy.pairs import Pair
 from verax.privacy.participation import LARGEST_UNIT, Sure, both_ways, leaning, leans, participating, silent
 from verax.privacy.revealed import Revealed
 from verax.privacy.several import some_of
+from verax.privacy.shared_bins import SharedBins
+from verax.privacy.shared_bins_attack import ALL_COUNTED, group_attack
+from verax.privacy.shared_bins_bound import group_bounds
 from verax.privacy.strong import strong
 from verax.privacy.subsets import Subset
 from verax.privacy.tables import Table
@@ -55,6 +58,7 @@ MOST_NOISE = 1e10
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
 _MORE_LEANS = (0.7, 0.25, 0.12)  # and where one round's noise is low
 _LOW_NOISE = 1.2  # in shifts
+_SHARPEST, _SHARPEST_ONE = 60.0, 1e3  # shifts beyond which rounds' scores, or the largest, are too far apart
 _ROUGH = 0.1  # grid of an attack on shuffling, whose bracket is wide anyway
 
 
@@ -93,6 +97,8 @@ class Analysis:
     """Whether the attacks' laws have heavy atoms, so that their curves must be refined from both sides."""
     sharper: Mapping[str, Curve] = field(default_factory=dict)
     """Further upper bounds, by direction, for a run that has no other phases."""
+    triangle: bool = False
+    """Whether the triangle inequality, from one record to the group, may give less."""
 
 
 class OneRecordOnly(NoGuarantee):
@@ -239,6 +245,10 @@ def _composed(phases: Phases, group: Group) -> Guarantee:
     attacks = join([p.uppers if p.lowers is None else p.lowers for p in parts])
     attack = Sure if any(part.sure for part in parts) else Composition
     lowers: list[Curve] = [attack(rounds) for rounds in attacks]
+    if any(part.triangle for part in parts):
+        shared = Shared(BlackBox(analyse(phases, Group(beside=group.size - 1))), group.size)
+        uppers = [Best((curve, shared)) for curve in uppers]
+        upper_by = f"the smaller of: {upper_by}; and the triangle inequality (docs/proofs.md, lemma 5)"
     return Guarantee(phases, group.size, uppers, lowers, upper_by, lower_by, visible)
 
 
@@ -416,40 +426,101 @@ def _shuffled(
 
 @price.register
 def _(sampler: BallsInBins, mechanism: Mechanism, group: Group) -> Analysis:
-    """One of ``bins`` rounds at random, each epoch anew (docs/proofs.md, theorem 5)."""
+    """One of ``bins`` rounds at random, each epoch anew (docs/proofs.md, theorem 5; groups: docs/allocation.md)."""
+    _, size = group.split(mechanism)
+    if size > 1 and mechanism.relation != "replace" and not isinstance(mechanism.clipping, Mixed):
+        return _sharing_bins(sampler, mechanism, size)
     return _allocated(mechanism, group, 1, sampler.bins, sampler.epochs)
+
+
+def _sharing_bins(sampler: BallsInBins, mechanism: Mechanism, size: int) -> Analysis:
+    epochs = sampler.epochs
+    together = SharedBins(size, sampler.bins, shift_unit(mechanism), isinstance(mechanism.clipping, Individual))
+    if sampler.bins == 1:
+        once = Round(Pair.gaussian(together.reach))
+        same: Rounds = [(once, epochs)]
+        return Analysis(
+            {"remove": same, "add": same}, None, "a Gaussian mechanism", "fixed gradients of full norm", 1.0
+        )
+    forth, near, back = (Round(pair) for pair in group_bounds(together, epochs))
+    attacks = each_way({"together": Round(group_attack(together))}, epochs)
+    if size > ALL_COUNTED:
+        attacks = {name: rounds for name, rounds in attacks.items() if name.startswith("remove")}
+    return Analysis(
+        {"remove": [(forth, epochs)], "add": [(back, epochs)]},
+        attacks,
+        "records of a group that may share bins (docs/allocation.md, theorems 2 to 4)",
+        "fixed gradients of full norm in one direction, the bins' scores added up (docs/allocation.md, theorem 2)",
+        1.0,
+        sure=True,
+        sharper={"remove": Composition([(near, epochs)])} if near.pair is not forth.pair else {},
+        triangle=True,
+    )
 
 
 @price.register
 def _(sampler: RandomAllocation, mechanism: Mechanism, group: Group) -> Analysis:
     """``times`` of ``steps`` rounds at random, each epoch anew (docs/proofs.md, theorems 5 and 6)."""
+    if sampler.times == 1:
+        return price(BallsInBins(sampler.steps, sampler.epochs), mechanism, group)
     return _allocated(mechanism, group, sampler.times, sampler.steps, sampler.epochs)
 
 
 def _allocated(mechanism: Mechanism, group: Group, times: int, steps: int, epochs: int) -> Analysis:
+    """Leaving out few rounds is joining few, and a Gaussian mechanism beside it (docs/allocation.md, theorem 1)."""
     copies, size = group.split(mechanism)
     one_record_only(mechanism, Group(size), absent=True)
     epochs *= copies
-    unit = shift_unit(mechanism)
-    size, longer = divmod(steps, times)
-    blocks = [(_one_of(size, unit), epochs * (times - longer))]
-    blocks += [(_one_of(size + 1, unit), epochs * longer)] if longer else []
-    uppers = {"remove": blocks, "add": [(rnd.reverse(), count) for rnd, count in blocks]}
+    unit, few = shift_unit(mechanism), min(times, steps - times)
+    beside = unit * math.sqrt(times - few)
+    always: Rounds = [(Round(Pair.gaussian(beside)), epochs)] if times > few else []
+    uppers = {"remove": always, "add": always}
+    if few > 0:
+        size, longer = divmod(steps, few)
+        blocks = [(_one_of(size, unit), epochs * (few - longer))]
+        blocks += [(_one_of(size + 1, unit), epochs * longer)] if longer else []
+        back = [(rnd.reverse(), count) for rnd, count in blocks]
+        uppers = {"remove": [*blocks, *always], "add": [*back, *always]}
     theorem = "one round of many at random: an average of likelihood ratios (docs/proofs.md, theorem 5)"
-    attack = "achieved by fixed gradients of full norm in one direction"
-    if times == 1 or times == steps:
-        return Analysis(uppers, None, theorem, attack, 1.0)
-    leans = _LEANS + (_MORE_LEANS if unit > _LOW_NOISE else ())
-    seen = {f"{lean}": Round(some_of(times, steps, unit, lean)) for lean in leans}
-    by = f"{times} blocks of rounds, one round of each (docs/proofs.md, theorem 6): {theorem}"
+    if times > few:
+        theorem += "; rounds left out, and a Gaussian mechanism (docs/allocation.md, theorem 1)"
+    achieved = "achieved by fixed gradients of full norm in one direction"
+    if few == 0 or (few == 1 and unit <= LARGEST_SHIFT):
+        return Analysis(uppers, None, theorem, achieved, 1.0)
+    uppers = {name: [(Round(rnd.pair), count) for rnd, count in rounds] for name, rounds in uppers.items()}
+    attacks = _attacks(times, steps, unit, epochs, always)
+    if few == 1:
+        return Analysis(uppers, attacks, theorem, achieved, 1.0, sure=True)
+    by = f"{few} blocks of rounds, one round of each (docs/proofs.md, theorem 6): {theorem}"
     sharper: dict[str, Curve] = {}
-    if epochs == 1 and Subset.applies(times, steps, unit):
-        sharper["remove"] = Subset(times, steps, unit)
+    if epochs == 1 and Subset.applies(few, steps, unit):
+        sharper["remove"] = Subset(few, steps, unit, beside)
         by = f"the smaller of: {by}; and coins given their number (docs/proofs.md, theorem 10)"
     return Analysis(
-        uppers, each_way(seen, epochs), by,
-        "fixed gradients of full norm, the rounds' scores added up (docs/proofs.md, section 4)", 1.0, sharper=sharper,
-    )  # fmt: skip
+        uppers,
+        attacks,
+        by,
+        "fixed gradients of full norm, the rounds' scores added up (docs/proofs.md, section 4)",
+        1.0,
+        sure=True,
+        sharper=sharper,
+    )
+
+
+def _attacks(times: int, steps: int, unit: float, epochs: int, always: Rounds) -> dict[str, Rounds]:
+    """The largest score of a round or the sum of all; the sum of all outputs where scores are too far apart."""
+    few = min(times, steps - times)
+    if unit > (_SHARPEST if few > 1 else _SHARPEST_ONE):
+        added_up: Rounds = [(Round(Pair.gaussian(unit * times / math.sqrt(steps))), epochs)]
+        return {"remove": added_up, "add": added_up}
+    leans = _LEANS + (_MORE_LEANS if unit > _LOW_NOISE else ())
+    if few == 1:
+        seen = {"largest": Round(largest_sum(steps, unit, 0.0))}
+    else:
+        seen = {f"{lean}": Round(some_of(few, steps, unit, lean)) for lean in leans}
+    attacks: dict[str, Rounds] = {f"remove, {name}": [(rnd, epochs), *always] for name, rnd in seen.items()}
+    name, first = next(iter(seen.items()))
+    return attacks | {f"add, {name}": [(first.reverse(), epochs), *always]}
 
 
 def _one_of(count: int, unit: float, fine: float = FINE) -> Round:

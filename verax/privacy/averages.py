@@ -66,8 +66,13 @@ def one_of(count: int, shift: float, fine: float = FINE) -> tuple[Table, Table]:
     >>> lower.delta(0.5)[0] <= upper.delta(0.5)[1] <= 1.01 * lower.delta(0.5)[0]
     True
     """
-    upper, lower = (_average(count, shift, fine, spread).table(spread) for spread in (True, False))
-    return upper, lower
+    return at_most_one_of(count, shift, fine), _average(count, shift, fine, spread=False).table(spread=False)
+
+
+@lru_cache(maxsize=512)
+def at_most_one_of(count: int, shift: float, fine: float = FINE) -> Table:
+    """The first of these tables alone."""
+    return _average(count, shift, fine, spread=True).table(spread=True)
 
 
 def _average(count: int, shift: float, fine: float, spread: bool) -> Law:

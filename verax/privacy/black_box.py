@@ -41,6 +41,8 @@ _LEAST = 1e-300  # a delta that came out smaller may have fallen below the range
 _FIRST_DEPTH, _DEEPER = -50.0, 1.5  # log delta down to which lines are looked for first, and by what factor further
 _FURTHEST, _MOST_LINES = 1e6, 1000
 _FIRST = -1000.0  # log of the false-alarm rate at which the search for shares starts
+_SMALLEST_LOG = -600.0  # of a delta whose epsilon is estimated
+_MOST_ESTIMATED = 200  # steps
 _ROUND_OFF = 1e-9
 
 
@@ -259,8 +261,12 @@ class Shared:
     steps: int
 
     def estimate(self, delta: float) -> float:
-        """What equal steps would add up to; rough."""
-        return self.steps * max(curve.estimate(delta) for curve in self.box.one.uppers)
+        """About the least there can be: each term of the sum alone must be at most delta."""
+        total = 0.0
+        for _ in range(min(self.steps, _MOST_ESTIMATED)):
+            log_delta = max(math.log(delta) - total, _SMALLEST_LOG)
+            total += max(curve.estimate(math.exp(log_delta)) for curve in self.box.one.uppers)
+        return total
 
     def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """Upper bound on delta(epsilon)."""

@@ -9,6 +9,7 @@ from verax.privacy.composition import BOTH, UPPER, Sides
 from verax.privacy.curve import Curve
 
 _LEAST = 1e-300  # a delta that came out smaller may have fallen below the range of doubles
+_HOPELESS = 1.3  # times a bound that is known, an estimate that is not worth a computation
 _TYPICAL_DELTA = 1e-6  # where epsilon is divided among unequal links; any division is valid
 
 
@@ -61,7 +62,10 @@ class Chain:
 
 @dataclass(frozen=True)
 class Best:
-    """Several upper bounds on the same curve: the smallest one counts. Nothing is known from below."""
+    """Several upper bounds on the same curve: the smallest one counts. Nothing is known from below.
+
+    Those that by their estimates are far from it are not looked at, which costs no more than a wider bracket.
+    """
 
     curves: tuple[Curve, ...]
 
@@ -71,8 +75,20 @@ class Best:
 
     def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """The smallest upper bound on delta(epsilon)."""
-        return 0.0, min(curve.delta(epsilon, rtol, (UPPER,), enough)[1] for curve in self.curves)
+        first, *others = self.curves
+        smallest = first.delta(epsilon, rtol, (UPPER,), enough)[1]
+        for curve in others:
+            if smallest <= enough or (0.0 < smallest < 1.0 and curve.estimate(smallest) > _HOPELESS * epsilon):
+                continue
+            smallest = min(smallest, curve.delta(epsilon, rtol, (UPPER,), enough)[1])
+        return 0.0, smallest
 
     def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """The smallest upper bound on epsilon(delta)."""
-        return 0.0, min(curve.epsilon(delta, rtol, (UPPER,), enough)[1] for curve in self.curves)
+        first, *others = self.curves
+        smallest = first.epsilon(delta, rtol, (UPPER,), enough)[1]
+        for curve in others:
+            if smallest <= enough or curve.estimate(delta) > _HOPELESS * smallest:
+                continue
+            smallest = min(smallest, curve.epsilon(delta, rtol, (UPPER,), enough)[1])
+        return 0.0, smallest

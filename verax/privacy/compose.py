@@ -153,6 +153,17 @@ def _window(parts: Sequence[tuple[_Tilted, int]], step: float, log_alias: float)
     return _Window(mean - bounds[0], mean + bounds[1], mean, spread)
 
 
+def sum_window(index: NDArray[np.int64], law: Array, count: int, alias: float) -> tuple[int, int]:
+    """Whole numbers outside of which the sum of ``count`` draws of an index has mass below ``alias`` on each side."""
+    mean = float(law @ index)
+    variance = float(law @ (index - mean) ** 2)
+    part = _Tilted(index, law, 0.0, 0.0, mean, variance, int(index[np.argmax(law)]))
+    window = _window([(part, count)], 1.0, math.log(alias))
+    if not math.isfinite(window.high - window.low):
+        raise FloatingPointError("the law has no moments to bound its tails by")
+    return math.floor(window.low) - 1, math.ceil(window.high) + 1
+
+
 class _Spectrum:
     """A product of powers of transforms, with the error of each frequency; frequencies that have died out are dropped.
 
@@ -183,10 +194,11 @@ class _Spectrum:
         value = self.value[keep] if isinstance(self.value, np.ndarray) else self.value
         log_size = self.log_size[keep] if isinstance(self.log_size, np.ndarray) else self.log_size
         wrong = self.wrong[keep] if isinstance(self.wrong, np.ndarray) else self.wrong
-        logs = np.log(factor)
+        logs = np.log(np.where(factor == 0.0, 1e-300, factor))  # what is nothing at all is within its error
         log_most = count * np.log(modulus)
         most = np.exp(log_most)
-        relative = np.expm1(np.minimum(-count * np.log1p(-error / modulus), 50.0))
+        share = np.minimum(error / modulus, 1.0 - UNIT)  # all of it where the factor itself is 0
+        relative = np.expm1(np.minimum(-count * np.log1p(-share), 50.0))
         relative += 8.0 * UNIT * (2.0 + count * np.abs(logs))
         self.wrong = (wrong + np.exp(log_size) * np.minimum(relative, 2.0)) * most
         self.log_size = log_size + log_most

@@ -8,10 +8,12 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
-from verax.privacy.pairs import Array
+from verax.privacy.pairs import UNIT, Array
 from verax.privacy.tables import Table
 
 _STEP = 0.004  # width of the attacker's bins, in standard deviations of the noise
+_LEAST = -600.0  # log of the probability of a bin, with the record or without it, below which it is not looked at
+_FAINT = 1e-250  # a tail below which doubles run out
 _ERROR = 1e-9  # relative allowance for the masses below: doubles give them to about 1e-11
 
 
@@ -28,13 +30,22 @@ def largest_sum(batches: int, present: float, absent: float) -> Table:
     >>> bool(0.2259 < test.delta(4.0)[0] < 0.2438)
     True
     """
-    c = np.arange(-9.0, max(present, absent) + 14.0 + math.sqrt(2.0 * math.log(batches)), _STEP)
-    p, q = (_masses(c, shift, batches) for shift in (present, absent))
-    return Table.seen(p, q, error=_ERROR)
+    beyond = 14.0 + math.sqrt(2.0 * math.log(batches))
+    ends = [(-9.0, beyond), *((shift - 14.0, shift + beyond) for shift in (present, absent))]
+    c = np.unique(np.concatenate([_STEP * np.arange(math.floor(low / _STEP), high / _STEP) for low, high in ends]))
+    log_p, log_q = (_log_masses(c, shift, batches) for shift in (present, absent))
+    seen = (np.minimum(log_p, log_q) > -np.inf) & (np.maximum(log_p, log_q) > _LEAST)
+    largest = float(np.abs(np.append(log_p[seen], log_q[seen])).max(initial=0.0))
+    return Table.of_logs(log_p[seen], log_q[seen], error=_ERROR + 8.0 * UNIT * largest)
 
 
-def _masses(c: Array, shift: float, batches: int) -> Array:
-    """Mass of the largest sum between consecutive thresholds, from whichever tail keeps more digits."""
+def _log_masses(c: Array, shift: float, batches: int) -> Array:
+    """Log mass of the largest sum between consecutive thresholds, from whichever tail keeps more digits."""
     log_below = special.log_ndtr(c - shift) + (batches - 1) * special.log_ndtr(c)
-    below, above = np.diff(np.exp(log_below)), -np.diff(-np.expm1(log_below))
-    return np.maximum(np.where(log_below[1:] < math.log(0.5), below, above), 0.0)
+    log_above = np.log(-np.expm1(np.minimum(log_below, -_FAINT)))
+    tails = np.logaddexp(special.log_ndtr(shift - c), math.log(max(batches - 1, _FAINT)) + special.log_ndtr(-c))
+    log_above = np.where(log_below < -_FAINT, log_above, tails)  # their union, but for what is far below any round-off
+    low = log_below[1:] < math.log(0.5)
+    near, far = np.where(low, log_below[1:], log_above[:-1]), np.where(low, log_below[:-1], log_above[1:])
+    share = -np.expm1(np.minimum(far - near, 0.0))
+    return np.asarray(near + np.log(share, out=np.full(len(share), -np.inf), where=share > 0.0))

@@ -96,7 +96,8 @@ def _points(
         raise MemoryError(f"a grid of {last - first} points is more than {_MOST_POINTS}; ask for a larger rtol")
     ratio = 0.5 * step / max(spacing.scale, 1e-3 * step)
     sides = [_ticks(end, ratio) for end in (last, -first)]
-    index = np.unique(np.clip(np.concatenate([-sides[1], sides[0]]), first, last))
+    index = np.clip(np.concatenate([-sides[1][::-1], sides[0]]), first, last)  # ascending
+    index = index[np.append(True, np.diff(index) > 0)]
     return float(base + first * step), index - first
 
 

@@ -19,49 +19,73 @@ import numpy as np
 from verax.privacy.compose import Convolved, convolve
 from verax.privacy.loss import Discrete
 from verax.privacy.pairs import UNIT, Array, Pair
-from verax.privacy.tables import Table
+from verax.privacy.tables import Table, log_sums
 
-_FINE = 0.25  # grid step, in standard deviations of one round's score
+_FINE = 0.1  # grid step, in standard deviations of one round's score
 _MERGE = 0.02  # width of the bins the attacker looks at, in standard deviations of the sum
 _KNOWN = 1e-5  # relative error of a mass that is used
-_ALIAS = 1e-15
+ALIAS = 1e-15
+"""Tilted mass that may lie outside the window of a convolution, on either side."""
 _FAR = 8.0  # standard deviations of one round's noise beyond which scores are not told apart
 _RARE = (0.0, 4.0, 12.0, 24.0, 40.0)  # how rare are the sums, as -log probability, that tilts make common
 _MOST_BINS = 2**13
+_APART = 4.0  # shifts from which on a round with the record is told from one without
 _LARGEST_TILT = 1e4
+_HALVINGS = 16  # of the search for a tilt: where shifts are long, means jump from one tilt to the next
+_LEAST = -600.0  # log of the probability of a sum, with the record or without it, below which it is not looked at
+
+View = tuple[int, Array, Array]
+"""First index on a grid, log masses from there on, and their relative errors."""
+_Rounds = list[tuple[Discrete, int]]
 
 
 @lru_cache(maxsize=64)
 def some_of(times: int, count: int, shift: float, lean: float) -> Table:
     """The binned sum of scores when ``times`` of ``count`` rounds are shifted, against none: what an attacker sees.
 
-    ``lean`` is c as a share of times / count; every value gives a valid attack.
+    ``lean`` is c as a share of times / count, at most count / times; every value gives a valid attack.
 
     >>> table = some_of(10, 1000, 1.0, lean=1.0)
     >>> bool(0.95 < table.p.sum() < 1.0 + 1e-9)
     True
     """
-    plain, shifted = _scores(lean * times / count, shift)
+    plain, shifted = _scores(min(lean * times / count, 1.0), shift)
     present, absent = [(plain, count - times), (shifted, times)], [(plain, count)]
-    tilts = [_tilt_for(present, sign, rare) for sign in (-1.0, 1.0) for rare in _RARE if sign > 0.0 or rare > 0.0]
-    means = [_cumulants(present, tilt)[1] for tilt in tilts]
-    with_record = _law(present, tilts)
-    without = _law(absent, [_tilt_to(absent, mean) for mean in means])
-    first = max(with_record[0], without[0])
-    last = max(min(with_record[0] + len(with_record[1]), without[0] + len(without[1])), first)
+    means = [mean for law in (present, absent) for mean in means_when_tilted(law, _RARE)]
+    with_record, without = (law_of_sum(law, means) for law in (present, absent))
+    return seen_in_bins(with_record, without, plain.step, standard_deviation(plain, count), count)
+
+
+def means_when_tilted(rounds: _Rounds, rarities: tuple[float, ...]) -> list[float]:
+    """Means of the sum under tilts, to either side, that make sums of these rarities (-log probability) common."""
+    sides = [(sign, rare) for sign in (-1.0, 1.0) for rare in rarities if sign > 0.0 or rare > 0.0]
+    return [_cumulants(rounds, tilt_for(rounds, *side))[1] for side in sides]
+
+
+def seen_in_bins(present: View, absent: View, step: float, spread: float, rounds: int) -> Table:
+    """What an attacker sees of sums on a grid, with the record and without it.
+
+    Sums whose masses are not known well enough, or hardly occur on either side, are left out; the others are put in
+    bins, narrow beside the ``spread`` of the sum.
+    """
+    first = max(present[0], absent[0])
+    last = max(min(start + len(logs) for start, logs, _ in (present, absent)), first)
     (log_p, p_error), (log_q, q_error) = (
-        (log[first - start : last - start], error[first - start : last - start])
-        for start, log, error in (with_record, without)
+        (logs[first - start : last - start], errors[first - start : last - start])
+        for start, logs, errors in (present, absent)
     )
-    known = (p_error < _KNOWN) & (q_error < _KNOWN) & (log_p > -600.0) & (log_q > -600.0)
-    share = plain.step / max(_MERGE * _spread(plain, count), plain.step)
-    bins = np.floor(np.arange(first, last)[known] * share).astype(np.int64)
-    bins -= bins.min(initial=0)
-    p, q = (np.bincount(bins, weights=np.exp(log[known])).astype(np.float64) for log in (log_p, log_q))
-    return Table.seen(p, q, error=2.0 * _KNOWN + 1e-12 * count)
+    known = (p_error < _KNOWN) & (q_error < _KNOWN) & (np.maximum(log_p, log_q) > _LEAST)
+    if not known.any():
+        return Table.seen(np.zeros(1), np.zeros(1), 0.0)
+    share = step / max(_MERGE * spread, step)
+    bins = np.floor(np.arange(first, first + len(known))[known] * share).astype(np.int64)
+    bins = np.unique(bins, return_inverse=True)[1]
+    count = int(bins[-1]) + 1
+    logs = [log_sums(log[known], bins, count) for log in (log_p, log_q)]
+    return Table.of_logs(logs[0], logs[1], error=2.0 * _KNOWN + 1e-12 * rounds)
 
 
-def _spread(law: Discrete, count: int) -> float:
+def standard_deviation(law: Discrete, count: int) -> float:
     """The standard deviation of a sum."""
     mass = np.exp(law.log_mass)
     mean = float(mass @ law.losses)
@@ -77,7 +101,8 @@ def _scores(rate: float, shift: float) -> tuple[Discrete, Discrete]:
     mean = float(weight @ values) / float(weight.sum())
     spread = math.sqrt(float(weight @ (values - mean) ** 2) / float(weight.sum()))
     bottom, top = pair.loss(np.array([-_FAR, shift + _FAR])).tolist()
-    step = max(_FINE * spread, (top - bottom) / _MOST_BINS)
+    apart = _FINE * shift if shift > _APART else 0.0  # scores without the record hardly vary then
+    step = max(_FINE * spread, apart, (top - bottom) / _MOST_BINS)
     grid = step * np.arange(math.floor(bottom / step), math.ceil(top / step) + 1)
     between = np.concatenate([[-np.inf], pair.inverse(np.asarray(grid[1:] - step / 2.0, dtype=np.float64)), [np.inf]])
     masses = Pair.gaussian(shift).cells(between)
@@ -87,9 +112,6 @@ def _scores(rate: float, shift: float) -> tuple[Discrete, Discrete]:
         for log_mass in (masses.log_p - masses.loss, masses.log_p)
     ]
     return laws[0], laws[1]
-
-
-_Rounds = list[tuple[Discrete, int]]
 
 
 def _cumulants(rounds: _Rounds, tilt: float) -> tuple[float, float]:
@@ -105,7 +127,7 @@ def _cumulants(rounds: _Rounds, tilt: float) -> tuple[float, float]:
     return value, slope
 
 
-def _tilt_for(rounds: _Rounds, sign: float, rare: float) -> float:
+def tilt_for(rounds: _Rounds, sign: float, rare: float) -> float:
     """The tilt, to the right or to the left, at whose mean the sum is e^-rare rare by Chernoff's bound; roughly."""
 
     def excess(tilt: float) -> float:
@@ -115,7 +137,7 @@ def _tilt_for(rounds: _Rounds, sign: float, rare: float) -> float:
     return sign * _bisect(excess, rare)
 
 
-def _tilt_to(rounds: _Rounds, mean: float) -> float:
+def tilt_to(rounds: _Rounds, mean: float) -> float:
     """The tilt that moves the mean of the sum there; roughly."""
     sign = 1.0 if mean > _cumulants(rounds, 0.0)[1] else -1.0
     return sign * _bisect(lambda tilt: sign * (_cumulants(rounds, sign * tilt)[1] - mean), 1.0)
@@ -127,37 +149,42 @@ def _bisect(excess: Callable[[float], float], goal: float) -> float:
     low, high = 0.0, 1e-3
     while excess(high) < 0.0 and high < _LARGEST_TILT:
         low, high = high, 2.0 * high
-    for _ in range(6):
+    for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if excess(middle) < 0.0 else (low, middle)
     return high
 
 
-def _law(rounds: _Rounds, tilts: list[float]) -> tuple[int, Array, Array]:
-    """First index, log masses and their relative errors, each from the tilt that knows it best."""
+def law_of_sum(rounds: _Rounds, means: list[float]) -> View:
+    """The law of the sum, from tilts that move its mean to these places."""
     rounds = [(law, count) for law, count in rounds if count > 0]
     views = []
-    for tilt in tilts:
+    for mean in means:
+        tilt = tilt_to(rounds, mean)
         try:
-            views.append((tilt, convolve(rounds, tilt, _ALIAS)))
+            views.append(_untilted(convolve(rounds, tilt, ALIAS), tilt))
         except (FloatingPointError, MemoryError):
             continue
-    start = min((view.first for _, view in views), default=0)
-    stop = max((view.first + len(view.law) for _, view in views), default=start)
+    return merge_views(views)
+
+
+def merge_views(views: list[View]) -> View:
+    """Each mass from the view that knows it best."""
+    start = min((first for first, _, _ in views), default=0)
+    stop = max((first + len(logs) for first, logs, _ in views), default=start)
     log_mass, error = np.full(stop - start, -np.inf), np.full(stop - start, np.inf)
-    for tilt, view in views:
-        logs, wrong = _untilted(view, tilt)
-        here = slice(view.first - start, view.first - start + len(view.law))
+    for first, logs, wrong in views:
+        here = slice(first - start, first - start + len(logs))
         better = wrong < error[here]
         log_mass[here] = np.where(better, logs, log_mass[here])
         error[here] = np.where(better, wrong, error[here])
     return start, log_mass, error
 
 
-def _untilted(view: Convolved, tilt: float) -> tuple[Array, Array]:
+def _untilted(view: Convolved, tilt: float) -> View:
     sums = view.base + view.step * (view.first + np.arange(len(view.law)))
-    off = view.bin_error + 2.0 * _ALIAS
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.where(view.law > off, np.log(view.law), -np.inf) + view.log_scale - tilt * sums
-        wrong = np.where(view.law > 2.0 * off, 2.0 * off / view.law, np.inf)
-    return logs, wrong + 16.0 * UNIT * (1.0 + abs(view.log_scale) + np.abs(tilt * sums))
+    off = view.bin_error + 2.0 * ALIAS
+    known = view.law > 2.0 * off
+    logs = np.log(view.law, out=np.full(len(sums), -np.inf), where=known) + view.log_scale - tilt * sums
+    wrong = np.divide(2.0 * off, view.law, out=np.full(len(sums), np.inf), where=known)
+    return view.first, logs, wrong + 16.0 * UNIT * (1.0 + abs(view.log_scale) + np.abs(tilt * sums))

@@ -31,10 +31,14 @@ _LARGEST_SHIFT = 3.5  # beyond which blocks of rounds are better, and faster
 _STEP = 0.005  # width of cells on the line, in standard deviations of the noise
 _FAR = 13.6  # standard deviations beyond which nothing is told apart
 _ANGLES, _WIDEST = 8, 4.5  # nodes of the integral, up to so many of its standard deviations
-_LEANS = np.geomspace(1.0, 0.1, 40)  # chances of the coins that are tried, as shares of k/T
+_LEANS = np.append(1.0 - np.geomspace(1e-3, 0.05, 12), np.geomspace(0.94, 0.1, 38))
+"""Chances of the coins that are tried, as shares of k/T."""
 _TILTED = 20.0  # the strongest tilt looked at
 _EVEN = 0.02  # of Q, what is shared out evenly: for transcripts with an unlikely V
 _FLAT = 1e-9  # of the log factor: points on the line that differ by less are one
+_COARSE = 0.03  # width of log delta that is always fine enough
+_STEP_BACK = 0.01  # of epsilon, how far back the search for a smaller one goes at first
+_LEAST = 1e-300
 _MARGIN = 1e-9  # relative allowance for the weights below, which doubles give to about 1e-12
 
 
@@ -52,6 +56,8 @@ class Coins:
 class Subset:
     """The curve of ``times`` of ``steps`` rounds shifted by ``shift``, against none, from above.
 
+    ``beside`` is the shift of a Gaussian mechanism that is seen as well.
+
     >>> lower, upper = Subset(10, 100, 1.0).epsilon(1e-6, 1e-3)
     >>> 6.51 < upper < 6.65  # blocks of rounds give 6.91, the best attack known 6.515
     True
@@ -60,6 +66,7 @@ class Subset:
     times: int
     steps: int
     shift: float
+    beside: float = 0.0
 
     @staticmethod
     def applies(times: int, steps: int, shift: float) -> bool:
@@ -73,31 +80,40 @@ class Subset:
 
     def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """Upper bound on delta(epsilon)."""
-        coins = min(_choices(self.times, self.steps, self.shift), key=lambda c: abs(c.epsilon - epsilon))
+        coins = min(_choices(self.times, self.steps, self.shift, self.beside), key=lambda c: abs(c.epsilon - epsilon))
         return 0.0, _delta(self._parts(coins), epsilon, rtol)
 
     def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """Upper bound on epsilon(delta)."""
         coins = self._for_delta(delta)
         parts = self._parts(coins)
+        width = min(max(rtol * coins.epsilon, rtol), _COARSE)  # of log delta: as much as epsilon's width is worth
+
+        def excess(epsilon: float) -> float:
+            return math.log(max(_delta(parts, epsilon, width), _LEAST) / delta)
+
+        if enough > 0.0 and excess(enough) <= 0.0:
+            return 0.0, enough
         low, high = 0.0, max(coins.epsilon, 1e-3)
-        while _delta(parts, high, rtol) > delta:
-            low, high = high, 1.1 * high
+        above, below = math.inf, excess(high)
+        while below > 0.0:
+            low, above, high = high, below, 1.02 * high + 0.02
             if high > 1e6:
                 return 0.0, math.inf
-        if low == 0.0 and _delta(parts, 0.9 * high, rtol) > delta:
-            low = 0.9 * high
+            below = excess(high)
         while high - low > 0.2 * rtol * high:
-            middle = 0.5 * (low + high)
-            low, high = (low, middle) if _delta(parts, middle, rtol) <= delta else (middle, high)
+            step = high * _STEP_BACK if math.isinf(above) else (high - low) * below / (below - above)
+            middle = min(max(high - step, low + 0.02 * (high - low)), high - 0.05 * rtol * high)
+            value = excess(middle)
+            low, above, high, below = (middle, value, high, below) if value > 0.0 else (low, above, middle, value)
         return 0.0, high
 
     def _for_delta(self, delta: float) -> Coins:
-        choices = _choices(self.times, self.steps, self.shift)
+        choices = _choices(self.times, self.steps, self.shift, self.beside)
         return min(choices, key=lambda c: abs(c.log_delta - math.log(delta)))
 
     def _parts(self, coins: Coins) -> _Parts:
-        return _parts(self.times, self.steps, self.shift, coins.chance, coins.variance)
+        return _parts(self.times, self.steps, self.shift, coins.chance, coins.variance, self.beside)
 
 
 _Parts = tuple[tuple[float, Composition], ...]
@@ -112,9 +128,9 @@ def _delta(parts: _Parts, epsilon: float, rtol: float) -> float:
 
 
 @lru_cache(maxsize=32)
-def _parts(times: int, steps: int, shift: float, chance: float, variance: float) -> _Parts:
+def _parts(times: int, steps: int, shift: float, chance: float, variance: float, beside: float = 0.0) -> _Parts:
     """Shares of Q, any that add up to 1, and for each node the product over rounds that it stands for."""
-    weights, nodes = _angles(variance)
+    weights, nodes = angles(variance)
     shares = weights * np.exp(-nodes * variance)
     shares = (1.0 - _EVEN) * shares / shares.sum() + _EVEN / len(nodes)
     shares *= (1.0 - _MARGIN) / shares.sum()
@@ -123,20 +139,21 @@ def _parts(times: int, steps: int, shift: float, chance: float, variance: float)
     tables = [
         _round(chance, shift, s, a / steps).table(spread=True) for s, a in zip(nodes, log_scales.tolist(), strict=True)
     ]
-    curves = [Composition([(Round(table), steps)]) for table in tables]
+    always = [(Round(Pair.gaussian(beside)), 1)] if beside > 0.0 else []
+    curves = [Composition([(Round(table), steps), *always]) for table in tables]
     return tuple(zip(shares.tolist(), curves, strict=True))
 
 
-def _angles(variance: float) -> tuple[Array, Array]:
+def angles(variance: float) -> tuple[Array, Array]:
     """Weights w and nodes s in [0, 1] with (1/pi) int_0^pi exp(-(1 - cos phi) V) dphi <= sum w exp(-s V) for V >= 0.
 
     Between nodes exp(-s V) is below its chord in s = 1 - cos phi, beyond a right angle below exp(-V).
     """
     end = min(_WIDEST / math.sqrt(variance), 0.5 * math.pi)
-    angles = np.append(np.linspace(0.0, end, _ANGLES), [0.5 * math.pi] if end < 0.5 * math.pi else [])
-    nodes = 2.0 * np.sin(0.5 * angles) ** 2
-    gaps = np.diff(angles)
-    right = (np.diff(angles - np.sin(angles)) - nodes[:-1] * gaps) / np.diff(nodes)
+    turns = np.append(np.linspace(0.0, end, _ANGLES), [0.5 * math.pi] if end < 0.5 * math.pi else [])
+    nodes = 2.0 * np.sin(0.5 * turns) ** 2
+    gaps = np.diff(turns)
+    right = (np.diff(turns - np.sin(turns)) - nodes[:-1] * gaps) / np.diff(nodes)
     weights = np.append(gaps - right, 0.5 * math.pi)
     weights[1:] += right
     return weights / math.pi, nodes
@@ -174,7 +191,7 @@ def _factor(x: Array, chance: float, shift: float) -> tuple[Array, Array]:
 
 
 @lru_cache(maxsize=64)
-def _choices(times: int, steps: int, shift: float) -> tuple[Coins, ...]:
+def _choices(times: int, steps: int, shift: float, beside: float = 0.0) -> tuple[Coins, ...]:
     """Coins of several chances, each with the epsilon where it serves best: where k is the likely number of hits."""
     x = np.linspace(-9.0, 9.0 + (1.0 + _TILTED) * shift, 6000)
     found = []
@@ -191,8 +208,10 @@ def _choices(times: int, steps: int, shift: float) -> tuple[Coins, ...]:
         mean, variance = float(mass @ log_r), steps * float(mass @ (p * (1.0 - p)))
         spread = math.sqrt(2.0 * math.pi * steps * float(mass @ (log_r - mean) ** 2))
         extra = math.log(special.i0e(variance)) - log_binomial_probability(steps, chance, times).lower
-        epsilon = steps * mean + extra
-        log_delta = steps * value + (1.0 + tilt) * extra - tilt * epsilon - math.log1p(tilt * (1.0 + tilt) * spread)
+        spread = math.hypot(spread, math.sqrt(2.0 * math.pi) * beside)
+        epsilon = steps * mean + extra + beside**2 * (0.5 + tilt)
+        total = steps * value + (1.0 + tilt) * extra + 0.5 * beside**2 * tilt * (1.0 + tilt)
+        log_delta = total - tilt * epsilon - math.log1p(tilt * (1.0 + tilt) * spread)
         found.append(Coins(chance, variance, epsilon, log_delta))
     return tuple(found)
 
