@@ -17,8 +17,10 @@ from scipy import special
 
 from verax import BallsInBins, Batch, Individual, Mechanism, Mixed, Poisson, RandomAllocation, Shuffle
 from verax.privacy import composition
+from verax.privacy.chain import Best
 from verax.privacy.closed_form import gaussian_epsilon
-from verax.privacy.composition import UPPER, Composition, Hand, Round
+from verax.privacy.composition import UPPER, Composition, Round
+from verax.privacy.curve import remembering
 from verax.privacy.guarantee import Bracket, Guarantee
 from verax.privacy.pairs import Mixture, Pair
 
@@ -398,7 +400,7 @@ def test_a_hundred_questions_compose_a_handful_of_laws(monkeypatch):
         return plain(*args, **kwargs)
 
     monkeypatch.setattr(composition, "compose", counted)
-    guarantee = poisson(1.0, 0.01, 1000)
+    guarantee = poisson(1.0, 0.01, 1000).remembering()
     wanted = np.geomspace(1e-9, 1e-3, 100).tolist()
     answers = [guarantee.epsilon(delta) for delta in wanted]
     assert len(calls) <= 30
@@ -442,15 +444,13 @@ def test_a_trade_off_curve_leaves_other_answers_alone():
     assert asked.epsilon(1e-5) == fresh.epsilon(1e-5)
 
 
-def test_a_question_that_is_part_of_another_uses_what_that_has_at_hand():
-    curve, inner, outer = Composition([(Round(Pair.subsampled(0.1, 1.0)), 20)]), Hand(), Hand()
-    with outer.used():
-        with inner.used():
-            curve.epsilon(1e-5, 1e-3)
-        assert curve._laws is outer.of(curve)
-    assert outer.of(curve)[UPPER]
-    assert not inner.of(curve)[UPPER]
-    assert not curve._laws[UPPER]
+def test_only_a_curve_that_remembers_answers_from_what_it_composed_before():
+    plain = Composition([(Round(Pair.subsampled(0.1, 1.0)), 20)])
+    curve = remembering(Best((plain, plain)))
+    first = curve.curves[0].epsilon(1e-5, 1e-3)
+    assert curve.curves[0]._remembered[UPPER]
+    assert plain._remembered is None
+    assert plain.epsilon(1e-5, 1e-3) == first
 
 
 def test_rounds_are_merged():

@@ -53,6 +53,7 @@ from verax.samplers.shuffle import Shuffle
 from verax.samplers.truncated import TruncatedPoisson
 
 MAX_GROUP = 10**6
+_FEW_PHASES, _COARSEST = 4, 6.0  # phases that are all priced finely; and how much coarser the grids of many may be
 MOST_NOISE = 1e10
 """Noise beyond which likelihood ratios differ from 1 by less than doubles can tell."""
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
@@ -67,13 +68,20 @@ class Group:
     """Which records are protected together: how many, and whether their gradients are orthogonal to each other.
 
     ``beside`` is how many more records than declared there may be: the rest of a group that is added one by one.
-    ``people`` is the number of all records, if a phase declares it.
+    ``people`` is the number of all records, if a phase declares it. ``phases`` is how many different phases there are:
+    the share of each in the whole is the smaller, and so may be its accuracy.
     """
 
     size: int = 1
     orthogonal: bool = False
     beside: int = 0
     people: int | None = None
+    phases: int = 1
+
+    @property
+    def fine(self) -> float:
+        """How fine the grid of one of many phases must be."""
+        return FINE * min(max(math.sqrt(self.phases / _FEW_PHASES), 1.0), _COARSEST)
 
     def split(self, mechanism: Mechanism) -> tuple[int, int]:
         """Copies and size: orthogonal records, clipped one by one, are seen apart, like runs with one record each."""
@@ -141,7 +149,8 @@ def analyse(phases: Phases, group: Group) -> Guarantee:
     """Price every phase and compose them, direction by direction."""
     for mechanism in phases.mechanisms:
         refuse_unknown(mechanism.sampler)
-    group = replace(group, people=declared(phases) if group.people is None else group.people)
+    people = declared(phases) if group.people is None else group.people
+    group = replace(group, people=people, phases=len(phases.mechanisms))
     guarantee = replace(_analyse(phases, group), beside=group.beside)
     if group.size > 1 and guarantee.uppers is not guarantee.lowers and not low_noise.applies(phases):
         guarantee = _told_where(guarantee, group)
@@ -477,8 +486,8 @@ def _allocated(mechanism: Mechanism, group: Group, times: int, steps: int, epoch
     uppers = {"remove": always, "add": always}
     if few > 0:
         size, longer = divmod(steps, few)
-        blocks = [(_one_of(size, unit), epochs * (few - longer))]
-        blocks += [(_one_of(size + 1, unit), epochs * longer)] if longer else []
+        blocks = [(_one_of(size, unit, group.fine), epochs * (few - longer))]
+        blocks += [(_one_of(size + 1, unit, group.fine), epochs * longer)] if longer else []
         back = [(rnd.reverse(), count) for rnd, count in blocks]
         uppers = {"remove": [*blocks, *always], "add": [*back, *always]}
     theorem = "one round of many at random: an average of likelihood ratios (docs/proofs.md, theorem 5)"

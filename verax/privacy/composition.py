@@ -27,6 +27,8 @@ _LARGE = 1e-9  # a delta that needs no tilt, which rare large losses would be bl
 _COARSE = 0.1  # width in log delta of a first look
 _KEPT_POINTS = 2**24  # of all laws that a composition keeps
 _NOTHING, _LEAST = -800.0, 1e-300  # a log delta below all doubles, and the least delta that is told
+_MANY_POINTS = 2**20  # with which bounds far apart will not meet
+_CLOSE = 1.1  # bounds that a convolution leaves this close together are left alone
 _LOOSE = 0.9  # a delta from above that may be no more than what rounding leaves
 _FARTHEST = 1e12  # an epsilon whose place on the line can still be told
 _PERCENT, _LEAST_SCALE = 0.02, 2.0**-34  # of grids that nothing is convolved on
@@ -229,7 +231,7 @@ class Composition:
         sides: Sides,
         enough: float,
     ) -> tuple[float, float, bool]:
-        """Compose ever more finely until the bounds are as close as allowed; also whether they are."""
+        """Compose ever more finely until the bounds are as close as allowed; also whether they are, or nearly so."""
         finer, done = _SHARE, False
         finest, coarsest = 0.0, math.inf  # what was too fine for the memory, and too coarse for a bound
         laws: dict[int, list[Composed]] = self._remembered or {UPPER: [], LOWER: []}
@@ -264,10 +266,11 @@ class Composition:
             plan = make_plan(lower, upper)
             done = not planned.coarse
             if done and sides == BOTH and (gap := upper - lower) > allowed(planned, upper):
-                if gap > 0.9 * before:  # what is left is round-off, which finer grids do not cure
+                large = max(len(law.law) for law in fresh.values()) > _MANY_POINTS
+                if gap > 0.9 * before or (large and gap > 0.5 * upper):  # round-off, which finer grids do not cure
                     break
                 finer *= min(0.5, max(0.7 * allowed(planned, upper) / gap, 0.02))
-        return lower, upper, False
+        return lower, upper, upper <= _CLOSE * lower
 
     def _compose(self, side: int, plan: _Plan, width: float) -> Composed:
         key = (side, *plan.sketch.made_for, plan.tilt, width)

@@ -160,9 +160,7 @@ class Guarantee:
         >>> curve([0.01, 0.05, 0.1]).round(3)
         array([0.971, 0.889, 0.806])
         """
-        uppers = [remembering(curve) for curve in self.uppers]  # hundreds of questions about the same curves
-        lowers = uppers if self.lowers is self.uppers else [remembering(curve) for curve in self.lowers]
-        apart = replace(self, uppers=uppers, lowers=lowers)
+        apart = self.remembering()  # hundreds of questions about the same curves
         reach = apart.epsilon(_SMALLEST_SHOWN, rtol=0.1).upper
         top = max(reach, 1e-3) if math.isfinite(reach) else _NO_REACH
         epsilons = [top * i / _POINTS for i in range(_POINTS + 1)]
@@ -171,6 +169,12 @@ class Guarantee:
             likely = brackets[-1].upper if brackets else 1.0
             brackets.append(apart.delta(epsilon, rtol=min(max(_FLAT / max(likely, 1e-300), 1e-4), 0.05)))
         return between(epsilons, [b.lower for b in brackets], [b.upper for b in brackets])
+
+    def remembering(self) -> Guarantee:
+        """A copy for many questions: later ones are answered from what was composed for earlier ones."""
+        uppers = [remembering(curve) for curve in self.uppers]
+        lowers = uppers if self.lowers is self.uppers else [remembering(curve) for curve in self.lowers]
+        return replace(self, uppers=uppers, lowers=lowers)
 
     def _bracket(self, bounds: _Bounds, rtol: float, rank: Callable[[Curve], float]) -> Bracket:
         lower, upper = self._bounds(bounds, rtol, rank)

@@ -257,12 +257,11 @@ def _meet_on_grid(weight: Array, rise: Array, error: Array, grid: Array, step: f
     below = np.maximum(-miss, 0.0) * weight
     taken = np.concatenate([[0.0], below[:-1] / -np.expm1(-ahead)])
     usable = np.flatnonzero((weight > taken) & (miss >= 0.0) & (np.arange(len(weight)) >= first)).tolist()
-    given_up = 1
     while usable:  # where the tail is too steep to be bent, give up some of it
         mass = _knot_masses(weight, miss, grid, first, usable[-1])
         if mass is not None:
             return mass, slack
-        usable, given_up = usable[:-given_up], 2 * given_up
+        usable = usable[: len(usable) // 2]
     raise FloatingPointError("grid too coarse for a lower bound")
 
 

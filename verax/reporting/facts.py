@@ -225,6 +225,7 @@ def _searched(guarantee: Tuned) -> Scope:
 
 def _points(guarantee: Guarantee, delta: float) -> tuple[Point, ...]:
     """Brackets on delta at even epsilons, from 0 to where delta is far below the stated one."""
+    guarantee = guarantee.remembering()
     smallest = max(min(delta * _BELOW, 1e-8), min(_LEAST_DELTA, delta * _BELOW))
     top = guarantee.epsilon(smallest, rtol=0.1).upper
     top = max(top, 1e-3) if np.isfinite(top) else _NO_REACH
