@@ -4,54 +4,48 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from verax import BallsInBins, Batch, Mechanism, Poisson, RandomParticipation, Shuffle, TruncatedPoisson
 
 EPSILONS = [0.0, 5e-324, 1e-12, 0.1, 1.0, 10.0, 1e4, 1e8, 1e300, 1.7e308]
 DELTAS = [1e-300, 1e-20, 1e-5, 0.3, 0.99]
+RUNS = [  # rate, steps, noise, group
+    (0.01, 1000, 1.0, 1),
+    (0.1, 10, 0.5, 5),
+    (0.9, 1, 1.0, 5),
+    (0.9, 10, 0.05, 1),
+    (1.0, 1000, 1e3, 5),
+    (1.0, 1, 1.7e308, 5),
+    (0.001, 1, 1.7e308, 2),
+    (0.001, 10**6, 5.0, 1),
+    (1e-7, 10, 5e-324, 2),
+    (1e-12, 10**6, 0.005, 1),
+    (0.9, 1000, 1e-100, 1),
+    (0.1, 1000, 1e-6, 5),
+    (1e-3, 10**6, 1e12, 2),
+]
 
-runs = st.builds(
-    lambda rate, steps, noise, group: Mechanism(Poisson(rate, steps), noise).guarantee(group=group),
-    st.sampled_from([1e-12, 1e-7, 1e-3, 0.1, 0.9, 1.0]),
-    st.sampled_from([1, 10, 1000, 10**6]),
-    st.sampled_from([5e-324, 1e-100, 1e-6, 0.005, 0.05, 0.5, 1.0, 5.0, 1e3, 1e12, 1.7e308]),
-    st.sampled_from([1, 2, 5]),
-)
 
-
-def falls(found, rtol=2e-3):
-    """Whether brackets can be those of a falling function, and their sides fall themselves, to their accuracy."""
-    return all(
-        later.lower <= earlier.upper and later.upper <= earlier.upper * (1.0 + rtol) + 1e-300
-        for earlier, later in itertools.pairwise(found)
-    )
-
-
-@settings(max_examples=12)
-@given(runs)
-def test_delta_falls_in_epsilon_and_epsilon_in_delta(guarantee):
+@pytest.mark.parametrize("run", RUNS, ids=str)
+def test_delta_falls_in_epsilon_and_epsilon_in_delta(run):
+    rate, steps, noise, group = run
+    guarantee = Mechanism(Poisson(rate, steps), noise).guarantee(group=group)
     deltas = [guarantee.delta(epsilon) for epsilon in EPSILONS]
-    assert falls(deltas)
-    assert all(0.0 <= d.lower <= d.upper <= 1.0 for d in deltas)
+    for earlier, later in itertools.pairwise(deltas):
+        assert 0.0 <= later.lower <= earlier.upper <= 1.0
+        assert later.upper <= earlier.upper * 1.002 + 1e-300
     epsilons = [guarantee.epsilon(delta) for delta in DELTAS]
     for earlier, later in itertools.pairwise(epsilons):
-        assert later.lower <= earlier.upper
+        assert 0.0 <= later.lower <= earlier.upper
         assert math.isinf(earlier.upper) or later.upper <= earlier.upper * 1.03 + 1e-9
 
 
-@settings(max_examples=8)
-@given(
-    st.sampled_from([1e-7, 1e-3, 0.1, 1.0]),
-    st.sampled_from([1, 100, 10**5]),
-    st.sampled_from([1e-9, 1e-5, 1e-2]),
-)
-def test_noise_helps_and_rates_rounds_and_groups_hurt(rate, steps, delta):
+@pytest.mark.parametrize(("rate", "steps"), [(0.001, 100), (0.1, 100), (0.1, 10**5), (1.0, 10)])
+def test_noise_helps_and_rates_rounds_and_groups_hurt(rate, steps):
     def cost(noise=1.0, times=1, group=1, less=1.0):
-        return Mechanism(Poisson(rate * less, steps * times), noise).guarantee(group=group).epsilon(delta)
+        return Mechanism(Poisson(rate * less, steps * times), noise).guarantee(group=group).epsilon(1e-5)
 
-    noises = [cost(noise) for noise in (5e-324, 1e-200, 1e-5, 0.009, 0.011, 0.3, 1.0, 10.0, 1e9, 1e11, 1e308)]
+    noises = [cost(noise) for noise in (5e-324, 1e-200, 1e-5, 0.009, 0.3, 1.0, 10.0, 1e9, 1e11, 1e308)]
     assert all(later.lower <= earlier.upper for earlier, later in itertools.pairwise(noises))
     assert cost().lower <= cost(times=2).upper
     assert cost().lower <= cost(group=2).upper
@@ -77,12 +71,6 @@ def test_an_answer_depends_on_its_question_alone(sampler):
     asked.delta(1.0), asked.delta(0.1), asked.epsilon(1e-9), asked.epsilon(1e-5, rtol=1e-2)
     assert asked.epsilon(1e-5) == fresh().epsilon(1e-5)
     assert asked.delta(0.5) == fresh().delta(0.5)
-
-
-def test_a_trade_off_curve_leaves_other_answers_alone():
-    one, other = (Mechanism(Poisson(0.01, 1000), 1.0).guarantee() for _ in range(2))
-    one.tradeoff()
-    assert one.epsilon(1e-5) == other.epsilon(1e-5)
 
 
 def test_no_delta_is_left_far_out():

@@ -17,6 +17,7 @@ from verax.privacy.pairs import UNIT, Array, Losses
 
 _TILTS = np.geomspace(1e-9, 1e12, 85)
 _THRESHOLDS = 400
+_FAR = 1e7  # as far out as an attack looks
 _SMALL_LOSSES = (0.03, 0.1, 0.3, 0.6, 0.9)  # shares of epsilon up to which losses are left to Chernoff's inequality
 _OTHERS = (0.01, 0.03, 0.1, 0.3)  # shares of epsilon that all rounds but the one with a large loss may use up
 
@@ -170,7 +171,7 @@ def _tails(pair: Losses, losses: Array) -> tuple[Array, Array]:
 
     Any events would do: these are tails of cells, whose boundaries need not be exact.
     """
-    cells = pair.cells(np.append(pair.inverse(losses), np.inf))
+    cells = pair.cells(np.append(np.clip(pair.inverse(losses), -_FAR, _FAR), np.inf))
     some = np.isfinite(cells.log_p)
     log_p = np.where(some, cells.log_p - 2.0 * cells.error, -np.inf)
     log_q = np.where(some, cells.log_p - np.where(some, cells.loss, 0.0) + 4.0 * cells.error, -np.inf)

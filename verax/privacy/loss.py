@@ -24,6 +24,7 @@ _ROUNDED = 1e-9  # a miss this small, in grid steps, is charged as a shift of th
 _NEGLIGIBLE = 1e-13  # P-mass, or loss, that a round may give up for a better shape
 _MOST_POINTS = 2**40
 _MOST_EVEN = 2**25  # points next to each other
+_LOOKS = 300_000  # points looked at in search of neighbours
 _STEEP_LIMIT = 2000  # negative masses repaired one by one at most; more means that the grid is too coarse
 
 
@@ -282,12 +283,13 @@ def _knot_masses(weight: Array, miss: Array, grid: Array, first: int, last: int)
 def _convexify(mass: Array, grid: Array, first: int, last: int, negative: NDArray[np.int64]) -> Array | None:
     """Remove knots of negative mass by spreading it over their neighbours, which only lowers the curve.
 
-    None if the last knot would have to go.
+    None if the last knot would have to go, or if knots are so far apart that looking for neighbours takes too long.
     """
     if len(negative) > _STEEP_LIMIT:
         return None
     dead = mass == 0.0
     queue = [int(i) for i in negative]
+    looked = 0
     while queue:
         i = queue.pop()
         if mass[i] >= 0.0:
@@ -297,7 +299,8 @@ def _convexify(mass: Array, grid: Array, first: int, last: int, negative: NDArra
             left -= 1
         while right <= last and dead[right]:
             right += 1
-        if right > last:
+        looked += right - left
+        if right > last or looked > _LOOKS:
             return None
         debt, mass[i], dead[i] = mass[i], 0.0, True
         up = np.exp(grid[i] - grid[right])  # inverse ratios, which cannot overflow
