@@ -235,7 +235,7 @@ def test_hostile_values_say_nothing_to_the_terminal(tmp_path, whole, failed, fie
 
 def test_a_hostile_name_of_a_file_says_nothing_to_the_terminal_or_on_the_page(tmp_path, failed):
     path = written(tmp_path / f"run{HOSTILE}.ledger", 5, reason="the data were not finite", private=True, population=9)
-    text = said(path, "--delta", "0.2", "--out", str(tmp_path / "report.html"))
+    text = said(path, "--out", str(tmp_path / "report.html"))
     assert "run\\x1b[2J" in text
     assert not unseen(text)
     assert not unseen((tmp_path / "report.html").read_text())

@@ -136,7 +136,7 @@ def test_the_best_shares_beat_the_chain_and_agree_with_powers_of_the_trade_off_c
     assert priced.delta(5.0).upper == pytest.approx(composed.delta(5.0), rel=0.05)
 
 
-def test_only_upper_bounds_are_asked_for_and_few_laws_are_kept(monkeypatch):
+def test_only_upper_bounds_are_asked_for(monkeypatch):
     guarantee = Mechanism(BallsInBins(100, epochs=5), 1.0).guarantee()
     asked = []
     for curve in guarantee.uppers:
@@ -146,7 +146,6 @@ def test_only_upper_bounds_are_asked_for_and_few_laws_are_kept(monkeypatch):
     box = BlackBox(guarantee)
     assert 4.0 < box.epsilon(8, 1e-5, "any") < 20.0
     assert set(asked) == {(UPPER,)}
-    assert all(not curve._laws[-UPPER] and len(curve._laws[UPPER]) < 30 for curve in box._curves)
 
 
 @pytest.mark.parametrize(("group", "known"), [(8, 1.0988e-3), (64, 0.66439)])

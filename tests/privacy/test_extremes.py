@@ -26,6 +26,7 @@ RUNS = [  # rate, steps, noise, group
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS, ids=str)
 def test_delta_falls_in_epsilon_and_epsilon_in_delta(run):
     rate, steps, noise, group = run
@@ -40,6 +41,7 @@ def test_delta_falls_in_epsilon_and_epsilon_in_delta(run):
         assert math.isinf(earlier.upper) or later.upper <= earlier.upper * 1.03 + 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "steps"), [(0.001, 100), (0.1, 100), (0.1, 10**5), (1.0, 10)])
 def test_noise_helps_and_rates_rounds_and_groups_hurt(rate, steps):
     def cost(noise=1.0, times=1, group=1, less=1.0):

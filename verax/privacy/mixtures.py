@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -66,8 +67,8 @@ def mixture_round(weights: Array, shifts: Array, trials: int, two_sided: bool = 
     """
     if trials == 1 and len(weights) == 2:
         rate, shift = float(weights[1]), float(shifts[1])
-        one = Pair.subsampled(rate, shift)
-        return Round(Pair(one.up, one.up) if two_sided else one)
+        side = replace(Pair.subsampled(rate, shift).up, error=4.0 * UNIT)
+        return Round(Pair(side, side) if two_sided else Pair(side))
     kept = int(np.count_nonzero(weights > _NEGLIGIBLE))
     # eight roundings a product, taken once per kept weight or once per trial, and a sum over all trials
     error = UNIT * (2000.0 + 200.0 * kept + 8.0 * trials)

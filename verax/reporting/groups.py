@@ -74,8 +74,8 @@ def price_groups(
     >>> (block,) = price_groups(run, [1, 4], delta=1e-3, settings=Settings(samples=0))
     >>> for row in block.rows:
     ...     print(row.group, row.tight, round(row.black_box, 3), round(row.f_dp, 3))
-    1 [0.10369, 0.10376] 0.104 0.104
-    4 [0.65464, 0.65497] 0.737 0.73...
+    1 [0.10369, 0.10377] 0.104 0.104
+    4 [0.65464, 0.65502] 0.737 0.73...
     """
     asked = _asked(delta, epsilon)
     if delta is not None and settings.sampling == "paper" and settings.samples != 0:
