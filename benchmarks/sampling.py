@@ -62,7 +62,7 @@ def best(run: Callable[[], object], repeats: int) -> float:
 
 def draw(sampler: Sampler, records: int, rng: np.random.Generator) -> int:
     """Draw all batches and drop each, as a training loop would; returns how many records they held."""
-    return sum(len(batch) for batch in sampler.batches(records, rng))
+    return sum(len(batch) for batch in sampler.draw(records, rng))
 
 
 def opacus_round(records: int, rate: float, rounds: int, repeats: int) -> float | None:

@@ -12,33 +12,9 @@ from dataclasses import fields
 from typing import Any
 
 from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
-from verax.samplers import (
-    BallsInBins,
-    BufferedShuffle,
-    Deterministic,
-    Poisson,
-    RandomAllocation,
-    RandomParticipation,
-    Shuffle,
-    TruncatedPoisson,
-    WithoutReplacement,
-)
+from verax.samplers import registry
 
 SCHEMA = 1
-SAMPLERS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        BallsInBins,
-        BufferedShuffle,
-        Deterministic,
-        Poisson,
-        RandomAllocation,
-        RandomParticipation,
-        Shuffle,
-        TruncatedPoisson,
-        WithoutReplacement,
-    )
-}
 CLIPPINGS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Individual, Batch, Mixed)}
 
 
@@ -69,7 +45,7 @@ def restore(description: Any) -> Mechanism | Phases:
 
 def _phase(mechanism: Mechanism) -> dict[str, Any]:
     return {
-        "sampler": _part("sampler", mechanism.sampler, SAMPLERS),
+        "sampler": _part("sampler", mechanism.sampler, registry.kinds()),
         "noise_multiplier": float(mechanism.noise_multiplier),
         "clipping": _part("clipping", mechanism.clipping, CLIPPINGS),
         "relation": mechanism.relation,
@@ -81,7 +57,7 @@ def _restored(phase: Any) -> Mechanism:
     if not content["relation"]:
         raise ValueError(f"relation must be named, got {content['relation']!r}")
     return Mechanism(
-        _made("sampler", content["sampler"], SAMPLERS),
+        _made("sampler", content["sampler"], registry.kinds()),
         content["noise_multiplier"],
         _made("clipping", content["clipping"], CLIPPINGS),
         content["relation"],

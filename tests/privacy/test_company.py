@@ -208,7 +208,7 @@ def test_missing_company_in_drawn_batches(sampler, clipping):
     seen = 0
     for _ in range(runs):
         lack = False
-        for batch in sampler.batches(people, rng):
+        for batch in sampler.draw(people, rng):
             others = batch[batch != 7]
             lack |= len(set(rng.integers(clip_groups, size=len(others)).tolist())) < clip_groups
         seen += lack

@@ -251,7 +251,7 @@ def test_lemma_e4_holds(group, epochs, gamma):
 def test_what_the_samplers_draw(sampler, population, law):
     """The first six records of the data, in batches that the samplers themselves draw."""
     rng, runs = np.random.default_rng(1), 2000
-    squares = [sum(int((batch < 6).sum()) ** 2 for batch in sampler.batches(population, rng)) for _ in range(runs)]
+    squares = [sum(int((batch < 6).sum()) ** 2 for batch in sampler.draw(population, rng)) for _ in range(runs)]
     found, expected = Counter(squares), points(law())
     assert set(found) <= set(expected)
     likely = {value: p for value, p in expected.items() if p * runs > 20}

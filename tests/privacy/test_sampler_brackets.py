@@ -262,7 +262,7 @@ def test_the_last_record_of_the_stream_is_anywhere_in_the_last_batches():
     rng = np.random.default_rng(5)
     counts = np.zeros(8)
     for _ in range(3000):
-        for t, batch in enumerate(BufferedShuffle(8, buffer=3).batches(32, rng)):
+        for t, batch in enumerate(BufferedShuffle(8, buffer=3).draw(32, rng)):
             counts[t] += 31 in batch
     assert counts[:5].sum() == 0
     assert stats.chisquare(counts[5:]).pvalue > 1e-4

@@ -132,7 +132,7 @@ def test_an_attack_that_sees_the_sampling(clipping):
     squares = []
     for _ in range(runs):
         total = 0
-        for batch in sampler.batches(population, rng):
+        for batch in sampler.draw(population, rng):
             hits = int((batch < group).sum())
             match clipping:
                 case Batch():

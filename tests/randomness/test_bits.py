@@ -160,8 +160,8 @@ class TestGenerator:
         ids=repr,
     )
     def test_samplers_draw_and_resume(self, sampler: Sampler):
-        run = sampler.batches(200, self.generator(11))
-        whole = [batch.tolist() for batch in sampler.batches(200, self.generator(11))]
+        run = sampler.draw(200, self.generator(11))
+        whole = [batch.tolist() for batch in sampler.draw(200, self.generator(11))]
         assert len(whole) == len(sampler)
         for done in range(len(sampler)):
             saved = json.loads(json.dumps(run.state()))

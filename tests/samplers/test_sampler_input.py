@@ -54,7 +54,7 @@ def test_a_sampler_is_a_value(sampler: Sampler, relation: str, rounds: int, expe
         assert other == sampler
         assert hash(other) == hash(sampler)
         assert repr(other) == repr(sampler)
-        drawn = [list(s.batches(20, np.random.default_rng(0))) for s in (sampler, other)]
+        drawn = [list(s.draw(20, np.random.default_rng(0))) for s in (sampler, other)]
         assert all(np.array_equal(a, b) for a, b in zip(*drawn, strict=True))
     for name in fields:
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -65,7 +65,7 @@ def test_batches_is_the_number_and_draws_them() -> None:
     sampler = Shuffle(batches=3)
     assert sampler.batches == 3
     assert f"{sampler.batches}" == "3"
-    assert len(list(sampler.batches(10, np.random.default_rng(0)))) == 3
+    assert len(list(sampler.draw(10, np.random.default_rng(0)))) == 3
     with pytest.raises(TypeError):
         Shuffle()
     with pytest.raises(TypeError):
@@ -135,7 +135,7 @@ def test_a_truncation_at_the_mean_is_allowed_whatever_the_rounding() -> None:
 @pytest.mark.parametrize("population", [0, -1, 2.5, float("nan"), True, None, "20"], ids=repr)
 def test_populations_are_checked_before_the_first_batch(sampler: Sampler, population: object) -> None:
     with pytest.raises(ValueError, match=r"^population must be"):
-        sampler.batches(population, np.random.default_rng(0))
+        sampler.draw(population, np.random.default_rng(0))
     with pytest.raises(ValueError, match=r"^population must be"):
         sampler.expected_batch(population)
 
@@ -152,7 +152,7 @@ def test_populations_are_checked_before_the_first_batch(sampler: Sampler, popula
 )
 def test_populations_that_do_not_fit(sampler: Sampler, population: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        sampler.batches(population, np.random.default_rng(0))
+        sampler.draw(population, np.random.default_rng(0))
     with pytest.raises(ValueError, match=message):
         sampler.expected_batch(population)
 
@@ -161,15 +161,15 @@ def test_populations_that_do_not_fit(sampler: Sampler, population: int, message:
 @pytest.mark.parametrize("rng", [None, 0, np.random.RandomState(0), np.random.PCG64(0)], ids=lambda x: type(x).__name__)
 def test_the_generator_is_checked(sampler: Sampler, rng: object) -> None:
     with pytest.raises(ValueError, match=r"^rng must be a numpy"):
-        sampler.batches(20, rng)
+        sampler.draw(20, rng)
 
 
 def test_empty_batches_are_rounds() -> None:
-    assert [len(batch) for batch in Poisson(1e-9, 50).batches(3, np.random.default_rng(0))] == [0] * 50
-    sizes = [len(batch) for batch in BallsInBins(50).batches(3, np.random.default_rng(0))]
+    assert [len(batch) for batch in Poisson(1e-9, 50).draw(3, np.random.default_rng(0))] == [0] * 50
+    sizes = [len(batch) for batch in BallsInBins(50).draw(3, np.random.default_rng(0))]
     assert len(sizes) == 50
     assert sum(sizes) == 3
-    sizes = [len(batch) for batch in RandomAllocation(2, 50).batches(1, np.random.default_rng(0))]
+    sizes = [len(batch) for batch in RandomAllocation(2, 50).draw(1, np.random.default_rng(0))]
     assert sorted(sizes) == [0] * 48 + [1] * 2
 
 

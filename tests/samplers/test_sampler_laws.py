@@ -24,8 +24,8 @@ from verax.samplers import (
     Shuffle,
     TruncatedPoisson,
     WithoutReplacement,
-    buffered,
-    coins,
+    buffered_shuffle,
+    bernoulli,
     sorting,
 )
 
@@ -129,7 +129,7 @@ CASES: list[tuple[Sampler, int, Law]] = [
 
 def draw(sampler: Sampler, population: int, rng: np.random.Generator) -> Run:
     run = []
-    for batch in sampler.batches(population, rng):
+    for batch in sampler.draw(population, rng):
         assert batch.dtype == np.int64
         assert batch.ndim == 1
         run.append(frozenset(batch.tolist()))
@@ -164,7 +164,7 @@ def test_joint_law_of_all_memberships(sampler: Sampler, population: int, law: La
 @pytest.mark.parametrize("chunk", [1, 2])
 @pytest.mark.parametrize("rate", [0.3, 0.8])
 def test_poisson_drawn_in_chunks_has_the_same_law(chunk: int, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coins, "CHUNK", chunk)
+    monkeypatch.setattr(bernoulli, "CHUNK", chunk)
     assert_law(Poisson(rate, 1), 4, independent(poisson_round(4, rate)), seed=15, runs=RUNS)
 
 
@@ -177,7 +177,7 @@ def test_shuffle_by_sorted_keys_has_the_same_law(digit: int, monkeypatch: pytest
 
 
 def test_buffer_followed_in_blocks_is_the_buffer_followed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffered, "BLOCK", 7)
+    monkeypatch.setattr(buffered_shuffle, "BLOCK", 7)
     rng = np.random.default_rng(5)
     for places in (1, 2, 5, 300, 70_000):
         chosen = sorting.labels(rng, 100, places)
@@ -185,7 +185,7 @@ def test_buffer_followed_in_blocks_is_the_buffer_followed_one_by_one(monkeypatch
         for t, place in enumerate(chosen.tolist()):
             out.append(buffer[place])
             buffer[place] = places + t
-        left, kept = buffered.stream_through(chosen, places)
+        left, kept = buffered_shuffle.stream_through(chosen, places)
         assert left.tolist() == out
         assert kept.tolist() == buffer
 
@@ -200,7 +200,7 @@ def test_buffered_position_law_of_one_record() -> None:
     law = position.reshape(batches, -1).sum(axis=1)
     rng, seen = np.random.default_rng(6), np.zeros(batches)
     for _ in range(runs):
-        drawn = BufferedShuffle(batches, buffer).batches(population, rng)
+        drawn = BufferedShuffle(batches, buffer).draw(population, rng)
         seen[next(t for t, batch in enumerate(drawn) if record in batch)] += 1
     possible = law > 0
     assert not seen[~possible].any()
@@ -210,7 +210,7 @@ def test_buffered_position_law_of_one_record() -> None:
 def matrix(sampler: Sampler, population: int, seed: int) -> np.ndarray:
     """Memberships: one row per round."""
     rows = np.zeros((len(sampler), population), dtype=bool)
-    for row, batch in zip(rows, sampler.batches(population, np.random.default_rng(seed)), strict=True):
+    for row, batch in zip(rows, sampler.draw(population, np.random.default_rng(seed)), strict=True):
         row[batch] = True
         assert row.sum() == len(batch)
     return rows
@@ -245,7 +245,7 @@ def test_poisson_in_the_large(rate: float) -> None:
 
 
 def test_poisson_of_every_record() -> None:
-    for batch in Poisson(1.0, 3).batches(70_000, np.random.default_rng(0)):
+    for batch in Poisson(1.0, 3).draw(70_000, np.random.default_rng(0)):
         assert np.array_equal(batch, np.arange(70_000))
 
 
@@ -267,7 +267,7 @@ def test_truncated_poisson_in_the_large() -> None:
 )
 @pytest.mark.parametrize("population", [1_000, 100_003])
 def test_epochs_are_partitions(sampler: Sampler, population: int) -> None:
-    drawn = list(sampler.batches(population, np.random.default_rng(9)))
+    drawn = list(sampler.draw(population, np.random.default_rng(9)))
     rounds = len(sampler) // 4
     where = np.empty((4, population), dtype=int)
     for epoch in range(4):
@@ -295,7 +295,7 @@ def test_epochs_are_partitions(sampler: Sampler, population: int) -> None:
 
 
 def test_persistent_shuffle_repeats_itself() -> None:
-    drawn = list(Shuffle(7, epochs=3, reshuffle=False).batches(100, np.random.default_rng(10)))
+    drawn = list(Shuffle(7, epochs=3, reshuffle=False).draw(100, np.random.default_rng(10)))
     for t in range(7):
         assert np.array_equal(drawn[t], drawn[t + 7])
         assert np.array_equal(drawn[t], drawn[t + 14])
@@ -364,5 +364,5 @@ def test_without_replacement_in_the_large(batch: int, population: int) -> None:
     ],
 )
 def test_documented_order(sampler: Sampler, ordered: bool) -> None:
-    for batch in sampler.batches(1000, np.random.default_rng(13)):
+    for batch in sampler.draw(1000, np.random.default_rng(13)):
         assert (np.diff(batch) > 0).all() == ordered

@@ -51,9 +51,9 @@ def lists(batches: Iterator[Indices]) -> list[list[int]]:
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_resumes_after_every_round(sampler: Sampler) -> None:
     for kind in GENERATORS:
-        whole = lists(sampler.batches(POPULATION, generator(kind, 1)))
+        whole = lists(sampler.draw(POPULATION, generator(kind, 1)))
         assert len(whole) == len(sampler)
-        run = sampler.batches(POPULATION, generator(kind, 1))
+        run = sampler.draw(POPULATION, generator(kind, 1))
         for done in range(len(sampler) + 1):
             state = run.state()
             saved = json.loads(json.dumps(state))
@@ -79,9 +79,9 @@ def test_resumes_with_a_generator_that_the_noise_shares(
 
     rounds = len(sampler)
     rng = generator(kind, seed)
-    whole = train(rng, sampler.batches(POPULATION, rng), rounds)
+    whole = train(rng, sampler.draw(POPULATION, rng), rounds)
     rng = generator(kind, seed)
-    run = sampler.batches(POPULATION, rng)
+    run = sampler.draw(POPULATION, rng)
     pieces: list[tuple[list[int], float]] = []
     while len(pieces) < rounds:  # interrupted again and again
         pieces += train(rng, run, data.draw(st.integers(1, rounds - len(pieces))))
@@ -94,18 +94,18 @@ def test_resumes_with_a_generator_that_the_noise_shares(
 
 @pytest.mark.parametrize("sampler", [Poisson(0.01, 5), Shuffle(10), BallsInBins(10), RandomAllocation(3, 30)], ids=repr)
 def test_state_stays_small(sampler: Sampler) -> None:
-    run = sampler.batches(100_000, np.random.default_rng(0))
+    run = sampler.draw(100_000, np.random.default_rng(0))
     for _ in run:
         assert len(json.dumps(run.state())) < 2000
 
 
 def test_a_second_run_with_the_generator_is_fresh() -> None:
     rng = np.random.default_rng(0)
-    assert lists(Shuffle(4).batches(40, rng)) != lists(Shuffle(4).batches(40, rng))
+    assert lists(Shuffle(4).draw(40, rng)) != lists(Shuffle(4).draw(40, rng))
 
 
 def test_batches_are_drawn_lazily() -> None:
-    run = Poisson(0.5, 2**53).batches(10, np.random.default_rng(0))
+    run = Poisson(0.5, 2**53).draw(10, np.random.default_rng(0))
     assert len(lists([next(run), next(run)])) == 2
 
 
@@ -122,14 +122,14 @@ def test_batches_are_drawn_lazily() -> None:
     ],
 )
 def test_refuses_a_state_of_another_run(change: dict[str, object], message: str) -> None:
-    run = Poisson(0.2, 6).batches(POPULATION, np.random.default_rng(0))
+    run = Poisson(0.2, 6).draw(POPULATION, np.random.default_rng(0))
     next(run)
     with pytest.raises(ValueError, match=message):
         resume(Poisson(0.2, 6), run.state() | change, POPULATION)
 
 
 def test_refuses_a_generator_of_another_kind() -> None:
-    run = Poisson(0.2, 6).batches(POPULATION, np.random.default_rng(0))
+    run = Poisson(0.2, 6).draw(POPULATION, np.random.default_rng(0))
     with pytest.raises(ValueError, match="PCG64"):
         resume(
             Poisson(0.2, 6),
@@ -141,9 +141,9 @@ def test_refuses_a_generator_of_another_kind() -> None:
 
 def test_refuses_batches_that_cannot_resume() -> None:
     class Plain(Poisson):
-        def batches(self, population: int, rng: np.random.Generator) -> Iterator[Indices]:  # type: ignore[override]
+        def draw(self, population: int, rng: np.random.Generator) -> Iterator[Indices]:  # type: ignore[override]
             return iter(())
 
-    run = Poisson(0.2, 6).batches(POPULATION, np.random.default_rng(0))
+    run = Poisson(0.2, 6).draw(POPULATION, np.random.default_rng(0))
     with pytest.raises(ValueError, match="resumable"):
         resume(Plain(0.2, 6), run.state(), POPULATION)

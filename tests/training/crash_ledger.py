@@ -29,7 +29,7 @@ WATCHED = {ledger.__file__, ledger_file.__file__, entries.__file__}
 
 
 def batches() -> Any:
-    return RUN.sampler.batches(RECORDS, np.random.default_rng(SECRET))
+    return RUN.sampler.draw(RECORDS, np.random.default_rng(SECRET))
 
 
 def train(folder: Path) -> None:

@@ -75,7 +75,7 @@ def check(folder: Path, mechanism: Mechanism) -> tuple[int, bool]:
     rounds = [number for number, _, _ in said]
     assert rounds == sorted(set(rounds)), f"a round was released twice: {rounds}"
     secret = Source.restore(torch.load(folder / "first")["sampling"]).generator()
-    truth = [sorted(batch.tolist()) for batch in mechanism.sampler.batches(RECORDS, secret)]
+    truth = [sorted(batch.tolist()) for batch in mechanism.sampler.draw(RECORDS, secret)]
     for number, batch, _ in said:
         assert batch == truth[number], "a resumed run left the sampler's sequence"
     drawn = [value for _, _, noise in said for value in noise]

@@ -22,10 +22,7 @@ from verax.auditing.sums import Data, Floats, Sums
 from verax.mechanism import Clipping, Individual, Mechanism, Mixed
 from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import Bracket, shown
-from verax.samplers.allocation import RandomAllocation
 from verax.samplers.base import Sampler
-from verax.samplers.bins import BallsInBins
-from verax.samplers.poisson import Poisson
 
 Progress = Callable[[int, int], None]
 """Hears how many runs are done, and of how many."""
@@ -33,8 +30,6 @@ Progress = Callable[[int, int], None]
 BLOCK = 2**20  # noisy sums held at a time
 FEWEST = 16  # runs in a block, however long they are: the first block teaches the score
 CHOOSING = 4  # one run in four chooses the attack; the bound comes from the others
-INDEPENDENT = (Poisson, BallsInBins, RandomAllocation)
-"""Samplers where a record's presence does not move the others: removing it is the same as zeroing its gradient."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +258,7 @@ class _Audit:
 def data_sets(claim: Mechanism) -> list[Data]:
     """The data sets the attacker may choose from under the claim's relation."""
     silent, opposed = (Data(claim.clipping, claim.relation == "replace", opposed) for opposed in (False, True))
-    if claim.relation == "add-remove" and not isinstance(claim.sampler, INDEPENDENT):
+    if claim.relation == "add-remove" and not claim.sampler.independent_records:
         return [silent]  # removing the record may move others: only where they are silent is that like zeroing it
     return [silent, opposed]
 
@@ -296,7 +291,7 @@ def _source(
     """Check what draws the batches, and settle how many records it draws from."""
     known = population if population is None else checks.count("population", population)
     for sampler in (batches, claim.sampler):
-        declared = getattr(sampler, "population", None) if isinstance(sampler, Sampler) else None
+        declared = sampler.declared_population if isinstance(sampler, Sampler) else None
         if declared is not None and known not in (None, declared):
             raise ValueError(f"population must be the {declared} that {sampler!r} declares, got {known!r}")
         known = known if declared is None else declared
@@ -304,7 +299,7 @@ def _source(
     if isinstance(batches, Sampler):
         sampler, records = batches, known if known is not None else few_records(batches, claim.clipping)
         target = checks.count("target", target, minimum=0, maximum=records - 1)
-        return Source(lambda: sampler.batches(records, rng), rounds, target, records)
+        return Source(lambda: sampler.draw(records, rng), rounds, target, records)
     if not callable(batches):
         raise ValueError(
             "batches must be a verax sampler or a function that starts a run and returns its batches, such as "

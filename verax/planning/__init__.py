@@ -20,22 +20,22 @@ from verax.planning.frontier import (
 )
 from verax.planning.limits import within
 from verax.planning.unknowns import fewest_records, largest_batch, most_rounds, reachable_delta, reachable_epsilon
-from verax.planning.ways import WAYS, drawn
+from verax.samplers.registry import plannable, planned
 
 __all__ = [
     "RANKINGS",
-    "WAYS",
     "Change",
     "Plan",
     "Planner",
     "Target",
     "changes",
-    "drawn",
     "fewest_records",
     "frontier",
     "full_batch_signal",
     "largest_batch",
     "most_rounds",
+    "plannable",
+    "planned",
     "ranked",
     "reachable_delta",
     "reachable_epsilon",

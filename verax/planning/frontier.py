@@ -16,8 +16,8 @@ from verax.planning.central_limit import (
     gaussian_shift,
 )
 from verax.planning.search import LARGEST_NOISE, Found, smallest_noise
-from verax.planning.ways import drawn
 from verax.samplers import BufferedShuffle, Deterministic, Poisson, Sampler, Shuffle
+from verax.samplers.registry import planned
 
 Progress = Callable[[int, int], None]
 
@@ -132,7 +132,7 @@ class Planner:
 
     def plan(self, way: str, batch: int, epochs: int) -> Plan:
         """The plan with the least noise, or an error that says how far off the target is."""
-        target, sampler = self.target, drawn(way, self.target.records, batch, epochs)
+        target, sampler = self.target, planned(way, self.target.records, batch, epochs)
         found = self.solve(sampler)
         if found is None:
             least = target.epsilon_at(sampler, LARGEST_NOISE)
@@ -184,7 +184,7 @@ def frontier(
         target: what must hold.
         batches: expected batch sizes.
         epochs: how often a record is expected to be used.
-        ways: names of samplers, as in :data:`verax.planning.ways.WAYS`.
+        ways: names of samplers, as in :func:`verax.planning.plannable`.
         rounds_at_least: leave out runs with fewer rounds.
         rounds_at_most: leave out runs with more rounds.
         progress: called with the number of plans done and to do.
@@ -205,7 +205,7 @@ def frontier(
         for way in dict.fromkeys(ways)
         for batch in sizes
         for count in passes
-        if rounds_at_least <= len(drawn(way, target.records, batch, count)) <= most
+        if rounds_at_least <= len(planned(way, target.records, batch, count)) <= most
     ]
     if not points:
         raise ValueError(_no_rounds(target, sizes, passes, ways, rounds_at_least, most))
@@ -223,7 +223,7 @@ def _no_rounds(
 ) -> str:
     """Which bound on the rounds cannot be met, and the nearest that can."""
     counts = sorted({
-        (len(drawn(way, target.records, batch, count)), batch, count)
+        (len(planned(way, target.records, batch, count)), batch, count)
         for way in ways for batch in sizes for count in passes
     })  # fmt: skip
     fewest, batch, count = counts[0]

@@ -13,8 +13,8 @@ from verax import checks
 from verax.planning.accountant import upper_only
 from verax.planning.central_limit import gaussian_shift
 from verax.planning.frontier import Plan, Planner, Target
-from verax.planning.ways import drawn
-from verax.samplers import Poisson, Sampler, TruncatedPoisson, WithoutReplacement
+from verax.samplers import Sampler
+from verax.samplers.registry import planned
 
 MOST = 10**9  # rounds or epochs, and records, up to which a search goes
 _LEAST = 1e-12  # an epsilon of zero is reported as this: a target must be positive
@@ -28,7 +28,7 @@ def reachable_epsilon(target: Target, way: str, batch: int, epochs: int, noise_m
     >>> round(reachable_epsilon(run, "poisson", 600, 10, noise_multiplier=1.0).epsilon, 2)
     1.83
     """
-    sampler = drawn(way, target.records, batch, epochs)
+    sampler = planned(way, target.records, batch, epochs)
     found = target.epsilon_at(sampler, checks.positive("noise_multiplier", noise_multiplier))
     if math.isinf(found):
         raise ValueError(
@@ -47,7 +47,7 @@ def reachable_delta(target: Target, way: str, batch: int, epochs: int, noise_mul
     >>> 1e-3 < reachable_delta(run, "poisson", 600, 10, noise_multiplier=1.0).target.delta < 1e-2
     True
     """
-    sampler = drawn(way, target.records, batch, epochs)
+    sampler = planned(way, target.records, batch, epochs)
     run = target.mechanism(sampler, checks.positive("noise_multiplier", noise_multiplier))
     found = upper_only(run, target.group).delta(target.epsilon).upper
     if not 0.0 < found < 1.0:
@@ -67,13 +67,11 @@ def most_rounds(target: Target, way: str, batch: int, noise_multiplier: float) -
     True
     """
     case = _Case(target, way, noise_multiplier)
-    one = drawn(way, target.records, batch, 1)
-    by_round = isinstance(one, Poisson | TruncatedPoisson | WithoutReplacement)
+    one = planned(way, target.records, batch, 1)
+    by_round = one.by_round
 
     def run(count: int) -> Sampler:
-        if isinstance(one, Poisson | TruncatedPoisson | WithoutReplacement):
-            return replace(one, steps=count)
-        return drawn(way, target.records, batch, count)
+        return one.repeated(count) if by_round else planned(way, target.records, batch, count)
 
     guess = case.epochs_times_rate() * target.records / batch * (len(one) if by_round else 1)
     found = _boundary(lambda n: target.epsilon_at(run(n), noise_multiplier), target.epsilon, guess, 1, MOST, True)
@@ -97,16 +95,16 @@ def fewest_records(target: Target, way: str, batch: int, epochs: int, noise_mult
     case = _Case(replace(target, records=MOST), way, noise_multiplier)
 
     def look(records: int) -> float:
-        return target.epsilon_at(drawn(way, records, batch, epochs), noise_multiplier)
+        return target.epsilon_at(planned(way, records, batch, epochs), noise_multiplier)
 
     guess = batch * epochs / case.epochs_times_rate()
     found = _boundary(look, target.epsilon, guess, max(batch, target.group), MOST, False)
     if found is None:
         raise case.refusal(
-            f"batch {batch} and epochs {epochs} with up to {MOST:g} records", drawn(way, MOST, batch, epochs)
+            f"batch {batch} and epochs {epochs} with up to {MOST:g} records", planned(way, MOST, batch, epochs)
         )
     records, epsilon = found
-    sampler = drawn(way, records, batch, epochs)
+    sampler = planned(way, records, batch, epochs)
     return Plan(replace(target, records=records), way, batch, epochs, sampler, noise_multiplier, epsilon)
 
 
@@ -121,14 +119,14 @@ def largest_batch(target: Target, way: str, epochs: int, noise_multiplier: float
     case = _Case(target, way, noise_multiplier)
 
     def look(batch: int) -> float:
-        return target.epsilon_at(drawn(way, target.records, batch, epochs), noise_multiplier)
+        return target.epsilon_at(planned(way, target.records, batch, epochs), noise_multiplier)
 
     guess = case.epochs_times_rate() * target.records / epochs
     found = _boundary(look, target.epsilon, guess, 1, target.records, True)
     if found is None:
-        raise case.refusal(f"a batch of one record for {epochs} epochs", drawn(way, target.records, 1, epochs))
+        raise case.refusal(f"a batch of one record for {epochs} epochs", planned(way, target.records, 1, epochs))
     batch, epsilon = found
-    sampler = drawn(way, target.records, batch, epochs)
+    sampler = planned(way, target.records, batch, epochs)
     return Plan(target, way, batch, epochs, sampler, noise_multiplier, epsilon)
 
 

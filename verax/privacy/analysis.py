@@ -41,16 +41,16 @@ from verax.privacy.shared_bins_bound import group_bounds
 from verax.privacy.strong import strong
 from verax.privacy.subsets import Subset
 from verax.privacy.tables import Table
-from verax.samplers.allocation import RandomAllocation
+from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.base import Sampler
-from verax.samplers.bins import BallsInBins
-from verax.samplers.buffered import BufferedShuffle
+from verax.samplers.buffered_shuffle import BufferedShuffle
 from verax.samplers.deterministic import Deterministic
-from verax.samplers.participation import RandomParticipation
 from verax.samplers.poisson import Poisson
-from verax.samplers.replacement import WithoutReplacement
+from verax.samplers.random_allocation import RandomAllocation
+from verax.samplers.random_participation import RandomParticipation
 from verax.samplers.shuffle import Shuffle
-from verax.samplers.truncated import TruncatedPoisson
+from verax.samplers.truncated_poisson import TruncatedPoisson
+from verax.samplers.without_replacement import WithoutReplacement
 
 MAX_GROUP = 10**6
 _FEW_PHASES, _COARSEST = 4, 6.0  # phases that are all priced finely; and how much coarser the grids of many may be

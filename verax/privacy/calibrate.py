@@ -14,10 +14,10 @@ from verax import checks
 from verax.mechanism import Clipping, Individual, Mechanism
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.roots import root
-from verax.samplers.allocation import RandomAllocation
+from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.base import Sampler
-from verax.samplers.bins import BallsInBins
 from verax.samplers.poisson import Poisson
+from verax.samplers.random_allocation import RandomAllocation
 
 _CLOSE = 1.0006  # ratio of a failing to a passing value at which a search over the reals ends
 _SMALLEST_NOISE, _LARGEST_NOISE, _MOST_STEPS, _SMALLEST_RATE = 1e-3, 1e7, 1e12, 1e-12

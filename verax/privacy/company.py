@@ -22,13 +22,13 @@ from verax.privacy.numerics.distributions import binomial_law, hypergeometric_la
 from verax.privacy.pairs import UNIT, Array
 from verax.privacy.tables import Table
 from verax.samplers import BufferedShuffle, Deterministic, Shuffle
-from verax.samplers.allocation import RandomAllocation
+from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.base import Sampler
-from verax.samplers.bins import BallsInBins
-from verax.samplers.participation import RandomParticipation
 from verax.samplers.poisson import Poisson
-from verax.samplers.replacement import WithoutReplacement
-from verax.samplers.truncated import TruncatedPoisson
+from verax.samplers.random_allocation import RandomAllocation
+from verax.samplers.random_participation import RandomParticipation
+from verax.samplers.truncated_poisson import TruncatedPoisson
+from verax.samplers.without_replacement import WithoutReplacement
 
 RARE = 1e-20
 """A chance of missing company up to which no other attack is worth a look."""

@@ -22,14 +22,14 @@ from verax.privacy.lattice import Law
 from verax.privacy.mixtures import truncated_rate
 from verax.privacy.pairs import UNIT, Array
 from verax.privacy.strong import StrongCurve, shift_unit, strong
-from verax.samplers.allocation import RandomAllocation
-from verax.samplers.buffered import BufferedShuffle
+from verax.samplers.buffered_shuffle import BufferedShuffle
 from verax.samplers.deterministic import Deterministic
-from verax.samplers.participation import RandomParticipation
 from verax.samplers.poisson import Poisson
-from verax.samplers.replacement import WithoutReplacement
+from verax.samplers.random_allocation import RandomAllocation
+from verax.samplers.random_participation import RandomParticipation
 from verax.samplers.shuffle import Shuffle
-from verax.samplers.truncated import TruncatedPoisson
+from verax.samplers.truncated_poisson import TruncatedPoisson
+from verax.samplers.without_replacement import WithoutReplacement
 
 LEAST_NOISE = 1e-140
 """Noise below which squares of what it hides overflow; it is then as good as none."""

@@ -31,14 +31,14 @@ from verax.privacy.lattice import CELLS, Law
 from verax.privacy.numerics.distributions import binomial_law, hypergeometric_law
 from verax.privacy.pairs import UNIT, Array
 from verax.privacy.roots import crossing
-from verax.samplers.allocation import RandomAllocation
+from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.base import Sampler
-from verax.samplers.bins import BallsInBins
-from verax.samplers.buffered import BufferedShuffle
+from verax.samplers.buffered_shuffle import BufferedShuffle
 from verax.samplers.deterministic import Deterministic
 from verax.samplers.poisson import Poisson
-from verax.samplers.replacement import WithoutReplacement
+from verax.samplers.random_allocation import RandomAllocation
 from verax.samplers.shuffle import Shuffle
+from verax.samplers.without_replacement import WithoutReplacement
 
 MOST_TOGETHER = 128  # records whose joint places in shuffled batches are followed exactly
 MOST_IN_BATCHES = 4096  # the same if only touched batches count

@@ -11,7 +11,6 @@ from typing import Any
 from verax import checks
 from verax.checks import NoGuarantee
 from verax.mechanism import Clipping, Individual, Mechanism
-from verax.planning.ways import uncut
 from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
 from verax.reporting.figures import OKABE_ITO, drawing, matplotlib
@@ -26,6 +25,7 @@ from verax.samplers import (
     TruncatedPoisson,
     WithoutReplacement,
 )
+from verax.samplers.truncated_poisson import hardly_exceeded
 
 RECORDS_PER_BATCH = 100
 
@@ -50,7 +50,7 @@ def samplers(batches: int, epochs: int = 1, records: int | None = None) -> Itera
     batches, epochs = checks.count("batches", batches), checks.count("epochs", epochs)
     count = checks.count("records", RECORDS_PER_BATCH * batches if records is None else records, minimum=batches)
     steps, rate, buffer = batches * epochs, 1.0 / batches, max(1, batches // 10)
-    most = uncut(count, rate, steps)
+    most = hardly_exceeded(count, rate, steps)
     yield "fixed", Deterministic(batches, epochs)
     yield "shuffled" if epochs == 1 else "shuffled each epoch", Shuffle(batches, epochs)
     if epochs > 1:

@@ -1,38 +1,96 @@
-"""What every sampler is: a frozen description that can draw its own batches.
+"""What every sampler is: a frozen dataclass that draws its own batches, with the traits other rooms ask for.
 
-Public facts (rates, numbers of rounds) are fields; secrets (the data's size where it is one, the random
-generator) are arguments of :meth:`Sampler.batches`. The privacy of each sampler is registered apart, in
-``verax.privacy.analysis``, keyed by the sampler's class.
+Public facts (rates, numbers of rounds) are fields; secrets (the data's size where it is one, the random generator) are
+arguments of :meth:`Sampler.draw`. What a sampler costs is in ``verax.privacy``, one file per sampler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from verax import checks
 
+if TYPE_CHECKING:
+    from verax.samplers.stream import Batches
+
 Indices = NDArray[np.int64]
 
 
-@runtime_checkable
-class Sampler(Protocol):
-    """A frozen dataclass with these members; see CONTRIBUTING for how to add one."""
+class Sampler(ABC):
+    """Base of all samplers. See CONTRIBUTING for how to add one: two files, two test files.
+
+    A subclass is a frozen dataclass, registered with :func:`verax.samplers.registry.register`. Registering it checks
+    that it says everything below that has no value here.
+    """
 
     relation: ClassVar[str]
     """The neighbouring relation a mechanism uses when the caller names none."""
+    repeats: ClassVar[str]
+    """The field that counts independent repetitions: "steps" where rounds are drawn one by one, or "epochs"."""
+    independent_records: ClassVar[bool]
+    """Whether records are drawn independently of each other, so that removing one moves no other."""
+    in_order: ClassVar[bool] = False
+    """Whether batches can be taken from a stream as it passes."""
+    plannable: ClassVar[bool] = True
+    """Whether a number of records, a batch size and a number of epochs describe a run."""
 
+    @abstractmethod
     def __len__(self) -> int:
         """Number of rounds."""
 
-    def batches(self, population: int, rng: np.random.Generator) -> Iterator[Indices]:
+    @abstractmethod
+    def draw(self, population: int, rng: np.random.Generator) -> Batches:
         """The batches of one run: one index array per round, drawn lazily; empty ones are rounds too."""
 
+    @abstractmethod
     def expected_batch(self, population: int) -> float:
         """The data-independent batch size every update is divided by."""
+
+    @abstractmethod
+    def title(self) -> str:
+        """A few words for the row of a table, such as "shuffled each epoch"."""
+
+    @classmethod
+    @abstractmethod
+    def planned(cls, records: int, batch: int, epochs: int) -> Self:
+        """The sampler whose expected batch is ``batch`` and in which a record is expected in ``epochs`` rounds.
+
+        Raises ``ValueError`` where these three numbers do not describe a run of this sampler.
+        """
+
+    @property
+    def declared_population(self) -> int | None:
+        """The number of records, where it is a public part of the description."""
+        return None
+
+    @property
+    def most_records(self) -> int | None:
+        """The most records the sampler may be given, where it declares that."""
+        return self.declared_population
+
+    @property
+    def by_round(self) -> bool:
+        """Whether every round is drawn anew; otherwise a whole epoch is."""
+        return self.repeats != "epochs"
+
+    def repeated(self, count: int) -> Self:
+        """The same sampler with another number of independent repetitions."""
+        return replace(self, **{self.repeats: count})  # type: ignore[type-var]  # subclasses are dataclasses
+
+    def prefix(self, rounds: int, up: bool) -> Self | None:
+        """The sampler of the first ``rounds``; None if no repetition is complete.
+
+        Repetitions are independent, so the first ones are a shorter run. A part of a repetition is counted in full if
+        ``up``, which is sound for an upper bound (post-processing), and else not at all.
+        """
+        each = len(self) // getattr(self, self.repeats)
+        count = -(-rounds // each) if up else rounds // each
+        return self.repeated(count) if count else None
 
 
 def settle(sampler: object, **fields: Any) -> None:
@@ -53,3 +111,13 @@ def at_least_one_each(batches: int, population: int) -> int:
     if checks.count("population", population) < batches:
         raise ValueError(f"population must be at least the number of batches, {batches}, got {population!r}")
     return int(population)
+
+
+def batches_per_epoch(records: int, batch: int) -> int:
+    """Batches that hold all records once, none larger than ``batch``."""
+    return -(-records // batch)
+
+
+def rounds_for(records: int, batch: int, epochs: int) -> int:
+    """Rounds whose expected batches add up to at least this many passes over the data, in whole numbers."""
+    return -(-epochs * records // batch)

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
 from verax import checks
-from verax.samplers.base import settle
-from verax.samplers.coins import heads
+from verax.samplers.base import Sampler, rounds_for, settle
+from verax.samplers.bernoulli import heads
+from verax.samplers.options import Rate, Steps
+from verax.samplers.registry import register
 from verax.samplers.stream import Batches, Stage
 
 
+@register("poisson", "Poisson")
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(Sampler):
     """Each record joins each of ``steps`` batches independently with probability ``rate``.
 
     Formal guarantee of the iterator:
         * the ``steps * population`` membership indicators are independent Bernoulli(rate), exactly: see
-          ``verax.samplers.coins`` for why rounding does not bend the law;
+          ``verax.samplers.bernoulli`` for why rounding does not bend the law;
         * batch sizes are independent Binomial(population, rate), so they vary and may be zero; an empty batch is a
           round like any other;
         * a batch lists distinct records in increasing order.
@@ -32,15 +35,17 @@ class Poisson:
     >>> import numpy as np
     >>> from verax.samplers import Poisson
     >>> sampler = Poisson(rate=0.25, steps=3)
-    >>> [batch.tolist() for batch in sampler.batches(8, np.random.default_rng(0))]
+    >>> [batch.tolist() for batch in sampler.draw(8, np.random.default_rng(0))]
     [[1, 6], [6, 7], [1, 5]]
     >>> len(sampler), sampler.expected_batch(8)
     (3, 2.0)
     """
 
     relation: ClassVar[str] = "add-remove"
-    rate: float
-    steps: int
+    repeats: ClassVar[str] = "steps"
+    independent_records: ClassVar[bool] = True
+    rate: Rate
+    steps: Steps
 
     def __post_init__(self) -> None:
         settle(self, rate=checks.rate("rate", self.rate), steps=checks.count("steps", self.steps))
@@ -52,7 +57,16 @@ class Poisson:
         """``rate * population``."""
         return self.rate * checks.count("population", population)
 
-    def batches(self, population: int, rng: np.random.Generator) -> Batches:
+    def title(self) -> str:
+        """The name alone."""
+        return "Poisson"
+
+    @classmethod
+    def planned(cls, records: int, batch: int, epochs: int) -> Self:
+        """A rate of ``batch / records``, and rounds counted up to the next whole one."""
+        return cls(batch / records, rounds_for(records, batch, epochs))
+
+    def draw(self, population: int, rng: np.random.Generator) -> Batches:
         """Draw the batches lazily, in time and memory of the batch (of the population, for rates above 1/2)."""
         return Batches(self, population, rng, self._round, passes=self.steps)
 

@@ -1,4 +1,4 @@
-"""The iterator behind every sampler's ``batches``: lazy, and resumable after any round.
+"""The iterator behind every sampler's ``draw``: lazy, and resumable after any round.
 
 A run is a sequence of *passes*, each drawn without looking at the ones before (a round of Poisson sampling, an
 epoch of shuffling). A pass is a sequence of *stages*; a stage makes all its random draws at once and then hands out
@@ -119,7 +119,7 @@ def resume(
     >>> import numpy as np
     >>> from verax.samplers import Shuffle, resume
     >>> sampler = Shuffle(batches=4, epochs=2)
-    >>> run = sampler.batches(10, np.random.default_rng(0))
+    >>> run = sampler.draw(10, np.random.default_rng(0))
     >>> _ = next(run), next(run)
     >>> again = resume(sampler, run.state(), population=10)
     >>> all(np.array_equal(a, b) for a, b in zip(run, again, strict=True))
@@ -131,7 +131,7 @@ def resume(
         if kind not in NUMPY_GENERATORS:
             raise ValueError(f"rng must be given for a bit generator that is not numpy's own, got state of {kind!r}")
         rng = np.random.Generator(getattr(np.random, kind)())
-    run = sampler.batches(population, rng)
+    run = sampler.draw(population, rng)
     if not isinstance(run, Batches):
         raise ValueError(f"sampler must draw resumable batches as verax's own samplers do, got {sampler!r}")
     run.restore(state)

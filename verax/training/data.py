@@ -30,7 +30,7 @@ from torch.utils.data import (
 
 from verax import checks
 from verax.mechanism import Batch, Clipping, Mixed
-from verax.samplers import BufferedShuffle, Deterministic, Sampler, Shuffle
+from verax.samplers import Deterministic, Sampler, Shuffle
 from verax.training.collated import Watched
 from verax.training.containers import Fields, from_array, plain, walk
 from verax.training.pieces import part
@@ -244,7 +244,7 @@ class Stream:
     """
 
     def __init__(self, source: Any, sampler: Sampler, records: int | None = None) -> None:
-        if type(sampler) not in (Deterministic, BufferedShuffle):
+        if not sampler.in_order:
             raise ValueError(
                 f"dataset must give its records by number for {type(sampler).__name__}, which may draw any record in "
                 f"any round, got {type(source).__name__}, a stream: use the sampler BufferedShuffle(batches, buffer) "
@@ -258,7 +258,7 @@ class Stream:
             )
         self._source = source
         self.watched: Watched | None = None  # loaders of streams are refused, and so are their collate functions
-        self._size, self._batches = checks.count("records", size), int(sampler.batches)  # type: ignore[call-overload]
+        self._size, self._batches = checks.count("records", size), len(sampler) // getattr(sampler, sampler.repeats)
         self._epoch = -1
         self._items: Iterator[Any] = iter(())
         self._read = 0
@@ -305,7 +305,7 @@ def refuse_other_batches(loader: Any, sampler: Sampler) -> None:
             f"dataset must not bring batches of its own, got a DataLoader whose batches are those of {found!r} while "
             f"the mechanism has {sampler!r}. Pass loader.dataset (and collate_fn=loader.collate_fn, if it has one of "
             "its own), and let the mechanism's sampler draw the batches, or "
-            f"use the sampler {type(found).__name__}(batches={int(found.batches)}, epochs=...)"
+            f"use the sampler {type(found).__name__}(batches={found.batches}, epochs=...)"
         )
 
 

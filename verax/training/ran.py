@@ -4,26 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import singledispatch
-from typing import Any
 
 from verax import checks
 from verax.display import visible
 from verax.mechanism import Individual, Mechanism, Phases
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.noiseless import Noiseless
-from verax.samplers import (
-    BallsInBins,
-    BufferedShuffle,
-    Deterministic,
-    Poisson,
-    RandomAllocation,
-    RandomParticipation,
-    Shuffle,
-    TruncatedPoisson,
-    WithoutReplacement,
-)
-from verax.samplers.base import Sampler
 from verax.training.entries import Event, LedgerError, Log, Schedule
 
 STOPPING = ("any", "independent")
@@ -177,7 +163,7 @@ def released(mechanism: Phases, rounds: int, up: bool) -> Phases | None:
     for phase in mechanism.mechanisms:
         here = min(rounds, len(phase.sampler))
         rounds -= here
-        sampler = phase.sampler if here == len(phase.sampler) else first(phase.sampler, here, up) if here else None
+        sampler = phase.sampler if here == len(phase.sampler) else phase.sampler.prefix(here, up) if here else None
         if sampler is not None:
             phases.append(replace(phase, sampler=sampler))
     return Phases(tuple(phases)) if phases else None
@@ -190,40 +176,6 @@ def attacked(guarantee: Guarantee, mechanism: Mechanism, rounds: int) -> Guarant
     seen = released(Phases((mechanism,)), rounds, up=False)
     attacks = (seen.guarantee().lowers, seen.guarantee().lower_by) if seen else ((), "nothing was released")
     return replace(guarantee, lowers=attacks[0], lower_by=attacks[1])
-
-
-@singledispatch
-def first(sampler: Any, rounds: int, up: bool) -> Sampler | None:
-    """The sampler of the first ``rounds``, which are fewer than it has, and more than none.
-
-    Where a part of it is not known to be another sampler, it is the whole one, or nothing.
-    """
-    return sampler if up else None
-
-
-@first.register(Poisson)
-@first.register(TruncatedPoisson)
-@first.register(WithoutReplacement)
-def _rounds(sampler: Any, rounds: int, up: bool) -> Sampler:
-    """Rounds are independent: the first ones are a shorter run."""
-    return replace(sampler, steps=rounds)  # type: ignore[no-any-return]
-
-
-@first.register
-def _(sampler: RandomParticipation, rounds: int, up: bool) -> Sampler:
-    return replace(sampler, rounds=rounds)
-
-
-@first.register(Deterministic)
-@first.register(Shuffle)
-@first.register(BufferedShuffle)
-@first.register(BallsInBins)
-@first.register(RandomAllocation)
-def _epochs(sampler: Any, rounds: int, up: bool) -> Sampler | None:
-    """Rounds of an epoch depend on each other: epochs are counted."""
-    each = len(sampler) // sampler.epochs
-    epochs = -(-rounds // each) if up else rounds // each
-    return replace(sampler, epochs=epochs) if epochs else None
 
 
 def _together(parts: Sequence[Phases | None], group: int, geometry: str) -> Guarantee | None:
@@ -253,7 +205,7 @@ def _assumed(runs: Sequence[Run], independent: bool) -> list[str]:
 
 def tells_number(mechanism: Mechanism) -> bool:
     """Whether training divides by a multiple of the data's own number, in which neighbours differ."""
-    known = isinstance(mechanism.sampler, RandomParticipation) or hasattr(mechanism.sampler, "population")
+    known = mechanism.sampler.most_records is not None
     return isinstance(mechanism.clipping, Individual) and mechanism.relation == "add-remove" and not known
 
 

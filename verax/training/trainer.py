@@ -259,7 +259,7 @@ class PrivateTrainer:
         """Begin the sampler's sequence, or go on with one that was kept."""
         assert self._data is not None  # noqa: S101
         sampler, records, rng = self.mechanism.sampler, len(self._data), self._sampling.generator()
-        drawn = sampler.batches(records, rng) if kept is None else resume(sampler, kept, records, rng)
+        drawn = sampler.draw(records, rng) if kept is None else resume(sampler, kept, records, rng)
         self._drawn = cast(Batches, drawn)
 
     def _round(self, indices: NDArray[np.int64]) -> Round:

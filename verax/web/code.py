@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from dataclasses import fields
 from typing import Any
 
 from verax.mechanism import Mixed
 from verax.planning import Plan
-from verax.samplers import (
-    BallsInBins,
-    BufferedShuffle,
-    Deterministic,
-    Poisson,
-    RandomAllocation,
-    Sampler,
-    Shuffle,
-    TruncatedPoisson,
-    WithoutReplacement,
-)
+from verax.samplers import options
 
 _TEMPLATE = """\
 import torch
@@ -89,7 +78,7 @@ def command_lines(plan: Plan) -> list[str]:
     if isinstance(target.clipping, Mixed):
         clipping += ["--clip-groups", str(target.clipping.groups)]
     account = [
-        "verax", "account", "--sampler", plan.way, *_described(plan.sampler, target.records), *noise, *clipping,
+        "verax", "account", "--sampler", plan.way, *options.describe(plan.sampler), *noise, *clipping,
         "--relation", plan.mechanism.relation, "--delta", repr(target.delta),
     ]  # fmt: skip
     if target.group > 1:
@@ -98,53 +87,23 @@ def command_lines(plan: Plan) -> list[str]:
     if _trainable(plan):
         train = [
             "verax", "train", "--data", "yours.csv", "--sampler", plan.way, "--batch", str(plan.batch),
-            "--epochs", str(plan.epochs), *_special(plan.sampler), *noise, *clipping, "--delta", repr(target.delta),
+            "--epochs", str(plan.epochs), *_special(plan), *noise, *clipping, "--delta", repr(target.delta),
             "--ledger", "run.ledger",
         ]  # fmt: skip
         lines.append(shlex.join(train))
     return lines
 
 
-def _described(sampler: Sampler, records: int) -> list[str]:
-    """Options of ``verax account`` that describe the sampler."""
-    match sampler:
-        case Poisson():
-            options = ["--rate", repr(sampler.rate), "--steps", str(sampler.steps)]
-        case TruncatedPoisson():
-            options = ["--rate", repr(sampler.rate), "--steps", str(sampler.steps), "--records", str(records)]
-        case WithoutReplacement():
-            options = ["--records", str(records), "--batch", str(sampler.batch), "--steps", str(sampler.steps)]
-        case RandomAllocation():
-            options = ["--batches", str(sampler.steps), "--epochs", str(sampler.epochs)]
-        case BallsInBins():
-            options = ["--batches", str(sampler.bins), "--epochs", str(sampler.epochs)]
-        case Deterministic() | Shuffle() | BufferedShuffle():
-            options = ["--batches", str(sampler.batches), "--epochs", str(sampler.epochs)]
-        case _:
-            raise ValueError(f"sampler must be one that can be named on the command line, got {sampler!r}")
-    return options + _special(sampler)
-
-
-def _special(sampler: Sampler) -> list[str]:
-    """Options that one sampler has."""
-    match sampler:
-        case TruncatedPoisson():
-            return ["--max-batch", str(sampler.max_batch)]
-        case RandomAllocation():
-            return ["--times", str(sampler.times)]
-        case BufferedShuffle():
-            return ["--buffer", str(sampler.buffer)]
-    return []
+def _special(plan: Plan) -> list[str]:
+    """Options of the sampler that ``verax train`` cannot derive from the data, the batch size and the epochs."""
+    words = options.describe(plan.sampler)
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return [word for flag, value in pairs if flag not in options.SHARED for word in (flag, value)]
 
 
 def _trainable(plan: Plan) -> bool:
     """Whether ``verax train`` on so many records runs this very sampler, for one record under its own relation."""
-    own = plan.mechanism.relation == plan.sampler.relation
-    match plan.sampler:
-        case RandomAllocation():  # spread over all epochs at once, which its options cannot say
-            return False
-        case Poisson() | TruncatedPoisson():
-            return own and math.ceil(plan.epochs / plan.sampler.rate) == plan.sampler.steps
-        case WithoutReplacement():
-            return own and math.ceil(plan.epochs * plan.target.records / plan.batch) == plan.sampler.steps
-    return own
+    special = _special(plan)
+    given: dict[str, Any] = {"--records": plan.target.records, "--batch": plan.batch, "--epochs": plan.epochs}
+    given |= {flag: int(value) for flag, value in zip(special[::2], special[1::2], strict=True)}
+    return plan.mechanism.relation == plan.sampler.relation and options.build(plan.way, given) == plan.sampler

@@ -18,9 +18,9 @@ from verax.planning import (
     Planner,
     Target,
     changes,
-    drawn,
     frontier,
     full_batch_signal,
+    planned,
     ranked,
     undominated,
     within,
@@ -44,7 +44,7 @@ _CURVE_RTOL = 0.01
 
 @dataclass(frozen=True)
 class Setting:
-    """One run in the words of a form: what :func:`verax.planning.drawn` and :class:`verax.Mechanism` take."""
+    """One run in the words of a form: what :func:`verax.planning.planned` and :class:`verax.Mechanism` take."""
 
     sampler: str
     records: int
@@ -57,7 +57,7 @@ class Setting:
 
     def mechanism(self) -> Mechanism:
         """The run."""
-        sampler = drawn(self.sampler, self.records, self.batch, self.epochs)
+        sampler = planned(self.sampler, self.records, self.batch, self.epochs)
         return Mechanism(sampler, self.noise_multiplier, self.clipping, self.relation)
 
     def guarantee(self) -> Guarantee:
@@ -167,7 +167,7 @@ def plans(
 ) -> Iterator[Part]:
     """How many plans there are, the plans in the order of ``points`` (sampler, batch, epochs), and how they rank."""
     most = math.inf if limits.rounds_at_most is None else limits.rounds_at_most
-    kept = [p for p in points if limits.rounds_at_least <= len(drawn(p[0], target.records, p[1], p[2])) <= most]
+    kept = [p for p in points if limits.rounds_at_least <= len(planned(p[0], target.records, p[1], p[2])) <= most]
     if not kept:  # the planner knows which limit is in the way
         ways, sizes, passes = (dict.fromkeys(column) for column in zip(*points, strict=True))
         bounds: dict[str, Any] = {"rounds_at_least": limits.rounds_at_least, "rounds_at_most": limits.rounds_at_most}

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 
 from verax import checks
-from verax.samplers.base import Indices, at_least_one_each, settle
-from verax.samplers.fixed import BATCHES, BatchCount
+from verax.samplers.base import Indices, Sampler, at_least_one_each, batches_per_epoch, settle
+from verax.samplers.options import BatchCount, Epochs, Option
+from verax.samplers.registry import register
 from verax.samplers.sorting import Labels, edges, labels, slices, stable_order, uniform_order
 from verax.samplers.stream import Batches, Stage
 
 BLOCK = 2**16  # times sorted at once
 
 
+@register("buffered-shuffle", "shuffled in a buffer")
 @dataclass(frozen=True)
-class BufferedShuffle:
+class BufferedShuffle(Sampler):
     """The data streamed in order through a buffer from which records leave at random, as data loaders do.
 
     The buffer is filled with the first records, as many as the first ``buffer`` batches hold. While the stream
@@ -36,27 +38,32 @@ class BufferedShuffle:
         * the order of records inside a batch is unspecified.
 
     Args:
-        batches: number of batches in an epoch, at most the population. Called, it draws them.
+        batches: number of batches in an epoch, at most the population.
         buffer: size of the buffer, counted in batches, at most ``batches``.
         epochs: number of times through the data.
 
     >>> import numpy as np
     >>> from verax.samplers import BufferedShuffle
     >>> sampler = BufferedShuffle(batches=5, buffer=1)
-    >>> first = next(sampler.batches(1000, np.random.default_rng(0)))
+    >>> first = next(sampler.draw(1000, np.random.default_rng(0)))
     >>> len(first), bool(first.max() < 2 * 200 - 1)
     (200, True)
     """
 
     relation: ClassVar[str] = "zero-out"
-    batches: BatchCount = BATCHES
-    buffer: int  # type: ignore[misc]  # batches has no default: mypy takes the descriptor for one
-    epochs: int = 1
+    repeats: ClassVar[str] = "epochs"
+    independent_records: ClassVar[bool] = False
+    in_order: ClassVar[bool] = True
+    batches: BatchCount
+    buffer: Annotated[int, Option("--buffer", "Size of the buffer in batches.")]
+    epochs: Epochs = 1
 
     def __post_init__(self) -> None:
+        batches = checks.count("batches", self.batches)
         settle(
             self,
-            buffer=checks.count("buffer", self.buffer, maximum=int(self.batches)),
+            batches=batches,
+            buffer=checks.count("buffer", self.buffer, maximum=batches),
             epochs=checks.count("epochs", self.epochs),
         )
 
@@ -67,7 +74,19 @@ class BufferedShuffle:
         """``population / batches``, also where the batches differ by one."""
         return at_least_one_each(self.batches, population) / self.batches
 
-    def _run(self, population: int, rng: np.random.Generator) -> Batches:
+    def title(self) -> str:
+        """With the size of the buffer."""
+        return f"buffer of {self.buffer}"
+
+    @classmethod
+    def planned(cls, records: int, batch: int, epochs: int) -> Self:
+        """As many batches as hold all records, and a buffer of a tenth of them."""
+        batches = batches_per_epoch(records, batch)
+        return cls(batches, max(1, batches // 10), epochs)
+
+    def draw(self, population: int, rng: np.random.Generator) -> Batches:
+        """Draw an epoch at a time, in linear time."""
+        at_least_one_each(self.batches, population)
         return Batches(self, population, rng, self._epoch, passes=self.epochs)
 
     def _epoch(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:

@@ -34,7 +34,7 @@ def test_two_rounds_have_the_joint_law(p, q):
     rounds = law(3, p, q)
     expected = {(a, b): rounds[a] * rounds[b] for a in rounds for b in rounds}
     sampler, rng = RandomParticipation(p, q, 2, 2), np.random.default_rng(1)
-    seen = Counter(tuple(frozenset(b.tolist()) for b in sampler.batches(3, rng)) for _ in range(runs))
+    seen = Counter(tuple(frozenset(b.tolist()) for b in sampler.draw(3, rng)) for _ in range(runs))
     assert all(expected[run] > 0.0 for run in seen)
     some = [run for run, chance in expected.items() if chance > 0.0]
     counts, chances = np.array([seen[run] for run in some]), np.array([expected[run] for run in some])
@@ -48,7 +48,7 @@ def test_two_rounds_have_the_joint_law(p, q):
 def test_a_large_run_has_the_right_rates():
     p, q, population, rounds = 0.05, 0.01, 2000, 4000
     sizes = np.array(
-        [b.size for b in RandomParticipation(p, q, population, rounds).batches(population, np.random.default_rng(2))]
+        [b.size for b in RandomParticipation(p, q, population, rounds).draw(population, np.random.default_rng(2))]
     )
     there = np.count_nonzero(sizes)  # an empty batch of a client that takes part has chance 2e-9
     assert stats.binomtest(there, rounds, p).pvalue > LEAST_P
@@ -76,7 +76,7 @@ def test_it_is_a_value_and_a_sampler():
 
 def test_revealing_participation_does_not_change_the_draw():
     twin = dataclasses.replace(SAMPLER, revealed=True)
-    both = [[b.tolist() for b in s.batches(20, np.random.default_rng(3))] for s in (SAMPLER, twin)]
+    both = [[b.tolist() for b in s.draw(20, np.random.default_rng(3))] for s in (SAMPLER, twin)]
     assert both[0] == both[1]
     assert twin != SAMPLER
 
@@ -86,9 +86,9 @@ def test_resumes_after_every_round(kind):
     def generator(seed: int) -> np.random.Generator:
         return np.random.Generator(getattr(np.random, kind)(seed))
 
-    whole = [b.tolist() for b in SAMPLER.batches(20, generator(5))]
+    whole = [b.tolist() for b in SAMPLER.draw(20, generator(5))]
     assert len(whole) == 7
-    run = SAMPLER.batches(20, generator(5))
+    run = SAMPLER.draw(20, generator(5))
     for done in range(8):
         saved = json.loads(json.dumps(run.state()))
         assert [b.tolist() for b in resume(SAMPLER, saved, 20)] == whole[done:]
@@ -125,7 +125,7 @@ def test_the_rest_is_checked():
 
 def test_more_records_than_declared_are_refused():
     """Fewer are covered by the guarantee, more are not."""
-    for ask in (lambda n: SAMPLER.batches(n, np.random.default_rng(0)), SAMPLER.expected_batch):
+    for ask in (lambda n: SAMPLER.draw(n, np.random.default_rng(0)), SAMPLER.expected_batch):
         ask(1)
         ask(21)
         with pytest.raises(ValueError, match=r"^population must be at most records \+ 1 = 21, got 22; raise records$"):

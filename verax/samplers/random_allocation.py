@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 
 from verax import checks
-from verax.samplers.base import Indices, settle
+from verax.samplers.base import Indices, Sampler, batches_per_epoch, settle
+from verax.samplers.options import BatchCount, Epochs, Option
+from verax.samplers.registry import register
 from verax.samplers.sorting import MAX_PARTS, Labels, by_label, edges, labels, slices
 from verax.samplers.stream import Batches, Stage
 
 
+@register("random-allocation", "random allocation")
 @dataclass(frozen=True)
-class RandomAllocation:
+class RandomAllocation(Sampler):
     """Each record picks ``times`` distinct rounds out of ``steps`` uniformly, independently, afresh each epoch.
 
     Formal guarantee of the iterator:
@@ -34,7 +37,7 @@ class RandomAllocation:
     >>> import numpy as np
     >>> from verax.samplers import RandomAllocation
     >>> sampler = RandomAllocation(times=2, steps=5)
-    >>> drawn = np.concatenate(list(sampler.batches(4, np.random.default_rng(0))))
+    >>> drawn = np.concatenate(list(sampler.draw(4, np.random.default_rng(0))))
     >>> np.bincount(drawn).tolist()
     [2, 2, 2, 2]
     >>> len(sampler), sampler.expected_batch(4)
@@ -42,9 +45,11 @@ class RandomAllocation:
     """
 
     relation: ClassVar[str] = "add-remove"
-    times: int
-    steps: int
-    epochs: int = 1
+    repeats: ClassVar[str] = "epochs"
+    independent_records: ClassVar[bool] = True
+    times: Annotated[int, Option("--times", "Rounds each record joins in an epoch.")]
+    steps: BatchCount
+    epochs: Epochs = 1
 
     def __post_init__(self) -> None:
         settle(
@@ -61,7 +66,16 @@ class RandomAllocation:
         """``population * times / steps``."""
         return checks.count("population", population) * self.times / self.steps
 
-    def batches(self, population: int, rng: np.random.Generator) -> Batches:
+    def title(self) -> str:
+        """With the number of rounds that each record joins."""
+        return f"exactly {self.times} rounds"
+
+    @classmethod
+    def planned(cls, records: int, batch: int, epochs: int) -> Self:
+        """One allocation for the whole run: every record joins exactly ``epochs`` of its rounds."""
+        return cls(epochs, epochs * batches_per_epoch(records, batch))
+
+    def draw(self, population: int, rng: np.random.Generator) -> Batches:
         """Draw about ``steps / times`` rounds at a time, so that memory stays linear in the population."""
         return Batches(self, population, rng, self._epoch, passes=self.epochs)
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 
 from verax import checks
-from verax.samplers.base import Indices, settle
-from verax.samplers.coins import heads
+from verax.samplers.base import Indices, Sampler, settle
+from verax.samplers.bernoulli import heads
+from verax.samplers.options import Option
+from verax.samplers.registry import register
 from verax.samplers.stream import Batches, Stage
 
 
+@register("random-participation", "random participation")
 @dataclass(frozen=True)
-class RandomParticipation:
+class RandomParticipation(Sampler):
     """One client: in each round it takes part with ``client_rate``, and then uses its records at ``record_rate``.
 
     Formal guarantee of the iterator, which draws the batches of *one* client from its own ``population`` records:
@@ -42,18 +45,21 @@ class RandomParticipation:
     >>> import numpy as np
     >>> from verax.samplers import RandomParticipation
     >>> sampler = RandomParticipation(client_rate=0.5, record_rate=0.25, records=8, rounds=5)
-    >>> [batch.tolist() for batch in sampler.batches(8, np.random.default_rng(1))]
+    >>> [batch.tolist() for batch in sampler.draw(8, np.random.default_rng(1))]
     [[], [], [0, 5], [4, 5], []]
     >>> len(sampler), sampler.expected_batch(8)
     (5, 1.0)
     """
 
     relation: ClassVar[str] = "add-remove"
-    client_rate: float
-    record_rate: float
-    records: int
-    rounds: int
-    revealed: bool = False
+    repeats: ClassVar[str] = "rounds"
+    independent_records: ClassVar[bool] = False
+    plannable: ClassVar[bool] = False
+    client_rate: Annotated[float, Option("--client-rate", "Chance that the client takes part in a round.")]
+    record_rate: Annotated[float, Option("--record-rate", "Chance that a client taking part uses a record.")]
+    records: Annotated[int, Option("--other-records", "The most other records that the client holds.")]
+    rounds: Annotated[int, Option("--rounds", "Number of rounds, those without the client included.")]
+    revealed: Annotated[bool, Option("--revealed", "Whether participation is visible.")] = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.revealed, bool):
@@ -73,7 +79,24 @@ class RandomParticipation:
         """``client_rate * record_rate * population``."""
         return self.client_rate * self.record_rate * self._fitting(population)
 
-    def batches(self, population: int, rng: np.random.Generator) -> Batches:
+    def title(self) -> str:
+        """With what is seen of it."""
+        return "participation seen" if self.revealed else "random participation"
+
+    @property
+    def most_records(self) -> int:
+        """``records + 1``: the others and the protected one."""
+        return self.records + 1
+
+    @classmethod
+    def planned(cls, records: int, batch: int, epochs: int) -> Self:
+        """Refused: a client's two rates do not follow from a batch size."""
+        raise ValueError(
+            "sampler random-participation has a rate of clients and one of records, which batch and epochs do not "
+            "say: plan it with verax.federated, or price it with --client-rate and --record-rate"
+        )
+
+    def draw(self, population: int, rng: np.random.Generator) -> Batches:
         """Draw this client's batches lazily; ``population`` is the number of its own records."""
         return Batches(self, self._fitting(population), rng, self._round, passes=self.rounds)
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
 from verax import checks
-from verax.samplers.base import settle
+from verax.samplers.base import Sampler, batches_per_epoch, settle
+from verax.samplers.options import BatchCount, Epochs
+from verax.samplers.registry import register
 from verax.samplers.sorting import MAX_PARTS, by_label, labels, slices
 from verax.samplers.stream import Batches, Stage
 
 
+@register("balls-in-bins", "balls in bins")
 @dataclass(frozen=True)
-class BallsInBins:
+class BallsInBins(Sampler):
     """Each record picks one of ``bins`` batches uniformly, independently of the others, afresh each epoch.
 
     Formal guarantee of the iterator:
@@ -32,15 +35,17 @@ class BallsInBins:
     >>> import numpy as np
     >>> from verax.samplers import BallsInBins
     >>> sampler = BallsInBins(bins=3)
-    >>> [batch.tolist() for batch in sampler.batches(7, np.random.default_rng(2))]
+    >>> [batch.tolist() for batch in sampler.draw(7, np.random.default_rng(2))]
     [[4, 5], [1, 2], [0, 3, 6]]
     >>> len(sampler), sampler.expected_batch(6)
     (3, 2.0)
     """
 
     relation: ClassVar[str] = "add-remove"
-    bins: int
-    epochs: int = 1
+    repeats: ClassVar[str] = "epochs"
+    independent_records: ClassVar[bool] = True
+    bins: BatchCount
+    epochs: Epochs = 1
 
     def __post_init__(self) -> None:
         settle(
@@ -54,7 +59,16 @@ class BallsInBins:
         """``population / bins``."""
         return checks.count("population", population) / self.bins
 
-    def batches(self, population: int, rng: np.random.Generator) -> Batches:
+    def title(self) -> str:
+        """The name alone."""
+        return "balls in bins"
+
+    @classmethod
+    def planned(cls, records: int, batch: int, epochs: int) -> Self:
+        """As many bins as batches of this size hold all records."""
+        return cls(batches_per_epoch(records, batch), epochs)
+
+    def draw(self, population: int, rng: np.random.Generator) -> Batches:
         """Draw an epoch at a time, in linear time: labels, then a counting sort."""
         return Batches(self, population, rng, self._epoch, passes=self.epochs)
 

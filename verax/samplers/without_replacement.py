@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
 from verax import checks
-from verax.samplers.base import same_population, settle
+from verax.samplers.base import Sampler, rounds_for, same_population, settle
+from verax.samplers.options import BatchSize, Records, Steps
+from verax.samplers.registry import register
 from verax.samplers.stream import Batches, Stage
 
 
+@register("without-replacement", "without replacement")
 @dataclass(frozen=True)
-class WithoutReplacement:
+class WithoutReplacement(Sampler):
     """Each round an independent uniform subset of ``batch`` of the ``population`` records.
 
     Formal guarantee of the iterator:
@@ -30,16 +33,18 @@ class WithoutReplacement:
     >>> import numpy as np
     >>> from verax.samplers import WithoutReplacement
     >>> sampler = WithoutReplacement(batch=2, population=5, steps=3)
-    >>> [len(batch) for batch in sampler.batches(5, np.random.default_rng(0))]
+    >>> [len(batch) for batch in sampler.draw(5, np.random.default_rng(0))]
     [2, 2, 2]
     >>> len(sampler), sampler.expected_batch(5)
     (3, 2.0)
     """
 
     relation: ClassVar[str] = "replace"
-    batch: int
-    population: int
-    steps: int
+    repeats: ClassVar[str] = "steps"
+    independent_records: ClassVar[bool] = False
+    batch: BatchSize
+    population: Records
+    steps: Steps
 
     def __post_init__(self) -> None:
         settle(
@@ -57,7 +62,21 @@ class WithoutReplacement:
         same_population(self.population, population)
         return float(self.batch)
 
-    def batches(self, population: int, rng: np.random.Generator) -> Batches:
+    def title(self) -> str:
+        """The name alone."""
+        return "without replacement"
+
+    @property
+    def declared_population(self) -> int:
+        """``population``."""
+        return self.population
+
+    @classmethod
+    def planned(cls, records: int, batch: int, epochs: int) -> Self:
+        """Batches of exactly this size, and rounds counted up to the next whole one."""
+        return cls(batch, records, rounds_for(records, batch, epochs))
+
+    def draw(self, population: int, rng: np.random.Generator) -> Batches:
         """Draw the batches lazily: a batch below a twentieth of the population costs only its own size."""
         return Batches(self, same_population(self.population, population), rng, self._round, passes=self.steps)
 

@@ -1,0 +1,110 @@
+"""Samplers by name: what a description, the command line, a plan and the browser may ask for.
+
+>>> from verax.samplers import registry
+>>> registry.named("balls-in-bins").kind.__name__
+'BallsInBins'
+>>> registry.kinds()["Shuffle"].relation
+'zero-out'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from verax import checks
+from verax.samplers.base import Sampler
+
+S = TypeVar("S", bound=type[Sampler])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A sampler's public name, the words for it, its class, and fields that the name itself decides."""
+
+    name: str
+    label: str
+    kind: type[Sampler]
+    decided: Mapping[str, Any] = field(default_factory=dict)
+
+    def matches(self, sampler: Sampler) -> bool:
+        """Whether the sampler is one of this name."""
+        return type(sampler) is self.kind and all(getattr(sampler, key) == value for key, value in self.decided.items())
+
+
+_ENTRIES: dict[str, Entry] = {}
+_TRAITS = ("relation", "repeats", "independent_records")
+
+
+def register(name: str, label: str, **decided: Any) -> Callable[[S], S]:
+    """Register a sampler under its name on the command line, in plans and in the browser.
+
+    Args:
+        name: lower case, with hyphens.
+        label: what people read, such as "balls in bins".
+        decided: fields that this name decides. A class may be registered under several names that differ in these.
+    """
+
+    def add(kind: S) -> S:
+        if missing := [trait for trait in _TRAITS if not hasattr(kind, trait)]:
+            raise TypeError(f"{kind.__name__} must say {', '.join(missing)}: see verax.samplers.base.Sampler")
+        known = _ENTRIES.get(name)
+        other = kinds().get(kind.__name__, kind)
+        if known is not None or other is not kind:
+            raise ValueError(f"sampler {name!r} ({kind.__name__}) is registered already, as {known or other!r}")
+        _ENTRIES[name] = Entry(name, label, kind, decided)
+        return kind
+
+    return add
+
+
+def unregister(name: str) -> None:
+    """Forget a name, for tests."""
+    del _ENTRIES[name]
+
+
+def names() -> tuple[str, ...]:
+    """All registered names."""
+    return tuple(_ENTRIES)
+
+
+def plannable() -> tuple[str, ...]:
+    """Names of samplers that :func:`planned` can make."""
+    return tuple(name for name, entry in _ENTRIES.items() if entry.kind.plannable)
+
+
+def named(name: str) -> Entry:
+    """The entry of this name; ``ValueError`` lists the names there are."""
+    return _ENTRIES[checks.choice("sampler", name, names())]
+
+
+def kinds() -> dict[str, type[Sampler]]:
+    """All registered classes, by the name of the class."""
+    return {entry.kind.__name__: entry.kind for entry in _ENTRIES.values()}
+
+
+def entry_of(sampler: Sampler) -> Entry:
+    """The entry under which a sampler is known."""
+    for entry in _ENTRIES.values():
+        if entry.matches(sampler):
+            return entry
+    raise ValueError(f"sampler must be a registered one, one of {', '.join(kinds())}, got {sampler!r}")
+
+
+def planned(name: str, records: int, batch: int, epochs: int) -> Sampler:
+    """The sampler of this name whose expected batch is ``batch`` and in which a record joins about ``epochs`` rounds.
+
+    Fixed batches and bins divide the records evenly, so theirs may be smaller than ``batch``; Poisson rounds are
+    counted up to the next whole one. A truncated run's largest batch is one it practically never reaches, a buffer
+    holds a tenth of the batches.
+
+    >>> planned("poisson", records=60000, batch=600, epochs=3)
+    Poisson(rate=0.01, steps=300)
+    >>> planned("balls-in-bins", records=60000, batch=512, epochs=3)
+    BallsInBins(bins=118, epochs=3)
+    """
+    entry = named(name)
+    records, epochs = checks.count("records", records), checks.count("epochs", epochs)
+    sampler = entry.kind.planned(records, checks.count("batch", batch, maximum=records), epochs)
+    return replace(sampler, **entry.decided)  # type: ignore[type-var]  # samplers are dataclasses
