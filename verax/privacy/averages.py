@@ -69,7 +69,7 @@ def one_of(count: int, shift: float, fine: float = FINE) -> tuple[Table, Table]:
     return at_most_one_of(count, shift, fine), _average(count, shift, fine, spread=False).table(spread=False)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def at_most_one_of(count: int, shift: float, fine: float = FINE) -> Table:
     """The first of these tables alone."""
     return _average(count, shift, fine, spread=True).table(spread=True)

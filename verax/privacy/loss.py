@@ -62,17 +62,19 @@ class Discrete:
         return np.asarray(self.start + self.step * self.index)
 
 
-@lru_cache(maxsize=1024)
 def origin(pair: Losses, step: float) -> float:
     """A grid point at the exact mean of the first cell of the law's range, or of its last cell.
 
     With a tiny sampling rate nearly all the mass sits in that cell, within far less than one step; a grid point at
     its mean makes both discretisations leave it (almost) where it is. Any other origin would be as valid.
     """
-    if not isinstance(pair, Pair):
-        return pair.bulk
+    return _origin(pair, step) if isinstance(pair, Pair) else pair.bulk
+
+
+@lru_cache(maxsize=1024)
+def _origin(pair: Pair, step: float) -> float:
     if np.isfinite(pair.supremum):
-        return -origin(pair.reverse(), step)
+        return -_origin(pair.reverse(), step)
     if not np.isfinite(pair.infimum):
         return pair.bulk
 

@@ -63,7 +63,7 @@ def other_records(records: int, rate: float) -> tuple[Array, Array, float]:
     return number, chances, UNIT * (16.0 + 8.0 * len(number))  # five roundings a step away from the mode
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=64)
 def participating(client_rate: float, record_rate: float, records: int, unit: float, revealed: bool) -> Glued:
     """The pair that dominates a round, individual clipping, a record moving the sum by ``unit`` noises at most.
 
@@ -108,7 +108,7 @@ def leans(used: float) -> tuple[float, ...]:
     return (0.0,) if used > 20.0 else (0.0, 0.4) if used > 2.0 else (0.4, 1.0)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=64)
 def leaning(client_rate: float, record_rate: float, records: int, unit: float, lean: float) -> Table:
     """What an attacker sees of a round in bins: the others' gradients all alike, the record's at an angle to them.
 
