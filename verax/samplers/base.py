@@ -2,7 +2,7 @@
 
 Public facts (rates, numbers of rounds) are fields; secrets (the data's size where it is one, the random
 generator) are arguments of :meth:`Sampler.batches`. The privacy of each sampler is registered apart, in
-``verax.privacy.analysis``, keyed by the sampler's class.
+``verax.privacy.samplers``, keyed by the sampler's class.
 """
 
 from __future__ import annotations
