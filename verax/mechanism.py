@@ -136,10 +136,10 @@ class Phases:
                 records fell, the strong adversary of "shuffling and batch clipping".
             population: number of records, where A1's answer for a group in shuffled batches may depend on it.
         """
-        from verax.privacy import analysis  # privacy depends on this module, not the reverse
+        from verax.privacy import analysis, pricing  # privacy depends on this module, not the reverse
 
         orthogonal = checks.choice("geometry", geometry, GEOMETRIES) == "orthogonal"
-        who = analysis.Group(checks.count("group", group), orthogonal)
+        who = pricing.Group(checks.count("group", group), orthogonal)
         if population is not None:
             checks.count("population", population)
         if checks.choice("adversary", adversary, ADVERSARIES) == "A1":

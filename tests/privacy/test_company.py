@@ -27,11 +27,12 @@ from verax import (
     TruncatedPoisson,
     WithoutReplacement,
 )
-from verax.privacy.analysis import Group, price
 from verax.privacy.closed_form import gaussian_delta, gaussian_epsilon
 from verax.privacy.company import RARE, Charged, lacking, turning
 from verax.privacy.composition import Composition, Round
 from verax.privacy.pairs import Pair
+from verax.privacy.pricing import Group
+from verax.privacy.samplers import price
 from verax.privacy.strong import strong, strong_tradeoff
 
 X = np.linspace(-12.0, 12.0, 48_001)

@@ -1,6 +1,6 @@
 """The proved upper bound alone, as fast as it can be had: what a search over thousands of plans asks for.
 
-The theorems are those of :mod:`verax.privacy.analysis`; attacks are left out, because a target is met or missed by the
+The theorems are those of :mod:`verax.privacy.samplers`; attacks are left out, because a target is met or missed by the
 upper bound only.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from verax.mechanism import Mechanism, Phases
-from verax.privacy.analysis import shift_unit
 from verax.privacy.averages import LARGEST_SHIFT, one_of
 from verax.privacy.composition import Composition, Round
 from verax.privacy.guarantee import Guarantee
+from verax.privacy.pricing import shift_unit
 from verax.samplers import BallsInBins, BufferedShuffle, Deterministic, RandomAllocation, Sampler, Shuffle
 
 _FINE = 0.06  # of the table for one round of many: noise comes out up to 0.2 % larger than with the accountant's own

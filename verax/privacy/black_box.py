@@ -28,6 +28,7 @@ from verax.privacy.composition import BOTH, UPPER, Composition, Sides
 from verax.privacy.curve import Curve
 from verax.privacy.guarantee import DEFAULT_RTOL, Guarantee
 from verax.privacy.pairs import Array
+from verax.privacy.pricing import Group
 
 DEEPEST = 1e-150
 """The smallest delta of one record that is looked at: where a group would need less, its epsilon is infinite here."""
@@ -107,7 +108,7 @@ class BlackBox:
             return self
         if type(self.one) is not Guarantee:
             raise NoGuarantee("one record's guarantee holds for the declared population only, and a group exceeds it")
-        from verax.privacy.analysis import Group, analyse  # which uses this module
+        from verax.privacy.analysis import analyse  # which uses this module
 
         return BlackBox(analyse(phases, Group(beside=group - 1)))
 

@@ -1,7 +1,7 @@
 """From a mechanism to certified upper bounds on its Rényi log-moments, direction by direction.
 
 The log-moment of order alpha = 1 + s is s D_alpha = log E_P[exp(s Z)] with Z the privacy loss. It is read off the
-dominating rounds of ``verax.privacy.analysis``, so what is spent here is what is priced there.
+dominating rounds of ``verax.privacy.samplers``, so what is spent here is what is priced there.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Mechanism
-from verax.privacy.analysis import Group, OneRecordOnly, price
 from verax.privacy.composition import Round
 from verax.privacy.pairs import UNIT, Mixture, Pair
+from verax.privacy.pricing import Group, OneRecordOnly
 from verax.privacy.renyi import log_moment
 from verax.privacy.revealed import Revealed
+from verax.privacy.samplers import price
 
 Floats = NDArray[np.float64]
 DIRECTIONS = ("remove", "add")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from verax.mechanism import Individual, Mechanism, Phases
-from verax.privacy.analysis import refuse_unknown
+from verax.privacy.samplers import refuse_unknown
 from verax.training.clipped import Inner
 from verax.training.containers import Column
 from verax.training.pieces import by_records, part

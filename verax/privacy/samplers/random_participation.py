@@ -1,0 +1,45 @@
+"""A client that takes part at random, and then uses some of its records."""
+
+from __future__ import annotations
+
+import math
+
+from verax.checks import NoGuarantee
+from verax.mechanism import Individual, Mechanism, Mixed
+from verax.privacy.company import independent
+from verax.privacy.composition import Round
+from verax.privacy.pairs import Pair
+from verax.privacy.participation import LARGEST_UNIT, both_ways, leaning, leans, participating, silent
+from verax.privacy.pricing import Analysis, Group, one_record_only, price, shift_unit
+from verax.samplers.random_participation import RandomParticipation
+from verax.samplers.poisson import Poisson
+
+
+@price.register
+def _(sampler: RandomParticipation, mechanism: Mechanism, group: Group) -> Analysis:
+    """One record of a client that takes part at random (docs/random-participation.md, theorems 2 to 4)."""
+    p, q, records, count = sampler.client_rate, sampler.record_rate, sampler.records, len(sampler)
+    if independent(sampler):
+        return price(Poisson(p * q, count), mechanism, group)
+    if isinstance(mechanism.clipping, Mixed):
+        raise NoGuarantee("no analysis of RandomParticipation with clip-groups is known; use Individual or Batch")
+    one_record_only(mechanism, group, absent=True)
+    unit = shift_unit(mechanism)
+    visible = -math.expm1(count * math.log1p(-p * q))
+    individual = isinstance(mechanism.clipping, Individual)
+    worst = participating(p, q, records, unit, sampler.revealed) if individual else silent(p, q, unit, sampler.revealed)
+    uppers = both_ways(worst, count)
+    if sampler.revealed and individual:
+        return Analysis(
+            uppers, None, "participation known: a Poisson round or none (docs/random-participation.md, theorem 3)",
+            "achieved by fixed gradients of full norm in one direction", visible,
+        )  # fmt: skip
+    tried = leans(records * q) if individual and unit <= LARGEST_UNIT else ()
+    seen = {f"{rank}": Round(leaning(p, q, records, unit, lean)) for rank, lean in enumerate(tried)}
+    seen["alone"] = Round(Pair.subsampled(p * q, unit if individual else unit / 2.0))
+    why = "the others' gradients 0, or all alike and the record's at an angle (docs/random-participation.md, section 3)"
+    return Analysis(
+        uppers, {f"remove, {name}": [(rnd, count)] for name, rnd in seen.items()},
+        "the number of other records told, their gradients in the worst directions (docs/random-participation.md, "
+        "theorem 2)", why, visible, sure=True,
+    )  # fmt: skip
