@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from verax import BallsInBins, Mechanism, Poisson, RandomAllocation, TruncatedPoisson
+from verax.privacy import composition
 from verax.privacy.black_box import DEEPEST, MOST_STEPS, BlackBox, Shared
 from verax.privacy.chain import Chain
 from verax.privacy.closed_form import black_box_group, gaussian_delta, gaussian_epsilon
-from verax.privacy.composition import UPPER
+from verax.privacy.composition import UPPER, Composition
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +62,8 @@ def test_it_is_at_least_as_good_as_the_curve_of_few_lines(figure_1):
 def test_one_record_is_itself(figure_1):
     own = Mechanism(Poisson(0.01, 10), 1.0).guarantee()
     for shares in ("equal", "any"):
-        assert figure_1.epsilon(1, 1e-3, shares) == pytest.approx(own.epsilon(1e-3).upper, rel=2e-3)
-        assert figure_1.delta(1, 0.1, shares) == pytest.approx(own.delta(0.1).upper, rel=2e-3)
+        assert figure_1.epsilon(1, 1e-3, shares) == own.epsilon(1e-3).upper
+        assert figure_1.delta(1, 0.1, shares) == own.delta(0.1).upper
 
 
 def test_where_digits_run_out_it_says_infinite_rather_than_too_little():
@@ -136,16 +137,51 @@ def test_the_best_shares_beat_the_chain_and_agree_with_powers_of_the_trade_off_c
     assert priced.delta(5.0).upper == pytest.approx(composed.delta(5.0), rel=0.05)
 
 
-def test_only_upper_bounds_are_asked_for(monkeypatch):
-    guarantee = Mechanism(BallsInBins(100, epochs=5), 1.0).guarantee()
-    asked = []
-    for curve in guarantee.uppers:
-        monkeypatch.setattr(
-            curve, "delta", lambda e, r, sides, self=curve: asked.append(sides) or type(self).delta(self, e, r, sides)
-        )
-    box = BlackBox(guarantee)
+def test_only_upper_bounds_are_asked_for_and_few_plds_are_composed(monkeypatch):
+    one = Mechanism(BallsInBins(100, epochs=5), 1.0).guarantee()
+    asked, composed = [], []
+    read, compose = Composition.delta, composition.compose
+
+    def read_and_note(self, epsilon, rtol, sides):
+        asked.append(sides)
+        return read(self, epsilon, rtol, sides)
+
+    def compose_and_note(*args):
+        composed.append(args)
+        return compose(*args)
+
+    monkeypatch.setattr(Composition, "delta", read_and_note)
+    monkeypatch.setattr(composition, "compose", compose_and_note)
+    box = BlackBox(one)
     assert 4.0 < box.epsilon(8, 1e-5, "any") < 20.0
     assert set(asked) == {(UPPER,)}
+    assert len(asked) > 150
+    assert len(composed) < 30 * len(one.uppers)
+    before = len(composed)
+    box.epsilon(4, 1e-5, "any")  # the lines are there already
+    assert len(composed) - before < 6 * len(one.uppers)
+
+
+@pytest.mark.parametrize("sampler", [Poisson(0.01, 10), BallsInBins(100, epochs=5)], ids=str)
+def test_an_answer_depends_on_the_question_alone(sampler):
+    def guarantee():
+        return Mechanism(sampler, 1.0).guarantee().remembering()
+
+    questions = [
+        lambda box: box.epsilon(4, 1e-3, "any"),
+        lambda box: box.delta(3, 1.0, "any"),
+        lambda box: box.epsilon(3, 1e-5),
+        lambda box: box.delta(2, 0.7),
+    ]
+    one = guarantee()
+    asked = BlackBox(one)
+    asked.epsilon(64, 1e-3, "any")
+    asked.delta(8, 2.0, "any")
+    one.epsilon(1e-7)
+    one.delta(0.3)
+    alone = [ask(BlackBox(guarantee())) for ask in questions]
+    assert [ask(asked) for ask in questions] == alone
+    assert [ask(asked) for ask in reversed(questions)] == alone[::-1]
 
 
 @pytest.mark.parametrize(("group", "known"), [(8, 1.0988e-3), (64, 0.66439)])

@@ -19,7 +19,7 @@ from verax import BallsInBins, Batch, Individual, Mechanism, Mixed, Poisson, Ran
 from verax.privacy import composition
 from verax.privacy.chain import Best
 from verax.privacy.closed_form import gaussian_epsilon
-from verax.privacy.composition import UPPER, Composition, Round
+from verax.privacy.composition import Composition, Round
 from verax.privacy.curve import remembering
 from verax.privacy.guarantee import Bracket, Guarantee
 from verax.privacy.pairs import Mixture, Pair
@@ -444,13 +444,29 @@ def test_a_trade_off_curve_leaves_other_answers_alone():
     assert asked.epsilon(1e-5) == fresh.epsilon(1e-5)
 
 
-def test_only_a_curve_that_remembers_answers_from_what_it_composed_before():
+def test_only_a_curve_that_remembers_answers_from_what_it_composed_before(monkeypatch):
     plain = Composition([(Round(Pair.subsampled(0.1, 1.0)), 20)])
     curve = remembering(Best((plain, plain)))
     first = curve.curves[0].epsilon(1e-5, 1e-3)
-    assert curve.curves[0]._remembered[UPPER]
-    assert plain._remembered is None
+    calls = []
+
+    def compose(*args):
+        calls.append(args)
+        return composed(*args)
+
+    composed = composition.compose
+    monkeypatch.setattr(composition, "compose", compose)
     assert plain.epsilon(1e-5, 1e-3) == first
+    assert calls
+    calls.clear()
+    assert plain.epsilon(1e-5, 1e-3) == first  # the same question needs nothing new
+    assert not calls
+    near = plain.epsilon(2e-5, 1e-3)
+    assert calls  # another question does
+    assert near == Composition(plain.rounds).epsilon(2e-5, 1e-3)
+    calls.clear()
+    curve.curves[0].epsilon(2e-5, 1e-3)
+    assert not calls  # unless it may be read off what is there
 
 
 def test_rounds_are_merged():

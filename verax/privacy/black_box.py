@@ -24,8 +24,8 @@ import numpy as np
 from verax import checks
 from verax.checks import NoGuarantee
 from verax.privacy.closed_form import black_box_group
-from verax.privacy.composition import BOTH, UPPER, Composition, Sides
-from verax.privacy.curve import Curve
+from verax.privacy.composition import BOTH, UPPER, Sides
+from verax.privacy.curve import remembering
 from verax.privacy.guarantee import DEFAULT_RTOL, Guarantee
 from verax.privacy.pairs import Array
 from verax.privacy.pricing import Group
@@ -37,7 +37,7 @@ MOST_STEPS = 10_000
 SHARES = ("equal", "any")
 _RTOL = 0.003
 _DROP, _DEEP_DROP = 0.3, 2.0  # of log delta from one line to the next, before and after it is tiny
-_TINY = 1e-12
+_TINY, _TYPICAL_DELTA = 1e-12, 1e-6
 _LEAST = 1e-300  # a delta that came out smaller may have fallen below the range of doubles
 _FIRST_DEPTH, _DEEPER = -50.0, 1.5  # log delta down to which lines are looked for first, and by what factor further
 _FURTHEST, _MOST_LINES = 1e6, 1000
@@ -63,27 +63,29 @@ class BlackBox:
         if guarantee.group != 1:
             raise ValueError(f"guarantee must be of one record, got a group of {guarantee.group}")
         self.one = guarantee
-        self._known: list[tuple[float, float]] = []
-        self._step = 0.0
-        self._curves = guarantee.uppers
+        self._points = _Points(guarantee)
 
     def epsilon(self, group: int, delta: float, shares: str = "equal") -> float:
         """The least epsilon that follows at ``delta``; infinite if one record's curve says nothing that small."""
         group, delta = checks.count("group", group), checks.probability("delta", delta)
         if (larger := self._with_others(group)) is not self:
             return larger.epsilon(group, delta, shares)
-        if checks.choice("shares", shares, SHARES) == "any":
+        either = checks.choice("shares", shares, SHARES) == "any"
+        if group == 1:  # nothing follows from one record's curve but the curve
+            return self.one.epsilon(delta).upper
+        if either:
             return min(self._best_epsilon(group, delta), self.epsilon(group, delta))
         low = 0.0
-        for high, log in self._points():
-            if self._sum(group, high, math.exp(log)) <= delta:
+        for high, log in self._points.all():
+            if _sum(group, high, math.exp(log)) <= delta:
                 break
             low = high
         else:
             return math.inf
+        one = _OneRecord(self.one)
         while high - low > 1e-4 * high:
             middle = 0.5 * (low + high)
-            fits = self._sum(group, middle, self._delta(middle)) <= delta
+            fits = _sum(group, middle, one.delta(middle)) <= delta
             low, high = (low, middle) if fits else (middle, high)
         return group * high
 
@@ -92,10 +94,13 @@ class BlackBox:
         group, epsilon = checks.count("group", group), checks.nonnegative("epsilon", epsilon)
         if (larger := self._with_others(group)) is not self:
             return larger.delta(group, epsilon, shares)
-        if checks.choice("shares", shares, SHARES) == "any":
+        either = checks.choice("shares", shares, SHARES) == "any"
+        if group == 1:
+            return self.one.delta(epsilon).upper
+        if either:
             return min(self._best_delta(group, epsilon), self.delta(group, epsilon))
         each = epsilon / group
-        return self._sum(group, each, self._delta(each))
+        return _sum(group, each, _OneRecord(self.one).delta(each))
 
     def _with_others(self, group: int) -> BlackBox:
         """The same for data sets that hold the rest of the group, too, where the number of records is part of the run.
@@ -112,53 +117,16 @@ class BlackBox:
 
         return BlackBox(analyse(phases, Group(beside=group - 1)))
 
-    # --- one record -------------------------------------------------------------------------------------------------
-
-    def _delta(self, epsilon: float, rtol: float = DEFAULT_RTOL) -> float:
-        """One record's delta from above, in the worse direction."""
-        bound = max(curve.delta(epsilon, rtol, (UPPER,))[1] for curve in self._curves)
-        return max(min(bound, self.one.visible), _LEAST)
-
-    def _sum(self, group: int, each: float, delta: float) -> float:
-        """Theorem 4, with one record's delta at an equal share of epsilon."""
-        return min(black_box_group(each, delta, group)[1] * (1.0 + _ROUND_OFF), 1.0)
-
-    def _points(self) -> Iterator[tuple[float, float]]:
-        """Epsilons from 0 on and log deltas of one record, so close that lines between them would add little."""
-        at = 0
-        while at < len(self._known) or self._look_further():
-            yield self._known[at]
-            at += 1
-
-    def _look_further(self) -> bool:
-        """Find one more point, unless delta is as small as is looked at or does not fall."""
-        if not self._known:
-            scale = max(curve.epsilon(1e-6, 0.1, (UPPER,))[1] for curve in self.one.uppers)
-            self._step = scale / 50.0 if 0.0 < scale < math.inf else 0.01
-            self._known.append((0.0, math.log(self._delta(0.0, _RTOL))))
-            return True
-        last, before = self._known[-1]
-        if before <= math.log(DEEPEST) or last > _FURTHEST or len(self._known) >= _MOST_LINES:
-            return False
-        log = math.log(self._delta(last + self._step, _RTOL))
-        wanted = _DROP if log > math.log(_TINY) else _DEEP_DROP
-        if before - log < 0.5 * wanted:  # laws composed for deltas not as small may be to blame: forget them
-            self._curves = [_afresh(curve) for curve in self._curves]
-            log = math.log(self._delta(last + self._step, _RTOL))
-        self._known.append((last + self._step, log))
-        self._step *= min(max(wanted / max(before - log, 1e-9), 0.5), 2.0)
-        return True
-
     # --- any shares -------------------------------------------------------------------------------------------------
 
     def _ever_deeper(self) -> Iterator[_Lines]:
         """The lines down to some delta, then down to smaller ones as long as there are any."""
-        depth, more = _FIRST_DEPTH, True
-        while more:
-            while more and (not self._known or self._known[-1][1] > depth):
-                more = self._look_further()
-            yield _Lines.both_ways(self._known)
+        depth, points = _FIRST_DEPTH, self._points.down_to(_FIRST_DEPTH)
+        yield _Lines.both_ways(points)
+        while points[-1][1] <= depth:
             depth *= _DEEPER
+            points = self._points.down_to(depth)
+            yield _Lines.both_ways(points)
 
     def _best_epsilon(self, group: int, delta: float) -> float:
         """The flattest product of lines whose intercept is at most delta, its last factor fitted exactly."""
@@ -169,11 +137,13 @@ class BlackBox:
         (_, slope, _), (start, spent, _) = found
         share = max(slope - spent, 0.0)
         small, large = 0.5 * share, 1.5 * share
-        if not self._last(start, large) <= delta:
+        one = _OneRecord(self.one)
+        if not one.last_step(start, large) <= delta:
             return max(slope, 0.0) * (1.0 + _ROUND_OFF)
         while large - small > 1e-4 * (large + max(spent, 0.0)) and large > 1e-12:
             middle = 0.5 * (small + large)
-            small, large = (small, middle) if self._last(start, middle) <= delta else (middle, large)
+            fits = one.last_step(start, middle) <= delta
+            small, large = (small, middle) if fits else (middle, large)
         return max(min(slope, spent + large), 0.0) * (1.0 + _ROUND_OFF)
 
     def _best_delta(self, group: int, epsilon: float) -> float:
@@ -183,7 +153,7 @@ class BlackBox:
         if found is None:
             return 1.0
         (intercept, _, _), (start, spent, _) = found
-        exact = self._last(start, epsilon - spent) if epsilon >= spent else 1.0
+        exact = _OneRecord(self.one).last_step(start, epsilon - spent) if epsilon >= spent else 1.0
         return min(math.exp(min(intercept, 0.0)) * (1.0 + _ROUND_OFF), exact, 1.0)
 
     def _tangent(
@@ -206,10 +176,83 @@ class BlackBox:
                 break
         return found
 
-    def _last(self, start: float, share: float) -> float:
+
+def _sum(group: int, each: float, delta: float) -> float:
+    """Theorem 4, with one record's delta at an equal share of epsilon."""
+    return min(black_box_group(each, delta, group)[1] * (1.0 + _ROUND_OFF), 1.0)
+
+
+class _OneRecord:
+    """One record's delta from above, in the worse direction.
+
+    Later answers are read off PLDs composed for earlier ones, so every question about a group has one of its own:
+    its answer then depends on nothing that was asked before.
+    """
+
+    def __init__(self, guarantee: Guarantee) -> None:
+        self._visible = guarantee.visible
+        self._curves = [remembering(curve) for curve in guarantee.uppers]
+
+    def delta(self, epsilon: float, rtol: float = DEFAULT_RTOL) -> float:
+        """An upper bound on delta(epsilon)."""
+        bound = max(curve.delta(epsilon, rtol, (UPPER,))[1] for curve in self._curves)
+        return max(min(bound, self._visible), _LEAST)
+
+    def rough_epsilon(self) -> float:
+        """About how large an epsilon matters."""
+        return max(curve.epsilon(_TYPICAL_DELTA, 0.1, (UPPER,))[1] for curve in self._curves)
+
+    def last_step(self, start: float, share: float) -> float:
         """What all steps but one have cost, and a last one with this share of epsilon."""
         before = math.exp(start + share) if start + share < 700.0 else math.inf
-        return min((self._delta(share) + before) * (1.0 + _ROUND_OFF), 1.0)
+        return min((self.delta(share) + before) * (1.0 + _ROUND_OFF), 1.0)
+
+
+class _Points:
+    """Epsilons from 0 on and log deltas of one record, so close that lines between them would add little.
+
+    The sequence is the same whoever asks for it: a point depends on those before it and on nothing else.
+    """
+
+    def __init__(self, guarantee: Guarantee) -> None:
+        self._guarantee = guarantee
+        self._known: list[tuple[float, float]] = []
+
+    def all(self) -> Iterator[tuple[float, float]]:
+        """All points, found as far as they are asked for."""
+        at = 0
+        while at < len(self._known) or self._look_further():
+            yield self._known[at]
+            at += 1
+
+    def down_to(self, log_delta: float) -> list[tuple[float, float]]:
+        """The points up to the first with a delta this small; all there are if none has."""
+        found = []
+        for point in self.all():
+            found.append(point)
+            if point[1] <= log_delta:
+                break
+        return found
+
+    def _look_further(self) -> bool:
+        """Find one more point, unless delta is as small as is looked at or does not fall."""
+        if not self._known:
+            scale = _OneRecord(self._guarantee).rough_epsilon()
+            self._step = scale / 50.0 if 0.0 < scale < math.inf else 0.01
+            self._one = _OneRecord(self._guarantee)
+            self._known.append((0.0, math.log(self._one.delta(0.0, _RTOL))))
+            return True
+        last, before = self._known[-1]
+        if before <= math.log(DEEPEST) or last > _FURTHEST or len(self._known) >= _MOST_LINES:
+            return False
+        log = math.log(self._one.delta(last + self._step, _RTOL))
+        wanted = _DROP if log > math.log(_TINY) else _DEEP_DROP
+        if before - log < 0.5 * wanted:  # PLDs composed for deltas not as small may be to blame
+            self._one = _OneRecord(self._guarantee)
+            log = math.log(self._one.delta(last + self._step, _RTOL))
+        self._known.append((last + self._step, log))
+        self._step *= min(max(wanted / max(before - log, 1e-9), 0.5), 2.0)
+        return True
 
 
 class _Walk(NamedTuple):
@@ -276,8 +319,3 @@ class Shared:
     def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """Upper bound on epsilon(delta)."""
         return 0.0, self.box.epsilon(self.steps, delta, "any")
-
-
-def _afresh(curve: Curve) -> Curve:
-    """The same curve without the laws it has composed so far."""
-    return Composition(curve.rounds) if isinstance(curve, Composition) else curve

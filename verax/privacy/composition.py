@@ -25,7 +25,7 @@ _SHARE = 0.65  # of the width allowed, what the grid is planned to use
 _ALIAS, _ALIAS_IRREGULAR = 1e-12, 1e-16  # mass outside the window; less where what counts is far from the bulk
 _LARGE = 1e-9  # a delta that needs no tilt, which rare large losses would be blown up by
 _COARSE = 0.1  # width in log delta of a first look
-_KEPT_POINTS = 2**24  # of all laws that a composition keeps
+_CACHED_POINTS = 2**24  # of all PLDs that a composition keeps
 _NOTHING, _LEAST = -800.0, 1e-300  # a log delta below all doubles, and the least delta that is told
 _MANY_POINTS = 2**20  # with which bounds far apart will not meet
 _CLOSE = 1.1  # bounds that a convolution leaves this close together are left alone
@@ -63,32 +63,36 @@ class Round:
         return Round(self.pair.reverse(), self.dominated and self.dominated.reverse(), self.symmetric)
 
 
-class _Kept:
-    """The laws composed last, up to a total size; what is kept saves time and never changes an answer."""
+class _Cache:
+    """Composed PLDs by side and what they were composed for; the oldest go first where they get too large."""
 
     def __init__(self) -> None:
-        self._laws: OrderedDict[tuple[float, ...], Composed] = OrderedDict()
+        self._found: OrderedDict[tuple[float, ...], Composed] = OrderedDict()
 
     def get(self, key: tuple[float, ...], make: Callable[[], Composed]) -> Composed:
-        """The law of this key, composed if it is not there."""
-        law = self._laws.pop(key, None) or make()
-        self._laws[key] = law
-        while len(self._laws) > 1 and sum(len(kept.law) for kept in self._laws.values()) > _KEPT_POINTS:
-            self._laws.popitem(last=False)
-        return law
+        """The PLD of this key, composed if it is not there."""
+        found = self._found.pop(key, None) or make()
+        self._found[key] = found
+        while len(self._found) > 1 and sum(len(one.law) for one in self._found.values()) > _CACHED_POINTS:
+            self._found.popitem(last=False)
+        return found
+
+    def on(self, side: int) -> list[Composed]:
+        """All on one side."""
+        return [found for key, found in self._found.items() if key[0] == side]
 
 
 class Composition:
     """A product of rounds, each repeated. Equal rounds, and all Gaussian ones, are merged first.
 
-    An answer depends on its question alone, unless the composition is told to ``remember``: then what was composed for
-    earlier questions serves later ones too, which are read off sooner and may come out a little closer.
+    PLDs are cached under all that they depend on, which saves time and changes no answer. Only a composition that is
+    told to ``remember`` reads later questions off PLDs composed for other ones, sooner and sometimes a little closer.
     """
 
     def __init__(self, rounds: Sequence[tuple[Round, int]], remember: bool = False) -> None:
         self.rounds = _merge(rounds)
-        self._kept = _Kept()
-        self._remembered: dict[int, list[Composed]] | None = {UPPER: [], LOWER: []} if remember else None
+        self._remember = remember
+        self._cache = _Cache()
         self._sketches = Sketches([(rnd.pair, count) for rnd, count in self.rounds])
 
     def remembering(self) -> Composition:
@@ -234,7 +238,7 @@ class Composition:
         """Compose ever more finely until the bounds are as close as allowed; also whether they are, or nearly so."""
         finer, done = _SHARE, False
         finest, coarsest = 0.0, math.inf  # what was too fine for the memory, and too coarse for a bound
-        laws: dict[int, list[Composed]] = self._remembered or {UPPER: [], LOWER: []}
+        laws = {side: self._cache.on(side) if self._remember else [] for side in BOTH}
 
         def best() -> tuple[float, float]:
             lower = max((read(law) for law in laws[LOWER]), default=0.0)
@@ -274,7 +278,7 @@ class Composition:
 
     def _compose(self, side: int, plan: _Plan, width: float) -> Composed:
         key = (side, *plan.sketch.made_for, plan.tilt, width)
-        return self._kept.get(key, lambda: self._composed(side, plan, width))
+        return self._cache.get(key, lambda: self._composed(side, plan, width))
 
     def _composed(self, side: int, plan: _Plan, width: float) -> Composed:
         tilt = plan.tilt
