@@ -72,7 +72,7 @@ def server(folder, port, plan, seed=None, again=False, asynchronous=False, **wai
     else:
         head = Server(here.plan, first, here.sgd, insecure_seed=seed, **files)
     app = server_app(
-        head, keys, Waiting(**{"gather": 180.0, "answers": 60.0, **waiting}),
+        head, keys, Waiting(**{"gather": 600.0, "answers": 600.0, "farewell": 600.0, **waiting}),
         lambda found: print(f"round {found.round}", flush=True),
     )  # fmt: skip
     serve(

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -83,8 +84,6 @@ def test_a_client_is_not_moved_by_what_is_no_model(parties, asked):
 
 
 def test_answers_leave_at_multiples_of_the_pace(monkeypatch, tmp_path, asked):
-    from contextlib import nullcontext
-
     new_key(tmp_path / "key")
     (tmp_path / "ca.pem").write_text("")
     works, sent, now = iter([0.01, 0.15, 0.25]), [], [100.0]
@@ -104,6 +103,29 @@ def test_answers_leave_at_multiples_of_the_pace(monkeypatch, tmp_path, asked):
     monkeypatch.setattr(nodes, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     nodes.join(lambda *_: sleep(next(works)), tmp_path / "key", tmp_path / "ca.pem", "nowhere:1", pace=0.2)
     assert sent == pytest.approx([0.2, 0.2, 0.4])
+
+
+def test_a_client_that_knows_the_run_is_over_ends_even_if_the_server_has_gone(monkeypatch, tmp_path, asked):
+    """It had come back for three minutes to a port that nobody listens at, and failed."""
+    import httpx
+
+    new_key(tmp_path / "key")
+    (tmp_path / "ca.pem").write_text("")
+    connections = []
+
+    @contextmanager
+    def connected(*_):
+        connections.append("opened")
+        yield None, Node(node_id=7)
+
+    def refused(*_):
+        raise httpx.ConnectError("connection refused")
+
+    monkeypatch.setattr(nodes, "_connected", connected)
+    monkeypatch.setattr(nodes, "_received", lambda *_: asked([], MessageType.QUERY))
+    monkeypatch.setattr(nodes, "_send", refused)
+    nodes.join(lambda *_: None, tmp_path / "key", tmp_path / "ca.pem", "nowhere:1", pace=1e-3, patience=1e-9)
+    assert connections == ["opened"]
 
 
 class Wire:
@@ -131,7 +153,7 @@ class Wire:
 
 
 @pytest.fixture
-def linked(tmp_path, monkeypatch):
+def linked(tmp_path):
     """Three clients that are there, and ``serve``: runs a ServerApp for them in a thread that ends with the test."""
     import threading
 
@@ -141,14 +163,13 @@ def linked(tmp_path, monkeypatch):
     from flwr.supercore.object_store import ObjectStoreFactory
     from flwr.superlink.federation import NoOpFederationManager
 
-    monkeypatch.setattr("verax.federated.flower._FAREWELL", 0.1)
     objects = ObjectStoreFactory()
     objects.store_instance = link._Store()
     state = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects).state()
     keys = [new_key(tmp_path / f"{i}.key") for i in range(3)]
     numbers = [state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0) for key in keys]
     for number in numbers:
-        state.activate_node(number, 30)
+        state.activate_node(number, 100 * PATIENCE)
     threads = []
 
     def serve(app):
@@ -175,16 +196,31 @@ def test_a_second_server_in_the_process_does_not_speak_for_the_first(linked):
     assert (message.metadata.src_node_id, message.metadata.src_task_id != 5) == (1, True)
 
 
-def test_half_an_answer_holds_nobody_up(parties, linked):
+class Clock:
+    """A server's clock that stands still until it is told to go on; whoever sleeps lets others work."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        time.sleep(0.001)
+
+
+def test_half_an_answer_holds_nobody_up(parties, linked, monkeypatch):
     """A node that dies while it uploads is one that has not answered; Flower would wait for the rest of its message."""
     from flwr.app import Context
 
+    clock = Clock()
+    monkeypatch.setattr("verax.federated.flower.time", clock)
     here = parties.world({"client_rate": 1.0, "rounds": 2})
-    head = Server(here.plan, weights_of(here.make()), here.sgd)
-    seen = []
-    app = server_app(head, linked.keys, Waiting(answers=3.0, poll=0.01), lambda s: seen.append(time.monotonic()))
-    start = time.monotonic()
-    linked.serve(app)
+    head, heard, seen = Server(here.plan, weights_of(here.make()), here.sgd), [], []
+    receive = head.receive
+    monkeypatch.setattr(head, "receive", lambda update, sender: heard.append(sender) or receive(update, sender=sender))
+    waiting = Waiting(answers=PATIENCE, farewell=0.0)
+    linked.serve(server_app(head, linked.keys, waiting, lambda s: seen.append((s.round, clock.now, list(heard)))))
     apps = [client_app(here.client(i, 3)) for i in range(3)]
     wires = [Wire(linked.state, ("PushObject",) if i == 0 else ()) for i in range(3)]
     end = time.monotonic() + PATIENCE
@@ -194,12 +230,32 @@ def test_half_an_answer_holds_nobody_up(parties, linked):
             if message is not None:
                 reply = apps[i](message, Context(message.metadata.run_id, node.node_id, {}, RecordDict(), {}))
                 nodes._send(wire, node, reply)
-        time.sleep(0.01)
+        if len(heard) == 2 and wires[0].held and not clock.now:
+            assert seen == []  # the third is waited for
+            clock.now = PATIENCE
+        time.sleep(0.001)
+    clock.now *= 10.0  # if the server still waits for somebody, it ends
     assert len(wires[0].held) == 3  # announced, and never sent
-    assert len(seen) == 2
-    assert seen[0] - start >= 3.0
-    assert seen[1] - seen[0] < 2.9  # it was waited for once
+    first, second = seen
+    assert (first[0], first[1], sorted(first[2])) == (1, PATIENCE, [1, 2])
+    assert (second[0], second[1], sorted(second[2])) == (2, PATIENCE, [1, 1, 2, 2])  # it was waited for once
     assert head.refused == {}
+
+
+def test_what_is_there_by_the_end_of_a_round_is_heard_however_late_the_server_looks(monkeypatch):
+    """As after a suspension of the server's host: time is up before its first look."""
+    from verax.federated import flower
+
+    clock = iter([0.0, 100.0, 100.0])
+    monkeypatch.setattr(flower, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=None))
+    reply = SimpleNamespace(
+        metadata=SimpleNamespace(reply_to_message_id="1"), has_error=lambda: False,
+        content=SimpleNamespace(config_records={}),
+    )  # fmt: skip
+    grid = SimpleNamespace(get_nodes=list, pull_messages=lambda asked: [reply])
+    fleet = flower._Fleet(grid, [b"a", b"b"], Waiting(answers=1.0), {"1": 0, "2": 1})
+    assert list(fleet.answers()) == [(0, [])]
+    assert fleet.silent == {1}
 
 
 def test_what_a_node_may_send_is_refused_and_counted_and_the_round_goes_on(parties, linked):
@@ -209,7 +265,11 @@ def test_what_a_node_may_send_is_refused_and_counted_and_the_round_goes_on(parti
     here = parties.world({"client_rate": 1.0, "record_rate": 1.0, "rounds": 6, "noise_multiplier": 0.0})
     head, seen = Server(here.plan, weights_of(here.make()), here.sgd), []
     twin = Server(here.plan, weights_of(here.make()), here.sgd)
-    linked.serve(server_app(head, linked.keys, Waiting(poll=0.01), lambda s: seen.append(s.round)))
+    linked.serve(
+        server_app(
+            head, linked.keys, Waiting(answers=PATIENCE, poll=0.01, farewell=0.0), lambda s: seen.append(s.round)
+        )
+    )
     hands = [here.client(i, 3) for i in range(3)]
     apps = [client_app(hand) for hand in hands]
     nan, large = np.full(53, np.nan, np.float32), np.full(53, 1e3, np.float32)
@@ -305,6 +365,8 @@ def test_bad_keys_and_times(parties):
         server_app(head, [b"a", b"a", b"b"])
     with pytest.raises(ValueError, match="answers must be"):
         Waiting(answers=0.0)
+    with pytest.raises(ValueError, match="farewell must be"):
+        Waiting(farewell=-1.0)
 
 
 @pytest.mark.parametrize("module", ["flower_link", "flower_node"])

@@ -407,7 +407,7 @@ def test_what_looks_at_the_data_is_no_schedule():
 
 
 def test_writing_takes_a_small_part_of_the_time(tmp_path):
-    times, save = [], PrivateTrainer.save
+    times, save = [], PrivateTrainer._save
 
     def slow(self, path):
         times.append(time.monotonic())
@@ -415,7 +415,7 @@ def test_writing_takes_a_small_part_of_the_time(tmp_path):
         save(self, path)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PrivateTrainer, "save", slow)
+        patch.setattr(PrivateTrainer, "_save", slow)
         trained(tmp_path, Mechanism(BallsInBins(bins=30, epochs=2), 1.0))
     between = [later - earlier for earlier, later in pairwise(times[:-1])]
     assert all(gap >= 0.2 for gap in between)

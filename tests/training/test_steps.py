@@ -1,6 +1,7 @@
 """Mistakes of people who come from plain PyTorch: noticed, or refused in words."""
 
 import gc
+import threading
 
 import pytest
 
@@ -211,3 +212,85 @@ def test_texts_of_different_lengths_go_with_any_sampler():
     assert run.trainer.rounds == 9
     with pytest.raises(ValueError, match="where it pads, let the model skip the padding"):
         fit(Bag(careless=True), LOSS, Ragged(), Mechanism(Poisson(0.3, 9), 1.0), sgd, collate_fn=padded)
+
+
+class Meanwhile(nn.Module):
+    """A loss in whose midst somebody else does something, once."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act, self.raised = act, []
+
+    def __deepcopy__(self, memo):
+        return self  # trials are made with copies: once is once
+
+    def forward(self, output, target):
+        act, self.act = self.act, None
+        if act is not None:
+            try:
+                act()
+            except RuntimeError as error:
+                self.raised.append(str(error))
+        return LOSS(output, target)
+
+
+def in_a_thread(act):
+    """Do it in another thread, and raise here what it raised."""
+
+    def run():
+        found = []
+
+        def work():
+            try:
+                act()
+            except RuntimeError as error:
+                found.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        for error in found:
+            raise error
+
+    return run
+
+
+@pytest.mark.parametrize("how", [in_a_thread, lambda act: act], ids=["another thread", "within itself"])
+@pytest.mark.parametrize("call", ["step", "batches", "save", "load"])
+def test_a_round_is_of_one_thread_and_others_are_refused(tmp_path, how, call):
+    """A second step on the same batch would release it again, and count it once."""
+    trainer, *_ = begun(ledger=tmp_path / "run.ledger", insecure_seed=3)
+    batches = trainer.batches((X, Y))
+    batch = next(batches)
+    loss = Meanwhile(how({
+        "step": lambda: trainer.step(batch, LOSS),
+        "batches": lambda: next(batches),
+        "save": lambda: trainer.save(tmp_path / "state"),
+        "load": lambda: trainer.load(tmp_path / "state", (X, Y)),
+    }[call]))  # fmt: skip
+    trainer.step(batch, loss)
+    (said,) = loss.raised
+    assert f"{call} was called while the trainer is in step" in said
+    assert "Let one thread draw and step" in said
+    assert ledger.read(tmp_path / "run.ledger").released == trainer.rounds == 1
+    if call == "batches":  # Python ends a generator that raised
+        batches = trainer.batches((X, Y))
+    for later in batches:
+        trainer.step(later, LOSS)
+    assert ledger.read(tmp_path / "run.ledger").complete
+
+
+def test_without_a_ledger_a_refused_step_adds_no_second_noise():
+    """Both runs begin alike, and end with the same weights: the refused step has drawn nothing."""
+    ends = []
+    for disturbed in (False, True):
+        torch.manual_seed(0)
+        trainer, model, _ = begun(insecure_seed=3)
+        for batch in trainer.batches((X, Y)):
+            act = in_a_thread(lambda batch=batch, trainer=trainer: trainer.step(batch, LOSS))
+            loss = Meanwhile(act if disturbed else None)
+            trainer.step(batch, loss)
+            assert len(loss.raised) == disturbed
+        assert trainer.rounds == 4
+        ends.append(nn.utils.parameters_to_vector(model.parameters()).detach())
+    assert torch.equal(*ends)

@@ -29,7 +29,6 @@ from verax.federated.messages import BadMessage, Model, Receipt, Update, unpack
 from verax.federated.server import Server
 
 _RECORD, _FIELD = "verax", "messages"
-_FAREWELL = 10.0  # seconds that nodes have to say good-bye in
 
 
 # --- what is said ---------------------------------------------------------------------------------------------------
@@ -138,16 +137,19 @@ class Waiting:
         answers: in a round, for the answers of those that are there; asynchronously, before a client is asked again.
         lost: asynchronously, for a sign of a client, before it is left behind; None for ever.
         poll: between two looks.
+        farewell: after the last round, for clients to confirm that they know it was the last.
     """
 
     gather: float = 60.0
     answers: float = 60.0
     lost: float | None = 600.0
     poll: float = 0.05
+    farewell: float = 10.0
 
     def __post_init__(self) -> None:
         for name in ("gather", "answers", "poll"):
             checks.positive(name, getattr(self, name))
+        checks.nonnegative("farewell", self.farewell)
         if self.lost is not None:
             checks.positive("lost", self.lost)
 
@@ -262,10 +264,11 @@ class _Fleet:
         Nobody waits for a client that was waited for in vain before, until it answers or connects anew.
         """
         end = time.monotonic() + (self.waiting.answers if seconds is None else seconds)
-        while time.monotonic() < end:
+        while True:
+            late = time.monotonic() >= end  # asked first: what is there by then is heard
             self.present()  # forgets what was asked of those who have connected anew
             yield from self.heard()
-            if set(self.asked.values()) <= self.silent:
+            if late or set(self.asked.values()) <= self.silent:
                 break
             time.sleep(self.waiting.poll)
         self.silent |= set(self.asked.values())
@@ -275,7 +278,7 @@ class _Fleet:
         self.asked.clear()
         self.silent.clear()
         self.ask({client: [model] for client in self.present()}, MessageType.QUERY)
-        for _ in self.answers(_FAREWELL):
+        for _ in self.answers(self.waiting.farewell):
             pass
 
 

@@ -88,9 +88,11 @@ def join(
                         continue
                     reply = app(message, Context(message.metadata.run_id, node.node_id, {}, RecordDict(), {}))
                     time.sleep(pace - (time.monotonic() - start) % pace)
-                    _send(client, node, reply)
                     if message.metadata.message_type == MessageType.QUERY:
+                        with suppress(*_TROUBLE):  # the run is over: the server may have gone first
+                            _send(client, node, reply)
                         return
+                    _send(client, node, reply)
         except _TROUBLE as error:
             if time.monotonic() - last > patience:
                 raise NotAdmitted(f"{server} has not admitted this client for {patience:g} s: {_why(error)}") from None

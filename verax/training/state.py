@@ -219,7 +219,7 @@ class StateFile:
     def tell_over(self) -> None:
         """Warn whoever wanted to train more: perhaps by another learning rate, of which the state knows nothing."""
         said = f"the run in {self.path} is over: nothing was trained, the last weights that it kept were loaded"
-        warnings.warn(said, UserWarning, stacklevel=3)
+        warnings.warn(said, UserWarning, stacklevel=4)
 
     def written(self, path: str | os.PathLike[str]) -> None:
         """A state was put there, which is a new file: if it is this one, hold that."""

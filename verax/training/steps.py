@@ -1,9 +1,42 @@
-"""Who steps the optimizer: what somebody else lets it do between two rounds is not the mechanism's."""
+"""Who steps: one thread at a time, and the trainer alone lets the optimizer step."""
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+
+class OneAtATime:
+    """Lets one call in at a time; whoever comes meanwhile is refused, and changes nothing.
+
+    >>> turn = OneAtATime()
+    >>> with turn.taken("step"), turn.taken("save"):
+    ...     pass
+    Traceback (most recent call last):
+    RuntimeError: save was called while the trainer is in step, by another thread or from within it: ...
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._doing = threading.Lock(), ""
+
+    @contextmanager
+    def taken(self, call: str) -> Iterator[None]:
+        """Take the turn until the block ends."""
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                f"{call} was called while the trainer is in {self._doing or 'another call'}, by "
+                "another thread or from within it: rounds are drawn, counted and released one after "
+                "the other. Let one thread draw and step; for another model, make another trainer"
+            )
+        try:
+            self._doing = call
+            yield
+        finally:
+            self._doing = ""
+            self._lock.release()
 
 
 class OwnSteps:

@@ -40,7 +40,7 @@ from verax.training.ran import PUBLIC_NUMBER, attacked, released, tells_number
 from verax.training.refusals import refuse_flat, refuse_loss, refuse_run, refuse_schedule
 from verax.training.rounds import Round, sizes_of
 from verax.training.state import StateFile, plain, put_back, read_state, refuse_other, settings_of, sources_of, spend
-from verax.training.steps import OwnSteps
+from verax.training.steps import OneAtATime, OwnSteps
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement
@@ -130,6 +130,7 @@ class PrivateTrainer:
         self._total: Flat | None = None
         self._steps, self._sloped, self._finished = OwnSteps(optimizer), False, False
         self._over: Exception | None = None
+        self._turn = OneAtATime()
         self._state = None if state is None else Path(state).absolute()  # the program may go elsewhere
         self._file: StateFile | None = None
         self._goes_on = False
@@ -198,15 +199,27 @@ class PrivateTrainer:
             collate_fn: for data sets that give records by number, from a list of records to a batch; it must treat
                 each record by itself.
         """
+        with self._turn.taken("batches"):
+            self._begin(dataset, collate_fn)
+        while True:
+            with self._turn.taken("batches"):
+                self._keep()
+                drawn = self._fetch()
+            if drawn is None:
+                return
+            yield drawn
+
+    def _begin(self, dataset: Any, collate_fn: Collate | None) -> None:
+        """Look at the data, and begin the sampler's sequence or go on with it."""
         if self._over is not None:
             raise self._over
         if self._finished:
-            warnings.warn("the run is over: all its rounds were released, epochs and all", UserWarning, stacklevel=2)
+            warnings.warn("the run is over: all its rounds were released, epochs and all", UserWarning, stacklevel=3)
         self._collate = collate_fn
         self._see(dataset)
         if self._drawn is None:
             if self._goes_on:
-                self.load(self._state or "", dataset)  # the first process knows where it is
+                self._load(self._state or "", dataset)  # the first process knows where it is
                 if self._file is not None and self.rounds == len(self.mechanism.sampler):
                     self._file.tell_over()
             elif self._next > 0:
@@ -216,25 +229,25 @@ class PrivateTrainer:
                 )
             else:
                 self._draw()
+
+    def _fetch(self) -> Round | None:
+        """Draw the next batch and fetch its records; None after the last round."""
         assert self._drawn is not None  # noqa: S101
-        self._keep()
-        while True:
-            self._indices = next(self._drawn, None) if self._indices is None else self._indices
-            self._refuse_pending()
-            if self._indices is None:
-                break
+        self._indices = next(self._drawn, None) if self._indices is None else self._indices
+        self._refuse_pending()
+        if self._indices is not None:
             try:
                 self._pending = self._round(self._indices)
             except WrongLength as error:
                 self._left(str(error))
             self._indices = None
-            yield self._pending
-            self._keep()
+            return self._pending
         if self.rounds == len(self.mechanism.sampler):
             if self._ledger is not None and not self._ledger.over:
                 self._ledger.finish()
             self._finished = True
             self.close()
+        return None
 
     def _refuse_pending(self) -> None:
         """Stop the run if somebody asks for more than the batch that waits to be stepped on."""
@@ -281,6 +294,10 @@ class PrivateTrainer:
 
     def step(self, batch: Round, loss: Criterion) -> None:
         """Clip, add up, record, add noise, and let the optimizer step; also for an empty batch."""
+        with self._turn.taken("step"):
+            self._step(batch, loss)
+
+    def _step(self, batch: Round, loss: Criterion) -> None:
         if self._over is not None:
             raise self._over
         peers = self._peers
@@ -436,7 +453,7 @@ class PrivateTrainer:
     def _keep(self) -> None:
         """Bring the file of the state up to date between two rounds, if there is one, and time or need for it."""
         if self._file is not None and self._pending is None and self._indices is None and self._over is None:
-            self._file.keep(self.save, late=self.rounds == len(self.mechanism.sampler))
+            self._file.keep(self._save, late=self.rounds == len(self.mechanism.sampler))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all there is to go on later: weights, optimizer, and the secret of sampling.
@@ -445,6 +462,10 @@ class PrivateTrainer:
         noise is not in it, unless it came from a seed.) After the last round no secret is left in it. Of several
         processes the first one writes it.
         """
+        with self._turn.taken("save"):
+            self._save(path)
+
+    def _save(self, path: str | os.PathLike[str]) -> None:
         if self._pending is not None or self._indices is not None:
             raise ValueError(f"round {self._next} was drawn but not stepped on; step first, then save")
         if not self.first:
@@ -480,6 +501,10 @@ class PrivateTrainer:
         would draw next, and the same noise on two sums gives both away. (A seeded run, which is not private, repeats
         itself.) Of several processes, all call this and the first one reads the file.
         """
+        with self._turn.taken("load"):
+            self._load(path, dataset)
+
+    def _load(self, path: str | os.PathLike[str], dataset: Any) -> None:
         state: dict[str, Any] = {}
         if self._peers is None:
             state = self._read(path)
