@@ -1,7 +1,8 @@
 """``pip install verax`` in an empty environment, the newest of everything, and the commands in it.
 
 This needs the package index. Where that cannot be reached the tests are skipped, and say so; an
-installation that fails for any other reason fails here.
+installation that fails for any other reason fails here. On an idle machine all of it takes about two
+minutes, most of them pip's.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ pytestmark = pytest.mark.index
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 SOURCES = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
-PATIENCE = ("--timeout", "20", "--retries", "2")  # an index that is down shows within minutes
+# As variables, which the pip that builds a wheel passes on to the pip that fetches the build tools.
+PATIENCE = {"PIP_DEFAULT_TIMEOUT": "15", "PIP_RETRIES": "1"}
 SECONDS = 300  # for one call of pip; on an idle machine it takes 20
-# What pip prints when it cannot reach an index, and what when the fault is ours all the same.
+PROBE = "packaging"  # small, and on every index that has what verax needs
+# What pip prints when an index that answered before is out of reach, and when the fault is ours.
 UNREACHABLE = re.compile(
     "NewConnectionError|ConnectTimeoutError|ReadTimeoutError|ConnectionResetError|ProtocolError"
     "|NameResolutionError|ProxyError|Max retries exceeded|Network is unreachable"
@@ -56,7 +59,8 @@ REFUSED = {
 def environment() -> dict[str, str]:
     """Ours, without what would bring in this repository, constraints or another installation."""
     ours = ("PYTHONPATH", "PYTHONHOME", "PIP_CONSTRAINT", "PIP_REQUIREMENT", "VIRTUAL_ENV")
-    return {name: value for name, value in os.environ.items() if name not in ours}
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
+    return kept | PATIENCE
 
 
 def run(command: list[str], where: Path, seconds: float = 900) -> subprocess.CompletedProcess[str]:
@@ -67,16 +71,29 @@ def run(command: list[str], where: Path, seconds: float = 900) -> subprocess.Com
 class Index:
     """The package index, as pip is set up to reach it; once it is down nothing waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: Path) -> None:
+        """Fetch something small that exists: where that fails, it is not verax that is at fault."""
         self.down = ""
+        command = self._command(Path(sys.executable), "download", "--no-deps", PROBE)
+        try:
+            done = run(command, where, SECONDS)
+        except subprocess.TimeoutExpired:
+            self.down = f"pip did not end within {SECONDS} seconds"
+        else:
+            if done.returncode:
+                known = UNREACHABLE.search(done.stdout + done.stderr)
+                self.down = known[0] if known else done.stderr.strip().rpartition("\n")[2]
 
     def pip(self, python: Path, *words: str, where: Path) -> None:
         """Run pip. Skip the test if that fails because the index is out of reach, and only then."""
         if not self.down:
-            command = [str(python), "-m", "pip", "--no-input", *words, *PATIENCE]
-            self.down = self._trouble(command, where)
+            self.down = self._trouble(self._command(python, *words), where)
         if self.down:
             pytest.skip(f"the package index cannot be reached ({self.down}): NOT TESTED")
+
+    @staticmethod
+    def _command(python: Path, *words: str) -> list[str]:
+        return [str(python), "-m", "pip", "--no-input", *words]
 
     @staticmethod
     def _trouble(command: list[str], where: Path) -> str:
@@ -92,8 +109,8 @@ class Index:
 
 
 @pytest.fixture(scope="module")
-def index() -> Index:
-    return Index()
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    return Index(tmp_path_factory.mktemp("probe"))
 
 
 def interpreter(version: str) -> str:

@@ -102,8 +102,9 @@ async def answer(pool: Pool, known: Known, steps: Sequence[Step], emit: Emit, se
         async with asyncio.TaskGroup() as group:
             for _ in range(_SIDE_BY_SIDE):
                 group.create_task(one_after_the_other())
-    except* Refused as several:
-        raise several.exceptions[0] from None
+    except ExceptionGroup as several:  # not except*, which before Python 3.11.4 raises groups only
+        refused, others = several.split(Refused)
+        raise (others or refused or several).exceptions[0] from None
 
 
 def compare(asked: questions.Compare) -> list[Step]:

@@ -49,6 +49,14 @@ _SEVERAL = {
 """The one parameter that may be repeated, by path."""
 
 
+class _Files(StaticFiles):
+    """Scripts and styles. Starlette 0.38 raises ValueError where a path has a NUL byte."""
+
+    def lookup_path(self, path: str) -> tuple[str, Any]:
+        """The file at a path, or nothing, which is answered with 404."""
+        return ("", None) if "\0" in path else super().lookup_path(path)
+
+
 def create_app(settings: Settings | None = None) -> Guard:
     """The application, an ASGI callable; its ``api`` is the FastAPI object.
 
@@ -278,7 +286,7 @@ async def _statement(
 
 
 def _pages(api: FastAPI, settings: Settings) -> None:
-    api.mount("/static", StaticFiles(directory=STATIC), name="static")
+    api.mount("/static", _Files(directory=STATIC), name="static")
 
     @api.post("/api/login", include_in_schema=bool(settings.token))
     async def login(shown: shapes.Token, request: Request) -> shapes.About:
