@@ -48,7 +48,7 @@ class Shape:
             sampler,
             rate=self.times / self.batches if each_anew and not of_a_size else None,
             steps=self.batches * self.epochs if each_anew else None,
-            records=self.records,
+            records=self.records if of_a_size or sampler is SamplerName.truncated_poisson else None,
             batch=self._batch if of_a_size else None,
             batches=None if each_anew else self.batches,
             epochs=None if each_anew else self.epochs,

@@ -197,6 +197,9 @@ def _sampler(
 ) -> Sampler:
     if batch is not None and records is None:
         raise ValueError(f"--batch {batch} needs --records: together they take the place of --rate or --batches")
+    alone = records is not None and batch is None and sampler is not SamplerName.truncated_poisson
+    if alone and (rate is not None or batches is not None):
+        raise ValueError(f"--records {records} needs --batch: together they take the place of --rate or --batches")
     if sampler is SamplerName.without_replacement:
         _not_for(sampler, "give --records and --batch", {"--rate": rate, "--batches": batches})
         return _without_replacement(steps, records, batch, epochs)
