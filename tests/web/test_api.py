@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from verax import Batch, Mechanism, Poisson, RandomParticipation
-from verax.planning import WAYS, Planner, Target, drawn
+from verax.planning import Planner, Target, plannable, planned
 from verax.planning import frontier as planned
 from verax.planning import ranked as in_order
 from verax.privacy.participation import BASELINES, OBSERVERS, Federation, baseline
@@ -47,7 +47,7 @@ class TestCompare:
         answer = client.get("/api/compare", params={"sampler": names, "epochs": 3, "noise_multiplier": 0.9}).json()
         assert {row["sampler"] for row in answer["rows"]} == set(names)
         for row in answer["rows"]:
-            bracket = Mechanism(drawn(row["sampler"], 60000, 600, 3), 0.9).guarantee().epsilon(1e-5)
+            bracket = Mechanism(planned(row["sampler"], 60000, 600, 3), 0.9).guarantee().epsilon(1e-5)
             assert (row["epsilon"]["lower"], row["epsilon"]["upper"]) == (bracket.lower, bracket.upper)
             assert f"[{row['epsilon']['shown']['lower']}, {row['epsilon']['shown']['upper']}]" == str(bracket)
 
@@ -113,7 +113,7 @@ class TestCompare:
         assert client.get("/api/compare", params=params).json() == first
 
     def test_every_sampler_can_be_asked_for(self):
-        assert set(SamplerName.__args__) == set(WAYS) == set(answers.QUICK)
+        assert set(SamplerName.__args__) == set(plannable()) == set(answers.QUICK)
 
     @pytest.mark.parametrize(
         ("params", "words"),
@@ -195,7 +195,7 @@ class TestPlan:
     def test_bad_input_is_refused_in_words(self, client, params, words):
         assert words in said(client, "/api/plan", **params)
 
-    @pytest.mark.parametrize("ways", [[way] for way in WAYS] + [["poisson", "balls-in-bins"], list(WAYS)])
+    @pytest.mark.parametrize("ways", [[way] for way in plannable()] + [["poisson", "balls-in-bins"], list(plannable())])
     def test_no_choice_of_samplers_is_too_much_at_the_defaults(self, ways):
         asked = Plan(sampler=ways)
         points = asked.points()

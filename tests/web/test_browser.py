@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from verax import Mechanism, Poisson, RandomParticipation, Shuffle
-from verax.planning import WAYS, Target, frontier
+from verax.planning import Target, frontier, plannable
 from verax.planning.utility import Line, Point, UtilityGraph, best_plan
 from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
@@ -196,7 +196,7 @@ def test_a_setting_that_the_address_gives_twice_is_not_chosen_for_you(page, serv
 
 def test_the_plan_page_takes_its_own_checkboxes(page, server):
     """All of them at once; what they compute is none of this test's business."""
-    page.goto(f"{server}/plan?{'&'.join(f'sampler={way}' for way in WAYS if way != 'balls-in-bins')}")
+    page.goto(f"{server}/plan?{'&'.join(f'sampler={way}' for way in plannable() if way != 'balls-in-bins')}")
     with page.expect_response(re.compile(r"/api/plan/stream.*sampler=balls-in-bins")) as waiting:
         page.get_by_label("balls in bins").check()
     assert waiting.value.status == 200

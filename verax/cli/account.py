@@ -9,27 +9,17 @@ import typer
 
 from verax import Mechanism
 from verax.cli import common
+from verax.cli.options import RunOptions, flat
 from verax.cli.tables import Table, console
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
 
 
+@flat
 def account(
     noise_multiplier: common.Noise,
+    run: RunOptions,
     delta: Annotated[list[float] | None, typer.Option(help="Report epsilon at this delta; may be repeated.")] = None,
     epsilon: Annotated[list[float] | None, typer.Option(help="Report delta at this epsilon; may be repeated.")] = None,
-    sampler: common.SamplerOption = common.SamplerName.poisson,
-    rate: common.Rate = None,
-    steps: common.Steps = None,
-    records: common.Records = None,
-    batch: common.BatchSize = None,
-    batches: common.Batches = None,
-    epochs: common.Epochs = None,
-    times: common.Times = None,
-    buffer: common.Buffer = None,
-    max_batch: common.MaxBatch = None,
-    clipping: common.ClippingOption = common.ClippingName.individual,
-    clip_groups: common.ClipGroups = 1,
-    relation: common.Relation = None,
     group: common.Group = 1,
     rtol: Annotated[float, typer.Option(help="Relative distance of the two sides.")] = DEFAULT_RTOL,
     json: common.AsJson = False,
@@ -40,11 +30,7 @@ def account(
     """
     if not delta and not epsilon:
         raise ValueError("nothing to report: give --delta or --epsilon")
-    run = common.describe_run(
-        sampler, rate, steps, records, batch, batches, epochs, clipping, clip_groups, relation,
-        times, buffer, max_batch,
-    )  # fmt: skip
-    mechanism = Mechanism(run.sampler, noise_multiplier, run.clipping, run.relation)
+    mechanism = run.mechanism(noise_multiplier)
     with common.patience("accounting"):
         guarantee = mechanism.guarantee(group)
         rows = [(f"epsilon at delta = {d!r}", replace(guarantee).epsilon(d, rtol)) for d in delta or []]

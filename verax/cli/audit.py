@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -18,12 +18,19 @@ from verax.auditing.transcript import Progress, few_records
 from verax.cli import common
 from verax.cli.audit_canaries import canaries
 from verax.cli.commands import Command, Group
-from verax.cli.common import SamplerName
+from verax.cli.options import (
+    ClipGroups,
+    ClippingName,
+    ClippingOption,
+    RelationName,
+    SpecialFlags,
+    clippings_by_name,
+    flat,
+)
+from verax.samplers.base import Sampler
+from verax.samplers.options import build, flags_of
 
 audit = typer.Typer(cls=Group, help="Attack what runs, for a lower bound on its epsilon.", no_args_is_help=True)
-
-
-_EACH_ROUND_ANEW = (SamplerName.poisson, SamplerName.truncated_poisson, SamplerName.without_replacement)
 
 
 @dataclass(frozen=True)
@@ -33,37 +40,35 @@ class Shape:
     batches: int
     epochs: int
     records: int | None
-    times: int
-    buffer: int | None
-    max_batch: int | None
-    clipping: common.ClippingName
-    clip_groups: int
-    relation: common.RelationName | None
-
-    def drawn_by(self, sampler: SamplerName) -> common.Run:
-        """The run with these batches drawn by that sampler, on average ``times`` an epoch for each record."""
-        each_anew = sampler in _EACH_ROUND_ANEW
-        of_a_size = sampler is SamplerName.without_replacement
-        return common.describe_run(
-            sampler,
-            rate=self.times / self.batches if each_anew and not of_a_size else None,
-            steps=self.batches * self.epochs if each_anew else None,
-            records=self.records if of_a_size or sampler is SamplerName.truncated_poisson else None,
-            batch=self._batch if of_a_size else None,
-            batches=None if each_anew else self.batches,
-            epochs=None if each_anew else self.epochs,
-            clipping=self.clipping,
-            clip_groups=self.clip_groups,
-            relation=self.relation,
-            times=self.times if sampler is SamplerName.random_allocation else None,
-            buffer=self.buffer if sampler is SamplerName.buffered_shuffle else None,
-            max_batch=self.max_batch if sampler is SamplerName.truncated_poisson else None,
-        )
+    special: SpecialFlags
 
     @property
-    def _batch(self) -> int | None:
-        """The size of batches drawn without replacement."""
-        return None if self.records is None else max(1, self.records * self.times // self.batches)
+    def times(self) -> int:
+        """Rounds that a record joins in an epoch, on average."""
+        return checks.count("--times", self.special.get("--times") or 1, maximum=self.batches)
+
+    def drawn_by(self, name: str) -> Sampler:
+        """These batches drawn by the sampler of this name."""
+        times, batches, records = self.times, self.batches, self.records
+        known = {
+            **self.special,
+            "--times": times,
+            "--rate": times / batches,
+            "--steps": batches * self.epochs,
+            "--batches": batches,
+            "--epochs": self.epochs,
+            "--records": records,
+            "--batch": None if records is None else max(1, records * times // batches),
+        }
+        return build(name, {flag: known[flag] for flag in flags_of(name)})
+
+    def refuse_idle(self, names: Sequence[str]) -> None:
+        """Refuse options that say nothing about any of these samplers."""
+        flags = set().union(*map(flags_of, names))
+        for flag, value in self.special.items():
+            often = flag == "--times" and flags & {"--rate", "--batch"}
+            if value is not None and flag not in flags and not often:
+                raise ValueError(f"{flag} {value} is not for --sampler {names[0]}")
 
 
 @audit.callback()
@@ -75,20 +80,20 @@ audit.command(cls=Command)(canaries)
 
 
 @audit.command(cls=Command)
+@flat
 def sampler(
-    drawn: Annotated[SamplerName, typer.Option("--sampler", help="What draws the batches.")],
+    *,
+    drawn: Annotated[str, typer.Option("--sampler", help="What draws the batches.")],
     noise_multiplier: common.Noise,
     batches: Annotated[int, typer.Option(help="Batches per epoch.")],
-    claim: Annotated[SamplerName | None, typer.Option(help="What is said to draw them; default: the truth.")] = None,
+    claim: Annotated[str | None, typer.Option(help="What is said to draw them; default: the truth.")] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 1,
     records: Annotated[int | None, typer.Option(help="Number of records; default: a few per batch.")] = None,
-    times: Annotated[int, typer.Option(help="Rounds a record joins in an epoch, where it may be several.")] = 1,
-    buffer: common.Buffer = None,
-    max_batch: common.MaxBatch = None,
-    clipping: common.ClippingOption = common.ClippingName.individual,
-    clip_groups: common.ClipGroups = 1,
+    special: SpecialFlags,
+    clipping: ClippingOption = ClippingName.individual,
+    clip_groups: ClipGroups = 1,
     relation: Annotated[
-        common.RelationName | None, typer.Option(help="Neighbouring relation; default: the claimed sampler's own.")
+        RelationName | None, typer.Option(help="Neighbouring relation; default: the claimed sampler's own.")
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="The claimed epsilon; default: what verax proves.")] = None,
     delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-5,
@@ -105,24 +110,16 @@ def sampler(
     Example: verax audit sampler --sampler shuffle --claim poisson -z 1 --batches 100 --delta 1e-5
     """
     batches, epochs = checks.count("--batches", batches), checks.count("--epochs", epochs)
-    times = checks.count("--times", times, maximum=batches)
-    for option, value, owner in (
-        ("--buffer", buffer, SamplerName.buffered_shuffle),
-        ("--max-batch", max_batch, SamplerName.truncated_poisson),
-    ):
-        if value is not None and owner not in (drawn, claim):
-            raise ValueError(f"{option} is for {owner.value}, got --sampler {drawn.value}")
-    if times != 1 and not {drawn, claim} & {*_EACH_ROUND_ANEW, SamplerName.random_allocation}:
-        raise ValueError(f"--times {times} is not for --sampler {drawn.value}, in which a record joins once an epoch")
-    shape = Shape(batches, epochs, records, times, buffer, max_batch, clipping, clip_groups, relation)
+    kind = clippings_by_name(clip_groups, [clipping.value])[clipping.value]
+    shape = Shape(batches, epochs, records, special)
+    shape.refuse_idle([drawn] if claim is None else [drawn, claim])
     if records is None:
-        clipped = shape.drawn_by(SamplerName.deterministic).clipping
-        shape = replace(shape, records=few_records(Deterministic(batches), clipped))
-    said = shape.drawn_by(claim or drawn)
-    mechanism = Mechanism(said.sampler, noise_multiplier, said.clipping, said.relation)
+        shape = replace(shape, records=few_records(Deterministic(batches), kind))
+    named = relation.value if relation else ""
+    mechanism = Mechanism(shape.drawn_by(claim or drawn), noise_multiplier, kind, named)
     with _shown_progress() as progress:
         result = audit_sampler(
-            shape.drawn_by(drawn).sampler, mechanism, epsilon=epsilon, delta=delta, confidence=confidence,
+            shape.drawn_by(drawn), mechanism, epsilon=epsilon, delta=delta, confidence=confidence,
             trials=trials, population=shape.records, target=target, insecure_seed=insecure_seed, progress=progress,
         )  # fmt: skip
     if json:

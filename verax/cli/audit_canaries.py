@@ -10,8 +10,9 @@ from rich.console import Console
 from verax import Mechanism, checks
 from verax.auditing.canaries import CanaryAudit, audit_canaries
 from verax.cli import common
-from verax.cli.common import SamplerName
+from verax.cli.options import Relation, SamplerOption, SpecialFlags, flat
 from verax.mechanism import Individual
+from verax.samplers.options import build as build_sampler
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,18 +24,18 @@ _LOUD = 4.0  # a canary's own feature, so large that its gradient is clipped and
 _MODELS = ("logistic", "mlp")
 
 
+@flat
 def canaries(
+    *,
     noise_multiplier: common.Noise,
     data: Annotated[str, typer.Option(help="digits, mnist (see VERAX_DATA), or a .csv file, class last.")] = "digits",
     model: Annotated[str, typer.Option(help=f"What to train: {' or '.join(_MODELS)}.")] = "logistic",
     planted: Annotated[int, typer.Option("--canaries", help="Records to plant, each in by a coin of its own.")] = 300,
-    sampler: common.SamplerOption = SamplerName.poisson,
+    sampler: SamplerOption = "poisson",
     batch: common.ExpectedBatch = None,
     epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 10,
-    times: common.Times = None,
-    buffer: common.Buffer = None,
-    max_batch: common.MaxBatch = None,
-    relation: common.Relation = None,
+    special: SpecialFlags,
+    relation: Relation = None,
     clip_norm: Annotated[float, typer.Option(help="The norm gradients are clipped to.")] = 1.0,
     learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Step size of SGD.")] = 1.0,
     epsilon: Annotated[float | None, typer.Option(help="The claimed epsilon; default: what verax proves.")] = None,
@@ -57,11 +58,10 @@ def canaries(
 
     examples = load(data)
     records = len(examples.train[1]) + planted
-    run = common.describe_run(
-        sampler, None, None, records, common.expected_batch(batch, records), None, epochs,
-        common.ClippingName.individual, 1, relation, times, buffer, max_batch,
-    )  # fmt: skip
-    mechanism = Mechanism(run.sampler, noise_multiplier, Individual(clip_norm), run.relation)
+    drawing = {"--records": records, "--batch": common.expected_batch(batch, records), "--epochs": epochs}
+    described = build_sampler(sampler, {**special, **drawing})
+    named = relation.value if relation else ""
+    mechanism = Mechanism(described, noise_multiplier, Individual(clip_norm), named)
     claim = mechanism.guarantee() if epsilon is None else checks.nonnegative("--epsilon", epsilon)
     attack = _Attack(examples, model, mechanism, planted, learning_rate, insecure_seed)
     result = audit_canaries(

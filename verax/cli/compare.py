@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from verax.cli import common
+from verax.cli.options import ClipGroups, ClippingName, ClippingOption, RelationName, clippings_by_name
 from verax.cli.tables import Table, console
 from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import DEFAULT_RTOL, shown
@@ -24,10 +25,10 @@ def compare(
     delta: Annotated[float | None, typer.Option(help="Compare epsilon at this delta.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Compare delta at this epsilon.")] = None,
     records: Annotated[int | None, typer.Option(help="Number of records; default: 100 for each batch.")] = None,
-    clipping: common.ClippingOption = common.ClippingName.individual,
-    clip_groups: common.ClipGroups = 1,
+    clipping: ClippingOption = ClippingName.individual,
+    clip_groups: ClipGroups = 1,
     relation: Annotated[
-        common.RelationName | None, typer.Option(help="Neighbouring relation; default: zero-out where it is known.")
+        RelationName | None, typer.Option(help="Neighbouring relation; default: zero-out where it is known.")
     ] = None,
     group: common.Group = 1,
     rtol: Annotated[float, typer.Option(help="Relative distance of the two sides, where known.")] = DEFAULT_RTOL,
@@ -42,13 +43,11 @@ def compare(
         raise ValueError(f"give either --delta or --epsilon, got {'both' if delta is not None else 'neither'}")
     if figure is not None:
         writable(drawable(figure).parent)
-    run = common.describe_run(
-        common.SamplerName.deterministic, None, None, None, None, batches, epochs, clipping, clip_groups, relation
-    )
+    kind = clippings_by_name(clip_groups, [clipping.value])[clipping.value]
     with common.patience("comparing"):
         rows = price_all(
-            noise_multiplier, batches, epochs, delta=delta, epsilon=epsilon, records=records, clipping=run.clipping,
-            relation=run.relation, group=group, rtol=rtol,
+            noise_multiplier, batches, epochs, delta=delta, epsilon=epsilon, records=records, clipping=kind,
+            relation=relation.value if relation else "", group=group, rtol=rtol,
         )  # fmt: skip
     quantity = f"epsilon at delta = {delta!r}" if delta is not None else f"delta at epsilon = {epsilon!r}"
     setting = (

@@ -12,6 +12,7 @@ import typer
 from verax import Mechanism, checks
 from verax.cli import common
 from verax.cli.compare import writable
+from verax.cli.options import RunOptions, clippings_by_name, flat
 from verax.cli.tables import Table, console
 from verax.mechanism import Clipping
 from verax.privacy.black_box import DEEPEST
@@ -43,26 +44,15 @@ _LOOK, _LOOK_AT_LEAST = 10, 2000  # how far to look for a crossing: so many time
 Geometry = Annotated[GeometryName, typer.Option(help="What is known of the group's gradients.")]
 
 
+@flat
 def group(
     context: typer.Context,
     noise_multiplier: common.Noise,
+    run: RunOptions,
     delta: Annotated[float | None, typer.Option(help="Report epsilon at this delta.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Report delta at this epsilon.")] = None,
     groups: Annotated[str, typer.Option(help="Group sizes.")] = ",".join(map(str, tables.GROUPS)),
-    sampler: common.SamplerOption = common.SamplerName.poisson,
-    rate: common.Rate = None,
-    steps: common.Steps = None,
-    records: common.Records = None,
-    batch: common.BatchSize = None,
-    batches: common.Batches = None,
-    epochs: common.Epochs = None,
-    times: common.Times = None,
-    buffer: common.Buffer = None,
-    max_batch: common.MaxBatch = None,
-    clipping: common.ClippingOption = common.ClippingName.individual,
     clippings: Annotated[str, typer.Option(help="Compare these clippings, such as individual,batch,mixed.")] = "",
-    clip_groups: common.ClipGroups = 1,
-    relation: common.Relation = None,
     geometry: Geometry = GeometryName.any,
     rtol: Annotated[float, typer.Option(help="Relative distance of the two sides.")] = DEFAULT_RTOL,
     samples: Annotated[int | None, typer.Option(help="Runs to simulate; 0: none. Default: about a second.")] = None,
@@ -87,14 +77,12 @@ def group(
     if clippings or samples == 0:
         other = "--clippings" if clippings else "--samples 0"
         common.refuse_together(context, _SIMULATION, other, "nothing is simulated")
-    kinds = common.clippings(clip_groups, clippings.split(",") if clippings else [clipping.value])
-    sizes = parse_sizes(groups, records)
+    kinds = clippings_by_name(run.clip_groups, clippings.split(",") if clippings else [run.clipping.value])
+    sizes = parse_sizes(groups, run.drawing["--records"])
     if figure is not None:
         writable(drawable(figure).parent)
-    run = common.describe_run(
-        sampler, rate, steps, records, batch, batches, epochs, clipping, 1, relation, times, buffer, max_batch
-    )
-    mechanism = Mechanism(run.sampler, noise_multiplier, kinds[clipping.value], run.relation)
+    sampler, clipping = run.build_sampler(), kinds[run.clipping.value]
+    mechanism = Mechanism(sampler, noise_multiplier, clipping, run.relation_name)
     if samples is not None:
         checks.count("samples", samples, minimum=0)
     settings = tables.Settings(geometry.value, rtol, samples, sampling.value, confidence, insecure_seed)

@@ -18,11 +18,12 @@ from verax import checks, planning
 from verax.cli import common
 from verax.cli.commands import Command, Group
 from verax.cli.compare import writable
+from verax.cli.options import ClipGroups, Relation, clippings_by_name
 from verax.cli.plan_closed_form import closed_form
 from verax.cli.plan_utility import utility as utility_graph
 from verax.cli.tables import Table, console
 from verax.mechanism import Clipping
-from verax.planning import WAYS, Change, Plan, Target
+from verax.planning import Change, Plan, Target, plannable
 from verax.planning.grid import spread, usual_batches
 from verax.planning.utility import LEAKS, Choice, PrivateData, UtilityGraph, best_plan, expected
 from verax.planning.utility import read as read_graph
@@ -62,10 +63,10 @@ def frontier(
     noise_multiplier: Annotated[
         float | None, typer.Option("--noise-multiplier", "-z", help="Give the noise to solve for something else.")
     ] = None,
-    sampler: Annotated[str, typer.Option(help=f"Who is in each batch, any of {', '.join(WAYS)}.")] = "poisson",
+    sampler: Annotated[str, typer.Option(help=f"Who is in each batch, any of {', '.join(plannable())}.")] = "poisson",
     clipping: Annotated[str, typer.Option(help="What is clipped: any of individual, batch, mixed.")] = "individual",
-    clip_groups: common.ClipGroups = 1,
-    relation: common.Relation = None,
+    clip_groups: ClipGroups = 1,
+    relation: Relation = None,
     group: common.Group = 1,
     rounds_at_most: Annotated[int | None, typer.Option(help="Leave out plans with more rounds.")] = None,
     rounds_at_least: Annotated[int, typer.Option(help="Leave out plans with fewer rounds.")] = 1,
@@ -93,7 +94,7 @@ def frontier(
         writable(drawable(figure).parent)
     asked = _Asked(
         records, epsilon, delta, _whole_numbers("--epochs", epochs, _CLOSE_EPOCHS),
-        _whole_numbers("--batch", batch, 2.0), _names("--sampler", sampler, WAYS),
+        _whole_numbers("--batch", batch, 2.0), _names("--sampler", sampler, plannable()),
         _clippings(clipping, clip_groups), relation.value if relation else "", group,
     )  # fmt: skip
     limits = {"noise_at_most": noise_at_most, "ratio_at_most": ratio_at_most}
@@ -248,7 +249,7 @@ def _names(option: str, words: str, allowed: Iterable[str]) -> list[str]:
 
 
 def _clippings(words: str, clip_groups: int) -> list[Clipping]:
-    kinds = common.clippings(clip_groups, words.split(","))
+    kinds = clippings_by_name(clip_groups, words.split(","))
     return [kinds[word] for word in _names("--clipping", words, kinds)]
 
 

@@ -14,10 +14,21 @@ from rich.console import Console
 
 from verax import Mechanism, checks
 from verax.cli import common
+from verax.cli.options import (
+    ClipGroups,
+    ClippingName,
+    ClippingOption,
+    SamplerOption,
+    SpecialFlags,
+    clippings_by_name,
+    flat,
+    with_norm,
+)
 from verax.privacy import calibrate
 from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
 from verax.reporting.statement import savable
+from verax.samplers.options import build as build_sampler
 from verax.training.ran import NOT_PRIVATE
 
 if TYPE_CHECKING:
@@ -91,7 +102,9 @@ def _spent(trainer: PrivateTrainer, delta: float) -> Iterator[str]:
         yield NOT_PRIVATE
 
 
+@flat
 def train(
+    *,
     data: Annotated[
         str, typer.Option(help="digits, mnist (see VERAX_DATA), or a .csv file: names, then numbers, the class last.")
     ] = "digits",
@@ -101,14 +114,12 @@ def train(
         float | None, typer.Option("--noise-multiplier", "-z", help="The noise, in place of --epsilon.")
     ] = None,
     delta: Annotated[float, typer.Option(help="The delta of the budget and of the statement.")] = 1e-5,
-    sampler: common.SamplerOption = common.SamplerName.poisson,
+    sampler: SamplerOption = "poisson",
     batch: common.ExpectedBatch = None,
     epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 10,
-    times: common.Times = None,
-    buffer: common.Buffer = None,
-    max_batch: common.MaxBatch = None,
-    clipping: common.ClippingOption = common.ClippingName.individual,
-    clip_groups: common.ClipGroups = 1,
+    special: SpecialFlags,
+    clipping: ClippingOption = ClippingName.individual,
+    clip_groups: ClipGroups = 1,
     clip_norm: Annotated[float, typer.Option(help="The norm gradients are clipped to.")] = 1.0,
     optimizer: Annotated[OptimizerName, typer.Option(help="What uses the noisy gradients.")] = OptimizerName.adam,
     learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Its step size.")] = 3e-3,
@@ -141,9 +152,8 @@ def train(
     """
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError("give either --epsilon, or --noise-multiplier")
-    if clip_groups != 1 and clipping is not common.ClippingName.mixed:
-        raise ValueError(f"--clip-groups is for --clipping mixed, got {clip_groups} with {clipping.value}")
     checks.positive("--clip-norm", clip_norm)
+    clipped = with_norm(clippings_by_name(clip_groups, [clipping.value])[clipping.value], clip_norm)
     checks.positive("--learning-rate", learning_rate)
     if report is not None:
         savable(report)
@@ -165,16 +175,13 @@ def train(
     network = build(model.value, examples)
     here = len(examples.train[1])
     records = here if public is None else checks.count("--records", public)
-    run = common.describe_run(
-        sampler, None, None, records, common.expected_batch(batch, records), None, epochs, clipping, clip_groups, None,
-        times, buffer, max_batch,
-    )  # fmt: skip
-    clipped = common.with_norm(run.clipping, clip_norm)
+    drawing = {"--records": records, "--batch": common.expected_batch(batch, records), "--epochs": epochs}
+    described = build_sampler(sampler, {**special, **drawing})
     noise = noise_multiplier or 0.0
     if epsilon is not None:
         with common.patience("planning"):
-            noise = calibrate.noise_multiplier(run.sampler, epsilon, delta, clipping=clipped)
-    mechanism = Mechanism(run.sampler, noise, clipped)
+            noise = calibrate.noise_multiplier(described, epsilon, delta, clipping=clipped)
+    mechanism = Mechanism(described, noise, clipped)
     kinds: dict[OptimizerName, Any] = {OptimizerName.sgd: torch.optim.SGD, OptimizerName.adam: torch.optim.Adam}
     with launched() as first, _interruptible(state, ledger, delta):
         fitted = fit(

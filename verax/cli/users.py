@@ -15,6 +15,7 @@ import typer
 from verax import Mechanism
 from verax.cli import common
 from verax.cli.group import Geometry, GeometryName
+from verax.cli.options import RunOptions, flat
 from verax.cli.tables import Table, console
 from verax.privacy.analysis import MAX_GROUP
 from verax.privacy.composition import LOWER, UPPER
@@ -26,26 +27,15 @@ _MOST_USERS = 10**12
 _NUMBER = re.compile(r"[+-]?[0-9]{1,15}")
 
 
+@flat
 def users(
     counts: Annotated[Path, typer.Option(help="CSV file: a column with the records of each user.")],
     noise_multiplier: common.Noise,
     delta: Annotated[float, typer.Option(help="Report epsilon at this delta.")],
+    run: RunOptions,
     column: Annotated[str, typer.Option(help="Name of the column with the numbers of records.")] = "records",
     weight: Annotated[str, typer.Option(help="Name of a column that says how many users a line stands for.")] = "users",
     epsilon: Annotated[float | None, typer.Option(help="Also say who is within this epsilon.")] = None,
-    sampler: common.SamplerOption = common.SamplerName.poisson,
-    rate: common.Rate = None,
-    steps: common.Steps = None,
-    records: common.Records = None,
-    batch: common.BatchSize = None,
-    batches: common.Batches = None,
-    epochs: common.Epochs = None,
-    times: common.Times = None,
-    buffer: common.Buffer = None,
-    max_batch: common.MaxBatch = None,
-    clipping: common.ClippingOption = common.ClippingName.individual,
-    clip_groups: common.ClipGroups = 1,
-    relation: common.Relation = None,
     geometry: Geometry = GeometryName.any,
     rtol: Annotated[float, typer.Option(help="Relative distance of the two sides.")] = DEFAULT_RTOL,
     json: common.AsJson = False,
@@ -60,12 +50,10 @@ def users(
     """
     sizes = read_counts(counts, column, weight)
     total = sum(size * many for size, many in sizes.items())
+    records = run.drawing["--records"]
     if records is not None and total > records:
         raise ValueError(f"--records must be at least {total}, the sum of column {column!r} of {counts}, got {records}")
-    run = common.describe_run(
-        sampler, rate, steps, records, batch, batches, epochs, clipping, clip_groups, relation, times, buffer, max_batch
-    )
-    mechanism = Mechanism(run.sampler, noise_multiplier, run.clipping, run.relation)
+    mechanism = run.mechanism(noise_multiplier)
     with common.patience("pricing users"):
         rows = user_epsilons(mechanism, sizes, delta, geometry=geometry.value, rtol=rtol)
         cap = None if epsilon is None else largest_group(mechanism, epsilon, delta, geometry=geometry.value)

@@ -35,8 +35,8 @@ from verax.privacy.guarantee import Bracket
 from verax.privacy.numerics.proportions import fewest_above, most_below, proportion_at_least, proportion_at_most
 from verax.privacy.pairs import Array
 from verax.privacy.pricing import shift_unit
-from verax.samplers.random_allocation import RandomAllocation
 from verax.samplers.balls_in_bins import BallsInBins
+from verax.samplers.random_allocation import RandomAllocation
 
 DIRECTIONS = ("remove", "add")
 _HIGHEST_POWER = 255

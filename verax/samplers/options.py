@@ -95,6 +95,10 @@ def build(name: str, given: Mapping[str, Any]) -> Sampler:
         raise ValueError(
             f"--batch {options['--batch']} needs --records: together they take the place of --rate or --batches"
         )
+    if "--records" in options and "--batch" not in options and "--records" not in flags:
+        raise ValueError(
+            f"--records {options['--records']} needs --batch: together they take the place of --rate or --batches"
+        )
     _refuse_others(name, flags, options)
     values: dict[str, Any] = dict(entry.decided)
     for field in wanted:
@@ -132,14 +136,15 @@ def _refuse_others(name: str, flags: set[str], options: Mapping[str, Any]) -> No
     for flag, value in options.items():
         if flag not in accepted and value is not False:
             typed = flag if value is True else f"{flag} {value}"
-            owners = [other for other in registry.names() if flag in _flags_of(other)]
+            owners = [other for other in registry.names() if flag in flags_of(other)]
             raise ValueError(
                 f"{typed} is not for --sampler {name}, but for {', '.join(owners)}: "
                 f"{name} takes {', '.join(sorted(accepted))}"
             )
 
 
-def _flags_of(name: str) -> set[str]:
+def flags_of(name: str) -> set[str]:
+    """The options that set fields of the sampler of this name."""
     entry = registry.named(name)
     return {field.option.flag for field in option_fields(entry.kind) if field.name not in entry.decided}
 

@@ -18,8 +18,8 @@ from verax.privacy.shared_bins import SharedBins
 from verax.privacy.shared_bins_attack import ALL_COUNTED, group_attack
 from verax.privacy.shared_bins_bound import group_bounds
 from verax.privacy.subsets import Subset
-from verax.samplers.random_allocation import RandomAllocation
 from verax.samplers.balls_in_bins import BallsInBins
+from verax.samplers.random_allocation import RandomAllocation
 
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
 _MORE_LEANS = (0.7, 0.25, 0.12)  # and where one round's noise is low
