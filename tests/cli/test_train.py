@@ -148,7 +148,7 @@ def test_the_batch_size_for_so_many_records(records, batch):
         (["--data", "digits"], "either --epsilon, or"),
         (["--data", "faces", "-z", "1"], "data must be digits"),
         (["--data", "none.csv", "-z", "1"], "readable CSV"),
-        (["-z", "1", "--clip-groups", "3"], "--clip-groups is for --clipping mixed, got 3 with individual"),
+        (["-z", "1", "--clip-groups", "3"], "--clip-groups 3 is for --clipping mixed, got --clipping individual"),
         (["-z", "1", "--clip-norm", "nan"], "--clip-norm must be"),
         (["-z", "1", "--lr", "nan"], "--learning-rate must be"),
         (["--data", "none.csv", "-z", "1", "--report", "o.pdf"], r"path must end in \.html.*got 'o\.pdf'"),

@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 from verax import Batch, Individual, Mechanism, Mixed, Poisson, RandomAllocation, Shuffle, calibrate
 from verax.checks import NoGuarantee
 from verax.planning import (
-    WAYS,
     Plan,
     Planner,
     Target,
     changes,
-    drawn,
     fewest_records,
     frontier,
     full_batch_signal,
     largest_batch,
     most_rounds,
+    plannable,
+    planned,
     ranked,
     reachable_delta,
     reachable_epsilon,
@@ -38,21 +38,21 @@ TARGET = Target(records=60_000, epsilon=1.0, delta=1e-5)
 # --- ways -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", plannable())
 def test_every_sampler_has_about_the_batch_and_the_epochs_asked_for(way):
-    sampler = drawn(way, records=10_000, batch=300, epochs=4)
+    sampler = planned(way, records=10_000, batch=300, epochs=4)
     assert 290 <= sampler.expected_batch(10_000) <= 300
     assert 40_000 <= len(sampler) * sampler.expected_batch(10_000) <= 40_300
 
 
 def test_rounds_are_counted_in_whole_numbers():
-    assert len(drawn("poisson", 49, 7, 3)) == 21  # 3 / (7 / 49) is 21.000000000000004 in doubles
-    assert drawn("without-replacement", 10, 3, 1).steps == 4
+    assert len(planned("poisson", 49, 7, 3)) == 21  # 3 / (7 / 49) is 21.000000000000004 in doubles
+    assert planned("without-replacement", 10, 3, 1).steps == 4
 
 
 def test_a_truncated_run_hardly_ever_reaches_its_largest_batch():
     stats = pytest.importorskip("scipy.stats")
-    sampler = drawn("truncated-poisson", 60_000, 512, 2)
+    sampler = planned("truncated-poisson", 60_000, 512, 2)
     beyond = stats.binom.sf(sampler.max_batch, 60_000, sampler.rate) * len(sampler)
     assert beyond <= 1e-20 < stats.binom.sf(sampler.max_batch - 1, 60_000, sampler.rate) * len(sampler)
 
@@ -63,7 +63,7 @@ def test_a_truncated_run_hardly_ever_reaches_its_largest_batch():
 )
 def test_bad_ways(way, batch, message):
     with pytest.raises(ValueError, match=message):
-        drawn(way, 10, batch, 1)
+        planned(way, 10, batch, 1)
 
 
 # --- the fast accountant --------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def test_bad_ways(way, batch, message):
 @pytest.mark.parametrize("clipping", [Individual(), Batch()])
 @pytest.mark.parametrize(
     "sampler",
-    [Poisson(0.02, 100), Shuffle(50, 3), Shuffle(50, 3, reshuffle=False), drawn("buffered-shuffle", 1000, 20, 3)],
+    [Poisson(0.02, 100), Shuffle(50, 3), Shuffle(50, 3, reshuffle=False), planned("buffered-shuffle", 1000, 20, 3)],
     ids=repr,
 )
 def test_leaving_out_attacks_leaves_the_upper_bound(sampler, clipping):
@@ -84,7 +84,7 @@ def test_leaving_out_attacks_leaves_the_upper_bound(sampler, clipping):
 
 @pytest.mark.parametrize("relation", ["add-remove", "zero-out"])
 def test_one_round_of_many_is_a_little_looser_and_never_below_the_attack(relation):
-    for sampler in (drawn("balls-in-bins", 1000, 50, 2), RandomAllocation(2, 40)):
+    for sampler in (planned("balls-in-bins", 1000, 50, 2), RandomAllocation(2, 40)):
         run = Mechanism(sampler, 1.2, relation=relation)
         whole, fast = run.guarantee().epsilon(1e-5), upper_only(run).epsilon(1e-5).upper
         assert whole.lower <= fast
@@ -210,7 +210,7 @@ def test_a_plan_has_one_noise_whatever_else_was_planned_and_in_which_order():
 def test_a_search_takes_few_looks_at_the_accountant(way, most):
     planner = Planner(TARGET)
     points = [(b, e) for b in spread(64, 8192, 5) for e in spread(1, 100, 5)]
-    looks = [planner.solve(drawn(way, TARGET.records, batch, epochs)).looks for batch, epochs in points]
+    looks = [planner.solve(planned(way, TARGET.records, batch, epochs)).looks for batch, epochs in points]
     assert sum(looks) <= most * len(points)
 
 
@@ -379,11 +379,11 @@ def test_the_most_rounds_are_those_of_calibrate():
 
 def test_the_fewest_records_and_the_largest_batch_are_the_last_ones_that_do():
     records = fewest_records(TARGET, "poisson", 600, 10, 1.3).target.records
-    assert TARGET.epsilon_at(drawn("poisson", records, 600, 10), 1.3) <= 1.0
-    assert TARGET.epsilon_at(drawn("poisson", records - 1, 600, 10), 1.3) > 1.0
+    assert TARGET.epsilon_at(planned("poisson", records, 600, 10), 1.3) <= 1.0
+    assert TARGET.epsilon_at(planned("poisson", records - 1, 600, 10), 1.3) > 1.0
     batch = largest_batch(TARGET, "poisson", 10, 1.3).batch
-    assert TARGET.epsilon_at(drawn("poisson", 60_000, batch, 10), 1.3) <= 1.0
-    assert TARGET.epsilon_at(drawn("poisson", 60_000, batch + 1, 10), 1.3) > 1.0
+    assert TARGET.epsilon_at(planned("poisson", 60_000, batch, 10), 1.3) <= 1.0
+    assert TARGET.epsilon_at(planned("poisson", 60_000, batch + 1, 10), 1.3) > 1.0
     assert largest_batch(TARGET, "poisson", 1, 50.0).batch == 60_000
 
 
@@ -394,7 +394,7 @@ def test_unknowns_agree_with_each_other(batch, epochs, epsilon):
     noise = Planner(target).plan("poisson", batch, epochs).noise_multiplier
     reached = reachable_epsilon(target, "poisson", batch, epochs, noise).epsilon
     assert 0.985 * epsilon <= reached <= epsilon
-    assert most_rounds(target, "poisson", batch, noise).rounds >= len(drawn("poisson", 20_000, batch, epochs))
+    assert most_rounds(target, "poisson", batch, noise).rounds >= len(planned("poisson", 20_000, batch, epochs))
     assert largest_batch(target, "poisson", epochs, noise).batch >= batch * 0.999
 
 

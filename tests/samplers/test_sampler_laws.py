@@ -24,8 +24,8 @@ from verax.samplers import (
     Shuffle,
     TruncatedPoisson,
     WithoutReplacement,
-    buffered_shuffle,
     bernoulli,
+    buffered_shuffle,
     sorting,
 )
 

@@ -12,8 +12,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from verax import Batch, Mechanism, Poisson, RandomParticipation
-from verax.planning import Planner, Target, plannable, planned
-from verax.planning import frontier as planned
+from verax.planning import Planner, Target, frontier, plannable, planned
 from verax.planning import ranked as in_order
 from verax.privacy.participation import BASELINES, OBSERVERS, Federation, baseline
 from verax.web import answers
@@ -142,7 +141,7 @@ class TestPlan:
     def test_the_plans_are_those_of_python(self, client):
         answer = client.get("/api/plan", params=self.ASKED).json()
         target = Target(2000, 2.0, 1e-5)
-        expected = in_order(planned(target, [50, 200], [2, 8]))
+        expected = in_order(frontier(target, [50, 200], [2, 8]))
         assert [(p["batch"], p["passes"]) for p in answer["plans"]] == [(p.batch, p.epochs) for p in expected]
         for plan, other in zip(answer["plans"], expected, strict=True):
             assert plan["noise_multiplier"] == other.noise_multiplier

@@ -11,14 +11,21 @@ from typer.testing import CliRunner
 
 from verax import Batch, Individual, Mechanism, Mixed
 from verax.cli import app, common
-from verax.planning import Plan, Target, plannable, planned
+from verax.planning import Plan, Target, plannable
+from verax.samplers import planned as planned_sampler
 from verax.web.code import command_lines, python_code
 
 
 def planned(way, records=2000, batch=130, epochs=3, noise=1.7, **target):
     """A plan whose noise was not solved for."""
     return Plan(
-        Target(records, 1.0, 1e-5, **target), way, batch, epochs, planned(way, records, batch, epochs), noise, 1.0
+        Target(records, 1.0, 1e-5, **target),
+        way,
+        batch,
+        epochs,
+        planned_sampler(way, records, batch, epochs),
+        noise,
+        1.0,
     )
 
 

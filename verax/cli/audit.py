@@ -27,6 +27,7 @@ from verax.cli.options import (
     clippings_by_name,
     flat,
 )
+from verax.samplers import registry
 from verax.samplers.base import Sampler
 from verax.samplers.options import build, flags_of
 
@@ -68,7 +69,8 @@ class Shape:
         for flag, value in self.special.items():
             often = flag == "--times" and flags & {"--rate", "--batch"}
             if value is not None and flag not in flags and not often:
-                raise ValueError(f"{flag} {value} is not for --sampler {names[0]}")
+                owners = ", ".join(name for name in registry.names() if flag in flags_of(name))
+                raise ValueError(f"{flag} {value} is not for --sampler {names[0]}, but for {owners}")
 
 
 @audit.callback()

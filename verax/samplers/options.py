@@ -135,12 +135,10 @@ def _refuse_others(name: str, flags: set[str], options: Mapping[str, Any]) -> No
         accepted.add("--epochs")
     for flag, value in options.items():
         if flag not in accepted and value is not False:
-            typed = flag if value is True else f"{flag} {value}"
             owners = [other for other in registry.names() if flag in flags_of(other)]
-            raise ValueError(
-                f"{typed} is not for --sampler {name}, but for {', '.join(owners)}: "
-                f"{name} takes {', '.join(sorted(accepted))}"
-            )
+            if len(owners) == 1:
+                raise ValueError(f"{flag} is for --sampler {owners[0]}, got --sampler {name}")
+            raise ValueError(f"{flag} {value} is not for --sampler {name}: it takes {', '.join(sorted(accepted))}")
 
 
 def flags_of(name: str) -> set[str]:
@@ -155,7 +153,8 @@ def _said(name: str, field: Field, flags: set[str], options: Mapping[str, Any]) 
     if flag in options:
         return options[flag]
     if field.default is MISSING:
-        raise ValueError(f"--sampler {name} needs {flag}")
+        both = {"--records", "--batch"} <= flags and flag in ("--records", "--batch")
+        raise ValueError(f"--sampler {name} needs {'--records and --batch' if both else flag}")
     return MISSING
 
 
