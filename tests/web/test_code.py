@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from verax import Batch, Individual, Mechanism, Mixed
-from verax.cli import app, common
+from verax.cli import app
+from verax.cli.options import ClippingName, RunOptions, SamplerFlags
 from verax.planning import Plan, Target, plannable
 from verax.samplers import planned as planned_sampler
+from verax.samplers.options import all_options
 from verax.web.code import command_lines, python_code
 
 
@@ -37,15 +39,10 @@ def options(line):
 def described(given, records):
     """The sampler that the command line makes of these options."""
 
-    def number(name, kind=int):
-        return kind(given[name]) if name in given else None
-
-    return common.describe_run(
-        common.SamplerName(given["--sampler"]), number("--rate", float), number("--steps"),
-        records or number("--records"), number("--batch"), number("--batches"), number("--epochs"),
-        common.ClippingName(given["--clipping"]), number("--clip-groups") or 1, None, number("--times"),
-        number("--buffer"), number("--max-batch"),
-    )  # fmt: skip
+    known = {flag: kind(given[flag]) for flag, (kind, _) in all_options().items() if flag in given}
+    flags = SamplerFlags(known | ({"--records": records} if records else {}))
+    groups = int(given.get("--clip-groups", 1))
+    return RunOptions(given["--sampler"], flags, ClippingName(given["--clipping"]), groups)
 
 
 @pytest.mark.parametrize("way", plannable())
@@ -68,8 +65,8 @@ def test_command_lines_make_the_sampler(way):
     for line in lines:
         command, given = options(line)
         made = described(given, plan.target.records if command == "train" else None)
-        assert made.sampler == plan.sampler
-        assert made.clipping == plan.target.clipping
+        assert made.build_sampler() == plan.sampler
+        assert made.build_clipping() == plan.target.clipping
         assert float(given["--noise-multiplier"]) == plan.noise_multiplier
     assert len(lines) == (1 if way == "random-allocation" else 2)
 
@@ -79,7 +76,7 @@ def test_a_training_command_is_given_only_if_it_runs_the_plan(records, batch, ep
     plan = planned(way, records, min(batch, records), epochs)
     for line in command_lines(plan):
         command, given = options(line)
-        assert described(given, records if command == "train" else None).sampler == plan.sampler
+        assert described(given, records if command == "train" else None).build_sampler() == plan.sampler
 
 
 def test_the_command_runs():
