@@ -12,7 +12,6 @@ from verax import (
     Deterministic,
     Mechanism,
     Mixed,
-    NoGuarantee,
     Poisson,
     RandomAllocation,
     RandomParticipation,
@@ -22,9 +21,7 @@ from verax import (
 )
 from verax.mechanism import Phases
 from verax.privacy import low_noise
-from verax.privacy.moves import moves
 from verax.privacy.pricing import Group
-from verax.privacy.samplers import price
 
 SAMPLERS = [
     Poisson(0.01, 1000),
@@ -122,15 +119,6 @@ def test_a_clients_aggregate_need_not_turn_around():
     alone = Mechanism(Poisson(0.25, 10), 1e-3)
     assert run.guarantee().epsilon(1e-5).lower <= alone.guarantee().epsilon(1e-5).upper
     assert run.guarantee().epsilon(1e-5).upper >= 3.9 * alone.guarantee().epsilon(1e-5).lower
-
-
-def test_every_sampler_that_is_priced_says_how_far_it_moves_the_sums():
-    assert set(moves.registry) == set(price.registry)
-
-
-def test_a_sampler_that_does_not_say_how_far_it_moves_the_sums_is_refused():
-    with pytest.raises(NoGuarantee, match="how far a group moves the sums of str"):
-        moves("nothing", Mechanism(Poisson(0.1, 1), 1e-3), Group())
 
 
 @pytest.mark.parametrize("clipping", [Batch(), Mixed(groups=3)])
