@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import pytest
 
 from verax import (
@@ -20,6 +21,7 @@ from verax import (
 )
 from verax.mechanism import Phases
 from verax.privacy import low_noise
+from verax.privacy.pricing import Group
 
 SAMPLERS = [
     Poisson(0.01, 1000),
@@ -40,7 +42,7 @@ SAMPLERS = [
 def test_the_closed_forms_agree_with_the_convolution_where_both_can_be_had(noise, clipping, group):
     run = Mechanism(Poisson(0.02, 200), noise) if clipping is None else Mechanism(Poisson(0.02, 200), noise, clipping)
     found = run.guarantee(group=group)
-    uppers, (search,), _, _ = low_noise.bounds(Phases((run,)), group, orthogonal=False)
+    uppers, (search,), _, _ = low_noise.bounds(Phases((run,)), Group(group))
     for delta in (0.1, 1e-3, 1e-6):
         bracket = found.epsilon(delta)
         assert search.epsilon(delta, 1e-3)[0] <= bracket.upper
@@ -53,7 +55,7 @@ def test_the_closed_forms_agree_with_the_convolution_where_both_can_be_had(noise
 
 def test_replacing_a_record_agrees_with_the_convolution():
     run = Mechanism(Poisson(0.02, 200), 0.05, relation="replace")
-    uppers, (search,), _, _ = low_noise.bounds(Phases((run,)), 1, orthogonal=False)
+    uppers, (search,), _, _ = low_noise.bounds(Phases((run,)), Group())
     for delta in (0.1, 1e-3, 1e-6):
         bracket = run.guarantee().epsilon(delta)
         assert search.epsilon(delta, 1e-3)[0] <= bracket.upper
@@ -117,3 +119,82 @@ def test_a_clients_aggregate_need_not_turn_around():
     alone = Mechanism(Poisson(0.25, 10), 1e-3)
     assert run.guarantee().epsilon(1e-5).lower <= alone.guarantee().epsilon(1e-5).upper
     assert run.guarantee().epsilon(1e-5).upper >= 3.9 * alone.guarantee().epsilon(1e-5).lower
+
+
+@pytest.mark.parametrize("clipping", [Batch(), Mixed(groups=3)])
+def test_records_allocated_to_different_rounds_turn_more_aggregates_around_than_in_the_same(clipping):
+    """Two records, three rounds each of a hundred: with probability .91 six rounds move by 2, and that can be seen."""
+    noise = 1e-3
+    found = Mechanism(RandomAllocation(3, 100), noise, clipping).guarantee(group=2)
+    assert found.epsilon(0.5).upper > 0.99 * 6 * (2 / noise) ** 2 / 2
+
+
+def test_a_group_allocated_at_random_is_known_at_least_as_if_it_were_spread_out():
+    noise = 1e-3
+    found = Mechanism(RandomAllocation(3, 100), noise).guarantee(group=4).epsilon(1e-5)
+    assert found.lower > 0.98 * 12 / noise**2 / 2
+    assert 4**2 * 3 / noise**2 / 2 < found.upper < 1.01 * 4**2 * 3 / noise**2 / 2
+
+
+def test_no_more_of_a_group_is_in_a_batch_than_fits():
+    """One place: whoever is in it moves the sum by 2 at most, however large the group."""
+    noise = 1e-3
+    found = Mechanism(TruncatedPoisson(0.1, 1, 1, 10), noise).guarantee(group=5).epsilon(1e-7)
+    truth = Mechanism(Poisson(1.0, 1), noise / 2).guarantee().epsilon(1e-7)
+    assert found.lower <= truth.upper
+    assert found.upper <= 1.001 * truth.upper
+
+
+def test_orthogonal_records_may_take_the_places_of_aligned_ones():
+    """Four orthogonal ones in place of four that point the other way move the sum by 2 + 4, with probability .21."""
+    noise = 1e-3
+    found = Mechanism(TruncatedPoisson(1.0, 1, 10, 10), noise).guarantee(group=4, geometry="orthogonal")
+    assert found.epsilon(1e-6).upper > 6**2 / noise**2 / 2
+
+
+@pytest.mark.parametrize(("client", "record"), [(0.5, 0.99), (0.1, 0.9), (0.01, 0.999), (1e-3, 1 - 1e-9)])
+@pytest.mark.parametrize("epsilon", [4900.0, 5100.0, 5300.0])
+def test_a_client_that_is_seen_taking_part_hides_a_replaced_record_by_its_own_coin_alone(client, record, epsilon):
+    """One round, the client's other records plain to see: q N(m) + (1-q) N(0) against q N(-m) + (1-q) N(0)."""
+    noise = 0.0099
+    run = Mechanism(RandomParticipation(client, record, 10**4, 1, revealed=True), noise, relation="replace")
+    with mpmath.workdps(50):
+        m, q = 1 / mpmath.mpf(noise), mpmath.mpf(record)
+        c = (epsilon + mpmath.log((1 - q) / q)) / m + m / 2  # any event will do
+        there = q * mpmath.ncdf(m - c) + (1 - q) * mpmath.ncdf(-c)
+        other = q * mpmath.ncdf(-m - c) + (1 - q) * mpmath.ncdf(-c)
+        attack = mpmath.mpf(client) * (there - mpmath.exp(epsilon) * other)
+        assert attack <= run.guarantee().delta(epsilon).upper <= 1.01 * attack
+
+
+@pytest.mark.parametrize(("rate", "most", "people"), [(0.3, 4, 10), (0.3, 10, 10), (0.05, 3, 20), (1.0, 5, 5)])
+def test_a_truncated_batch_moves_by_two_only_where_it_is_full(rate, most, people):
+    """One round: a shift of 2 with the chance of at least ``most`` others, else of 1; seen with the record's rate."""
+    noise, epsilon = 0.004, 1.2 / 0.004**2
+    found = Mechanism(TruncatedPoisson(rate, 1, most, people), noise).guarantee().delta(epsilon)
+    with mpmath.workdps(50):
+        q = mpmath.mpf(rate)
+        full = sum(mpmath.binomial(people, k) * q**k * (1 - q) ** (people - k) for k in range(most, people + 1))
+        shifts = {1: q * (1 - full), 2: q * full}
+        truth = mpmath.mpf(0)
+        for shift, chance in shifts.items():
+            mu = shift / mpmath.mpf(noise)
+            near, far = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+            truth += chance * (mpmath.ncdf(-near) - mpmath.exp(epsilon) * mpmath.ncdf(-far))
+        assert truth <= found.upper <= truth * (1 + 1e-9) + 1e-290
+
+
+def test_truncated_batches_that_are_hardly_ever_full_cost_as_much_as_poisson_batches():
+    noise = 1e-3
+    cut = Mechanism(TruncatedPoisson(0.01, 1000, 40, 1000), noise).guarantee().epsilon(1e-5)
+    free = Mechanism(Poisson(0.01, 1000), noise).guarantee().epsilon(1e-5)
+    assert free.upper <= cut.upper < 1.001 * free.upper
+    assert cut.upper < 1.01 * cut.lower
+
+
+def test_replacement_takes_the_better_of_one_step_and_two():
+    """Ten million rounds of much noise make the second step dear, and add nothing to the first."""
+    low = Mechanism(Poisson(0.5, 1), 1e-3, relation="replace")
+    usual = Mechanism(Poisson(0.5, 10**7), 1e4, relation="replace")
+    found = (low + usual).guarantee().epsilon(0.1)
+    assert found.upper < 1.1 * 2 / 1e-3**2

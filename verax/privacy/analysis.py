@@ -14,7 +14,7 @@ from verax.mechanism import Phases
 from verax.privacy import low_noise
 from verax.privacy.black_box import BlackBox, Shared
 from verax.privacy.chain import Best, Chain
-from verax.privacy.company import declared, in_company, independent
+from verax.privacy.company import declared, in_company
 from verax.privacy.composition import Composition
 from verax.privacy.curve import Curve
 from verax.privacy.directions import join
@@ -22,7 +22,7 @@ from verax.privacy.guarantee import Guarantee, orthogonality
 from verax.privacy.low_noise import LEAST_NOISE
 from verax.privacy.noiseless import Noiseless
 from verax.privacy.participation import Sure
-from verax.privacy.pricing import Group, OneRecordOnly, one_record_only
+from verax.privacy.pricing import Group, OneRecordOnly
 from verax.privacy.samplers import price, refuse_unknown
 from verax.privacy.strong import strong
 from verax.samplers.deterministic import Deterministic
@@ -121,9 +121,7 @@ def _with_low_noise(phases: Phases, group: Group) -> Guarantee:
     for m in phases.mechanisms:  # what is refused is so at any noise
         with suppress(OneRecordOnly):
             price(m.sampler, replace(m, noise_multiplier=1.0), group)
-        if isinstance(m.sampler, RandomParticipation) and not independent(m.sampler):
-            one_record_only(m, group)
-    return Guarantee(phases, group.size, *low_noise.bounds(phases, group.size, group.orthogonal))
+    return Guarantee(phases, group.size, *low_noise.bounds(phases, group))
 
 
 def _composed(phases: Phases, group: Group) -> Guarantee:

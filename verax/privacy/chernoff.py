@@ -22,6 +22,21 @@ _SMALL_LOSSES = (0.03, 0.1, 0.3, 0.6, 0.9)  # shares of epsilon up to which loss
 _OTHERS = (0.01, 0.03, 0.1, 0.3)  # shares of epsilon that all rounds but the one with a large loss may use up
 
 
+_Part = tuple[Array, Array, float, int]
+
+
+def _log_masses(parts: Sequence[_Part]) -> list[float]:
+    """Upper bounds on the log of each kind's mass, of all its rounds or any of them, under P or Q.
+
+    Q's masses are P's times e^{-loss}, and losses are known up to the shift.
+    """
+    logs = []
+    for log_mass, losses, shift, count in parts:
+        mass = max(float(np.exp(log_mass).sum()), float(np.exp(log_mass - losses).sum()), 1.0)
+        logs.append(count * (math.log(mass) + shift + UNIT * (2.0 * len(losses) + 8.0)))
+    return logs
+
+
 class Chernoff:
     """Upper bounds on delta(eps) from moments, and from moments of all losses but one large one.
 
@@ -43,11 +58,7 @@ class Chernoff:
             for law, count in rounds
         ]
         self._infinite = infinite * (1.0 + 1e-9)
-        logs = [
-            count * math.log(max(float(np.exp(m).sum()), float(np.exp(m - x).sum()), 1.0) * (1.0 + UNIT * len(m)))
-            for m, x, _, count in self._parts
-        ]
-        self._mass = math.exp(min(math.fsum(logs), 700.0))  # of all rounds, under P or Q, at most
+        self._mass = math.exp(min(math.fsum(_log_masses(self._parts)), 700.0)) * (1.0 + 1e-12)
 
     def _log_moments(self, most: float, any_number: bool = False) -> tuple[Array, Array]:
         """log E e^{tL} for all tilts, losses above ``most`` left out, and bounds on their rounding errors.
@@ -58,6 +69,8 @@ class Chernoff:
         for log_mass, losses, shift, count in self._parts:
             kept = losses <= most
             if not kept.any():
+                if any_number:  # none of these, then
+                    continue
                 return np.full(len(_TILTS), -np.inf), error
             logs = log_mass[kept] + np.multiply.outer(_TILTS, losses[kept])
             top = logs.max(axis=1)
@@ -68,10 +81,11 @@ class Chernoff:
         return total, error + 8.0 * UNIT * np.abs(total)
 
     def _small(self, epsilon: float, most: float = np.inf, any_number: bool = False) -> float:
-        """Chernoff's bound on delta(epsilon), losses above ``most`` left out."""
+        """Chernoff's bound on delta(epsilon), losses above ``most`` left out; no more than all the mass there is."""
         moments, errors = self._log_moments(most, any_number)
-        logs = moments - _TILTS * epsilon + _LOG_PEAKS + errors + 8.0 * UNIT * (_TILTS * epsilon + 1.0)
-        return math.exp(min(float(logs.min()), 0.0))
+        logs = moments - _TILTS * epsilon + _LOG_PEAKS + errors
+        logs += 8.0 * UNIT * (_TILTS * epsilon - _LOG_PEAKS + 1.0)
+        return min(math.exp(min(float(logs.min()), 700.0)), self._mass)
 
     def _one_large(self, epsilon: float) -> float:
         """The second bound, at the best of a few b and h."""
@@ -84,7 +98,8 @@ class Chernoff:
             for others in _OTHERS:
                 left = others * epsilon
                 rest = min(self._small(left, most, any_number=True) + self._mass * number, self._mass)
-                one = math.exp(min(left, 700.0)) * self._mass * self._large(epsilon - left, most)[0]
+                large = self._large(epsilon - left, most)[0]
+                one = self._mass * math.exp(min(left + math.log(large), 1.0)) if large > 0.0 else 0.0
                 best = min(best, (bulk + one + number * rest) * (1.0 + 1e-9))
         return best
 
@@ -114,7 +129,7 @@ class Chernoff:
             return math.inf
         moments, errors = self._log_moments(math.inf)
         values = (moments + errors + _LOG_PEAKS - math.log(left)) / _TILTS
-        values += 8.0 * UNIT * (np.abs(moments) + abs(math.log(left)) + 1.0) / _TILTS
+        values += 8.0 * UNIT * (np.abs(moments) - _LOG_PEAKS + abs(math.log(left)) + 1.0) / _TILTS
         high = max(float(values.min()), 0.0)
         low = high * 2.0**-40
         while high > 1.02 * low and low > 0.0:
@@ -171,13 +186,17 @@ def _tails(pair: Losses, losses: Array) -> tuple[Array, Array]:
 
     Any events would do: these are tails of cells, whose boundaries need not be exact.
     """
-    cells = pair.cells(np.append(np.clip(pair.inverse(losses), -_FAR, _FAR), np.inf))
+    boundaries = np.maximum.accumulate(np.clip(pair.inverse(losses), -_FAR, _FAR))
+    cells = pair.cells(np.append(boundaries, np.inf))
     some = np.isfinite(cells.log_p)
     log_p = np.where(some, cells.log_p - 2.0 * cells.error, -np.inf)
     log_q = np.where(some, cells.log_p - np.where(some, cells.loss, 0.0) + 4.0 * cells.error, -np.inf)
-    slack = UNIT * 4.0 * len(losses)
-    return _sum_from_right(log_p) - slack, _sum_from_right(log_q) + slack
+    return _sum_from_right(log_p, -1.0), _sum_from_right(log_q, 1.0)
 
 
-def _sum_from_right(logs: Array) -> Array:
-    return np.asarray(np.logaddexp.accumulate(logs[::-1])[::-1])
+def _sum_from_right(logs: Array, side: float) -> Array:
+    """Logs of the sums of all that follow, rounded to one side: each sum errs by four units of its logarithm."""
+    sums = np.logaddexp.accumulate(logs[::-1])[::-1]
+    some = np.isfinite(sums)
+    largest = float(np.abs(sums[some]).max(initial=0.0))
+    return np.asarray(sums + np.where(some, side * 4.0 * UNIT * len(logs) * (1.0 + largest), 0.0))

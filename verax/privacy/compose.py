@@ -280,8 +280,8 @@ def infinite_mass(rounds: Sequence[tuple[Discrete, int]]) -> float:
     """
     logs, kept = [], []
     for discrete, count in rounds:
-        mass = (float(np.exp(discrete.log_mass).sum()) + discrete.infinite) * (1.0 + UNIT * len(discrete.log_mass))
-        mass = max(mass, 1.0)  # the charge rises in M
+        mass = float(np.exp(discrete.log_mass).sum()) + discrete.infinite
+        mass = max(mass * (1.0 + UNIT * (len(discrete.log_mass) + 8.0)), 1.0)  # the charge rises in M
         logs.append(count * math.log(mass))
         kept.append(count * math.log1p(-discrete.infinite / mass))
     total = math.fsum(logs)

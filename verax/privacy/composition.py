@@ -154,9 +154,9 @@ class Composition:
             return 0.0, most
         lower, upper, reached = self._narrow(plan, allowed, lambda law: _solve_epsilon(law, delta), sides, enough)
         if not reached or (sides == (UPPER,) and math.isinf(upper)):
-            log_delta = math.log(delta)
-            lower = max(lower, self._one_round(log_delta).epsilon(delta) if LOWER in sides else 0.0)
-            upper = min(upper, self._chernoff(log_delta).epsilon(delta))
+            spacings = self._spacings(math.log(delta))
+            lower = max(lower, self._one_round(spacings).epsilon(delta) if LOWER in sides else 0.0)
+            upper = min(upper, self._chernoff(spacings).epsilon(delta))
         return lower, min(upper, most)
 
     def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
@@ -171,7 +171,7 @@ class Composition:
         if epsilon > self._supremum * (1.0 + 1e-9):
             return 0.0, 0.0
         log_delta = max(self._sketches.log_delta(epsilon, rtol), _NOTHING)
-        if log_delta == _NOTHING and (below := self._chernoff(_NOTHING).delta(epsilon)) < _LEAST:
+        if log_delta == _NOTHING and (below := self._chernoff(self._spacings(_NOTHING)).delta(epsilon)) < _LEAST:
             return 0.0, below
 
         def plan(lower: float, upper: float) -> _Plan:
@@ -186,8 +186,9 @@ class Composition:
 
         lower, upper, reached = self._narrow(plan, allowed, lambda law: law.delta(epsilon), sides, enough)
         if not reached or (sides == (UPPER,) and upper > _LOOSE):
-            lower = max(lower, self._one_round(log_delta).delta(epsilon) if LOWER in sides else 0.0)
-            upper = min(upper, self._chernoff(log_delta).delta(epsilon))
+            spacings = self._spacings(log_delta)
+            lower = max(lower, self._one_round(spacings).delta(epsilon) if LOWER in sides else 0.0)
+            upper = min(upper, self._chernoff(spacings).delta(epsilon))
         return lower, min(upper, 1.0)
 
     def _spacings(self, log_delta: float) -> list[loss.Spacing]:
@@ -197,14 +198,14 @@ class Composition:
         scales = [max(min(s.scale, r), r * _LEAST_SCALE) for s, r in zip(found, reach, strict=True)]
         return [loss.Spacing(_PERCENT * scale, s.low, s.high, scale) for s, scale in zip(found, scales, strict=True)]
 
-    def _chernoff(self, log_delta: float) -> Chernoff:
-        pairs = zip(self.rounds, self._spacings(log_delta), strict=True)
+    def _chernoff(self, spacings: Sequence[loss.Spacing]) -> Chernoff:
+        pairs = zip(self.rounds, spacings, strict=True)
         laws = [(_discretise(rnd, UPPER, spacing), count) for (rnd, count), spacing in pairs]
         return Chernoff(laws, infinite_mass(laws))
 
-    def _one_round(self, log_delta: float) -> OneRound:
+    def _one_round(self, spacings: Sequence[loss.Spacing]) -> OneRound:
         seen = [(rnd.dominated or rnd.pair, count) for rnd, count in self.rounds]
-        return OneRound(seen, [spacing.high for spacing in self._spacings(log_delta)])
+        return OneRound(seen, [spacing.high for spacing in spacings])
 
     @property
     def _single(self) -> bool:

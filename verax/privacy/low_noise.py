@@ -9,27 +9,23 @@ theorem 12). The two differ by the logarithm of the number of vectors, which is 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from scipy import special
 
-from verax.mechanism import Individual, Mechanism, Mixed, Phases
+from verax.mechanism import Phases
+from verax.privacy.chain import Best
 from verax.privacy.composition import BOTH, LOWER, Sides
 from verax.privacy.curve import Curve
 from verax.privacy.lattice import Law
-from verax.privacy.mixtures import truncated_rate
+from verax.privacy.moves import Laws, moves
 from verax.privacy.pairs import UNIT, Array
-from verax.privacy.strong import StrongCurve, shift_unit, strong
-from verax.samplers.buffered_shuffle import BufferedShuffle
+from verax.privacy.pricing import Group
+from verax.privacy.strong import SEEN, StrongCurve
 from verax.samplers.deterministic import Deterministic
-from verax.samplers.poisson import Poisson
-from verax.samplers.random_allocation import RandomAllocation
-from verax.samplers.random_participation import RandomParticipation
-from verax.samplers.shuffle import Shuffle
-from verax.samplers.truncated_poisson import TruncatedPoisson
-from verax.samplers.without_replacement import WithoutReplacement
 
 LEAST_NOISE = 1e-140
 """Noise below which squares of what it hides overflow; it is then as good as none."""
@@ -40,6 +36,7 @@ _MARGINS = np.array([-8.0, -6.0, -5.0, -4.5, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2
 """How far below |v| the thresholds are."""
 _ROUNDED = 64.0 * UNIT  # of a length: more than what rounding it may add
 _BEYOND = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0])  # of a threshold, how much less than nothing it costs
+_FARTHEST = -37.0  # standard deviations up to which a probability is a normal double
 _LARGEST = 1e300  # an epsilon that can still be added to
 _LEFT_OUT = 1e-3  # of delta: what vectors longer than those looked for may have
 
@@ -51,81 +48,34 @@ def applies(phases: Phases) -> bool:
     )
 
 
-def bounds(phases: Phases, group: int, orthogonal: bool) -> tuple[list[Curve], list[Curve], str, str]:
+def bounds(phases: Phases, group: Group) -> tuple[list[Curve], list[Curve], str, str]:
     """Upper curves and attacks, with the theorem on each side."""
-    told = strong(Phases(tuple(_told(m, group) for m in phases.mechanisms)), group, None, orthogonal)
-    uppers: list[Curve] = [told.curve]
-    above = "almost no noise, so the sampling may as well be told: " + told.upper_by
-    if phases.relation == "replace" and _only_poisson(phases):
-        hidden = Phases(tuple(replace(_told(m), relation="add-remove") for m in phases.mechanisms))
-        absent = -math.fsum(group * len(m.sampler) * _log_out(m) for m in phases.mechanisms)
-        if math.isfinite(absent):
-            removed = strong(hidden, group, None, orthogonal).curve
-            uppers = [Added(removed, absent * (1.0 + 1e-12))]
-            above += "; removed first, then added, which shows at most where it is missing (docs/proofs.md, lemma 5)"
-    searched = tuple(_searched(m) for m in phases.mechanisms)
-    if any(isinstance(m.sampler, RandomAllocation) for m in searched):
-        group = 1  # the others of the group may be silent
-    curve = strong(Phases(searched), group, None, orthogonal).curve
-    rounds = sum(len(m.sampler) * _values(m, group) for m in searched)
-    least = min(shift_unit(m) for m in searched)
+    found = [moves(m.sampler, m, group) for m in phases.mechanisms]
+    upper: Curve = _sum([part.told for part in found])
+    above = f"almost no noise, so the sampling may as well be told: {SEEN}"
+    removed = [part.removed for part in found if part.removed is not None]
+    if len(removed) == len(found):
+        absence = math.fsum(part.absence for part in found) * (1.0 + 4.0 * UNIT)
+        upper = Best((Added(_sum(removed), absence), upper))
+        above += "; removed first, then added, which shows at most where it is missing (docs/proofs.md, lemma 5)"
+    places, least = sum(part.places for part in found), min(part.least for part in found)
+    search = Search(_sum([part.sought for part in found]), places, least)
     below = "almost no noise: the likeliest sampling is looked for (docs/proofs.md, theorem 12)"
-    return uppers, [Search(curve, rounds, least)], above, below
+    return [upper], [search], above, below
 
 
-def _told(mechanism: Mechanism, group: int = 1) -> Mechanism:
-    """What the attacker is told of samplers that A1 has no law for: when the record is there.
+def _sum(parts: Sequence[Laws]) -> StrongCurve:
+    """The curve of all phases together, for an attacker who is told by how much each is moved."""
 
-    Of a group that is allocated at random it is said that all of it is in the same rounds, which is the worst.
-    """
-    sampler = mechanism.sampler
-    if isinstance(sampler, RandomAllocation) and group > 1:
-        return replace(mechanism, sampler=Poisson(1.0, sampler.times * sampler.epochs))
-    if isinstance(sampler, RandomParticipation):
-        return replace(mechanism, sampler=Poisson(sampler.client_rate * sampler.record_rate, sampler.rounds))
-    if isinstance(sampler, TruncatedPoisson):  # it may take another's place: as far as two clipped gradients
-        noise = mechanism.noise_multiplier * (0.5 if isinstance(mechanism.clipping, Individual) else 1.0)
-        return replace(mechanism, sampler=Poisson(sampler.rate, len(sampler)), noise_multiplier=noise)
-    return mechanism
+    def laws(cells: int) -> Law:
+        total = Law.of([0.0], [1.0])
+        for part in parts:
+            total = total.plus(part(cells), cells)
+        return total
 
-
-_FIXED = (Deterministic, Shuffle, BufferedShuffle, WithoutReplacement)
-
-
-def _searched(mechanism: Mechanism) -> Mechanism:
-    """The run that the attack is on: all but the group's own gradients are 0, or a replaced record's new one is."""
-    sampler = mechanism.sampler
-    if isinstance(sampler, RandomParticipation):
-        mechanism = _told(mechanism)
-        if not isinstance(mechanism.clipping, Individual):  # the client's other records are silent, not opposed
-            mechanism = replace(mechanism, noise_multiplier=2.0 * mechanism.noise_multiplier)
-    elif isinstance(sampler, TruncatedPoisson):
-        rate = truncated_rate(sampler.rate, sampler.max_batch, sampler.population)
-        mechanism = replace(mechanism, sampler=Poisson(rate, len(sampler)))
-    hidden = mechanism.relation == "replace" and isinstance(mechanism.clipping, Individual)
-    if hidden and not isinstance(mechanism.sampler, _FIXED):
-        return replace(mechanism, relation="zero-out")
-    return mechanism  # in batches of one size all others point the other way, as the new record does
-
-
-def _only_poisson(phases: Phases) -> bool:
-    return all(
-        isinstance(m.sampler, Poisson | RandomParticipation) and isinstance(m.clipping, Individual)
-        for m in phases.mechanisms
-    )
-
-
-def _log_out(mechanism: Mechanism) -> float:
-    """Log of the chance that a record is not in a round."""
-    sampler = _told(mechanism).sampler
-    rate = sampler.rate if isinstance(sampler, Poisson) else 1.0
-    return math.log1p(-rate) if rate < 1.0 else -math.inf
-
-
-def _values(mechanism: Mechanism, group: int) -> int:
-    """How many different moves of one round's sum there are, none apart."""
-    most = mechanism.clipping.groups if isinstance(mechanism.clipping, Mixed) else group
-    return min(group, most) if isinstance(mechanism.clipping, Individual | Mixed) else 1
+    curve = StrongCurve(laws)
+    curve.law()  # so that what has no law is refused here
+    return curve
 
 
 @dataclass(frozen=True)
@@ -141,11 +91,12 @@ class Added:
 
     def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """Upper bound on epsilon(delta)."""
-        return 0.0, self.curve.epsilon(delta, rtol, sides, enough)[1] + self.most
+        return 0.0, math.nextafter(self.curve.epsilon(delta, rtol, sides)[1] + self.most, math.inf)
 
     def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """Upper bound on delta(epsilon)."""
-        return 0.0, self.curve.delta(epsilon - self.most, rtol, sides, enough)[1] if epsilon > self.most else 1.0
+        left = math.nextafter(epsilon - self.most, 0.0)
+        return 0.0, self.curve.delta(left, rtol, sides, enough)[1] if epsilon > self.most else 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,8 +145,10 @@ class Search:
         if not useful.any():
             return 0.0, math.inf
         c = places[useful]
-        best = np.log(found[useful]) - log_number + c * c / 2.0 + np.log(c)  # Mills: P[N > c] <= e^(-c^2/2) / c
-        return max(float(best.max()) * (1.0 - 1e-12), 0.0), math.inf
+        logs = np.log(found[useful])
+        best = logs - log_number + c * c / 2.0 + np.log(c)  # Mills: P[N > c] <= e^(-c^2/2) / c
+        best -= 16.0 * UNIT * (c * c + log_number - logs)
+        return max(float(best.max()), 0.0), math.inf
 
     def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """Lower bound on delta(epsilon)."""
@@ -211,8 +164,9 @@ class Search:
 
     def _found(self, lengths: Array, chances: Array, places: Array) -> Array:
         """The chance that the maximum reaches each of the places, with the records there; rounded down."""
-        slack = 8.0 * UNIT * lengths
-        return np.asarray(special.ndtr(lengths - slack - places[:, None]) @ chances * (1.0 - 1e-12))
+        above = lengths - 8.0 * UNIT * lengths - places[:, None]
+        reached = np.where(above > _FARTHEST, special.ndtr(above), 0.0)
+        return np.asarray(reached @ chances * (1.0 - 1e-12))
 
 
 def _log_subsets(places: int, most: int) -> float:

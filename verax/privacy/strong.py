@@ -42,6 +42,10 @@ from verax.samplers.without_replacement import WithoutReplacement
 
 MOST_TOGETHER = 128  # records whose joint places in shuffled batches are followed exactly
 MOST_IN_BATCHES = 4096  # the same if only touched batches count
+SEEN = (
+    "adversary A1 sees the sampling: Gaussian curves mixed by the exact law of touched clip-groups "
+    "('shuffling and batch clipping', definition 5.2; docs/strong-adversary.md)"
+)
 _RESOLUTIONS = (CELLS, 8 * CELLS)
 _REPEATED = 256  # records times epochs up to which clip-groups redrawn in kept batches are followed exactly
 
@@ -211,8 +215,7 @@ def strong(run: Mechanism | Phases, group: int = 1, population: int | None = Non
     curve.law()  # so that what has no analysis is refused here
     return Strong(
         curve,
-        "adversary A1 sees the sampling: Gaussian curves mixed by the exact law of touched clip-groups "
-        "('shuffling and batch clipping', definition 5.2; docs/strong-adversary.md)",
+        SEEN,
         "achieved against adversary A1, who sees the sampling, by fixed updates of full norm",
         chance,
         StrongCurve(partial(laws, quiet=True), exposed) if chance > 0.0 else None,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
-from verax.mechanism import Individual, Mechanism, Mixed
+from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.privacy.averages import LARGEST_SHIFT
 from verax.privacy.composition import Composition, Round
 from verax.privacy.curve import Curve
 from verax.privacy.directions import Rounds, each_way
 from verax.privacy.largest import largest_sum
+from verax.privacy.lattice import Law
+from verax.privacy.moves import Moves, moves, places, seen, silent
 from verax.privacy.pairs import Pair
 from verax.privacy.pricing import Analysis, Group, one_record_only, price, shift_unit
 from verax.privacy.samplers.one_round import one_round_of
@@ -17,6 +19,7 @@ from verax.privacy.several import some_of
 from verax.privacy.shared_bins import SharedBins
 from verax.privacy.shared_bins_attack import ALL_COUNTED, group_attack
 from verax.privacy.shared_bins_bound import group_bounds
+from verax.privacy.strong import shift_unit as seen_unit
 from verax.privacy.subsets import Subset
 from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.random_allocation import RandomAllocation
@@ -124,3 +127,43 @@ def _attacks(times: int, steps: int, unit: float, epochs: int, always: Rounds) -
     attacks: dict[str, Rounds] = {f"remove, {name}": [(rnd, epochs), *always] for name, rnd in seen.items()}
     name, first = next(iter(seen.items()))
     return attacks | {f"add, {name}": [(first.reverse(), epochs), *always]}
+
+
+@moves.register
+def _(sampler: BallsInBins, mechanism: Mechanism, group: Group) -> Moves:
+    return seen(mechanism, group)
+
+
+@moves.register
+def _(sampler: RandomAllocation, mechanism: Mechanism, group: Group) -> Moves:
+    """Of a group no law is known, but from the mildest places to the worst."""
+    _, size = group.split(mechanism)
+    if size == 1:
+        return seen(mechanism, group)
+    attacked = silent(mechanism)
+    least, most = _squares(sampler, mechanism, size)
+    unit, silent_unit = seen_unit(mechanism), seen_unit(attacked)
+    worst = Law.between(most, most).scaled(unit**2)
+    some = Law.between(least, most).scaled(silent_unit**2)
+    return Moves(lambda _: worst, lambda _: some, silent_unit, places(attacked, size))
+
+
+def _squares(sampler: RandomAllocation, mechanism: Mechanism, size: int) -> tuple[float, float]:
+    """The least and the largest sum over all rounds of the squared number of touched clip-groups.
+
+    There are ``size * times`` touches an epoch, if no two fall together. Individual clipping counts all of them: spread
+    evenly is mildest, all records in the same rounds worst. Clipped aggregates count those of one clip-group once: all
+    together is mildest, and worst as many as possible in one round, in different clip-groups.
+    """
+    touches, steps = size * sampler.times, sampler.steps
+    match mechanism.clipping:
+        case Individual():
+            each, more = divmod(touches, steps)
+            least, most = more * (each + 1) ** 2 + (steps - more) * each**2, size * touches
+        case Batch():
+            least, most = sampler.times, min(touches, steps)
+        case Mixed(groups=groups):
+            together = min(size, groups)
+            full, rest = divmod(min(touches, together * steps), together)
+            least, most = sampler.times, full * together**2 + rest**2
+    return float(least * sampler.epochs), float(most * sampler.epochs)

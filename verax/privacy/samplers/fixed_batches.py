@@ -8,6 +8,7 @@ from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.privacy.composition import Round
 from verax.privacy.directions import each_way
 from verax.privacy.largest import largest_sum
+from verax.privacy.moves import Moves, moves, seen
 from verax.privacy.pairs import Pair
 from verax.privacy.pricing import Analysis, Group, fixed_batches_only, price, shift_unit
 from verax.privacy.samplers.one_round import one_round_of
@@ -82,3 +83,10 @@ def _shuffled(
         f"shuffling cannot hurt: {fixed.upper_by}",
         f"{why} ('how private is DP-SGD', section 4)", 1.0,
     )  # fmt: skip
+
+
+@moves.register(Deterministic)
+@moves.register(Shuffle)
+@moves.register(BufferedShuffle)
+def _(sampler: Deterministic | Shuffle | BufferedShuffle, mechanism: Mechanism, group: Group) -> Moves:
+    return seen(mechanism, group, opposed=True)

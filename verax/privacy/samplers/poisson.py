@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.privacy.composition import Round
 from verax.privacy.mixtures import distinct_groups, mixture_round
+from verax.privacy.moves import Moves, moves, seen, touched
 from verax.privacy.numerics.distributions import binomial_law
 from verax.privacy.pairs import Pair
 from verax.privacy.pricing import Analysis, Group, price, shift_unit
@@ -59,3 +61,22 @@ def _(sampler: Poisson, mechanism: Mechanism, group: Group) -> Analysis:
         theorem,
         "achieved by gradients that hide the old record in some rounds and the new one in the others", visible,
     )  # fmt: skip
+
+
+@moves.register
+def _(sampler: Poisson, mechanism: Mechanism, group: Group) -> Moves:
+    """As adversary A1 sees them; under replacement also in two steps."""
+    return in_two_steps(seen(mechanism, group), mechanism, group, sampler.rate)
+
+
+def in_two_steps(found: Moves, mechanism: Mechanism, group: Group, rate: float) -> Moves:
+    """Replacement as removal and addition: a record's own coin hits with ``rate`` at most, whatever else is known.
+
+    Then the run with the group is the run without it with probability (1 - rate)^(records times rounds) at least, so no
+    loss of the second step exceeds the logarithm of its inverse (docs/proofs.md, theorem 12).
+    """
+    if mechanism.relation != "replace" or not isinstance(mechanism.clipping, Individual) or rate >= 1.0:
+        return found
+    removed = touched(replace(mechanism, relation="add-remove"), group)
+    absence = -group.size * len(mechanism.sampler) * math.log1p(-rate) * (1.0 + 1e-12)
+    return replace(found, removed=removed, absence=absence)

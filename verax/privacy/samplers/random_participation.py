@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Individual, Mechanism, Mixed
 from verax.privacy.company import independent
 from verax.privacy.composition import Round
+from verax.privacy.moves import Moves, moves, seen
 from verax.privacy.pairs import Pair
 from verax.privacy.participation import LARGEST_UNIT, both_ways, leaning, leans, participating, silent
 from verax.privacy.pricing import Analysis, Group, one_record_only, price, shift_unit
-from verax.samplers.poisson import Poisson
+from verax.privacy.samplers.poisson import in_two_steps
 from verax.samplers.random_participation import RandomParticipation
+from verax.samplers.poisson import Poisson
 
 
 @price.register
@@ -43,3 +46,22 @@ def _(sampler: RandomParticipation, mechanism: Mechanism, group: Group) -> Analy
         "the number of other records told, their gradients in the worst directions (docs/random-participation.md, "
         "theorem 2)", why, visible, sure=True,
     )  # fmt: skip
+
+
+@moves.register
+def _(sampler: RandomParticipation, mechanism: Mechanism, group: Group) -> Moves:
+    """A record's own participation, as that of Poisson sampling with the product of the rates."""
+    tied = not independent(sampler)
+    if tied:
+        one_record_only(mechanism, group)
+    p, q, count = sampler.client_rate, sampler.record_rate, len(sampler)
+    exact = 1.0 in (p, q)
+    most = p * q if exact else min(math.nextafter(p * q, 2.0), 1.0)
+    least = p * q if exact else math.nextafter(p * q, 0.0)
+    told = replace(mechanism, sampler=Poisson(most, count))
+    attacked = replace(mechanism, sampler=Poisson(least, count))
+    if not isinstance(mechanism.clipping, Individual):  # the client's other records are silent, not opposed
+        attacked = replace(attacked, noise_multiplier=2.0 * mechanism.noise_multiplier)
+    found = replace(seen(attacked, group), told=seen(told, group).told)
+    # its other records may show that the client takes part: then the record's own coin is all that hides it
+    return in_two_steps(found, told, group, q if tied else most)

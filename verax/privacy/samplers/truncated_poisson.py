@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+
+import numpy as np
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Individual, Mechanism
 from verax.privacy.composition import Round
+from verax.privacy.lattice import Law
 from verax.privacy.mixtures import crowded, truncated_rate
-from verax.privacy.pairs import Pair
+from verax.privacy.moves import Laws, Moves, moves, seen, touched
+from verax.privacy.numerics.distributions import binomial_at_least, binomial_law, law_error
+from verax.privacy.pairs import UNIT, Pair
 from verax.privacy.pricing import Analysis, Group, one_record_only, price, shift_unit
 from verax.privacy.revealed import Revealed
+from verax.samplers.poisson import Poisson
 from verax.samplers.truncated_poisson import TruncatedPoisson
 
 
@@ -41,3 +48,37 @@ def _(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Analysis
         "a Poisson round, or a shift of 2 where the batch is full without the record (docs/proofs.md, theorem 8)",
         attack, visible, shown,
     )  # fmt: skip
+
+
+@moves.register
+def _(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Moves:
+    """Told: its coins, and whether there is room for all. Sought: one record of the group, the others silent."""
+    inside = truncated_rate(sampler.rate, sampler.max_batch, sampler.population)
+    alone = seen(replace(mechanism, sampler=Poisson(inside, len(sampler))), Group())
+    if isinstance(mechanism.clipping, Individual):
+        return replace(alone, told=_crowded_moves(sampler, mechanism, group))
+    free = replace(mechanism, sampler=Poisson(sampler.rate, len(sampler)))  # an aggregate moves by 2 in any case
+    return replace(alone, told=touched(free, group))
+
+
+def _crowded_moves(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Laws:
+    """With room for the whole group its j sampled records move the sum by j at most, else by 2j (theorem 8)."""
+    room = sampler.max_batch - group.size
+    crowd = binomial_at_least(sampler.population + group.beside, sampler.rate, room + 1).upper
+    hits = binomial_law(group.size, sampler.rate)
+    j = np.minimum(np.arange(float(len(hits))), float(sampler.max_batch))
+    if group.orthogonal:  # but those whose places they take need not be
+        joined, taken = j, np.ceil((np.sqrt(j) + j) ** 2 * (1.0 + 8.0 * UNIT))
+    else:
+        joined, taken = j**2, 4.0 * j**2
+    squares, chances = np.concatenate([joined, taken]), np.concatenate([(1.0 - crowd) * hits, crowd * hits])
+    possible = np.concatenate([np.full(len(j), crowd < 1.0), np.full(len(j), crowd > 0.0)])
+    order = np.argsort(squares, kind="stable")
+    order = order[possible[order]]
+    scale = shift_unit(mechanism) ** 2
+
+    def law(cells: int) -> Law:
+        once = Law.of(squares[order], chances[order], law_error(hits) + 8.0 * UNIT, cells)
+        return once.times(len(sampler), cells).scaled(scale)
+
+    return law

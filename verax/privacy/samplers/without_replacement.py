@@ -9,6 +9,7 @@ import numpy as np
 from verax.mechanism import Individual, Mechanism
 from verax.privacy.composition import Round
 from verax.privacy.directions import each_way
+from verax.privacy.moves import Moves, moves, seen
 from verax.privacy.pairs import Pair
 from verax.privacy.pricing import Analysis, Group, fixed_batches_only, one_record_only, price, shift_unit
 from verax.privacy.tables import Table
@@ -39,3 +40,8 @@ def _(sampler: WithoutReplacement, mechanism: Mechanism, group: Group) -> Analys
     if mechanism.relation == "replace":  # either record may be the one to hide, round by round
         attacks["alternate"] = [(apart, count - count // 2), (apart.reverse(), count // 2)]
     return Analysis({"replace": [(Round(apart.pair, symmetric=True), count)]}, attacks, theorem, attack, visible)
+
+
+@moves.register
+def _(sampler: WithoutReplacement, mechanism: Mechanism, group: Group) -> Moves:
+    return seen(mechanism, group, opposed=True)
