@@ -30,7 +30,7 @@ def slowly(m, r, v, eps, delta):
 def test_the_bound_is_the_corollary_and_covers_what_lies_between(m, r, v, delta):
     for low in (0.0, 0.3, 1.0, 2.5):
         at = right_guesses_at_most(m, r, v, delta, (low, low))
-        assert at == pytest.approx(slowly(m, r, v, low, delta), rel=1e-6)
+        assert at == pytest.approx(slowly(m, r, v, low, delta), rel=1e-7)
         wide = right_guesses_at_most(m, r, v, delta, (low, low + 0.4))
         assert wide >= max(slowly(m, r, v, low + part, delta) for part in np.linspace(0.0, 0.4, 5)) * (1.0 - 1e-12)
 

@@ -30,6 +30,7 @@ from verax.mechanism import Phases
 from verax.privacy import occupancy
 from verax.privacy.closed_form import gaussian_delta, gaussian_epsilon
 from verax.privacy.guarantee import Guarantee
+from verax.privacy.roots import CROSSING_TOLERANCE
 from verax.privacy.strong import StrongCurve, Who, shift_unit, strong, strong_tradeoff, touched_law
 
 DELTA = 1e-5
@@ -198,7 +199,10 @@ def test_without_a_population_the_answer_holds_for_all(group, reshuffle):
         found = [epsilon(this, group, people)[1] for people in (max(6, group), 12, 13, 50, 10**6)]
         assert max(found) <= most * (1 + 1e-9)
         if isinstance(clipping, Individual):
-            assert all(b >= a * (1 - 1e-9) for a, b in itertools.pairwise(found))
+            if group == 11:  # of 11 or of 12 records it is in the same batches: equal, up to a root's accuracy
+                assert found[1] == pytest.approx(found[0], rel=0.0, abs=CROSSING_TOLERANCE * (1 + 2 * found[0]))
+                found = found[1:]
+            assert all(a < b for a, b in itertools.pairwise(found))
             assert max(found) == pytest.approx(most, rel=1e-4)
 
 

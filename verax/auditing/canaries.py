@@ -53,20 +53,25 @@ def largest_probabilities(trials: int, low: float, high: float) -> Floats:
     """At least the probability of each number of hits, at whichever rate between these it is largest.
 
     That is the rate nearest to k / n. Where it is k / n itself, Stirling's series, which lies between its partial sums,
-    gives sqrt(n / (2 pi k (n - k))) e^(1/12n - r(k) - r(n - k)) with r(k) = 1/12k - 1/360k^3.
+    gives sqrt(n / (2 pi k (n - k))) e^(s(n) - r(k) - r(n - k)) with s(n) = 1/12n - 1/360n^3 + 1/1260n^5 from above
+    and r(k) = s(k) - 1/1680k^7 from below.
     """
     at_low, at_high = binomial_law(trials, low), binomial_law(trials, high)
     k = np.arange(trials + 1.0)
     most = np.where(k < trials * low, at_low, at_high) * (1.0 + law_error(at_low)) + _UNDERFLOW
     inside = (k > 0.0) & (k < trials) & (k / trials > low - _ROUND_OFF) & (k / trials < high + _ROUND_OFF)
     k, rest = k[inside], trials - k[inside]
-    exponent = 1.0 / (12.0 * trials) - _stirling(k) - _stirling(rest)
+    exponent = float(_stirling_above(float(trials))) - _stirling_below(k) - _stirling_below(rest)
     most[inside] = np.sqrt(trials / (2.0 * math.pi * k * rest)) * np.exp(exponent) * (1.0 + 32.0 * UNIT)
     return np.asarray(most)
 
 
-def _stirling(k: Floats) -> Floats:
-    return np.asarray(1.0 / (12.0 * k) - 1.0 / (360.0 * k**3))
+def _stirling_above(n: Floats | float) -> Floats:
+    return np.asarray((1.0 / 12.0 - (1.0 / 360.0 - 1.0 / (1260.0 * n**2)) / n**2) / n)
+
+
+def _stirling_below(k: Floats) -> Floats:
+    return _stirling_above(k) - 1.0 / (1680.0 * k**7)
 
 
 def epsilon_from_guesses(canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:

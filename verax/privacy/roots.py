@@ -6,6 +6,9 @@ import itertools
 import math
 from collections.abc import Callable
 
+CROSSING_TOLERANCE = 1e-13
+"""How close to a crossing on [low, high] a point is, in units of 1 + high, up to the rounding of the function."""
+
 
 def root(function: Callable[[float], float], low: float, high: float, xtol: float) -> float:
     """A point within ``xtol`` of a sign change of ``function`` in [low, high], whose ends must differ in sign.
@@ -41,7 +44,7 @@ def crossing(excess: Callable[[float], float], low: float, high: float, sign: in
 
     That is to a point where it is not positive for an upper bound (``sign`` 1), not negative for a lower one (-1).
     """
-    point = root(excess, low, high, xtol=1e-13 * (1.0 + high))
+    point = root(excess, low, high, xtol=CROSSING_TOLERANCE * (1.0 + high))
     nudge = 1e-14 * (1.0 + point)
     while sign * excess(point) > 0.0 and point > 0.0:
         point, nudge = max(point + sign * nudge, 0.0), 2.0 * nudge
