@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import mpmath
 import pytest
 
 from verax import BallsInBins, Batch, Mechanism, Poisson, RandomParticipation, Shuffle, TruncatedPoisson
@@ -87,3 +88,40 @@ def test_a_client_has_no_more_records_than_it_says():
         run.guarantee(group=2)
     run = Mechanism(RandomParticipation(0.1, 0.9, 1, 100), 1.0, Batch())
     assert run.guarantee(group=2).delta(5.0).upper > 0.3
+
+
+def seen_rounds(rate: float, steps: int, noise: float, epsilon: float) -> float:
+    """delta of a run with so little noise that the number of rounds joined is seen, in 40-digit arithmetic.
+
+    Given that number n, the loss is n log(rate) + (steps - n) log(1 - rate) + n u^2 / 2 and a normal of variance n u^2,
+    u = 1 / noise, but for chances far below e^(-u^2 / 8).
+    """
+    with mpmath.workdps(40):
+        rate, u, epsilon = mpmath.mpf(rate), 1 / mpmath.mpf(noise), mpmath.mpf(epsilon)
+        total = mpmath.mpf(0)
+        for n in range(1, steps + 1):
+            chance = mpmath.binomial(steps, n) * rate**n * (1 - rate) ** (steps - n)
+            known = n * mpmath.log(rate) + (steps - n) * mpmath.log(1 - rate)
+            spread = u * mpmath.sqrt(n)
+            far = (known + n * u * u / 2 - epsilon) / spread
+            if far > -60:
+                total += chance * (mpmath.ncdf(far) - mpmath.exp(epsilon - known) * mpmath.ncdf(far - spread))
+        return float(total)
+
+
+@pytest.mark.parametrize(
+    ("rate", "steps", "noise", "epsilon"),
+    [
+        (0.02, 200, 0.02, 1300.0),
+        (0.02, 200, 0.02, 2500.0),
+        (0.02, 200, 0.02, 3000.0),
+        (0.02, 200, 0.05, 500.0),
+        (0.02, 200, 0.01, 20000.0),
+        (0.1, 50, 0.012, 30000.0),
+        (1e-4, 100, 0.03, 500.0),
+    ],
+)
+def test_low_noise_is_priced_from_both_sides(rate, steps, noise, epsilon):
+    truth = seen_rounds(rate, steps, noise, epsilon)
+    bracket = Mechanism(Poisson(rate, steps), noise).guarantee().delta(epsilon)
+    assert bracket.lower <= truth <= bracket.upper <= bracket.lower * 1.002

@@ -20,7 +20,7 @@ from verax.privacy.pairs import UNIT, Array
 _ROUND = 16.0 * UNIT  # relative error of mu = sqrt(c^2 unit^2)
 _ULPS = 32.0  # allowance for erfcx, exp and ndtr
 _FAR = 40.0  # standard deviations beyond which a double holds no probability
-_TINY = 1e-300
+_TINY = 1e-306  # what underflow may take from a probability: less than any delta that is asked for
 _HUGE = 1e150  # a mu whose square is still a double
 _LINEAR = 0.01  # a relative error up to which its first order, doubled, is enough
 _SLACK = 1e-11  # relative error of G_mu by ndtr and ndtri, for arguments within _FAR
@@ -59,6 +59,8 @@ def mixture_delta(law: Law, epsilon: float, side: int) -> float:
     mu, rest = _mu(law, side), 0.0
     if side == UPPER and law.lost > 0.0:
         rest = law.lost * gaussian_delta(math.sqrt(law.top) * (1.0 + _ROUND), epsilon, UPPER)
+    if side == UPPER and law.top > 0.0:
+        rest += _TINY  # small weights times small curves
     total = float(law.weights @ gaussian_deltas(mu, epsilon, side)) * (1.0 + side * slack) + rest
     return min(max(total, 0.0), 1.0)
 

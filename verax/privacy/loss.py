@@ -21,6 +21,7 @@ from verax.privacy.roots import root
 
 _REACH = 0.65  # how far a first cell reaches beyond its grid point, in steps: over half, as the density falls there
 _ROUNDED = 1e-9  # a miss this small, in grid steps, is charged as a shift of the losses
+_WIDE = 0.05  # a cell whose loss is not the mean of its losses
 _NEGLIGIBLE = 1e-13  # P-mass, or loss, that a round may give up for a better shape
 _MOST_POINTS = 2**40
 _MOST_EVEN = 2**25  # points next to each other
@@ -202,6 +203,9 @@ def _cell_boundaries(pair: Losses, grid: Array, step: float) -> Array:
     Halfway where the density is flat, nearer to the next grid point where it falls steeply: the mean of an
     exponential law of slope rho on a unit interval lies at 1/rho - 1/(e^rho - 1). The slope is taken a little too
     steep, so that what a cell misses is paid for by the larger of its neighbours.
+
+    In a cell whose width w is not small, the loss log P/Q is -log E e^{-loss}, nearer to its lower end: there it is
+    log m(rho) - log m(rho + w) above that end, with m(x) = (1 - e^{-x}) / x.
     """
     at = pair.inverse(grid)
     gaps = np.diff(grid)
@@ -209,9 +213,16 @@ def _cell_boundaries(pair: Losses, grid: Array, step: float) -> Array:
         log_density = pair.log_loss_density(at)
         drop = np.clip(1.5 * (log_density[:-1] - log_density[1:]), -500.0, 500.0)
         offset = np.where(np.abs(drop) > 1e-3, 1.0 / drop - 1.0 / np.expm1(drop), 0.5 - drop / 12.0)
+        wide = gaps > _WIDE
+        offset[wide] = (_log_mean(drop[wide]) - _log_mean(drop[wide] + gaps[wide])) / gaps[wide]
     offset[~np.isfinite(offset)] = 0.5
     between = grid[1:] - offset * gaps
     return pair.inverse(np.concatenate([[grid[0] - step / 2.0], between, [grid[-1] + step / 2.0]]))
+
+
+def _log_mean(x: Array) -> Array:
+    """log((1 - e^{-x}) / x): the log of the mean of e^{-xt} over t in [0, 1]."""
+    return np.asarray(np.where(np.abs(x) > 1e-6, np.log(-np.expm1(-x) / x), -x / 2.0))
 
 
 def _balance_ends(pair: Losses, grid: Array, boundaries: Array, step: float) -> None:

@@ -47,6 +47,7 @@ SEEN = (
     "('shuffling and batch clipping', definition 5.2; docs/strong-adversary.md)"
 )
 _RESOLUTIONS = (CELLS, 8 * CELLS)
+_LARGEST = 1e300  # an epsilon that can still be halved
 _REPEATED = 256  # records times epochs up to which clip-groups redrawn in kept batches are followed exactly
 
 
@@ -121,6 +122,8 @@ class StrongCurve:
         high = max(closed_form.gaussian_epsilon(math.sqrt(law.mean), delta), 1.0)
         while excess(high) > 0.0:
             high *= 2.0
+            if math.isinf(high):  # a mu whose square is no double
+                return math.inf if side == UPPER else _LARGEST
         return crossing(excess, 0.0, high, side)
 
     def tradeoff(self, alpha: float) -> tuple[float, float]:
