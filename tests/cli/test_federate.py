@@ -104,9 +104,9 @@ def test_a_rough_epsilon_so_far_is_never_above_that_of_the_whole_run():
         assert spent.so_far() == [2.31, 2.31]
         Rough.round = 20
         assert spent.so_far() == [2.31, 2.32]
-    assert (spent.shown(2.31999, 3), spent.shown(2.3199999, 4), spent.shown(2.5, 2)) == ("2.32", "2.320", "2.5")
-    assert federate_module._Spent(Rough(), 1e-5, 2.3456).shown(2.34555, 3) == "2.3456"
-    assert federate_module._Spent(Rough(), 1e-5, None).shown(2.34555, 3) == "2.35"
+    assert (spent.shown(2.31999), spent.shown(2.3199999), spent.shown(2.5)) == ("2.3200", "2.3200", "2.5000")
+    assert federate_module._Spent(Rough(), 1e-5, 2.345678).shown(2.345672) == "2.345672"
+    assert federate_module._Spent(Rough(), 1e-5, None).shown(2.345672) == "2.3457"
 
 
 def test_progress_never_tells_who_or_how_many_took_part(table):

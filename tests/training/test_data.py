@@ -163,7 +163,7 @@ def test_columns_of_other_libraries_that_are_no_numbers_are_refused_by_name():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"num_workers": 2}, "num_workers will not be used: its records are fetched in this process"),
+        ({"num_workers": 2}, "num_workers will not be used: its records are tensors in memory"),
         ({"pin_memory": True, "generator": torch.Generator()}, "pin_memory and generator will not be used"),
     ],
 )

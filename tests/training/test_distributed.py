@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 
 from verax import Mechanism, Poisson  # noqa: E402
 from verax.training import PrivateTrainer, ledger  # noqa: E402
-from verax.training.distributed import launched  # noqa: E402
+from verax.training.distributed import LostProcess, Processes, launched  # noqa: E402
 
 RANKS = Path(__file__).with_name("ranks.py")
 SCENARIOS = [
@@ -31,7 +31,7 @@ def said(tmp_path_factory):
     """What went wrong in each scenario."""
     command = [sys.executable, str(RANKS), str(tmp_path_factory.mktemp("ranks"))]
     found = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command, capture_output=True, text=True, timeout=3000, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     assert found.returncode == 0, found.stderr
     return json.loads(found.stdout)
@@ -58,6 +58,44 @@ def test_processes_that_do_not_know_of_each_other_are_refused(monkeypatch):
 def test_processes_are_a_group_or_one(processes):
     with pytest.raises(ValueError, match="processes must be"):
         trainer(processes=processes)
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"), True),
+        (RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 2000ms"), True),
+        (RuntimeError("Application timeout caused pair closure"), True),
+        (torch.distributed.DistBackendError("NCCL communicator was aborted on rank 1"), True),
+        (torch.distributed.DistNetworkError("failed to recv, got 0 bytes"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), False),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),
+        (RuntimeError("No backend type associated with device type mps"), False),
+        (NotImplementedError("Operator c10d.broadcast_ does not support this tensor"), False),
+        (RecursionError("maximum recursion depth exceeded"), False),
+    ],
+)
+def test_only_what_another_process_did_is_a_lost_process(monkeypatch, error, lost):
+    """Out of memory here, for one, was called the death of another."""
+    dist = torch.distributed
+    monkeypatch.setattr(dist, "get_rank", lambda group: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
+
+    def fail(*_, **__):
+        raise error
+
+    for name in ("broadcast", "reduce", "all_reduce", "broadcast_object_list"):
+        monkeypatch.setattr(dist, name, fail)
+    here, buffer = Processes(None, torch.device("cpu")), torch.zeros(2)
+    for call in (
+        lambda: here.spread(buffer),
+        lambda: here.add_up(buffer),
+        lambda: here.together(int),
+        lambda: here.share(1),
+    ):
+        with pytest.raises(LostProcess if lost else type(error)) as raised:
+            call()
+        assert (raised.value is error) is not lost
 
 
 def test_models_that_reduce_their_own_gradients_are_refused():

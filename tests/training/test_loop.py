@@ -11,6 +11,7 @@ from rich.console import Console  # noqa: E402
 from torch import nn  # noqa: E402
 
 from verax import BallsInBins, Mechanism, Poisson, calibrate  # noqa: E402
+from verax.privacy.guarantee import Bracket, Guarantee  # noqa: E402
 from verax.training import Interrupted, Ledger, PrivateTrainer, RunOver, fit, ledger, loop  # noqa: E402
 
 torch.set_num_threads(1)
@@ -65,7 +66,20 @@ def test_the_bar_ends_on_the_number_of_the_statement(shown):
     mechanism = Mechanism(sampler, calibrate.noise_multiplier(sampler, 3.0, 1e-5))
     fit(nn.Linear(5, 2), nn.CrossEntropyLoss(), clouds(40), mechanism, sgd, insecure_seed=4)
     assert len(shown) == 23
-    assert shown[-1] == "training, epsilon 3.00 so far"
+    assert shown[-1] == "training, epsilon 3.0000 so far"
+
+
+def test_the_bar_never_shows_more_than_the_statement_will(shown, monkeypatch):
+    """What is shown on the way is computed roughly, and may lie above the price of the whole run."""
+    mechanism = Mechanism(Poisson(0.2, 6), 1.0)
+
+    def epsilon(guarantee, delta, rtol=1e-3):
+        return Bracket(1.0, 2.31901 if rtol < 0.02 else 2.33)
+
+    monkeypatch.setattr(Guarantee, "epsilon", epsilon)
+    run = fit(nn.Linear(5, 2), nn.CrossEntropyLoss(), clouds(40), mechanism, sgd, insecure_seed=4)
+    assert shown == ["training, epsilon 2.3191 so far"] * 6
+    assert "2.3191" in str(run.guarantee.epsilon(1e-5))
 
 
 def test_delta_must_be_a_probability():

@@ -1,4 +1,4 @@
-"""Whether somebody goes on with a ledger."""
+"""What ledgers show on the way, and whether somebody goes on with one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from verax import Mechanism, Poisson
+from verax.privacy.guarantee import Bracket, Guarantee
 from verax.training import Ledger
 from verax.web import ledgers
 
@@ -66,3 +67,32 @@ def test_the_table_of_locks_is_read_by_inode(book, tmp_path, monkeypatch):
 
 def test_a_ledger_that_is_gone_is_not_quiet(tmp_path):
     assert ledgers.quiet(str(tmp_path / "none.ledger")) is None
+
+
+@pytest.fixture
+def computed_roughly(monkeypatch):
+    """Parts of a run get upper bounds that are far too large; the declared run does not."""
+
+    def epsilon(guarantee, delta, rtol=1e-3):
+        rounds = sum(len(phase.sampler) for phase in getattr(guarantee.mechanism, "mechanisms", ()))
+        return Bracket(0.1, 2.0 if rounds == 6 else 9.0 / rounds, upper_by=f"{rounds} rounds")
+
+    monkeypatch.setattr(Guarantee, "epsilon", epsilon)
+
+
+def test_fewer_rounds_never_seem_to_cost_more(book, computed_roughly):
+    """Each number is computed to an accuracy of its own; a part of a run costs no more than the whole."""
+    book.release(0, clip_norm=1.0, noise_multiplier=1.2)
+    *_, last = ledgers.summary(("run", None, book.path), 1e-5, 1)
+    points = [(point["rounds"], point["epsilon"]["upper"]) for point in last["points"]]
+    assert points == [(1, 1.8), (2, 1.8), (3, 1.8), (4, 1.8), (5, 1.8), (6, 2.0)]
+    assert last["spent"]["upper"] == last["epsilon"]["upper"] == 2.0
+    (all_of_them,) = ledgers.together([("run", None, book.path)], 1e-5, 1)
+    assert all_of_them["spent"]["upper"] == all_of_them["epsilon"]["upper"] == 2.0
+
+
+def test_the_figure_ends_with_the_stated_number(book):
+    *_, last = ledgers.summary(("run", None, book.path), 1e-5, 1)
+    assert last["points"][-1] == {"rounds": 6, "epsilon": last["epsilon"]}
+    uppers = [point["epsilon"]["upper"] for point in last["points"]]
+    assert uppers == sorted(uppers)

@@ -146,7 +146,7 @@ def federate(
         return
     console.print(
         f"accuracy on held-out records {accuracy(network, found.examples.test):.1%}; every client accounts for itself: "
-        f"epsilon from {spent.shown(least.upper, 4)} (fewest records) to {spent.shown(most.upper, 4)} (most)"
+        f"epsilon from {spent.shown(least.upper)} (fewest records) to {spent.shown(most.upper)} (most)"
     )
     console.print(statement)
 
@@ -206,8 +206,8 @@ def _reporting(
             low, high = entry["epsilon_so_far"]
             console.print(
                 f"round {entry['round']} of {plan.rounds}, {entry['participants_expected']:.4g} clients expected, "
-                f"accuracy {entry['accuracy']:.1%}, epsilon of clients so far {spent.shown(low, 3)} to "
-                f"{spent.shown(high, 3)}"
+                f"accuracy {entry['accuracy']:.1%}, epsilon of clients so far {spent.shown(low)} to "
+                f"{spent.shown(high)}"
             )
 
         yield after, entries
@@ -239,11 +239,11 @@ class _Spent:
         high = min(most, ends[1])
         return [min(least, ends[0], high), high]
 
-    def shown(self, value: float, digits: int) -> str:
-        """Rounded up, with so many digits that what is within the budget stays within it."""
+    def shown(self, value: float) -> str:
+        """Rounded up as in the statement, with more digits if it would else leave the budget."""
         if self.budget is None or value > self.budget:
-            return shown(value, UPPER, digits)
-        texts = (shown(value, UPPER, more) for more in range(digits, 18))
+            return shown(value, UPPER)
+        texts = (shown(value, UPPER, digits) for digits in range(5, 18))
         return next((text for text in texts if float(text) <= self.budget), repr(value))
 
 

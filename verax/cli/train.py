@@ -29,7 +29,7 @@ from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
 from verax.reporting.statement import savable
 from verax.samplers.options import build as build_sampler
-from verax.training.ran import NOT_PRIVATE
+from verax.training.ran import NOT_PRIVATE, at_most
 
 if TYPE_CHECKING:
     from verax.training.trainer import PrivateTrainer
@@ -91,7 +91,8 @@ def _spent(trainer: PrivateTrainer, delta: float) -> Iterator[str]:
     if so_far is None:
         yield f"{released}: nothing was spent."
         return
-    found, whole = so_far.epsilon(delta), trainer.guarantee.epsilon(delta)
+    whole = trainer.guarantee.epsilon(delta)
+    found = at_most(so_far.epsilon(delta), whole)
     between = f"{shown(found.lower, LOWER)} and {shown(found.upper, UPPER)}"
     yield (
         f"{released}. They cost an epsilon between {between} at delta {delta:g} if neither data nor "

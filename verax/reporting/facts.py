@@ -18,7 +18,7 @@ from verax.privacy.budget import Budget
 from verax.privacy.guarantee import Bracket, Guarantee
 from verax.privacy.tradeoff import TradeOff, between
 from verax.privacy.tuning import Tuned
-from verax.training.ran import Run, compose, if_independent
+from verax.training.ran import Run, at_most, compose, if_independent
 
 FALSE_ALARMS = (0.001, 0.01, 0.05, 0.1)
 _POINTS = 40  # epsilons at which delta is bracketed, for the figures and for what an attacker can tell
@@ -124,10 +124,10 @@ class Facts:
         They do not depend on what the guarantee was asked before, so a statement and a report of its ledger agree.
         """
         guarantee = replace(guarantee)
-        scope = _scope(guarantee)
+        scope, epsilon = _scope(guarantee), guarantee.epsilon(delta)
         return cls(
             delta=float(delta),
-            epsilon=guarantee.epsilon(delta),
+            epsilon=epsilon,
             group=guarantee.group,
             relation=guarantee.mechanism.relation,
             adversary="A1" if "adversary A1" in guarantee.assuming else "A0",
@@ -136,7 +136,7 @@ class Facts:
             settings=scope.settings,
             points=_points(guarantee, delta),
             runs=tuple(runs),
-            if_independent=None if independent is None else independent.epsilon(delta),
+            if_independent=None if independent is None else at_most(independent.epsilon(delta), epsilon),
             private=private and not any(run.insecure_seed for run in runs),
             uncovered=scope.uncovered,
             software=software(),

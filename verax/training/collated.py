@@ -41,10 +41,17 @@ class Watched:
     Args:
         make: from a list of records, or of their numbers, to a batch.
         in_order: whether the records must keep their places, because clip-groups are cut from the batch.
+        trial: the same function where trials are made of it, with seeds that are set in this process; by default
+            itself.
     """
 
-    def __init__(self, make: Callable[[list[Any]], Any], in_order: bool) -> None:
-        self._make, self._in_order = make, in_order
+    def __init__(
+        self,
+        make: Callable[[list[Any]], Any],
+        in_order: bool,
+        trial: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        self._make, self._trial, self._in_order = make, trial or make, in_order
         self._batches = 0
         self._few: list[Any] = []
 
@@ -89,7 +96,7 @@ class Watched:
             np.random.seed(seed)  # noqa: NPY002  that of whoever uses it
             before = _randomness()
             try:
-                batch = self._make(_copied(records))
+                batch = self._trial(_copied(records))
             except Exception as error:
                 error.add_note(f"verax made a batch of {len(records)} records to see whether collate_fn mixes them")
                 raise

@@ -34,6 +34,7 @@ from verax.samplers import Deterministic, Sampler, Shuffle
 from verax.training.collated import Watched
 from verax.training.containers import Fields, from_array, plain, walk
 from verax.training.pieces import part
+from verax.training.workers import Workers
 
 Collate = Callable[[list[Any]], Any]
 """From a list of records to a batch."""
@@ -54,16 +55,18 @@ def taken_from(
 
     Unless the whole batch is clipped at once, it is watched how batches are made (see ``Watched``).
     """
-    loaded = isinstance(source, DataLoader)
+    loader = source if isinstance(source, DataLoader) else None
     if collate is not None:
         _refuse_collate(collate, source)
-    if loaded:
-        refuse_other_batches(source, sampler)
-        _tell_unused(source)
-        source, collate = source.dataset, source.collate_fn
+    if loader is not None:
+        refuse_other_batches(loader, sampler)
+        source, collate = loader.dataset, loader.collate_fn
     if isinstance(source, IterableDataset):
         return Stream(source, sampler, records)
-    found = Data(source, collate or default_collate, by_record=loaded or collate is not None)
+    by_record = loader is not None or collate is not None
+    found = Data(source, collate or default_collate, by_record=by_record)
+    if loader is not None:
+        found.use_workers(loader)
     if clipping is not None and not isinstance(clipping, Batch):
         found.watch(in_order=isinstance(clipping, Mixed))
     return found
@@ -103,6 +106,7 @@ class Data:
         self._collate: Collate = partial(_batch, collate)
         self._make: Callable[[list[Any]], Any] = self._collated
         self._empty: Any = None
+        self._workers: Workers | None = None
         self.watched: Watched | None = None
         if type(source) is TensorDataset and not self._own_collate:  # subclasses may change what they give
             source, by_record = source.tensors, False
@@ -129,7 +133,7 @@ class Data:
     def watch(self, in_order: bool) -> None:
         """Watch whatever sees several records and is not known to keep them apart."""
         if self._whole is None and self._at_once:
-            self._make = self.watched = Watched(self._collated, in_order)
+            self._make = self.watched = Watched(self._make, in_order, self._collated)
         elif self._own_collate:
             self._collate = self.watched = Watched(self._collate, in_order)
 
@@ -145,6 +149,18 @@ class Data:
                 self._empty = part(self._make([0]), slice(0), 1)
             return self._empty
         return self._make(indices.tolist())
+
+    def use_workers(self, loader: Any) -> None:
+        """Fetch records in the worker processes of a loader, if it has any and they are not in memory."""
+        _tell_unused(loader, self._whole is not None)
+        if self._whole is None and loader.num_workers:
+            self._workers = workers = Workers(loader)
+            self._make = lambda numbers: self._collate(workers.fetch(numbers))
+
+    def close(self) -> None:
+        """End worker processes, if there are any."""
+        if self._workers is not None:
+            self._workers.close()
 
     def _collated(self, numbers: list[int]) -> Any:
         return self._collate([self._one(i) for i in numbers] if self._many is None else self._many(numbers))
@@ -267,6 +283,9 @@ class Stream:
     def __len__(self) -> int:
         return self._size
 
+    def close(self) -> None:
+        """Nothing to end: a stream is read in this process."""
+
     def take(self, indices: NDArray[np.int64], number: int = 0, mine: Chosen = None) -> Any:
         """The records with these numbers, of the epoch that round ``number`` belongs to, collated."""
         epoch, within = divmod(number, self._batches)
@@ -309,20 +328,20 @@ def refuse_other_batches(loader: Any, sampler: Sampler) -> None:
         )
 
 
-def _tell_unused(loader: Any) -> None:
+def _tell_unused(loader: Any, in_memory: bool) -> None:
     """Warn of a loader's settings that have no effect, since only its data set is asked."""
     settings = {
-        "num_workers": loader.num_workers,
-        "worker_init_fn": loader.worker_init_fn,
+        "num_workers": loader.num_workers and in_memory,
+        "worker_init_fn": loader.worker_init_fn and (in_memory or not loader.num_workers),
         "pin_memory": loader.pin_memory,
-        "generator": loader.generator,
+        "generator": loader.generator and (in_memory or not loader.num_workers),
     }
     unused = [name for name, value in settings.items() if value]
     if unused:
+        why = "its records are tensors in memory, " if in_memory else ""
         warnings.warn(
-            f"of the DataLoader, {' and '.join(unused)} will not be used: its records are fetched in "
-            "this process, in batches that the mechanism's sampler draws. If fetching is slow, put "
-            "them into tensors first",
+            f"of the DataLoader, {' and '.join(unused)} will not be used: {why}in batches that the mechanism's "
+            "sampler draws",
             UserWarning,
             stacklevel=2,
         )

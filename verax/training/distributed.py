@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ from verax.training.flat import Flat
 from verax.training.ledger import Ledger
 
 T = TypeVar("T")
+_LOST = re.compile(r"gloo/transport|connection|timed out|timeout|broken pipe|peer|socket|nccl", re.IGNORECASE)
+"""What backends say of a broken or silent connection: gloo has no exception of its own for it."""
 
 
 class LostProcess(RuntimeError):  # noqa: N818  it says what happened
@@ -135,6 +138,8 @@ class Processes:
         try:
             yield
         except RuntimeError as error:
+            if not is_loss(error):
+                raise
             raise LostProcess(
                 "another process of this run was lost or did not answer in time, so this one stopped; what was "
                 "released is in the ledger. Start all processes again: open the ledger and load the last saved state "
@@ -154,6 +159,17 @@ class Processes:
         if isinstance(clipping, Batch) and not split:
             return slice(None) if self.first else slice(0)
         return slice(records * self.rank // self.size, records * (self.rank + 1) // self.size)
+
+
+def is_loss(error: RuntimeError) -> bool:
+    """Whether a collective failed because of another process, and not of memory, types or devices here.
+
+    >>> is_loss(RuntimeError("Connection closed by peer")), is_loss(RuntimeError("not enough memory"))
+    (True, False)
+    """
+    if isinstance(error, dist.DistError):
+        return True
+    return type(error) is RuntimeError and _LOST.search(str(error)) is not None
 
 
 def processes_of(given: Any, device: torch.device) -> Processes | None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from verax.training.diagnostics import PublicLog
 from verax.training.entries import Norms
 from verax.training.ledger import Ledger
 from verax.training.losses import Criterion
+from verax.training.ran import at_most
 from verax.training.refusals import refuse_factories
 from verax.training.state import refuse_shared
 from verax.training.trainer import PrivateTrainer
@@ -171,15 +173,15 @@ def _bar(rounds: int, wanted: bool) -> Iterator[Callable[[PrivateTrainer, float]
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("training", total=rounds)
+        stated = cache(lambda trainer, delta: trainer.guarantee.epsilon(delta))
 
         def show(trainer: PrivateTrainer, delta: float) -> None:
             bar.update(task, completed=trainer.rounds)
-            if trainer.rounds == rounds:  # the number of the statement, not a quick one above it
-                found = trainer.guarantee.epsilon(delta)
-            elif trainer.rounds % every == 0 and (so_far := trainer.so_far) is not None:
-                found = so_far.epsilon(delta, rtol=0.02)
-            else:
+            if trainer.rounds % every and trainer.rounds != rounds:
                 return
-            bar.update(task, description=f"training, epsilon {shown(found.upper, UPPER, 3)} so far")
+            found = stated(trainer, delta)
+            if trainer.rounds < rounds and (so_far := trainer.so_far) is not None:
+                found = at_most(so_far.epsilon(delta, rtol=0.02), found)
+            bar.update(task, description=f"training, epsilon {shown(found.upper, UPPER)} so far")
 
         yield show

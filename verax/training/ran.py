@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from verax import checks
 from verax.display import visible
 from verax.mechanism import Individual, Mechanism, Phases
-from verax.privacy.guarantee import Guarantee
+from verax.privacy.guarantee import Bracket, Guarantee
 from verax.privacy.noiseless import Noiseless
 from verax.training.entries import Event, LedgerError, Log, Schedule
 
@@ -176,6 +176,19 @@ def attacked(guarantee: Guarantee, mechanism: Mechanism, rounds: int) -> Guarant
     seen = released(Phases((mechanism,)), rounds, up=False)
     attacks = (seen.guarantee().lowers, seen.guarantee().lower_by) if seen else ((), "nothing was released")
     return replace(guarantee, lowers=attacks[0], lower_by=attacks[1])
+
+
+def at_most(part: Bracket, whole: Bracket) -> Bracket:
+    """What part of a run costs, known to be no more than the whole of it does.
+
+    Each is computed on its own, to an accuracy of its own, so that the part's bound may lie above.
+
+    >>> at_most(Bracket(1.9, 2.02), Bracket(1.98, 2.01))
+    Bracket(lower=1.9000, upper=2.0100)
+    """
+    if part.upper <= whole.upper:
+        return part
+    return replace(part, upper=whole.upper, upper_by=whole.upper_by, evidence=whole.evidence)
 
 
 def _together(parts: Sequence[Phases | None], group: int, geometry: str) -> Guarantee | None:

@@ -447,6 +447,8 @@ class PrivateTrainer:
             self._ledger.close()
         if self._file is not None:
             self._file.close()
+        if self._data is not None:
+            self._data.close()
 
     # --- stopping and going on --------------------------------------------------------------------------------------
 

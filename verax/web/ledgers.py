@@ -21,10 +21,10 @@ from typing import Any
 from verax.checks import NoGuarantee
 from verax.display import visible
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
-from verax.privacy.guarantee import Guarantee
+from verax.privacy.guarantee import Bracket, Guarantee
 from verax.reporting.statement import Statement
 from verax.training.entries import LedgerError, parse
-from verax.training.ran import Run, compose, if_independent
+from verax.training.ran import Run, at_most, compose, if_independent
 from verax.web.tasks import Part, number, plain
 
 SUFFIX, LOG_SUFFIX, PRIVATE_SUFFIX = ".ledger", ".log", ".private"
@@ -92,13 +92,13 @@ def summary(source: Source, delta: float, group: int, diagnostics: bool = False)
     try:
         declared = run.guarantee(group).epsilon(delta)
         independent = if_independent([run], group)
-        spent = declared if independent is None else independent.epsilon(delta)
+        spent = declared if independent is None else at_most(independent.epsilon(delta), declared)
     except NoGuarantee as error:
         yield about | {"epsilon": None, "spent": None, "why_not": str(error), "points": [], "provisional": False}
         return
     about |= {"epsilon": plain(declared), "spent": plain(spent), "why_not": None}
     yield about | {"points": [], "provisional": True}
-    yield about | {"points": list(_points(run, delta, group)), "provisional": False}
+    yield about | {"points": _points(run, delta, group, declared), "provisional": False}
 
 
 def together(sources: Sequence[Source], delta: float, group: int) -> Iterator[Part]:
@@ -107,14 +107,15 @@ def together(sources: Sequence[Source], delta: float, group: int) -> Iterator[Pa
     declared = compose(runs, group)
     independent = if_independent(runs, group)
 
-    def bracket(of: Guarantee) -> Part:
+    def bracket(of: Guarantee, part: Guarantee | None = None) -> Part:
         try:
-            return {"epsilon": plain(of.epsilon(delta)), "why_not": None}
+            whole = of.epsilon(delta)
+            found = whole if part is None else at_most(part.epsilon(delta), whole)
+            return {"epsilon": plain(found), "why_not": None}
         except NoGuarantee as error:
             return {"epsilon": None, "why_not": str(error)}
 
-    whole = bracket(declared)
-    spent = whole if independent is None else bracket(independent)
+    whole, spent = bracket(declared), bracket(declared, independent)
     rows = [
         {
             "name": run.path,
@@ -172,13 +173,18 @@ def _signal(phase: Mechanism, population: int | None) -> Part:
     }
 
 
-def _points(run: Run, delta: float, group: int) -> Iterator[Part]:
-    """Epsilon of the run had it been declared to end after so many rounds."""
-    counts = sorted({1, *(math.ceil(run.declared * i / _COUNTS) for i in range(1, _COUNTS + 1))})
-    for count in counts:
-        part = replace(run, released=count)
-        bracket = part.guarantee(group, stopping="independent").epsilon(delta, _RTOL)
-        yield {"rounds": count, "epsilon": plain(bracket)}
+def _points(run: Run, delta: float, group: int, declared: Bracket) -> list[Part]:
+    """Epsilon of the run had it been declared to end after so many rounds; it ends as stated.
+
+    From the last to the first, so that fewer rounds never seem to cost more.
+    """
+    counts = {1, *(math.ceil(run.declared * i / _COUNTS) for i in range(1, _COUNTS + 1))}
+    later, found = declared, [{"rounds": run.declared, "epsilon": plain(declared)}]
+    for count in sorted(counts - {run.declared}, reverse=True):
+        part = replace(run, released=count).guarantee(group, stopping="independent")
+        later = at_most(part.epsilon(delta, _RTOL), later)
+        found.append({"rounds": count, "epsilon": plain(later)})
+    return found[::-1]
 
 
 def _log(source: Source, suffix: str) -> list[Part]:
