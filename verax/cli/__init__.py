@@ -17,6 +17,7 @@ from verax.cli.calibrate import calibrate
 from verax.cli.commands import Command, Group
 from verax.cli.compare import compare
 from verax.cli.demo import demo
+from verax.cli.extras import missing_module
 from verax.cli.federate import federate
 from verax.cli.group import group
 from verax.cli.plan import plan
@@ -91,7 +92,10 @@ def main() -> None:
     except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
         _say(f"{error.strerror or error}: {error.filename}" if error.filename is not None else str(error))
         sys.exit(2)
-    except (ValueError, ModuleNotFoundError) as error:
+    except ModuleNotFoundError as error:
+        _say(missing_module(error))
+        sys.exit(2)
+    except ValueError as error:
         _say(". ".join([str(error), *getattr(error, "__notes__", ())]))
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):

@@ -141,6 +141,8 @@ def _cipher(key: bytes, block: int) -> Any:
         from cryptography.hazmat.primitives.ciphers import Cipher
         from cryptography.hazmat.primitives.ciphers.algorithms import AES
         from cryptography.hazmat.primitives.ciphers.modes import CTR
-    except ImportError as error:
-        raise ImportError("private randomness needs the cryptography package: pip install 'verax[train]'") from error
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "private randomness needs the cryptography package: pip install 'verax[train]'"
+        ) from error
     return Cipher(AES(key), CTR(block.to_bytes(16, "big"))).encryptor()
