@@ -14,8 +14,8 @@ from verax.privacy.pairs import Pair
 from verax.privacy.participation import LARGEST_UNIT, both_ways, leaning, leans, participating, silent
 from verax.privacy.pricing import Analysis, Group, one_record_only, price, shift_unit
 from verax.privacy.samplers.poisson import in_two_steps
-from verax.samplers.random_participation import RandomParticipation
 from verax.samplers.poisson import Poisson
+from verax.samplers.random_participation import RandomParticipation
 
 
 @price.register
