@@ -16,7 +16,8 @@ from verax.planning.central_limit import (
     gaussian_shift,
 )
 from verax.planning.search import LARGEST_NOISE, Found, smallest_noise
-from verax.samplers import BufferedShuffle, Deterministic, Poisson, Sampler, Shuffle
+from verax.privacy.pricing import pricing_of
+from verax.samplers import Deterministic, Poisson, Sampler
 from verax.samplers.registry import planned
 
 Progress = Callable[[int, int], None]
@@ -163,8 +164,8 @@ def _participation(sampler: Sampler, records: int) -> tuple[float, float]:
 
     A guess at the noise is made of these; it need not be exact.
     """
-    if isinstance(sampler, Deterministic | Shuffle | BufferedShuffle):
-        return 1.0, float(sampler.epochs)
+    if isinstance(pricing_of(sampler).dominating(), Deterministic):
+        return 1.0, float(getattr(sampler, sampler.repeats))
     return min(sampler.expected_batch(records) / records, 1.0), float(len(sampler))
 
 

@@ -22,8 +22,7 @@ from verax.privacy.guarantee import Guarantee, orthogonality
 from verax.privacy.low_noise import LEAST_NOISE
 from verax.privacy.noiseless import Noiseless
 from verax.privacy.participation import Sure
-from verax.privacy.pricing import Group, OneRecordOnly
-from verax.privacy.samplers import price, refuse_unknown
+from verax.privacy.pricing import Group, OneRecordOnly, analysis_of, pricing
 from verax.privacy.strong import strong
 from verax.samplers.deterministic import Deterministic
 from verax.samplers.random_participation import RandomParticipation
@@ -36,7 +35,7 @@ MOST_NOISE = 1e10
 def analyse(phases: Phases, group: Group) -> Guarantee:
     """Price every phase and compose them, direction by direction."""
     for mechanism in phases.mechanisms:
-        refuse_unknown(mechanism.sampler)
+        pricing(type(mechanism.sampler))  # what nobody can price is refused here
     people = declared(phases) if group.people is None else group.people
     group = replace(group, people=people, phases=len(phases.mechanisms))
     guarantee = replace(_analyse(phases, group), beside=group.beside)
@@ -120,14 +119,14 @@ def _hardly_any_signal(phases: Phases, group: Group) -> Guarantee:
 def _with_low_noise(phases: Phases, group: Group) -> Guarantee:
     for m in phases.mechanisms:  # what is refused is so at any noise
         with suppress(OneRecordOnly):
-            price(m.sampler, replace(m, noise_multiplier=1.0), group)
+            analysis_of(replace(m, noise_multiplier=1.0), group)
     return Guarantee(phases, group.size, *low_noise.bounds(phases, group))
 
 
 def _composed(phases: Phases, group: Group) -> Guarantee:
     if low_noise.applies(phases):
         return _with_low_noise(phases, group)
-    parts = [price(m.sampler, m, group) for m in phases.mechanisms]
+    parts = [analysis_of(m, group) for m in phases.mechanisms]
     upper_by = "; ".join(dict.fromkeys(part.upper_by for part in parts))
     lower_by = "; ".join(dict.fromkeys(part.lower_by for part in parts))
     visible = min(math.fsum(part.visible for part in parts) * (1.0 + 1e-9), 1.0)
@@ -153,10 +152,10 @@ def _noiseless(phases: Phases, group: Group) -> Guarantee:
     most, least = 0.0, 0.0  # logarithms of the probability of staying unseen
     for m in bare:
         try:
-            part, size = price(m.sampler, m, group), 1
+            part, size = analysis_of(m, group), 1
         except OneRecordOnly:
             alone = replace(m, relation="zero-out") if m.relation == "replace" else m
-            part, size = price(alone.sampler, alone, Group()), group.size
+            part, size = analysis_of(alone, Group()), group.size
         most += _log_unseen(min(size * part.visible, 1.0))
         least += _log_unseen(part.visible if part.shown is None else part.shown)
     noisy = tuple(m for m in phases.mechanisms if m.noise_multiplier > 0.0)

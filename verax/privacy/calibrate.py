@@ -13,11 +13,10 @@ from dataclasses import replace
 from verax import checks
 from verax.mechanism import Clipping, Individual, Mechanism
 from verax.privacy.guarantee import Guarantee
+from verax.privacy.pricing import pricing_of
 from verax.privacy.roots import root
-from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
-from verax.samplers.random_allocation import RandomAllocation
 
 _CLOSE = 1.0006  # ratio of a failing to a passing value at which a search over the reals ends
 _SMALLEST_NOISE, _LARGEST_NOISE, _MOST_STEPS, _SMALLEST_RATE = 1e-3, 1e7, 1e12, 1e-12
@@ -48,7 +47,13 @@ def noise_multiplier(
     if run(0.0).epsilon(delta).upper <= target:
         return 0.0
     start = _rough(
-        lambda noise: run(noise, _like(sampler)), target, delta, 1.0, _SMALLEST_NOISE, _LARGEST_NOISE, rising=False
+        lambda noise: run(noise, pricing_of(sampler).similar()),
+        target,
+        delta,
+        1.0,
+        _SMALLEST_NOISE,
+        _LARGEST_NOISE,
+        rising=False,
     )
     found = _boundary(run, target, delta, start, lowest=_SMALLEST_NOISE, highest=_LARGEST_NOISE, rising=False)
     if math.isinf(found):
@@ -61,16 +66,6 @@ def noise_multiplier(
 
 def _or_default(clipping: Clipping | None) -> Clipping:
     return Individual() if clipping is None else clipping
-
-
-def _like(sampler: Sampler) -> Sampler:
-    """Batches that cost about as much and are priced at once, to begin a search with."""
-    match sampler:
-        case BallsInBins(bins=bins, epochs=epochs):
-            return Poisson(1.0 / bins, bins * epochs)
-        case RandomAllocation(times=times, steps=count, epochs=epochs):
-            return Poisson(times / count, count * epochs)
-    return sampler
 
 
 def steps(

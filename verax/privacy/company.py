@@ -18,17 +18,11 @@ from verax.mechanism import Individual, Mechanism, Mixed, Phases
 from verax.privacy.composition import BOTH, LOWER, UPPER, Composition, Round, Sides
 from verax.privacy.curve import Curve
 from verax.privacy.guarantee import Guarantee
-from verax.privacy.numerics.distributions import binomial_law, hypergeometric_law
+from verax.privacy.numerics.distributions import hypergeometric_law
 from verax.privacy.pairs import UNIT, Array
+from verax.privacy.pricing import pricing_of
 from verax.privacy.tables import Table
-from verax.samplers import BufferedShuffle, Deterministic, Shuffle
-from verax.samplers.balls_in_bins import BallsInBins
-from verax.samplers.base import Sampler
-from verax.samplers.poisson import Poisson
-from verax.samplers.random_allocation import RandomAllocation
 from verax.samplers.random_participation import RandomParticipation
-from verax.samplers.truncated_poisson import TruncatedPoisson
-from verax.samplers.without_replacement import WithoutReplacement
 
 RARE = 1e-20
 """A chance of missing company up to which no other attack is worth a look."""
@@ -39,8 +33,8 @@ _STEPS = 12  # of the search for the largest epsilon that an attack proves, its 
 
 def declared(phases: Phases) -> int | None:
     """The number of records, if a phase declares it."""
-    known = [m.sampler.population for m in phases.mechanisms if hasattr(m.sampler, "population")]
-    return min(known, default=None)
+    known = [m.sampler.declared_population for m in phases.mechanisms]
+    return min((count for count in known if count is not None), default=None)
 
 
 def independent(sampler: RandomParticipation) -> bool:
@@ -60,45 +54,34 @@ def lacking(mechanism: Mechanism, group: int, population: int | None) -> float:
     0.0
     """
     sampler, clipping = mechanism.sampler, mechanism.clipping
-    if isinstance(sampler, RandomParticipation):
-        population = sampler.records + 1 if independent(sampler) else None
+    priced = pricing_of(sampler)
+    population = priced.counted_on(population)
     if population is None or isinstance(clipping, Individual):
         return 0.0
     clip_groups = clipping.groups if isinstance(clipping, Mixed) else 1
-    return min(len(sampler) * _round(sampler, clip_groups, group, population, mechanism.relation) * _ROUND_UP, 1.0)
+    once = priced.empty_group_probability(clip_groups, group, population, mechanism.relation)
+    return min(len(sampler) * once * _ROUND_UP, 1.0)
 
 
-def _round(sampler: Sampler, clip_groups: int, group: int, population: int, relation: str) -> float:
-    """The same for one round, as a sum over its clip-groups."""
-    others, one = max(population - group, 0), 1.0 / clip_groups
-    match sampler:
-        case TruncatedPoisson(rate=rate, max_batch=most):  # the group takes at most its own number of places
-            return clip_groups * (_coins(rate / clip_groups, others) + _coins(one, max(most - group, 0)))
-        case Poisson(rate=rate):
-            return clip_groups * _coins(rate / clip_groups, others)
-        case RandomParticipation(client_rate=p, record_rate=q):
-            return clip_groups * _coins(p * q / clip_groups, others)
-        case BallsInBins(bins=bins):
-            return clip_groups * _coins(1.0 / bins / clip_groups, others)
-        case RandomAllocation(times=times, steps=steps):
-            return clip_groups * _coins(times / steps / clip_groups, others)
-        case WithoutReplacement(batch=size):
-            pass
-        case Shuffle(batches=batches) | Deterministic(batches=batches) | BufferedShuffle(batches=batches):
-            size = population // int(batches)
-        case _:
-            return 1.0
+def alone_in_fixed_batch(
+    clip_groups: int, group: int, population: int, relation: str, size: int, at_random: bool = True
+) -> float:
+    """At most the probability that in a batch of ``size`` some clip-group holds nobody outside the group.
+
+    ``at_random`` says that a batch is a uniform subset; otherwise the whole group may be in it.
+    """
+    one = 1.0 / clip_groups
     if relation == "replace":  # the record itself points the other way before or after: its own clip-group has company
-        return (clip_groups - 1) * _coins(one, max(size - group, 0))
-    if isinstance(sampler, Deterministic | BufferedShuffle):
-        return clip_groups * _coins(one, max(size - group, 0))
+        return (clip_groups - 1) * nobody_comes(one, max(size - group, 0))
+    if not at_random:
+        return clip_groups * nobody_comes(one, max(size - group, 0))
     hits = hypergeometric_law(population, min(group, population), min(size, population))
     return clip_groups * math.fsum(
-        chance * _coins(one, max(size - hit, 0)) for hit, chance in enumerate(hits.tolist()) if chance > 0.0
+        chance * nobody_comes(one, max(size - hit, 0)) for hit, chance in enumerate(hits.tolist()) if chance > 0.0
     )
 
 
-def _coins(chance: float, others: int) -> float:
+def nobody_comes(chance: float, others: int) -> float:
     """Nobody comes, if each of the others does with this chance."""
     return math.exp(others * math.log1p(-chance)) if chance < 1.0 else float(others == 0)
 
@@ -156,11 +139,10 @@ def turning(mechanism: Mechanism, population: int | None) -> Table | None:
     """
     sampler, clipping = mechanism.sampler, mechanism.clipping
     clip_groups = clipping.groups if isinstance(clipping, Mixed) else 1
-    if isinstance(sampler, RandomParticipation):
-        population = sampler.records + 1
+    population = sampler.most_records or population
     if population is None or mechanism.relation == "replace" or population * clip_groups > _MOST:
         return None
-    known = _batches(sampler, population)
+    known = pricing_of(sampler).others_in_batch(population)
     if known is None:
         return None
     absent, outside, inside = known
@@ -171,28 +153,6 @@ def turning(mechanism: Mechanism, population: int | None) -> Table | None:
     unit = 1.0 / mechanism.noise_multiplier
     table = Table.binned((weights, unit * places), (_occupied(absent, clip_groups, clip_groups), -unit * hold))
     return replace(table, error=table.error + UNIT * (4000.0 + 250.0 * population))
-
-
-def _batches(sampler: Sampler, population: int) -> tuple[Array, Array, Array] | None:
-    """The law of the number of others in a batch, from 0 on: without the record, and with it if it is out, or in."""
-    match sampler:
-        case TruncatedPoisson(rate=rate, max_batch=most):
-            absent, sizes = (_cut(binomial_law(count, rate), most) for count in (population - 1, population))
-            inside = sizes[1:] * np.arange(1.0, len(sizes)) / population
-            return absent, sizes * (1.0 - np.arange(float(len(sizes))) / population), inside
-        case WithoutReplacement(batch=batch):
-            inside, outside = np.zeros(batch), np.zeros(batch + 1)
-            inside[-1], outside[-1] = batch / population, 1.0 - batch / population
-            return outside + np.append(inside, 0.0), outside, inside
-        case RandomParticipation(client_rate=p, record_rate=q):
-            absent = binomial_law(population - 1, p * q)
-            return absent, absent * (1.0 - p * q), absent * (p * q)
-    return None
-
-
-def _cut(law: Array, most: int) -> Array:
-    """Larger numbers are lowered to ``most``."""
-    return np.append(law[:most], law[most:].sum()) if len(law) > most + 1 else law
 
 
 def _occupied(numbers: Array, clip_groups: int, wanted: int) -> Array:

@@ -21,9 +21,9 @@ from verax.privacy.chain import Best
 from verax.privacy.composition import BOTH, LOWER, Sides
 from verax.privacy.curve import Curve
 from verax.privacy.lattice import Law
-from verax.privacy.moves import Laws, moves
+from verax.privacy.moves import Laws
 from verax.privacy.pairs import UNIT, Array
-from verax.privacy.pricing import Group
+from verax.privacy.pricing import Group, pricing_of
 from verax.privacy.strong import SEEN, StrongCurve
 from verax.samplers.deterministic import Deterministic
 
@@ -50,7 +50,7 @@ def applies(phases: Phases) -> bool:
 
 def bounds(phases: Phases, group: Group) -> tuple[list[Curve], list[Curve], str, str]:
     """Upper curves and attacks, with the theorem on each side."""
-    found = [moves(m.sampler, m, group) for m in phases.mechanisms]
+    found = [pricing_of(m.sampler).moves(m, group) for m in phases.mechanisms]
     upper: Curve = _sum([part.told for part in found])
     above = f"almost no noise, so the sampling may as well be told: {SEEN}"
     removed = [part.removed for part in found if part.removed is not None]

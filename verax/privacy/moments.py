@@ -16,10 +16,9 @@ from verax.checks import NoGuarantee
 from verax.mechanism import Mechanism
 from verax.privacy.composition import Round
 from verax.privacy.pairs import UNIT, Mixture, Pair
-from verax.privacy.pricing import Group, OneRecordOnly
+from verax.privacy.pricing import Group, OneRecordOnly, analysis_of
 from verax.privacy.renyi import log_moment
 from verax.privacy.revealed import Revealed
-from verax.privacy.samplers import price
 
 Floats = NDArray[np.float64]
 DIRECTIONS = ("remove", "add")
@@ -37,7 +36,7 @@ def log_moments(mechanism: Mechanism, orders: Floats, group: int = 1) -> Mapping
     if mechanism.noise_multiplier == 0.0:
         return dict.fromkeys(DIRECTIONS, np.full(orders.shape, np.inf))
     try:
-        uppers = price(mechanism.sampler, mechanism, Group(group)).uppers
+        uppers = analysis_of(mechanism, Group(group)).uppers
     except OneRecordOnly as limit:
         raise _unknown(mechanism, f"a group of {group} under relation={mechanism.relation!r}") from limit
     found = {}

@@ -34,7 +34,7 @@ from verax.mechanism import Mechanism
 from verax.privacy.guarantee import Bracket
 from verax.privacy.numerics.proportions import fewest_above, most_below, proportion_at_least, proportion_at_most
 from verax.privacy.pairs import Array
-from verax.privacy.pricing import shift_unit
+from verax.privacy.pricing import presence_shift
 from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.random_allocation import RandomAllocation
 
@@ -131,7 +131,7 @@ def _race(mechanism: Mechanism) -> _Race:
     times, count = (1, sampler.bins) if isinstance(sampler, BallsInBins) else (sampler.times, sampler.steps)
     if count > _MOST_ROUNDS:
         raise ValueError(f"an epoch must have at most {_MOST_ROUNDS} rounds to be simulated, got {count}")
-    shift = shift_unit(mechanism)
+    shift = presence_shift(mechanism)
     if not _SHIFTS[0] <= shift <= _SHIFTS[1]:
         least, most = (mechanism.noise_multiplier * shift / end for end in reversed(_SHIFTS))
         raise ValueError(

@@ -9,14 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import singledispatch
 
-from verax.checks import NoGuarantee
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.privacy.lattice import Law
-from verax.privacy.pricing import Group
-from verax.privacy.strong import Who, shift_unit, touched_law
-from verax.samplers.base import Sampler
+from verax.privacy.pricing import Group, neighbour_shift, pricing_of
+from verax.privacy.strong import Who
 
 Laws = Callable[[int], Law]
 """The law of |v|^2 in at most so many cells."""
@@ -43,22 +40,13 @@ class Moves:
     absence: float = math.inf
 
 
-@singledispatch
-def moves(sampler: Sampler, mechanism: Mechanism, group: Group) -> Moves:
-    """How far the group moves the sums, chosen by the class of the sampler."""
-    raise NoGuarantee(
-        f"nobody has said how far a group moves the sums of {type(sampler).__name__}, so nothing is known at such a "
-        "low noise: raise noise_multiplier to .01, or register it with verax.privacy.moves"
-    )
-
-
 def touched(mechanism: Mechanism, group: Group) -> Laws:
     """The law that adversary A1 is priced by."""
-    scale = shift_unit(mechanism) ** 2
+    scale = neighbour_shift(mechanism) ** 2
 
     def law(cells: int) -> Law:
         who = Who(group.size, group.orthogonal, group.people, cells)
-        return touched_law(mechanism.sampler, mechanism, who).scaled(scale)
+        return pricing_of(mechanism.sampler).touched(mechanism, who).scaled(scale)
 
     return law
 
@@ -70,7 +58,7 @@ def seen(mechanism: Mechanism, group: Group, opposed: bool = False) -> Moves:
     batches have one size: then all others may point the other way, as the new record does.
     """
     told, attacked = touched(mechanism, group), silent(mechanism, opposed)
-    return Moves(told, touched(attacked, group), shift_unit(attacked), places(attacked, group.size))
+    return Moves(told, touched(attacked, group), neighbour_shift(attacked), places(attacked, group.size))
 
 
 def silent(mechanism: Mechanism, opposed: bool = False) -> Mechanism:

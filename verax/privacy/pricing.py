@@ -1,25 +1,35 @@
-"""What pricing a sampler means: who is protected, and the analysis that every sampler has.
+"""What pricing a sampler means: who is protected, and what every sampler must say.
 
-To price a new sampler, register a function in a module of ``verax.privacy.samplers`` that returns an
-:class:`Analysis`. Its ``uppers`` map each direction of the neighbouring relation to the rounds whose composition
-dominates the mechanism; its ``lowers`` do the same for explicit attacks, and are None where the dominating rounds are
-achieved exactly. Name the theorem on each side.
+To price a new sampler, register a subclass of :class:`SamplerPricing` in a module of ``verax.privacy.samplers``. The
+``uppers`` of its analysis map each direction of the neighbouring relation to the rounds whose composition dominates
+the mechanism; its ``lowers`` do the same for explicit attacks, and are None where the dominating rounds are achieved
+exactly. Name the theorem on each side.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import singledispatch
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Individual, Mechanism
 from verax.privacy.averages import FINE
 from verax.privacy.curve import Curve
 from verax.privacy.directions import Rounds
+from verax.privacy.pairs import Array
 from verax.samplers.base import Sampler
 
+if TYPE_CHECKING:
+    from verax.privacy.lattice import Law
+    from verax.privacy.moves import Moves
+    from verax.privacy.strong import Who
+
+S = TypeVar("S", bound=Sampler)
+P = TypeVar("P", bound="type[SamplerPricing[Any]]")
+_PRICINGS: dict[type[Sampler], type[SamplerPricing[Any]]] = {}
 _FEW_PHASES, _COARSEST = 4, 6.0  # phases that are all priced finely; and how much coarser the grids of many may be
 
 
@@ -86,28 +96,116 @@ def one_record_only(mechanism: Mechanism, group: Group, absent: bool = False) ->
         raise OneRecordOnly(absent and mechanism.relation == "replace")
 
 
-@singledispatch
-def price(sampler: Sampler, mechanism: Mechanism, group: Group) -> Analysis:
-    """The analysis of one mechanism, chosen by the class of its sampler."""
-    raise _unknown(sampler)
+class SamplerPricing(ABC, Generic[S]):
+    """Everything that a sampler costs; one subclass per sampler, registered with :func:`prices`.
+
+    Nothing has a default: a new sampler says all of it, if only that nothing is known (``NoGuarantee``, or None).
+    """
+
+    slow_bound: ClassVar[bool]
+    """Whether the upper bound takes a good part of a second."""
+    slow_attack: ClassVar[bool]
+    """Whether the lower bound does."""
+    slow_groups: ClassVar[bool]
+    """Whether either does for a group of records."""
+
+    def __init__(self, sampler: S) -> None:
+        self.sampler = sampler
+
+    @abstractmethod
+    def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
+        """Dominating rounds and attacks, with their theorems.
+
+        ``NoGuarantee`` where nothing is proved; :class:`OneRecordOnly` where groups are left to the triangle
+        inequality.
+        """
+
+    @abstractmethod
+    def moves(self, mechanism: Mechanism, group: Group) -> Moves:
+        """How far the group moves the sums: all that counts where there is hardly any noise."""
+
+    @abstractmethod
+    def touched(self, mechanism: Mechanism, who: Who) -> Law:
+        """For adversary A1: the law of the sum over rounds of the squared number of clip-groups that a group touches.
+
+        ``NoGuarantee`` where what the others do depends on the group.
+        """
+
+    @abstractmethod
+    def empty_group_probability(self, clip_groups: int, group: int, population: int, relation: str) -> float:
+        """At most the probability that in one round some clip-group holds nobody outside the group."""
+
+    @abstractmethod
+    def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
+        """The law of the number of others in a batch: without the record, with it outside, and with it inside.
+
+        None where rounds are not independent and identically distributed.
+        """
+
+    @abstractmethod
+    def similar(self) -> Sampler:
+        """A sampler that costs about as much and is priced at once: where a search begins."""
+
+    @abstractmethod
+    def dominating(self) -> Sampler:
+        """A sampler that costs one record no less and has no slow attacks; itself if there is none."""
+
+    @abstractmethod
+    def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
+        """Dominating rounds on a coarser grid, with their theorem, for searches over many plans; or None."""
+
+    def counted_on(self, population: int | None) -> int | None:
+        """The number of records that an attack may count on; None if it may be any."""
+        return population
 
 
-def refuse_unknown(sampler: Sampler) -> None:
-    """Refuse what has no analysis of its own; also a subclass of a known sampler, which may draw something else."""
-    if type(sampler) not in price.registry:
-        raise _unknown(sampler)
+def prices(kind: type[Sampler]) -> Callable[[P], P]:
+    """Register what a sampler costs."""
+
+    def add(pricing: P) -> P:
+        _PRICINGS[kind] = pricing
+        return pricing
+
+    return add
 
 
-def _unknown(sampler: Sampler) -> NoGuarantee:
-    return NoGuarantee(
-        f"no privacy analysis is known for {type(sampler).__name__}, so nobody can say what it costs: use one of "
-        "verax's samplers, or register an analysis in verax.privacy.samplers"
-    )
+def pricing(kind: type[Sampler]) -> type[SamplerPricing[Any]]:
+    """The pricing of a class of samplers. A subclass is not priced as its base: it may draw something else."""
+    if kind not in _PRICINGS:
+        raise NoGuarantee(
+            f"no privacy analysis is known for {kind.__name__}, so nobody can say what it costs: use one of "
+            "verax's samplers, or register an analysis with verax.privacy.pricing.prices"
+        )
+    return _PRICINGS[kind]
 
 
-def shift_unit(mechanism: Mechanism) -> float:
-    """How far one sampled record can move the noisy sum, in standard deviations of the noise."""
+def pricing_of(sampler: Sampler) -> SamplerPricing[Any]:
+    """The pricing of one sampler."""
+    return pricing(type(sampler))(sampler)
+
+
+def analysis_of(mechanism: Mechanism, group: Group) -> Analysis:
+    """The analysis of one mechanism, by the pricing of its sampler."""
+    return pricing_of(mechanism.sampler).analysis(mechanism, group)
+
+
+def presence_shift(mechanism: Mechanism) -> float:
+    """How far the presence of one sampled record moves the noisy sum, in standard deviations of the noise."""
     return (1.0 if isinstance(mechanism.clipping, Individual) else 2.0) / (mechanism.noise_multiplier or math.inf)
+
+
+def neighbour_shift(mechanism: Mechanism) -> float:
+    """How far one sampled record moves the noisy sum between neighbours: twice as far where it is replaced."""
+    alone = isinstance(mechanism.clipping, Individual) and mechanism.relation != "replace"
+    return (1.0 if alone else 2.0) / mechanism.noise_multiplier
+
+
+def no_strong_analysis(sampler: Sampler) -> NoGuarantee:
+    """What to raise where adversary A1 has no analysis."""
+    return NoGuarantee(
+        f"adversary A1 has no analysis for {type(sampler).__name__}: what the others do depends on the group there; "
+        "use adversary='A0', or Poisson, WithoutReplacement, Shuffle, Deterministic or BallsInBins"
+    )
 
 
 def fixed_batches_only(mechanism: Mechanism) -> None:

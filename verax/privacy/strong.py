@@ -15,12 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, singledispatch
+from functools import cached_property, partial
 
 import numpy as np
 
 from verax import checks
-from verax.checks import NoGuarantee
 from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
 from verax.privacy import closed_form, occupancy
 from verax.privacy.blend import mixture_delta, mixture_tradeoff
@@ -28,17 +27,9 @@ from verax.privacy.company import Charged, declared, lacking
 from verax.privacy.composition import BOTH, LOWER, UPPER, Sides
 from verax.privacy.curve import Curve
 from verax.privacy.lattice import CELLS, Law
-from verax.privacy.numerics.distributions import binomial_law, hypergeometric_law
 from verax.privacy.pairs import UNIT, Array
+from verax.privacy.pricing import neighbour_shift, pricing_of
 from verax.privacy.roots import crossing
-from verax.samplers.balls_in_bins import BallsInBins
-from verax.samplers.base import Sampler
-from verax.samplers.buffered_shuffle import BufferedShuffle
-from verax.samplers.deterministic import Deterministic
-from verax.samplers.poisson import Poisson
-from verax.samplers.random_allocation import RandomAllocation
-from verax.samplers.shuffle import Shuffle
-from verax.samplers.without_replacement import WithoutReplacement
 
 MOST_TOGETHER = 128  # records whose joint places in shuffled batches are followed exactly
 MOST_IN_BATCHES = 4096  # the same if only touched batches count
@@ -208,11 +199,11 @@ def strong(run: Mechanism | Phases, group: int = 1, population: int | None = Non
     def laws(cells: int, quiet: bool = False) -> Law:
         total = Law.of([0.0], [1.0])
         for m, chance in zip(noisy, chances, strict=True):
-            part = touched_law(m.sampler, m, replace(who, cells=cells))
-            total = total.plus(part.scaled((shift_unit(m) * (0.5 if quiet and chance > 0.0 else 1.0)) ** 2), cells)
+            part = pricing_of(m.sampler).touched(m, replace(who, cells=cells))
+            total = total.plus(part.scaled((neighbour_shift(m) * (0.5 if quiet and chance > 0.0 else 1.0)) ** 2), cells)
         return total
 
-    seen = [touched_law(m.sampler, m, who).above(0.0) for m in bare]
+    seen = [pricing_of(m.sampler).touched(m, who).above(0.0) for m in bare]
     exposed = (_any([low for low, _ in seen], LOWER), _any([high for _, high in seen], UPPER))
     curve, chance = StrongCurve(laws, exposed), min(math.fsum(chances), 1.0)
     curve.law()  # so that what has no analysis is refused here
@@ -252,33 +243,15 @@ def _any(chances: Sequence[float], side: int) -> float:
     return min(-math.expm1(math.fsum(math.log1p(-chance) for chance in chances)) * (1.0 + side * 1e-12), 1.0)
 
 
-def shift_unit(mechanism: Mechanism) -> float:
-    """How far one touched clip-group moves the noisy sum, in standard deviations of the noise: 1 / sigma of the paper.
-
-    2 / z for clipped aggregates and for replaced records, 1 / z if a record's own clipped gradient appears or vanishes.
-    """
-    alone = isinstance(mechanism.clipping, Individual) and mechanism.relation != "replace"
-    return (1.0 if alone else 2.0) / mechanism.noise_multiplier
+# --- the law of c^2 ------------------------------------------------------------------------------------------------
 
 
-# --- the law of c^2, one function per sampler ---------------------------------------------------------------------
-
-
-@singledispatch
-def touched_law(sampler: Sampler, mechanism: Mechanism, who: Who) -> Law:
-    """The law of c^2, the sum over all rounds of the squared number of clip-groups that the group touches."""
-    raise NoGuarantee(
-        f"adversary A1 has no analysis for {type(sampler).__name__}: what the others do depends on the group there; "
-        "use adversary='A0', or Poisson, WithoutReplacement, Shuffle, Deterministic or BallsInBins"
-    )
-
-
-def _apart(mechanism: Mechanism, who: Who) -> bool:
+def seen_apart(mechanism: Mechanism, who: Who) -> bool:
     """Whether records are seen one by one: then a round costs their number, not its square."""
     return who.orthogonal and isinstance(mechanism.clipping, Individual)
 
 
-def _independent(hits: Array, mechanism: Mechanism, who: Who) -> Law:
+def independent_rounds(hits: Array, mechanism: Mechanism, who: Who) -> Law:
     """Rounds with independent batches that hold so many of the group."""
     steps = len(mechanism.sampler)
     match mechanism.clipping:
@@ -290,73 +263,16 @@ def _independent(hits: Array, mechanism: Mechanism, who: Who) -> Law:
             return occupancy.rounds(hits, occupancy.distinct(groups), steps, 2, who.cells)
 
 
-@touched_law.register
-def _(sampler: Poisson, mechanism: Mechanism, who: Who) -> Law:
-    return _independent(binomial_law(who.size, sampler.rate), mechanism, who)
-
-
-@touched_law.register
-def _(sampler: WithoutReplacement, mechanism: Mechanism, who: Who) -> Law:
-    _no_add_remove(mechanism)
-    return _independent(hypergeometric_law(sampler.population, who.size, sampler.batch), mechanism, who)
-
-
-@touched_law.register
-def _(sampler: Shuffle, mechanism: Mechanism, who: Who) -> Law:
-    _no_add_remove(mechanism)
-    batches = int(sampler.batches)
-    again = 1 if sampler.reshuffle else sampler.epochs
-    people = who.population
-    if people is not None and people < batches:
-        raise ValueError(f"population must be at least the number of batches, {batches}, got {people}")
-    if people is None and who.size > 1 and not isinstance(mechanism.clipping, Individual):
-        law = _anywhere(batches, sampler.epochs, mechanism, who, chosen=True)
-        if mechanism.relation == "replace":
-            return law
-        # batches of one record each have it alone, half a unit; in large ones at least one aggregate turns around
-        return Law.between(max(0.25 * float(law.lows[0]), float(sampler.epochs)), law.top)
-    sizes: list[tuple[int, int | None]] = [(batches, None)]
-    if people is not None:
-        size, longer = divmod(people, batches)
-        sizes = [(longer, size + 1), (batches - longer, size)] if longer else [(batches, size)]
-    return _shuffled(sizes, again, sampler.epochs // again, mechanism, who)
-
-
-@touched_law.register
-def _(sampler: BallsInBins, mechanism: Mechanism, who: Who) -> Law:
-    return _shuffled([(sampler.bins, None)], 1, sampler.epochs, mechanism, who)
-
-
-@touched_law.register
-def _(sampler: Deterministic, mechanism: Mechanism, who: Who) -> Law:
-    _no_add_remove(mechanism)
-    return _anywhere(int(sampler.batches), sampler.epochs, mechanism, who, chosen=True)
-
-
-@touched_law.register
-def _(sampler: BufferedShuffle, mechanism: Mechanism, who: Who) -> Law:
-    _no_add_remove(mechanism)
-    return _anywhere(int(sampler.batches), sampler.epochs, mechanism, who, chosen=False)
-
-
-@touched_law.register
-def _(sampler: RandomAllocation, mechanism: Mechanism, who: Who) -> Law:
-    if who.size > 1 and not _apart(mechanism, who):
-        raise NoGuarantee(
-            f"adversary A1 has no analysis of RandomAllocation for groups, got group={who.size}; "
-            "use adversary='A0', or BallsInBins"
-        )
-    return _surely(who.size * sampler.times * sampler.epochs)
-
-
-def _shuffled(sizes: Sequence[tuple[int, int | None]], again: int, fresh: int, mechanism: Mechanism, who: Who) -> Law:
+def once_an_epoch(
+    sizes: Sequence[tuple[int, int | None]], again: int, fresh: int, mechanism: Mechanism, who: Who
+) -> Law:
     """Every record in one batch, ``again`` times the same one, ``fresh`` times anew."""
     clipping, group = mechanism.clipping, who.size
-    if group == 1 or _apart(mechanism, who):
-        return _surely(group * again * fresh)
+    if group == 1 or seen_apart(mechanism, who):
+        return surely(group * again * fresh)
     limit = MOST_IN_BATCHES if isinstance(clipping, Batch) else MOST_TOGETHER
     if group > limit or (isinstance(clipping, Mixed) and again > 1 and group * again > _REPEATED):
-        return _anywhere(sum(count for count, _ in sizes), again * fresh, mechanism, who, chosen=False)
+        return anywhere(sum(count for count, _ in sizes), again * fresh, mechanism, who, chosen=False)
     match clipping:
         case Batch():
             law = occupancy.epoch(group, sizes, None).scaled(float(again))
@@ -367,7 +283,7 @@ def _shuffled(sizes: Sequence[tuple[int, int | None]], again: int, fresh: int, m
     return law.merged(who.cells).times(fresh, who.cells)
 
 
-def _anywhere(batches: int, epochs: int, mechanism: Mechanism, who: Who, chosen: bool) -> Law:
+def anywhere(batches: int, epochs: int, mechanism: Mechanism, who: Who, chosen: bool) -> Law:
     """From above the worst places (docs/proofs.md, theorem 4); from below bad ones if ``chosen``, else the mildest."""
     group = who.size
     match mechanism.clipping:
@@ -385,13 +301,6 @@ def _anywhere(batches: int, epochs: int, mechanism: Mechanism, who: Who, chosen:
     return Law.between(float(least * epochs), float(most * epochs))
 
 
-def _surely(value: int) -> Law:
+def surely(value: int) -> Law:
+    """The law that has one value."""
     return Law.between(float(value), float(value))
-
-
-def _no_add_remove(mechanism: Mechanism) -> None:
-    if mechanism.relation == "add-remove":
-        raise NoGuarantee(
-            f"{type(mechanism.sampler).__name__} has fixed batch sizes, so adding or removing a record moves other "
-            "records between batches and no add-remove analysis is sound; use relation='zero-out' or 'replace'"
-        )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from verax.mechanism import Individual, Mechanism, Phases
-from verax.privacy.samplers import refuse_unknown
+from verax.privacy.pricing import pricing
 from verax.training.clipped import Inner
 from verax.training.containers import Column
 from verax.training.pieces import by_records, part
@@ -29,7 +29,7 @@ def refuse_run(model: nn.Module, optimizer: Any, mechanism: Any, inner: Inner | 
         )
     if not isinstance(mechanism, Mechanism):
         raise ValueError(f"mechanism must be a Mechanism, got {mechanism!r}")
-    refuse_unknown(mechanism.sampler)
+    pricing(type(mechanism.sampler))
     refuse_model(model)
     refuse_optimizer(optimizer)
     if inner is not None and isinstance(mechanism.clipping, Individual):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from verax.privacy.participation import OBSERVERS
+from verax.privacy.pricing import SamplerPricing, pricing
+from verax.samplers import registry
 from verax.web import questions
 from verax.web.pool import Emit, Pool, Refused, Task, TooCostly
 
@@ -18,10 +20,6 @@ EPOCHS = (1, 2, 3, 5, 8, 12, 20, 32, 50, 80, 120, 200)
 ROUNDS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 CLIENT_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 _RTOL, _FIGURE_RTOL = 1e-3, 1e-2
-QUICK = ("deterministic", "poisson", "truncated-poisson", "shuffle", "persistent-shuffle", "buffered-shuffle",
-          "without-replacement", "balls-in-bins", "random-allocation")  # fmt: skip
-_AT_MOST_FIRST = ("shuffle", "persistent-shuffle", "buffered-shuffle", "balls-in-bins", "random-allocation")
-_QUICK_IN_GROUPS = ("deterministic", "poisson")
 _SIDE_BY_SIDE = 3  # tasks of one question that are computed at the same time
 
 
@@ -109,14 +107,14 @@ async def answer(pool: Pool, known: Known, steps: Sequence[Step], emit: Emit, se
 
 def compare(asked: questions.Compare) -> list[Step]:
     """Rows first, the quick ones before the slow ones, then what the figure needs."""
-    ways = sorted(dict.fromkeys(asked.sampler), key=QUICK.index)
+    ways = sorted(dict.fromkeys(asked.sampler), key=lambda way: (_priced(way).slow_bound, _priced(way).slow_attack))
     rows = {way: _epsilon(asked, way, _RTOL) for way in ways}
     steps = [Step.of(task, kind="row", sampler=way) for way, task in rows.items() if not task.slow]
     if asked.group == 1:
         steps += [
-            Step.of(Task("at-most", task.arguments, way in questions.SLOW), task, kind="row", sampler=way)
+            Step.of(Task("at-most", task.arguments, _priced(way).slow_bound), task, kind="row", sampler=way)
             for way, task in rows.items()
-            if way in _AT_MOST_FIRST
+            if _priced(way).slow_attack
         ]
     steps += [Step.of(task, kind="row", sampler=way) for way, task in rows.items() if task.slow]
     match asked.figure:
@@ -141,8 +139,12 @@ def _along(asked: questions.Compare, ways: Sequence[str], name: str, values: Seq
     ]
 
 
+def _priced(name: str) -> type[SamplerPricing[Any]]:
+    return pricing(registry.named(name).kind)
+
+
 def _epsilon(asked: questions.Compare, way: str, rtol: float, **other: Any) -> Task:
-    slow = rtol != _RTOL or way in _AT_MOST_FIRST or (asked.group > 1 and way not in _QUICK_IN_GROUPS)
+    slow = rtol != _RTOL or _priced(way).slow_attack or (asked.group > 1 and _priced(way).slow_groups)
     return Task("epsilon", (asked.setting(way, **other), asked.delta, rtol), slow)
 
 

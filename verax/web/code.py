@@ -106,4 +106,8 @@ def _trainable(plan: Plan) -> bool:
     special = _special(plan)
     given: dict[str, Any] = {"--records": plan.target.records, "--batch": plan.batch, "--epochs": plan.epochs}
     given |= {flag: int(value) for flag, value in zip(special[::2], special[1::2], strict=True)}
-    return plan.mechanism.relation == plan.sampler.relation and options.build(plan.way, given) == plan.sampler
+    try:
+        made = options.build(plan.way, given)
+    except ValueError:  # what the options would describe there is impossible
+        return False
+    return plan.mechanism.relation == plan.sampler.relation and made == plan.sampler

@@ -9,25 +9,35 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
+from verax import checks
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.planning import Target
 from verax.planning.grid import spread, usual_batches
 from verax.privacy.participation import Federation
-from verax.samplers import RandomParticipation
+from verax.privacy.pricing import pricing
+from verax.samplers import RandomParticipation, registry
 from verax.web.tasks import Limits, Setting
 
 MOST_ROUNDS = 10_000_000
 MOST_PLANS = 400
 LARGEST_LIMIT = 1e9  # of noise: none
 MOST_SLOW_PLANS = 60  # of samplers whose plans take a third of a second each
-SLOW = ("balls-in-bins", "random-allocation")
 
-SamplerName = Literal[
-    "poisson", "balls-in-bins", "random-allocation", "truncated-poisson", "without-replacement", "shuffle",
-    "persistent-shuffle", "buffered-shuffle", "deterministic",
-]  # fmt: skip
+
+def slow(name: str) -> bool:
+    """Whether a plan with the sampler of this name takes long."""
+    return pricing(registry.named(name).kind).slow_bound
+
+
+def _known(name: str) -> str:
+    return checks.choice("sampler", name, registry.plannable())
+
+
+SamplerName = Annotated[
+    str, AfterValidator(_known), WithJsonSchema({"type": "string", "enum": list(registry.plannable())})
+]
 ClippingName = Literal["individual", "batch", "mixed"]
 RelationName = Literal["", "add-remove", "zero-out", "replace"]
 
@@ -85,7 +95,7 @@ class Compare(Described):
     noise_multiplier: Noise = 1.0
     delta: Delta = 1e-5
     sampler: Annotated[
-        list[SamplerName], Field(min_length=1, max_length=9, description="Who is in each batch; may be repeated.")
+        list[SamplerName], Field(min_length=1, max_length=20, description="Who is in each batch; may be repeated.")
     ] = ["poisson", "shuffle", "balls-in-bins"]
     figure: Annotated[
         Literal["none", "noise", "epochs", "delta", "tradeoff"],
@@ -146,7 +156,7 @@ class Plan(Described):
         str, Field(max_length=100, pattern=r"^[0-9:,]*$", description="Likewise; empty for powers of two.")
     ] = ""
     sampler: Annotated[
-        list[SamplerName], Field(min_length=1, max_length=9, description="Who is in each batch; may be repeated.")
+        list[SamplerName], Field(min_length=1, max_length=20, description="Who is in each batch; may be repeated.")
     ] = ["poisson"]
     rounds_at_most: Annotated[int, Field(ge=1, le=MOST_ROUNDS, description="Leave out more.")] = MOST_ROUNDS
     rounds_at_least: Annotated[int, Field(ge=1, le=MOST_ROUNDS, description="Leave out plans with fewer.")] = 1
@@ -175,11 +185,12 @@ class Plan(Described):
             if epochs > 10_000:
                 raise ValueError(f"epochs must be at most 10000 here, got {epochs}")
             _fits(self.records, batch, epochs)
-        slow = sum(way in SLOW for way, _, _ in points)
-        if len(points) > MOST_PLANS or slow > MOST_SLOW_PLANS:
+        long = [way for way, _, _ in points if slow(way)]
+        if len(points) > MOST_PLANS or len(long) > MOST_SLOW_PLANS:
             raise ValueError(
-                f"batch, epochs and sampler make {len(points)} plans, {slow} of them of {' or '.join(SLOW)}; at most "
-                f"{MOST_PLANS} and {MOST_SLOW_PLANS} are computed here: give shorter ranges, such as epochs 1:100:8"
+                f"batch, epochs and sampler make {len(points)} plans, {len(long)} of them of "
+                f"{' or '.join(dict.fromkeys(long)) or 'slow samplers'}; at most {MOST_PLANS} "
+                f"and {MOST_SLOW_PLANS} are computed here: give shorter ranges, such as epochs 1:100:8"
             )
         return self
 
@@ -214,11 +225,11 @@ class Plan(Described):
     def _meshes(self) -> dict[str, list[tuple[int, int]]]:
         """The pairs of batch and epochs for every sampler: as fine as there is time for."""
         ways = list(dict.fromkeys(self.sampler))
-        slow = [way for way in ways if way in SLOW]
-        dense = self._mesh(MOST_SLOW_PLANS / max(len(slow), 1))
-        quick = (MOST_PLANS - len(slow) * len(dense)) / max(len(ways) - len(slow), 1)
+        long = [way for way in ways if slow(way)]
+        dense = self._mesh(MOST_SLOW_PLANS / max(len(long), 1))
+        quick = (MOST_PLANS - len(long) * len(dense)) / max(len(ways) - len(long), 1)
         usual = self._mesh(quick)
-        return {way: dense if way in SLOW else usual for way in ways}
+        return {way: dense if slow(way) else usual for way in ways}
 
     def _mesh(self, most: float) -> list[tuple[int, int]]:
         """All pairs of batch and epochs, corners first; where ranges leave it to us, no more than so many."""

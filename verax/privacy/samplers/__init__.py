@@ -1,22 +1,25 @@
-"""Everything that prices a sampler, one family a file; importing this package registers them all."""
+"""Everything that prices a sampler, one sampler a file; importing this package registers them all."""
 
-from verax.privacy.pricing import price, refuse_unknown
 from verax.privacy.samplers import (
-    allocation,
-    fixed_batches,
+    balls_in_bins,
+    buffered_shuffle,
+    deterministic,
     poisson,
+    random_allocation,
     random_participation,
+    shuffle,
     truncated_poisson,
     without_replacement,
 )
 
 __all__ = [
-    "allocation",
-    "fixed_batches",
+    "balls_in_bins",
+    "buffered_shuffle",
+    "deterministic",
     "poisson",
-    "price",
+    "random_allocation",
     "random_participation",
-    "refuse_unknown",
+    "shuffle",
     "truncated_poisson",
     "without_replacement",
 ]

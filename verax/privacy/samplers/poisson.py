@@ -8,65 +8,100 @@ from dataclasses import replace
 import numpy as np
 
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
+from verax.privacy.company import nobody_comes
 from verax.privacy.composition import Round
+from verax.privacy.directions import Rounds
+from verax.privacy.lattice import Law
 from verax.privacy.mixtures import distinct_groups, mixture_round
-from verax.privacy.moves import Moves, moves, seen, touched
+from verax.privacy.moves import Moves, seen, touched
 from verax.privacy.numerics.distributions import binomial_law
-from verax.privacy.pairs import Pair
-from verax.privacy.pricing import Analysis, Group, price, shift_unit
+from verax.privacy.pairs import Array, Pair
+from verax.privacy.pricing import (
+    Analysis,
+    Group,
+    SamplerPricing,
+    presence_shift,
+    prices,
+)
+from verax.privacy.strong import Who, independent_rounds
+from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
 
 
-@price.register
-def _(sampler: Poisson, mechanism: Mechanism, group: Group) -> Analysis:
-    """Every round is an independent draw, so the pairs of docs/proofs.md, section 1, compose round by round."""
-    copies, size = group.split(mechanism)
-    unit, count = shift_unit(mechanism), len(sampler) * copies
-    visible = -math.expm1(count * size * math.log1p(-sampler.rate)) if sampler.rate < 1 else 1.0
-    clipping, replaced = mechanism.clipping, mechanism.relation == "replace"
-    match clipping:
-        case Individual():
-            weights = binomial_law(size, sampler.rate)
-            theorem = "theorem 18 of 'optimal group privacy': a Binomial mixture of shifts against none"
-            theorem = "orthogonal records are seen apart (docs/proofs.md, theorem 9)" if copies > 1 else theorem
-        case Batch():
-            weights = binomial_law(1, -math.expm1(size * math.log1p(-sampler.rate)) if sampler.rate < 1 else 1.0)
-            theorem = "batch clipping: a shift of 2 if any of the group is sampled (docs/proofs.md, theorem 2)"
-        case Mixed():
-            weights = distinct_groups(size, sampler.rate, clipping.groups)
-            theorem = "mixed clipping: a shift of 2 per clip-group touched (docs/proofs.md, theorem 2)"
-    shifts = unit * np.arange(len(weights), dtype=float)
-    if replaced and isinstance(clipping, Individual):
+@prices(Poisson)
+class PoissonPricing(SamplerPricing[Poisson]):
+    """Every round is an independent draw of independent records."""
+
+    slow_bound, slow_attack, slow_groups = False, False, False
+
+    def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
+        """Every round is an independent draw, so the pairs of docs/proofs.md, section 1, compose round by round."""
+        sampler = self.sampler
+        copies, size = group.split(mechanism)
+        unit, count = presence_shift(mechanism), len(sampler) * copies
+        visible = -math.expm1(count * size * math.log1p(-sampler.rate)) if sampler.rate < 1 else 1.0
+        clipping, replaced = mechanism.clipping, mechanism.relation == "replace"
+        match clipping:
+            case Individual():
+                weights = binomial_law(size, sampler.rate)
+                theorem = "theorem 18 of 'optimal group privacy': a Binomial mixture of shifts against none"
+                theorem = "orthogonal records are seen apart (docs/proofs.md, theorem 9)" if copies > 1 else theorem
+            case Batch():
+                weights = binomial_law(1, -math.expm1(size * math.log1p(-sampler.rate)) if sampler.rate < 1 else 1.0)
+                theorem = "batch clipping: a shift of 2 if any of the group is sampled (docs/proofs.md, theorem 2)"
+            case Mixed():
+                weights = distinct_groups(size, sampler.rate, clipping.groups)
+                theorem = "mixed clipping: a shift of 2 per clip-group touched (docs/proofs.md, theorem 2)"
+        shifts = unit * np.arange(len(weights), dtype=float)
+        if replaced and isinstance(clipping, Individual):
+            return Analysis(
+                {"replace": [(mixture_round(weights, shifts, size, two_sided=True), count)]}, None,
+                "opposite-sided mixtures (docs/proofs.md, theorem 1)",
+                "achieved by gradients that point in opposite directions", visible,
+            )  # fmt: skip
+        once = mixture_round(weights, shifts, size)
+        directions = {"remove": [(once, count)], "add": [(once.reverse(), count)]}
+        attack = "achieved by fixed gradients of full norm in one direction"
+        if not replaced:
+            return Analysis(directions, None, theorem, attack, visible)
+        if once.pair.is_gaussian:
+            return Analysis({"replace": [(once, count)]}, None, theorem, attack, visible)
+        if isinstance(once.pair, Pair) and once.pair.up.two_point:
+            dominating = Round(once.pair, symmetric=True)
+            theorem += ", either direction in every round (theorem 3)"
+        else:
+            dominating = mixture_round(weights, shifts, size, two_sided=True)
+            theorem += ", on opposite sides (theorem 1)"
         return Analysis(
-            {"replace": [(mixture_round(weights, shifts, size, two_sided=True), count)]}, None,
-            "opposite-sided mixtures (docs/proofs.md, theorem 1)",
-            "achieved by gradients that point in opposite directions", visible,
+            {"replace": [(dominating, count)]},
+            {**directions, "alternate": [(once, count - count // 2), (once.reverse(), count // 2)]},
+            theorem,
+            "achieved by gradients that hide the old record in some rounds and the new one in the others", visible,
         )  # fmt: skip
-    once = mixture_round(weights, shifts, size)
-    directions = {"remove": [(once, count)], "add": [(once.reverse(), count)]}
-    attack = "achieved by fixed gradients of full norm in one direction"
-    if not replaced:
-        return Analysis(directions, None, theorem, attack, visible)
-    if once.pair.is_gaussian:
-        return Analysis({"replace": [(once, count)]}, None, theorem, attack, visible)
-    if isinstance(once.pair, Pair) and once.pair.up.two_point:
-        dominating = Round(once.pair, symmetric=True)
-        theorem += ", either direction in every round (theorem 3)"
-    else:
-        dominating = mixture_round(weights, shifts, size, two_sided=True)
-        theorem += ", on opposite sides (theorem 1)"
-    return Analysis(
-        {"replace": [(dominating, count)]},
-        {**directions, "alternate": [(once, count - count // 2), (once.reverse(), count // 2)]},
-        theorem,
-        "achieved by gradients that hide the old record in some rounds and the new one in the others", visible,
-    )  # fmt: skip
 
+    def moves(self, mechanism: Mechanism, group: Group) -> Moves:
+        """As adversary A1 sees them; under replacement also in two steps."""
+        sampler = self.sampler
+        return in_two_steps(seen(mechanism, group), mechanism, group, sampler.rate)
 
-@moves.register
-def _(sampler: Poisson, mechanism: Mechanism, group: Group) -> Moves:
-    """As adversary A1 sees them; under replacement also in two steps."""
-    return in_two_steps(seen(mechanism, group), mechanism, group, sampler.rate)
+    def touched(self, mechanism: Mechanism, who: Who) -> Law:
+        sampler = self.sampler
+        return independent_rounds(binomial_law(who.size, sampler.rate), mechanism, who)
+
+    def empty_group_probability(self, clip_groups: int, group: int, population: int, relation: str) -> float:
+        return clip_groups * nobody_comes(self.sampler.rate / clip_groups, max(population - group, 0))
+
+    def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
+        return None
+
+    def similar(self) -> Sampler:
+        return self.sampler
+
+    def dominating(self) -> Sampler:
+        return self.sampler
+
+    def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
+        return None
 
 
 def in_two_steps(found: Moves, mechanism: Mechanism, group: Group, rate: float) -> Moves:

@@ -9,56 +9,100 @@ import numpy as np
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Individual, Mechanism
+from verax.privacy.company import nobody_comes
 from verax.privacy.composition import Round
+from verax.privacy.directions import Rounds
 from verax.privacy.lattice import Law
 from verax.privacy.mixtures import crowded, truncated_rate
-from verax.privacy.moves import Laws, Moves, moves, seen, touched
+from verax.privacy.moves import Laws, Moves, seen, touched
 from verax.privacy.numerics.distributions import binomial_at_least, binomial_law, law_error
-from verax.privacy.pairs import UNIT, Pair
-from verax.privacy.pricing import Analysis, Group, one_record_only, price, shift_unit
+from verax.privacy.pairs import UNIT, Array, Pair
+from verax.privacy.pricing import (
+    Analysis,
+    Group,
+    SamplerPricing,
+    no_strong_analysis,
+    one_record_only,
+    presence_shift,
+    prices,
+)
 from verax.privacy.revealed import Revealed
+from verax.privacy.strong import Who
+from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
 from verax.samplers.truncated_poisson import TruncatedPoisson
 
 
-@price.register
-def _(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Analysis:
-    """A Poisson round, unless the others alone fill the batch: then a sampled record may take another's place."""
-    if mechanism.relation != "add-remove":
-        raise NoGuarantee(
-            f"no analysis of TruncatedPoisson under relation={mechanism.relation!r} is known; use relation='add-remove'"
+@prices(TruncatedPoisson)
+class TruncatedPoissonPricing(SamplerPricing[TruncatedPoisson]):
+    """A Poisson round, cut to a largest batch."""
+
+    slow_bound, slow_attack, slow_groups = False, False, True
+
+    def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
+        """A Poisson round, unless the others alone fill the batch: then a sampled record may take another's place."""
+        sampler = self.sampler
+        if mechanism.relation != "add-remove":
+            raise NoGuarantee(
+                f"no analysis of TruncatedPoisson under relation={mechanism.relation!r} is known; "
+                "use relation='add-remove'"
+            )
+        one_record_only(mechanism, group)
+        unit, count = presence_shift(mechanism), len(sampler)
+        others = sampler.population + group.beside  # also for the neighbour that has one record more
+        inside = truncated_rate(sampler.rate, sampler.max_batch, sampler.population)
+        visible, shown = (
+            -math.expm1(count * math.log1p(-rate)) if rate < 1.0 else 1.0 for rate in (sampler.rate, inside)
         )
-    one_record_only(mechanism, group)
-    unit, count = shift_unit(mechanism), len(sampler)
-    others = sampler.population + group.beside  # also for the neighbour that has one record more
-    inside = truncated_rate(sampler.rate, sampler.max_batch, sampler.population)
-    visible, shown = (-math.expm1(count * math.log1p(-rate)) if rate < 1.0 else 1.0 for rate in (sampler.rate, inside))
-    if isinstance(mechanism.clipping, Individual):
-        kinds = crowded(sampler.rate, sampler.max_batch, others)
-    else:  # a clipped aggregate moves by 2 in any case
-        kinds = [(1.0, sampler.rate, 1)]
-    attack = "achieved by fixed gradients of full norm in one direction, all the others' being 0"
-    if not isinstance(mechanism.clipping, Individual):
-        attack = "achieved by an aggregate that turns around where the record is"
-    pairs = tuple(Pair.subsampled(rate, unit * places) for _, rate, places in kinds)
-    dominating = Revealed(tuple(chance for chance, _, _ in kinds), pairs) if len(pairs) > 1 else pairs[0]
-    once = Round(dominating, Pair.subsampled(inside, unit))
-    return Analysis(
-        {"remove": [(once, count)], "add": [(once.reverse(), count)]}, None,
-        "a Poisson round, or a shift of 2 where the batch is full without the record (docs/proofs.md, theorem 8)",
-        attack, visible, shown,
-    )  # fmt: skip
+        if isinstance(mechanism.clipping, Individual):
+            kinds = crowded(sampler.rate, sampler.max_batch, others)
+        else:  # a clipped aggregate moves by 2 in any case
+            kinds = [(1.0, sampler.rate, 1)]
+        attack = "achieved by fixed gradients of full norm in one direction, all the others' being 0"
+        if not isinstance(mechanism.clipping, Individual):
+            attack = "achieved by an aggregate that turns around where the record is"
+        pairs = tuple(Pair.subsampled(rate, unit * places) for _, rate, places in kinds)
+        dominating = Revealed(tuple(chance for chance, _, _ in kinds), pairs) if len(pairs) > 1 else pairs[0]
+        once = Round(dominating, Pair.subsampled(inside, unit))
+        return Analysis(
+            {"remove": [(once, count)], "add": [(once.reverse(), count)]}, None,
+            "a Poisson round, or a shift of 2 where the batch is full without the record (docs/proofs.md, theorem 8)",
+            attack, visible, shown,
+        )  # fmt: skip
 
+    def moves(self, mechanism: Mechanism, group: Group) -> Moves:
+        """Told: its coins, and whether there is room for all. Sought: one record of the group, the others silent."""
+        sampler = self.sampler
+        inside = truncated_rate(sampler.rate, sampler.max_batch, sampler.population)
+        alone = seen(replace(mechanism, sampler=Poisson(inside, len(sampler))), Group())
+        if isinstance(mechanism.clipping, Individual):
+            return replace(alone, told=_crowded_moves(sampler, mechanism, group))
+        free = replace(mechanism, sampler=Poisson(sampler.rate, len(sampler)))  # an aggregate moves by 2 in any case
+        return replace(alone, told=touched(free, group))
 
-@moves.register
-def _(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Moves:
-    """Told: its coins, and whether there is room for all. Sought: one record of the group, the others silent."""
-    inside = truncated_rate(sampler.rate, sampler.max_batch, sampler.population)
-    alone = seen(replace(mechanism, sampler=Poisson(inside, len(sampler))), Group())
-    if isinstance(mechanism.clipping, Individual):
-        return replace(alone, told=_crowded_moves(sampler, mechanism, group))
-    free = replace(mechanism, sampler=Poisson(sampler.rate, len(sampler)))  # an aggregate moves by 2 in any case
-    return replace(alone, told=touched(free, group))
+    def touched(self, mechanism: Mechanism, who: Who) -> Law:
+        raise no_strong_analysis(self.sampler)
+
+    def empty_group_probability(self, clip_groups: int, group: int, population: int, relation: str) -> float:
+        others, most = max(population - group, 0), self.sampler.max_batch
+        room = max(most - group, 0)  # the group takes at most its own number of places
+        alone = nobody_comes(self.sampler.rate / clip_groups, others) + nobody_comes(1.0 / clip_groups, room)
+        return clip_groups * alone
+
+    def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
+        rate, most = self.sampler.rate, self.sampler.max_batch
+        absent, sizes = (_cut(binomial_law(count, rate), most) for count in (population - 1, population))
+        inside = sizes[1:] * np.arange(1.0, len(sizes)) / population
+        return absent, sizes * (1.0 - np.arange(float(len(sizes))) / population), inside
+
+    def similar(self) -> Sampler:
+        return self.sampler
+
+    def dominating(self) -> Sampler:
+        return self.sampler
+
+    def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
+        return None
 
 
 def _crowded_moves(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Laws:
@@ -75,10 +119,15 @@ def _crowded_moves(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group
     possible = np.concatenate([np.full(len(j), crowd < 1.0), np.full(len(j), crowd > 0.0)])
     order = np.argsort(squares, kind="stable")
     order = order[possible[order]]
-    scale = shift_unit(mechanism) ** 2
+    scale = presence_shift(mechanism) ** 2
 
     def law(cells: int) -> Law:
         once = Law.of(squares[order], chances[order], law_error(hits) + 8.0 * UNIT, cells)
         return once.times(len(sampler), cells).scaled(scale)
 
     return law
+
+
+def _cut(law: Array, most: int) -> Array:
+    """Larger numbers are lowered to ``most``."""
+    return np.append(law[:most], law[most:].sum()) if len(law) > most + 1 else law

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html import escape
 from http import HTTPStatus
 from pathlib import Path
 from string import Template
+
+from verax.samplers import registry
 
 NAMES = ("compare", "plan", "runs", "federated", "api", "login")
 LINKED = NAMES[:4]
@@ -45,7 +48,13 @@ def problem(status: int, words: str) -> str:
 def _framed(title: str, content: str, name: str, script: str) -> str:
     frame = Template((_HERE / "frame.html").read_text(encoding="utf-8"))
     links = "\n".join(f"      <li>{_link(one, one == name)}</li>" for one in LINKED)
-    return frame.substitute(title=title, script=script, links=links, content=content)
+    return frame.substitute(title=title, script=script, links=links, content=content, samplers=_samplers())
+
+
+def _samplers() -> str:
+    """Names of samplers and the words for them, as JSON that cannot end the element it stands in."""
+    labels = {name: registry.named(name).label for name in registry.plannable()}
+    return json.dumps(labels).replace("<", "\\u003c")
 
 
 def _link(name: str, here: bool) -> str:

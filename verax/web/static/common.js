@@ -1,16 +1,7 @@
 // What the pages share: a form that is a URL, answers that come piece by piece, tables, copying.
 
-export const SAMPLERS = {
-  "poisson": "Poisson",
-  "balls-in-bins": "balls in bins",
-  "random-allocation": "random allocation",
-  "truncated-poisson": "truncated Poisson",
-  "without-replacement": "without replacement",
-  "shuffle": "shuffled each epoch",
-  "persistent-shuffle": "shuffled once",
-  "buffered-shuffle": "shuffled in a buffer",
-  "deterministic": "fixed batches",
-};
+// Names of samplers and the words for them, from the registry: pages/frame.html.
+export const SAMPLERS = JSON.parse(document.getElementById("samplers").textContent);
 export const COLOURS = Object.fromEntries(Object.keys(SAMPLERS).map((name, i) => [name, i]));
 
 export const $ = (id) => document.getElementById(id);

@@ -1,0 +1,97 @@
+"""Balls in bins: one round of every epoch, picked at random."""
+
+from __future__ import annotations
+
+from verax.mechanism import Individual, Mechanism, Mixed
+from verax.privacy.allocation import rounds_at_random
+from verax.privacy.averages import LARGEST_SHIFT, one_of
+from verax.privacy.company import nobody_comes
+from verax.privacy.composition import Composition, Round
+from verax.privacy.directions import Rounds, each_way
+from verax.privacy.lattice import Law
+from verax.privacy.moves import Moves, seen
+from verax.privacy.pairs import Array, Pair
+from verax.privacy.pricing import (
+    Analysis,
+    Group,
+    SamplerPricing,
+    presence_shift,
+    prices,
+)
+from verax.privacy.shared_bins import SharedBins
+from verax.privacy.shared_bins_attack import ALL_COUNTED, group_attack
+from verax.privacy.shared_bins_bound import group_bounds
+from verax.privacy.strong import Who, once_an_epoch
+from verax.samplers.balls_in_bins import BallsInBins
+from verax.samplers.base import Sampler
+from verax.samplers.poisson import Poisson
+
+_COARSE = 0.06  # of the table for one round of many: noise comes out up to 0.2 % larger than with the usual one
+
+
+@prices(BallsInBins)
+class BallsInBinsPricing(SamplerPricing[BallsInBins]):
+    """One of ``bins`` rounds at random, each epoch anew."""
+
+    slow_bound, slow_attack, slow_groups = True, True, True
+
+    def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
+        """One of ``bins`` rounds at random, each epoch anew (docs/proofs.md, theorem 5; groups: docs/allocation.md)."""
+        sampler = self.sampler
+        _, size = group.split(mechanism)
+        if size > 1 and mechanism.relation != "replace" and not isinstance(mechanism.clipping, Mixed):
+            return _sharing_bins(sampler, mechanism, size)
+        return rounds_at_random(mechanism, group, 1, sampler.bins, sampler.epochs)
+
+    def moves(self, mechanism: Mechanism, group: Group) -> Moves:
+        return seen(mechanism, group)
+
+    def touched(self, mechanism: Mechanism, who: Who) -> Law:
+        sampler = self.sampler
+        return once_an_epoch([(sampler.bins, None)], 1, sampler.epochs, mechanism, who)
+
+    def empty_group_probability(self, clip_groups: int, group: int, population: int, relation: str) -> float:
+        return clip_groups * nobody_comes(1.0 / self.sampler.bins / clip_groups, max(population - group, 0))
+
+    def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
+        return None
+
+    def similar(self) -> Sampler:
+        return Poisson(1.0 / self.sampler.bins, len(self.sampler))
+
+    def dominating(self) -> Sampler:
+        return self.sampler
+
+    def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
+        """One of many rounds at random (docs/proofs.md, theorem 5), on a coarser grid, which is sound."""
+        bins, unit = self.sampler.bins, presence_shift(mechanism)
+        if mechanism.relation == "replace" or bins == 1 or not 0.0 < unit <= LARGEST_SHIFT:
+            return None
+        once, epochs = Round(one_of(bins, unit, _COARSE)[0]), self.sampler.epochs
+        theorem = "one round of many at random: an average of likelihood ratios (docs/proofs.md, theorem 5)"
+        return [[(once, epochs)], [(once.reverse(), epochs)]], theorem
+
+
+def _sharing_bins(sampler: BallsInBins, mechanism: Mechanism, size: int) -> Analysis:
+    epochs = sampler.epochs
+    together = SharedBins(size, sampler.bins, presence_shift(mechanism), isinstance(mechanism.clipping, Individual))
+    if sampler.bins == 1:
+        once = Round(Pair.gaussian(together.reach))
+        same: Rounds = [(once, epochs)]
+        return Analysis(
+            {"remove": same, "add": same}, None, "a Gaussian mechanism", "fixed gradients of full norm", 1.0
+        )
+    forth, near, back = (Round(pair) for pair in group_bounds(together, epochs))
+    attacks = each_way({"together": Round(group_attack(together))}, epochs)
+    if size > ALL_COUNTED:
+        attacks = {name: rounds for name, rounds in attacks.items() if name.startswith("remove")}
+    return Analysis(
+        {"remove": [(forth, epochs)], "add": [(back, epochs)]},
+        attacks,
+        "records of a group that may share bins (docs/allocation.md, theorems 2 to 4)",
+        "fixed gradients of full norm in one direction, the bins' scores added up (docs/allocation.md, theorem 2)",
+        1.0,
+        sure=True,
+        sharper={"remove": Composition([(near, epochs)])} if near.pair is not forth.pair else {},
+        triangle=True,
+    )

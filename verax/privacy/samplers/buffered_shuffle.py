@@ -1,0 +1,63 @@
+"""A stream shuffled in a buffer."""
+
+from __future__ import annotations
+
+from verax.mechanism import Mechanism
+from verax.privacy.company import alone_in_fixed_batch
+from verax.privacy.directions import Rounds
+from verax.privacy.lattice import Law
+from verax.privacy.moves import Moves, seen
+from verax.privacy.pairs import Array
+from verax.privacy.pricing import (
+    Analysis,
+    Group,
+    SamplerPricing,
+    fixed_batches_only,
+    prices,
+)
+from verax.privacy.samplers.shuffle import shuffled
+from verax.privacy.strong import Who, anywhere
+from verax.samplers.base import Sampler
+from verax.samplers.buffered_shuffle import BufferedShuffle
+from verax.samplers.deterministic import Deterministic
+
+
+@prices(BufferedShuffle)
+class BufferedShufflePricing(SamplerPricing[BufferedShuffle]):
+    """As fixed batches from above; from below the last record of the stream."""
+
+    slow_bound, slow_attack, slow_groups = False, True, True
+
+    def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
+        """From below the last record of the stream, uniform among the last ``buffer`` batches.
+
+        The bracket is as wide as the difference between knowing and not knowing in which of those batches it is.
+        """
+        sampler = self.sampler
+        why = "the stream's last record and the largest of the last batch sums, as many as the buffer holds"
+        return shuffled(mechanism, group, sampler.batches, sampler.buffer, sampler.epochs, why)
+
+    def moves(self, mechanism: Mechanism, group: Group) -> Moves:
+        return seen(mechanism, group, opposed=True)
+
+    def touched(self, mechanism: Mechanism, who: Who) -> Law:
+        sampler = self.sampler
+        fixed_batches_only(mechanism)
+        return anywhere(sampler.batches, sampler.epochs, mechanism, who, chosen=False)
+
+    def empty_group_probability(self, clip_groups: int, group: int, population: int, relation: str) -> float:
+        size = population // self.sampler.batches
+        return alone_in_fixed_batch(clip_groups, group, population, relation, size, at_random=False)
+
+    def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
+        return None
+
+    def similar(self) -> Sampler:
+        return self.sampler
+
+    def dominating(self) -> Sampler:
+        """Fixed batches: knowing the order cannot hurt (docs/proofs.md, theorem 4)."""
+        return Deterministic(self.sampler.batches, self.sampler.epochs)
+
+    def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
+        return None

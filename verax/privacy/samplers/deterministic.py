@@ -1,0 +1,78 @@
+"""Batches of fixed composition."""
+
+from __future__ import annotations
+
+import math
+
+from verax.mechanism import Batch, Individual, Mechanism, Mixed
+from verax.privacy.company import alone_in_fixed_batch
+from verax.privacy.composition import Round
+from verax.privacy.directions import Rounds
+from verax.privacy.lattice import Law
+from verax.privacy.moves import Moves, seen
+from verax.privacy.pairs import Array, Pair
+from verax.privacy.pricing import (
+    Analysis,
+    Group,
+    SamplerPricing,
+    fixed_batches_only,
+    presence_shift,
+    prices,
+)
+from verax.privacy.strong import Who, anywhere
+from verax.samplers.base import Sampler
+from verax.samplers.deterministic import Deterministic
+
+
+@prices(Deterministic)
+class DeterministicPricing(SamplerPricing[Deterministic]):
+    """The same batches in every epoch, known to everybody."""
+
+    slow_bound, slow_attack, slow_groups = False, False, False
+
+    def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
+        """One Gaussian mechanism, with the group wherever it hurts most (docs/proofs.md, theorem 4)."""
+        sampler = self.sampler
+        fixed_batches_only(mechanism)
+        unit, epochs, batches = presence_shift(mechanism), sampler.epochs, sampler.batches
+        copies, size = group.split(mechanism)
+        match mechanism.clipping:
+            case Individual():
+                squared = copies * float(size) ** 2 * (4.0 if mechanism.relation == "replace" else 1.0)
+            case Batch():
+                squared = float(min(size, batches))
+            case Mixed(groups=clip_groups):
+                full, rest = divmod(min(size, clip_groups * batches), clip_groups)
+                squared = float(full * clip_groups**2 + rest**2)
+        worst = Round(Pair.gaussian(unit * math.sqrt(squared)))
+        theorem = (
+            "a Gaussian mechanism, with the group's records where they shift the sums most (docs/proofs.md, theorem 4)"
+        )
+        if isinstance(mechanism.clipping, Mixed) and size > 1:
+            return Analysis({"any": [(worst, epochs)]}, {"any": [(Round(Pair.gaussian(unit)), epochs)]}, theorem,
+                            "one record of the group alone", 1.0)  # fmt: skip
+        return Analysis({"any": [(worst, epochs)]}, None, theorem, "achieved by fixed gradients of full norm", 1.0)
+
+    def moves(self, mechanism: Mechanism, group: Group) -> Moves:
+        return seen(mechanism, group, opposed=True)
+
+    def touched(self, mechanism: Mechanism, who: Who) -> Law:
+        sampler = self.sampler
+        fixed_batches_only(mechanism)
+        return anywhere(sampler.batches, sampler.epochs, mechanism, who, chosen=True)
+
+    def empty_group_probability(self, clip_groups: int, group: int, population: int, relation: str) -> float:
+        size = population // self.sampler.batches
+        return alone_in_fixed_batch(clip_groups, group, population, relation, size, at_random=False)
+
+    def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
+        return None
+
+    def similar(self) -> Sampler:
+        return self.sampler
+
+    def dominating(self) -> Sampler:
+        return self.sampler
+
+    def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
+        return None
