@@ -443,3 +443,12 @@ def test_grids_are_whole_ascending_and_include_their_ends():
     for records in (1, 2, 7, 1000, 10**8):
         assert usual_batches(records)
         assert max(usual_batches(records)) <= records
+
+
+@pytest.mark.parametrize(("batch", "epochs"), [(600, 10), (60, 3)])
+def test_a_plan_and_a_calibration_end_within_a_thousandth_of_each_other(batch, epochs):
+    """They stop by rules of their own (docs/planning.md), on the same bound."""
+    plan = Planner(Target(60_000, 1.0, 1e-5)).plan("poisson", batch, epochs)
+    least = calibrate.noise_multiplier(plan.sampler, 1.0, 1e-5)
+    assert 1.0 / 1.0006 <= plan.noise_multiplier / least <= 1.0011
+    assert plan.mechanism.guarantee().epsilon(1e-5).upper <= 1.0

@@ -5,7 +5,18 @@ import math
 import numpy as np
 import pytest
 
-from verax import BallsInBins, Mechanism, Poisson, RandomAllocation, TruncatedPoisson
+from verax import (
+    BallsInBins,
+    Batch,
+    Mechanism,
+    Mixed,
+    Poisson,
+    RandomAllocation,
+    RandomParticipation,
+    Shuffle,
+    TruncatedPoisson,
+    WithoutReplacement,
+)
 from verax.privacy import composition
 from verax.privacy.black_box import DEEPEST, MOST_STEPS, BlackBox, Shared
 from verax.privacy.chain import Chain
@@ -202,3 +213,35 @@ def test_as_a_curve_it_says_the_same_and_knows_nothing_from_below(figure_1):
     assert curve.epsilon(1e-3, 1e-3) == (0.0, figure_1.epsilon(4, 1e-3, "any"))
     assert curve.delta(0.5, 1e-3) == (0.0, figure_1.delta(4, 0.5, "any"))
     assert curve.estimate(1e-3) == 4 * max(one.estimate(1e-3) for one in figure_1.one.uppers)
+
+
+RUNS = [
+    Mechanism(Poisson(0.05, 30), 2.0, Mixed(groups=2), "replace"),
+    Mechanism(Poisson(0.05, 30), 2.0, Batch(), "replace"),
+    Mechanism(TruncatedPoisson(0.05, 30, 20, 200), 2.0),
+    Mechanism(Shuffle(20, epochs=2), 2.0, Mixed(groups=2), "zero-out"),
+    Mechanism(WithoutReplacement(10, 200, 30), 2.0, relation="replace"),
+    Mechanism(RandomParticipation(0.3, 0.5, 9, 20), 2.0),
+    Mechanism(BallsInBins(20), 2.0),
+    Mechanism(BallsInBins(20), 2.0, relation="replace"),
+    Mechanism(BallsInBins(20), 2.0, Mixed(groups=2), "replace"),
+    Mechanism(RandomAllocation(2, 20), 4.0),
+]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=str)
+def test_a_group_costs_at_most_what_follows_from_one_record(run):
+    box, group = BlackBox(run.guarantee()), run.guarantee(2)
+    assert group.epsilon(1e-5).upper <= box.epsilon(2, 1e-5, "any")
+    assert group.delta(1.5).upper <= box.delta(2, 1.5, "any")
+
+
+def test_the_theorem_of_the_smallest_bound_is_named():
+    run = Mechanism(BallsInBins(20), 1.0, relation="replace")
+    replaced = run.guarantee(4).epsilon(1e-5)
+    assert replaced.upper == BlackBox(run.guarantee()).epsilon(4, 1e-5, "any") < 18.2  # 8 unequal steps: 21.3
+    assert replaced.upper_by.startswith("black box: 4 steps by the triangle inequality")
+    shuffled = Mechanism(Shuffle(100, epochs=1), 1.0, relation="zero-out").guarantee(8)
+    assert shuffled.upper_by.startswith("the smallest of: ")
+    assert shuffled.epsilon(1e-5).upper_by.startswith("adversary A1 sees the sampling")
+    assert shuffled.epsilon(1e-5).upper_by in shuffled.upper_by

@@ -40,7 +40,7 @@ def analyse(phases: Phases, group: Group) -> Guarantee:
     group = replace(group, people=people, phases=len(phases.mechanisms))
     guarantee = replace(_analyse(phases, group), beside=group.beside)
     if group.size > 1 and guarantee.uppers is not guarantee.lowers and not low_noise.applies(phases):
-        guarantee = _told_where(guarantee, group)
+        guarantee = _smallest(guarantee, group)
     if group.orthogonal and group.size > 1:
         return replace(guarantee, assuming=orthogonality(phases.relation))
     return guarantee
@@ -57,14 +57,31 @@ def analyse_strong(phases: Phases, group: Group, population: int | None) -> Guar
     return Guarantee(phases, group.size, curves, lowers, found.upper_by, found.lower_by, assuming=assuming)
 
 
-def _told_where(guarantee: Guarantee, group: Group) -> Guarantee:
-    """Telling the attacker where the group's records fell cannot help the defender: one more upper bound."""
-    try:
-        found = strong(guarantee.mechanism, group.size, None, group.orthogonal)
-    except NoGuarantee:
+def _smallest(guarantee: Guarantee, group: Group) -> Guarantee:
+    """With two more upper bounds that hold for any run; which of them is the smallest depends on the question.
+
+    One record's curve says something of the group, and telling the attacker where the group's records fell cannot help
+    the defender.
+    """
+    others: dict[str, Curve] = {}
+    if not all(isinstance(curve, Shared) for curve in guarantee.uppers):
+        steps, theorem = _one_by_one(guarantee.mechanism, group)
+        others[theorem] = steps
+    with suppress(NoGuarantee):
+        told = strong(guarantee.mechanism, group.size, None, group.orthogonal)
+        others[told.upper_by] = told.curve
+    if not others:
         return guarantee
-    uppers = [Best((curve, found.curve)) for curve in guarantee.uppers]
-    return replace(guarantee, uppers=uppers, upper_by=f"the smaller of: {guarantee.upper_by}; and {found.upper_by}")
+    names = (guarantee.upper_by, *others)
+    uppers = [Best((curve, *others.values()), names) for curve in guarantee.uppers]
+    return replace(guarantee, uppers=uppers, upper_by=f"the smallest of: {'; and '.join(names)}")
+
+
+def _one_by_one(phases: Phases, group: Group) -> tuple[Shared, str]:
+    """The triangle inequality, from one record to the group, and its name."""
+    one = analyse(phases, Group(beside=group.beside + group.size - 1))
+    how = f"black box: {group.size} steps by the triangle inequality with the best shares of epsilon"
+    return Shared(BlackBox(one), group.size), f"{how} (docs/proofs.md, lemma 5), each: {one.upper_by}"
 
 
 def _analyse(phases: Phases, group: Group) -> Guarantee:
@@ -139,10 +156,6 @@ def _composed(phases: Phases, group: Group) -> Guarantee:
     attacks = join([p.uppers if p.lowers is None else p.lowers for p in parts])
     attack = Sure if any(part.sure for part in parts) else Composition
     lowers: list[Curve] = [attack(rounds) for rounds in attacks]
-    if any(part.triangle for part in parts):
-        shared = Shared(BlackBox(analyse(phases, Group(beside=group.size - 1))), group.size)
-        uppers = [Best((curve, shared)) for curve in uppers]
-        upper_by = f"the smaller of: {upper_by}; and the triangle inequality (docs/proofs.md, lemma 5)"
     return Guarantee(phases, group.size, uppers, lowers, upper_by, lower_by, visible)
 
 
@@ -180,16 +193,13 @@ def _chained(phases: Phases, group: Group, absent: bool) -> Guarantee:
     size = group.size
     if absent:
         present = Phases(tuple(replace(m, relation="zero-out") for m in phases.mechanisms))
-        one = analyse(present, Group(beside=size - 1))
-        chains = [Chain(((one.uppers[0], size), (one.uppers[-1], size)))]
-        steps, how = 2 * size, f"{size} removed and {size} added"
+        one = analyse(present, Group(beside=group.beside + size - 1))
+        chain = Chain(((one.uppers[0], size), (one.uppers[-1], size)))
+        curve: Curve = Best((chain, Shared(BlackBox(one), 2 * size)))
+        how = f"black box: {size} removed and {size} added by the triangle inequality with the best shares of epsilon"
+        upper_by = f"{how} (docs/proofs.md, lemma 5), each: {one.upper_by}"
     else:
-        one = analyse(phases, Group(beside=size - 1))
-        chains = [Chain(((curve, size),)) for curve in one.uppers]
-        steps, how = size, f"{size} steps"
-    shared = Shared(BlackBox(one), steps)
-    uppers: list[Curve] = [Best((chain, shared)) for chain in chains]
-    how = f"black box: {how} by the triangle inequality with the best shares of epsilon (docs/proofs.md, lemma 5)"
+        shared, upper_by = _one_by_one(phases, group)
+        curve, one = shared, shared.box.one
     visible = min(size * one.visible * (1.0 + 1e-9), 1.0)
-    alone = f"one record alone: {one.lower_by}"
-    return Guarantee(phases, size, uppers, one.lowers, f"{how}, each: {one.upper_by}", alone, visible)
+    return Guarantee(phases, size, [curve], one.lowers, upper_by, f"one record alone: {one.lower_by}", visible)

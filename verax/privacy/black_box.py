@@ -64,6 +64,17 @@ class BlackBox:
             raise ValueError(f"guarantee must be of one record, got a group of {guarantee.group}")
         self.one = guarantee
         self._points = _Points(guarantee)
+        self._kept: _OneRecord | None = None
+
+    def remembering(self) -> BlackBox:
+        """A copy for many questions: later ones are answered from what was composed for earlier ones."""
+        copy = BlackBox(self.one)
+        copy._points, copy._kept = self._points, _OneRecord(self.one)
+        return copy
+
+    def _one_record(self) -> _OneRecord:
+        """What a question reads one record's delta from."""
+        return self._kept or _OneRecord(self.one)
 
     def epsilon(self, group: int, delta: float, shares: str = "equal") -> float:
         """The least epsilon that follows at ``delta``; infinite if one record's curve says nothing that small."""
@@ -82,7 +93,7 @@ class BlackBox:
             low = high
         else:
             return math.inf
-        one = _OneRecord(self.one)
+        one = self._one_record()
         while high - low > 1e-4 * high:
             middle = 0.5 * (low + high)
             fits = _sum(group, middle, one.delta(middle)) <= delta
@@ -100,7 +111,7 @@ class BlackBox:
         if either:
             return min(self._best_delta(group, epsilon), self.delta(group, epsilon))
         each = epsilon / group
-        return _sum(group, each, _OneRecord(self.one).delta(each))
+        return _sum(group, each, self._one_record().delta(each))
 
     def _with_others(self, group: int) -> BlackBox:
         """The same for data sets that hold the rest of the group, too, where the number of records is part of the run.
@@ -137,7 +148,7 @@ class BlackBox:
         (_, slope, _), (start, spent, _) = found
         share = max(slope - spent, 0.0)
         small, large = 0.5 * share, 1.5 * share
-        one = _OneRecord(self.one)
+        one = self._one_record()
         if not one.last_step(start, large) <= delta:
             return max(slope, 0.0) * (1.0 + _ROUND_OFF)
         while large - small > 1e-4 * (large + max(spent, 0.0)) and large > 1e-12:
@@ -153,7 +164,7 @@ class BlackBox:
         if found is None:
             return 1.0
         (intercept, _, _), (start, spent, _) = found
-        exact = _OneRecord(self.one).last_step(start, epsilon - spent) if epsilon >= spent else 1.0
+        exact = self._one_record().last_step(start, epsilon - spent) if epsilon >= spent else 1.0
         return min(math.exp(min(intercept, 0.0)) * (1.0 + _ROUND_OFF), exact, 1.0)
 
     def _tangent(
@@ -185,8 +196,8 @@ def _sum(group: int, each: float, delta: float) -> float:
 class _OneRecord:
     """One record's delta from above, in the worse direction.
 
-    Later answers are read off PLDs composed for earlier ones, so every question about a group has one of its own:
-    its answer then depends on nothing that was asked before.
+    Later answers are read off PLDs composed for earlier ones, so every question about a group has one of its own, and
+    its answer depends on nothing that was asked before; unless the black box is told to remember.
     """
 
     def __init__(self, guarantee: Guarantee) -> None:
@@ -303,6 +314,10 @@ class Shared:
 
     box: BlackBox
     steps: int
+
+    def remembering(self) -> Shared:
+        """A copy for many questions."""
+        return Shared(self.box.remembering(), self.steps)
 
     def estimate(self, delta: float) -> float:
         """About the least there can be: each term of the sum alone must be at most delta."""

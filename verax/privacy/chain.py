@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from verax.privacy.composition import BOTH, UPPER, Sides
@@ -65,9 +66,11 @@ class Best:
     """Several upper bounds on the same curve: the smallest one counts. Nothing is known from below.
 
     Those that by their estimates are far from it are not looked at, which costs no more than a wider bracket.
+    ``names`` are the theorems, one for each curve, if the one that counts is to be named.
     """
 
     curves: tuple[Curve, ...]
+    names: tuple[str, ...] = ()
 
     def estimate(self, delta: float) -> float:
         """The smallest estimate."""
@@ -75,20 +78,36 @@ class Best:
 
     def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """The smallest upper bound on delta(epsilon)."""
-        first, *others = self.curves
-        smallest = first.delta(epsilon, rtol, (UPPER,), enough)[1]
-        for curve in others:
-            if smallest <= enough or (0.0 < smallest < 1.0 and curve.estimate(smallest) > _HOPELESS * epsilon):
-                continue
-            smallest = min(smallest, curve.delta(epsilon, rtol, (UPPER,), enough)[1])
-        return 0.0, smallest
+        return 0.0, self.delta_by(epsilon, rtol, enough)[0]
 
     def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """The smallest upper bound on epsilon(delta)."""
+        return 0.0, self.epsilon_by(delta, rtol, enough)[0]
+
+    def delta_by(self, epsilon: float, rtol: float, enough: float = 0.0) -> tuple[float, str]:
+        """The smallest upper bound on delta(epsilon), and whose it is."""
+
+        def hopeless(curve: Curve, smallest: float) -> bool:
+            return 0.0 < smallest < 1.0 and curve.estimate(smallest) > _HOPELESS * epsilon
+
+        return self._smallest(lambda curve: curve.delta(epsilon, rtol, (UPPER,), enough)[1], hopeless, enough)
+
+    def epsilon_by(self, delta: float, rtol: float, enough: float = 0.0) -> tuple[float, str]:
+        """The smallest upper bound on epsilon(delta), and whose it is."""
+
+        def hopeless(curve: Curve, smallest: float) -> bool:
+            return curve.estimate(delta) > _HOPELESS * smallest
+
+        return self._smallest(lambda curve: curve.epsilon(delta, rtol, (UPPER,), enough)[1], hopeless, enough)
+
+    def _smallest(
+        self, read: Callable[[Curve], float], hopeless: Callable[[Curve, float], bool], enough: float
+    ) -> tuple[float, str]:
         first, *others = self.curves
-        smallest = first.epsilon(delta, rtol, (UPPER,), enough)[1]
-        for curve in others:
-            if smallest <= enough or curve.estimate(delta) > _HOPELESS * smallest:
+        smallest, winner = read(first), 0
+        for rank, curve in enumerate(others, 1):
+            if smallest <= enough or hopeless(curve, smallest):
                 continue
-            smallest = min(smallest, curve.epsilon(delta, rtol, (UPPER,), enough)[1])
-        return 0.0, smallest
+            if (found := read(curve)) < smallest:
+                smallest, winner = found, rank
+        return smallest, self.names[winner] if self.names else ""

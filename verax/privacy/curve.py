@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
-from verax.privacy.composition import BOTH, Composition, Sides
+from verax.privacy.composition import BOTH, Sides
 
 
 class Curve(Protocol):
@@ -21,18 +21,28 @@ class Curve(Protocol):
         """Lower and upper bound on delta(epsilon)."""
 
 
+@runtime_checkable
+class _Remembering(Protocol):
+    def remembering(self) -> Curve: ...
+
+
 def remembering(curve: Curve) -> Curve:
     """A copy in which every composition, however deep inside, remembers what it composed for earlier questions."""
-    if isinstance(curve, Composition):
+    if isinstance(curve, _Remembering):
         return curve.remembering()
     inside: object = curve
     if not is_dataclass(inside) or isinstance(inside, type):
         return curve
-    found: dict[str, object] = {}
-    for name in (field.name for field in fields(inside) if field.init):
-        part = getattr(curve, name)
-        if isinstance(part, tuple) and part and all(hasattr(one, "estimate") for one in part):
-            found[name] = tuple(remembering(one) for one in part)
-        elif hasattr(part, "estimate"):
-            found[name] = remembering(part)
-    return cast("Curve", replace(inside, **found)) if found else curve
+    parts = {field.name: getattr(curve, field.name) for field in fields(inside) if field.init}
+    copies = {name: _copy(part) for name, part in parts.items()}
+    if all(copies[name] is part for name, part in parts.items()):
+        return curve
+    return cast("Curve", replace(inside, **copies))
+
+
+def _copy(part: object) -> object:
+    """A curve that remembers, or a tuple of such, however deep; anything else as it is."""
+    if type(part) is tuple:
+        copies = tuple(_copy(one) for one in part)
+        return part if all(one is copy for one, copy in zip(part, copies, strict=True)) else copies
+    return remembering(cast("Curve", part)) if hasattr(part, "estimate") else part

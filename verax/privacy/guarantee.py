@@ -9,6 +9,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import TYPE_CHECKING
 
 from verax import checks
+from verax.privacy.chain import Best
 from verax.privacy.composition import BOTH, LOWER, UPPER, Sides
 from verax.privacy.curve import Curve, remembering
 from verax.privacy.tradeoff import TradeOff, between
@@ -125,8 +126,10 @@ class Guarantee:
         if delta >= self.visible:
             return Bracket(0.0, 0.0, "proved", self.lower_by, "the group is sampled with at most this probability")
 
-        def bounds(curve: Curve, tolerance: float, sides: Sides, enough: float) -> tuple[float, float]:
-            return curve.epsilon(delta, tolerance, sides, enough)
+        def bounds(curve: Curve, tolerance: float, sides: Sides, enough: float) -> _Bound:
+            if isinstance(curve, Best):
+                return 0.0, *curve.epsilon_by(delta, tolerance, enough)
+            return *curve.epsilon(delta, tolerance, sides, enough), ""
 
         return self._bracket(bounds, _accuracy(rtol), lambda curve: curve.estimate(delta))
 
@@ -140,8 +143,10 @@ class Guarantee:
         """
         epsilon = checks.nonnegative("epsilon", epsilon)
 
-        def bounds(curve: Curve, tolerance: float, sides: Sides, enough: float) -> tuple[float, float]:
-            return curve.delta(epsilon, tolerance, sides, enough)
+        def bounds(curve: Curve, tolerance: float, sides: Sides, enough: float) -> _Bound:
+            if isinstance(curve, Best):
+                return 0.0, *curve.delta_by(epsilon, tolerance, enough)
+            return *curve.delta(epsilon, tolerance, sides, enough), ""
 
         found = self._bracket(bounds, _accuracy(rtol), lambda curve: curve.estimate(_TYPICAL_DELTA))
         if found.upper > self.visible:
@@ -177,26 +182,26 @@ class Guarantee:
         return replace(self, uppers=uppers, lowers=lowers)
 
     def _bracket(self, bounds: _Bounds, rtol: float, rank: Callable[[Curve], float]) -> Bracket:
-        lower, upper = self._bounds(bounds, rtol, rank)
+        lower, upper, by = self._bounds(bounds, rtol, rank)
         if lower > upper * (1.0 + 1e-9):
             raise ArithmeticError(f"lower bound {lower!r} exceeds upper bound {upper!r}: please report this")
-        return Bracket(min(lower, upper), upper, "proved", self.lower_by, self.upper_by)
+        return Bracket(min(lower, upper), upper, "proved", self.lower_by, by or self.upper_by)
 
-    def _bounds(self, bounds: _Bounds, rtol: float, rank: Callable[[Curve], float]) -> tuple[float, float]:
+    def _bounds(self, bounds: _Bounds, rtol: float, rank: Callable[[Curve], float]) -> _Bound:
         """Both sides of the worst direction, then enough of the others to know that they are no worse."""
         exact = self.uppers is self.lowers
         main, *others = sorted(self.uppers, key=rank, reverse=True)
-        lower, upper = bounds(main, rtol, BOTH if exact else (UPPER,), 0.0)
+        lower, upper, by = bounds(main, rtol, BOTH if exact else (UPPER,), 0.0)
         for curve in others:
             gap = 1.0 - rank(curve) / rank(main) if rank(main) > 0.0 else 0.0
             rough = min(max(rtol, 0.3 * gap), 0.1)
-            _, other = bounds(curve, rough, (UPPER,), upper)
-            if other > upper:
-                low, other = bounds(curve, rtol, BOTH if exact else (UPPER,), 0.0)
-                lower, upper = max(lower, low), max(upper, other)
+            if bounds(curve, rough, (UPPER,), upper)[1] > upper:
+                low, other, name = bounds(curve, rtol, BOTH if exact else (UPPER,), 0.0)
+                lower, by = max(lower, low), name if other > upper else by
+                upper = max(upper, other)
         if not exact:
             lower = max((bounds(curve, rtol, (LOWER,), 0.0)[0] for curve in self.lowers), default=0.0)
-        return lower, upper
+        return lower, upper, by
 
     def statement(self, delta: float) -> Statement:
         """What a reviewer signs, in words; it is a string that can also be had as JSON and as a page.
@@ -211,7 +216,9 @@ class Guarantee:
         return Statement.of(self, delta)
 
 
-_Bounds = Callable[[Curve, float, Sides, float], tuple[float, float]]
+_Bound = tuple[float, float, str]
+"""From below, from above, and by which of several theorems the latter (empty: there is only one)."""
+_Bounds = Callable[[Curve, float, Sides, float], _Bound]
 _TYPICAL_DELTA = (
     1e-6  # where directions are ranked when epsilon is given; the ranking only decides what is computed first
 )

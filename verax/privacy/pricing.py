@@ -75,8 +75,6 @@ class Analysis:
     """Whether the attacks' laws have heavy atoms, so that their curves must be refined from both sides."""
     sharper: Mapping[str, Curve] = field(default_factory=dict)
     """Further upper bounds, by direction, for a run that has no other phases."""
-    triangle: bool = False
-    """Whether the triangle inequality, from one record to the group, may give less."""
 
 
 class OneRecordOnly(NoGuarantee):

@@ -93,5 +93,4 @@ def _sharing_bins(sampler: BallsInBins, mechanism: Mechanism, size: int) -> Anal
         1.0,
         sure=True,
         sharper={"remove": Composition([(near, epochs)])} if near.pair is not forth.pair else {},
-        triangle=True,
     )
