@@ -59,7 +59,7 @@ MOST_NOISE = 1e10
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
 _MORE_LEANS = (0.7, 0.25, 0.12)  # and where one round's noise is low
 _LOW_NOISE = 1.2  # in shifts
-_SHARPEST, _SHARPEST_ONE = 60.0, 1e3  # shifts beyond which rounds' scores, or the largest, are too far apart
+_SHARPEST = 1e3  # shift beyond which rounds' scores are too far apart
 _ROUGH = 0.1  # grid of an attack on shuffling, whose bracket is wide anyway
 
 
@@ -519,7 +519,7 @@ def _allocated(mechanism: Mechanism, group: Group, times: int, steps: int, epoch
 def _attacks(times: int, steps: int, unit: float, epochs: int, always: Rounds) -> dict[str, Rounds]:
     """The largest score of a round or the sum of all; the sum of all outputs where scores are too far apart."""
     few = min(times, steps - times)
-    if unit > (_SHARPEST if few > 1 else _SHARPEST_ONE):
+    if unit > _SHARPEST:
         added_up: Rounds = [(Round(Pair.gaussian(unit * times / math.sqrt(steps))), epochs)]
         return {"remove": added_up, "add": added_up}
     leans = _LEANS + (_MORE_LEANS if unit > _LOW_NOISE else ())
