@@ -18,7 +18,7 @@ import numpy as np
 from verax.checks import NoGuarantee
 from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
 from verax.privacy import low_noise
-from verax.privacy.averages import FINE, LARGEST_SHIFT, one_of
+from verax.privacy.averages import FINE, LARGEST_SHIFT, at_least_one_of, at_most_one_of, one_of
 from verax.privacy.black_box import BlackBox, Shared
 from verax.privacy.chain import Best, Chain
 from verax.privacy.company import declared, in_company, independent
@@ -423,11 +423,11 @@ def _shuffled(
     scale = (persistent or 1.0) / mechanism.noise_multiplier
     count = 1 if persistent else epochs
     if isinstance(mechanism.clipping, Individual) and mechanism.relation == "zero-out":
-        seen = {"opposed": Round(largest_sum(hidden, 2.0 * scale, scale)), "silent": _one_of(hidden, scale, _ROUGH)}
+        seen = {"opposed": Round(largest_sum(hidden, 2.0 * scale, scale)), "silent": _seen_of_one(hidden, scale)}
     else:  # the others make up for the record's absence: all sums alike without it
-        seen = {"opposed": _one_of(hidden, 2.0 * scale, _ROUGH)}
+        seen = {"opposed": _seen_of_one(hidden, 2.0 * scale)}
     return Analysis(
-        fixed.uppers, each_way({name: rnd.attack() for name, rnd in seen.items()}, count),
+        fixed.uppers, each_way(seen, count),
         f"shuffling cannot hurt: {fixed.upper_by}",
         f"{why} ('how private is DP-SGD', section 4)", 1.0,
     )  # fmt: skip
@@ -486,8 +486,9 @@ def _allocated(mechanism: Mechanism, group: Group, times: int, steps: int, epoch
     uppers = {"remove": always, "add": always}
     if few > 0:
         size, longer = divmod(steps, few)
-        blocks = [(_one_of(size, unit, group.fine), epochs * (few - longer))]
-        blocks += [(_one_of(size + 1, unit, group.fine), epochs * longer)] if longer else []
+        block = _one_of if few == 1 else _at_most_one_of  # attacks on several blocks are others
+        blocks = [(block(size, unit, group.fine), epochs * (few - longer))]
+        blocks += [(block(size + 1, unit, group.fine), epochs * longer)] if longer else []
         back = [(rnd.reverse(), count) for rnd, count in blocks]
         uppers = {"remove": [*blocks, *always], "add": [*back, *always]}
     theorem = "one round of many at random: an average of likelihood ratios (docs/proofs.md, theorem 5)"
@@ -532,13 +533,29 @@ def _attacks(times: int, steps: int, unit: float, epochs: int, always: Rounds) -
     return attacks | {f"add, {name}": [(first.reverse(), epochs), *always]}
 
 
-def _one_of(count: int, unit: float, fine: float = FINE) -> Round:
+def _one_of(count: int, unit: float, fine: float) -> Round:
     """One round of ``count`` shifted; where factors leave the range of doubles, the attacker is told which."""
     if count == 1:
         return Round(Pair.gaussian(unit))
     if unit > LARGEST_SHIFT:
         return Round(Pair.gaussian(unit), largest_sum(count, unit, 0.0))
     return Round(*one_of(count, unit, fine))
+
+
+def _at_most_one_of(count: int, unit: float, fine: float) -> Round:
+    """The same from above alone."""
+    if count == 1 or unit > LARGEST_SHIFT:
+        return Round(Pair.gaussian(unit))
+    return Round(at_most_one_of(count, unit, fine))
+
+
+def _seen_of_one(count: int, unit: float) -> Round:
+    """The same from below alone, on a rough grid."""
+    if count == 1:
+        return Round(Pair.gaussian(unit))
+    if unit > LARGEST_SHIFT:
+        return Round(largest_sum(count, unit, 0.0))
+    return Round(at_least_one_of(count, unit, _ROUGH))
 
 
 @price.register

@@ -56,10 +56,6 @@ class Round:
         """Whether closed forms apply."""
         return self.pair.is_gaussian and self.dominated is None
 
-    def attack(self) -> Round:
-        """What an attack achieves, alone."""
-        return Round(self.dominated or self.pair)
-
     def reverse(self) -> Round:
         """The other direction."""
         return Round(self.pair.reverse(), self.dominated and self.dominated.reverse(), self.symmetric)
