@@ -1,7 +1,10 @@
-"""Curves fall and noise helps, at both ends of the doubles; and an answer depends on its question alone."""
+"""Curves fall and noise helps, at both ends of the doubles; and an answer depends on its question alone.
+
+Lower bounds of the larger quantity never exceed upper bounds of the smaller, as both are proved. Upper bounds alone are
+computed on grids of their own and need not be ordered more closely than brackets are narrow.
+"""
 
 import itertools
-import math
 
 import mpmath
 import pytest
@@ -24,10 +27,18 @@ RUNS = [  # rate, steps, noise, group
     (0.9, 1000, 1e-100, 1),
     (0.1, 1000, 1e-6, 5),
     (1e-3, 10**6, 1e12, 2),
+    (1e-7, 10, 0.3, 5),
+    (1e-7, 1000, 0.3, 1),
+    (1e-7, 10**6, 1.0, 5),
+    (1e-12, 10**7, 0.3, 1),
+    (1e-3, 10, 0.02, 2),
+    (0.1, 10, 0.02, 5),
+    (0.1, 10**6, 1.0, 5),
+    (0.9, 10**6, 10.0, 2),
 ]
+WIDTH = 1.0011  # of a bracket, as a ratio: what a printed bound may rise by where the truth stays
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS, ids=str)
 def test_delta_falls_in_epsilon_and_epsilon_in_delta(run):
     rate, steps, noise, group = run
@@ -35,24 +46,30 @@ def test_delta_falls_in_epsilon_and_epsilon_in_delta(run):
     deltas = [guarantee.delta(epsilon) for epsilon in EPSILONS]
     for earlier, later in itertools.pairwise(deltas):
         assert 0.0 <= later.lower <= earlier.upper <= 1.0
-        assert later.upper <= earlier.upper * 1.002 + 1e-300
+        assert later.upper <= earlier.upper * WIDTH
     epsilons = [guarantee.epsilon(delta) for delta in DELTAS]
     for earlier, later in itertools.pairwise(epsilons):
         assert 0.0 <= later.lower <= earlier.upper
-        assert math.isinf(earlier.upper) or later.upper <= earlier.upper * 1.03 + 1e-9
+        assert later.upper <= earlier.upper * WIDTH
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("rate", "steps"), [(0.001, 100), (0.1, 100), (0.1, 10**5), (1.0, 10)])
-def test_noise_helps_and_rates_rounds_and_groups_hurt(rate, steps):
+@pytest.mark.parametrize(
+    ("rate", "steps"), [(1e-7, 10), (1e-7, 10**6), (0.001, 100), (0.1, 100), (0.1, 10**5), (1.0, 10)]
+)
+@pytest.mark.parametrize("delta", [1e-300, 1e-20, 1e-5])
+def test_noise_helps_and_rates_rounds_and_groups_hurt(rate, steps, delta):
     def cost(noise=1.0, times=1, group=1, less=1.0):
-        return Mechanism(Poisson(rate * less, steps * times), noise).guarantee(group=group).epsilon(1e-5)
+        return Mechanism(Poisson(rate * less, steps * times), noise).guarantee(group=group).epsilon(delta)
 
-    noises = [cost(noise) for noise in (5e-324, 1e-200, 1e-5, 0.009, 0.3, 1.0, 10.0, 1e9, 1e11, 1e308)]
-    assert all(later.lower <= earlier.upper for earlier, later in itertools.pairwise(noises))
-    assert cost().lower <= cost(times=2).upper
-    assert cost().lower <= cost(group=2).upper
-    assert cost(less=0.5).lower <= cost().upper
+    def rises(*costs):
+        for smaller, larger in itertools.pairwise(costs):
+            assert 0.0 <= smaller.lower <= larger.upper
+            assert smaller.upper <= larger.upper * WIDTH + 1e-9
+
+    rises(*(cost(noise) for noise in (1e308, 1e11, 1e9, 10.0, 1.0, 0.3, 0.009, 1e-5, 1e-200, 5e-324)))
+    once = cost()
+    rises(cost(less=0.5), once, cost(times=2))
+    rises(once, cost(group=2), cost(group=5))
 
 
 @pytest.mark.parametrize(

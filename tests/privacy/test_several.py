@@ -128,19 +128,29 @@ def test_every_round_joined_is_a_gaussian_mechanism_and_the_attack_stays_below_i
         assert table.delta(epsilon)[0] >= 0.8 * gaussian_delta(0.2 * math.sqrt(48.0), epsilon)
 
 
-@pytest.mark.parametrize("shift", [1e-6, 9.0, 40.0, 1000.0, 1e6])
+@pytest.mark.parametrize("shift", [1e-6, 9.0, 40.0, 100.0, 1000.0, 1e6])
 @pytest.mark.parametrize(("times", "count"), [(2, 3), (5, 100)])
 def test_extreme_noise_gives_a_table_in_no_time(times, count, shift):
     for lean in (1.0, 0.5):
         table = some_of(times, count, shift, lean)
         assert isinstance(table, Table)
         assert len(table.p) >= 1
-        assert table.log_p.max() > -math.inf
-        assert table.p.sum() <= 1.0 + 1e-4
+        assert 0.999 < table.p.sum() <= 1.0 + 1e-4
+        assert 0.999 < table.q.sum() <= 1.0 + 1e-4
         low, high = table.delta(1.0)
         assert 0.0 <= low <= high <= 1.0
     bracket = Mechanism(RandomAllocation(times, count), 1.0 / shift).guarantee().epsilon(1e-6)
-    assert 0.0 <= bracket.lower <= bracket.upper < math.inf
+    assert 0.95 * bracket.upper <= bracket.lower <= bracket.upper < math.inf
+
+
+@pytest.mark.parametrize(("times", "count", "shift"), [(2, 3, 1000.0), (5, 100, 1000.0), (5, 100, 100.0)])
+def test_shifts_far_apart_show_how_often_the_record_was_there(times, count, shift):
+    """The loss is k u^2 / 2 less the log of the number of sets, and a normal of variance k u^2; nearly."""
+    known = times * shift**2 / 2.0 - math.log(math.comb(count, times))
+    for quantile in (-1.0, 0.0, 1.0):
+        epsilon = known + quantile * math.sqrt(times) * shift
+        seen = some_of(times, count, shift, 1.0).delta(epsilon)[0]
+        assert special.ndtr(-quantile) - 0.06 <= seen <= special.ndtr(-quantile) + 1e-3
 
 
 def test_more_of_the_rounds_show_more():

@@ -10,7 +10,7 @@ from verax.privacy.composition import Round
 from verax.privacy.curve import Curve
 from verax.privacy.directions import Rounds
 from verax.privacy.largest import largest_sum
-from verax.privacy.one_round import one_round_of
+from verax.privacy.one_round import at_most_one_round_of, one_round_of
 from verax.privacy.pairs import Pair
 from verax.privacy.pricing import Analysis, Group, one_record_only, presence_shift
 from verax.privacy.several import some_of
@@ -19,7 +19,7 @@ from verax.privacy.subsets import Subset
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
 _MORE_LEANS = (0.7, 0.25, 0.12)  # and where one round's noise is low
 _LOW_NOISE = 1.2  # in shifts
-_SHARPEST, _SHARPEST_ONE = 60.0, 1e3  # shifts beyond which rounds' scores, or the largest, are too far apart
+_SHARPEST = 1e3  # shift beyond which rounds' scores are too far apart
 
 
 def rounds_at_random(mechanism: Mechanism, group: Group, times: int, steps: int, epochs: int) -> Analysis:
@@ -33,8 +33,9 @@ def rounds_at_random(mechanism: Mechanism, group: Group, times: int, steps: int,
     uppers = {"remove": always, "add": always}
     if few > 0:
         size, longer = divmod(steps, few)
-        blocks = [(one_round_of(size, unit, group.fine), epochs * (few - longer))]
-        blocks += [(one_round_of(size + 1, unit, group.fine), epochs * longer)] if longer else []
+        block = one_round_of if few == 1 else at_most_one_round_of  # attacks on several blocks are others
+        blocks = [(block(size, unit, group.fine), epochs * (few - longer))]
+        blocks += [(block(size + 1, unit, group.fine), epochs * longer)] if longer else []
         back = [(rnd.reverse(), count) for rnd, count in blocks]
         uppers = {"remove": [*blocks, *always], "add": [*back, *always]}
     theorem = "one round of many at random: an average of likelihood ratios (docs/proofs.md, theorem 5)"
@@ -66,7 +67,7 @@ def rounds_at_random(mechanism: Mechanism, group: Group, times: int, steps: int,
 def _attacks(times: int, steps: int, unit: float, epochs: int, always: Rounds) -> dict[str, Rounds]:
     """The largest score of a round or the sum of all; the sum of all outputs where scores are too far apart."""
     few = min(times, steps - times)
-    if unit > (_SHARPEST if few > 1 else _SHARPEST_ONE):
+    if unit > _SHARPEST:
         added_up: Rounds = [(Round(Pair.gaussian(unit * times / math.sqrt(steps))), epochs)]
         return {"remove": added_up, "add": added_up}
     leans = _LEANS + (_MORE_LEANS if unit > _LOW_NOISE else ())

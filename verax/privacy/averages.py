@@ -66,13 +66,19 @@ def one_of(count: int, shift: float, fine: float = FINE) -> tuple[Table, Table]:
     >>> lower.delta(0.5)[0] <= upper.delta(0.5)[1] <= 1.01 * lower.delta(0.5)[0]
     True
     """
-    return at_most_one_of(count, shift, fine), _average(count, shift, fine, spread=False).table(spread=False)
+    return at_most_one_of(count, shift, fine), at_least_one_of(count, shift, fine)
 
 
 @lru_cache(maxsize=64)
 def at_most_one_of(count: int, shift: float, fine: float = FINE) -> Table:
     """The first of these tables alone."""
     return _average(count, shift, fine, spread=True).table(spread=True)
+
+
+@lru_cache(maxsize=512)
+def at_least_one_of(count: int, shift: float, fine: float = FINE) -> Table:
+    """The second of them alone."""
+    return _average(count, shift, fine, spread=False).table(spread=False)
 
 
 def _average(count: int, shift: float, fine: float, spread: bool) -> Law:

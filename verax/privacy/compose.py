@@ -249,16 +249,16 @@ class Convolved:
     spread: float
 
 
-def convolve(rounds: Sequence[tuple[Discrete, int]], tilt: float, alias: float) -> Convolved:
-    """The tilted law of the sum of ``count`` independent losses of each kind."""
+def convolve(rounds: Sequence[tuple[Discrete, int]], tilt: float, alias: float, most: int = MAX_POINTS) -> Convolved:
+    """The tilted law of the sum of ``count`` independent losses of each kind, on at most ``most`` points."""
     step = rounds[0][0].step
     parts = [(_tilt(discrete, tilt), count) for discrete, count in rounds]
     window = _window(parts, step, math.log(alias))
     if not math.isfinite(window.high - window.low):
         raise FloatingPointError("the tilted law has no moments to bound its tails by")
     points = fft.next_fast_len(int((window.high - window.low) / step) + 3, real=True)
-    if points > MAX_POINTS:
-        raise MemoryError(f"a window of {points} points is more than {MAX_POINTS}; ask for a larger rtol")
+    if points > most:
+        raise MemoryError(f"a window of {points} points is more than {most}; ask for a larger rtol")
     first = math.floor(window.low / step) - 1
     spectrum = _Spectrum(points)
     for part, count in sorted(
@@ -288,12 +288,18 @@ def infinite_mass(rounds: Sequence[tuple[Discrete, int]]) -> float:
     return math.exp(total) * -math.expm1(math.fsum(kept)) if total < 700.0 else math.inf
 
 
-def compose(rounds: Sequence[tuple[Discrete, int]], tilt: float, sign: int, alias: float = 1e-15) -> Composed:
+def compose(
+    rounds: Sequence[tuple[Discrete, int]],
+    tilt: float,
+    sign: int,
+    alias: float = 1e-15,
+    most: int = MAX_POINTS,
+) -> Composed:
     """Compose ``count`` rounds of each law. ``sign`` says whether they are upper (+1) or lower (-1) discretisations.
 
-    ``alias`` is the tilted mass that may lie outside the window, on either side.
+    ``alias`` is the tilted mass that may lie outside the window, on either side; ``most`` its largest size.
     """
-    sums = convolve(rounds, tilt, alias)
+    sums = convolve(rounds, tilt, alias, most)
     step, points = sums.step, len(sums.law)
     infinite = infinite_mass(rounds)
     reach = points if tilt * step * points <= 45.0 else int(45.0 / (tilt * step)) + 2

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from verax.privacy import closed_form, loss
 from verax.privacy.chernoff import Chernoff, OneRound
-from verax.privacy.compose import Composed, compose, infinite_mass
+from verax.privacy.compose import MAX_POINTS, Composed, compose, infinite_mass
 from verax.privacy.pairs import Pair
 from verax.privacy.revealed import Revealed
 from verax.privacy.roots import crossing
@@ -23,10 +23,12 @@ _ATTEMPTS = 10
 _SMALL = 0.03  # of the loss's standard deviation: an epsilon below that is small
 _SHARE = 0.65  # of the width allowed, what the grid is planned to use
 _ALIAS, _ALIAS_IRREGULAR = 1e-12, 1e-16  # mass outside the window; less where what counts is far from the bulk
+_HALF = 0.5  # a delta that round-off hardly touches
 _LARGE = 1e-9  # a delta that needs no tilt, which rare large losses would be blown up by
 _COARSE = 0.1  # width in log delta of a first look
 _CACHED_POINTS = 2**24  # of all PLDs that a composition keeps
 _NOTHING, _LEAST = -800.0, 1e-300  # a log delta below all doubles, and the least delta that is told
+_USUAL_POINTS, _USUAL_ACCURACY = 2**21, 1e-3  # of a window, and up to which accuracy that is enough
 _MANY_POINTS = 2**20  # with which bounds far apart will not meet
 _CLOSE = 1.1  # bounds that a convolution leaves this close together are left alone
 _LOOSE = 0.9  # a delta from above that may be no more than what rounding leaves
@@ -53,10 +55,6 @@ class Round:
     def is_gaussian(self) -> bool:
         """Whether closed forms apply."""
         return self.pair.is_gaussian and self.dominated is None
-
-    def attack(self) -> Round:
-        """What an attack achieves, alone."""
-        return Round(self.dominated or self.pair)
 
     def reverse(self) -> Round:
         """The other direction."""
@@ -137,14 +135,16 @@ class Composition:
             if math.isinf(upper):
                 tilt = sketch.tilt_for_delta(delta)
                 if not sketch.is_regular(tilt):
-                    return _Plan(sketch, 0.0 if delta > _LARGE else tilt, _COARSE, 0.0, coarse=True)
+                    tilt = 0.0 if delta > _LARGE else tilt
+                    return _Plan(sketch, tilt, _COARSE, 0.0, _most_points(rtol), coarse=True)
                 upper = sketch.cumulants(tilt)[1]
             else:
                 tilt = sketch.tilt_for_epsilon(upper)
                 tilt = 0.0 if delta > _LARGE and not sketch.is_regular(tilt) else tilt
             spread = max(math.sqrt(sketch.cumulants(tilt)[2]), 1e-12)
             floor = rtol * _SMALL * spread
-            return _Plan(sketch, tilt, max(tilt, 0.5 / spread) * max(rtol * upper, floor), floor)
+            width = max(tilt, 0.5 / spread) * max(rtol * upper, floor)
+            return _Plan(sketch, tilt, width, floor, _most_points(rtol))
 
         def allowed(plan: _Plan, upper: float) -> float:
             return max(rtol * upper, plan.floor)
@@ -157,6 +157,9 @@ class Composition:
             spacings = self._spacings(math.log(delta))
             lower = max(lower, self._one_round(spacings).epsilon(delta) if LOWER in sides else 0.0)
             upper = min(upper, self._chernoff(spacings).epsilon(delta))
+        if delta > _HALF and upper > max(enough, lower * (1.0 + rtol)):
+            # round-off of many rounds hides how far delta is from 1; but epsilon falls in delta
+            upper = min(upper, self.epsilon(_HALF, rtol, (UPPER,), enough)[1])
         return lower, min(upper, most)
 
     def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
@@ -177,9 +180,8 @@ class Composition:
         def plan(lower: float, upper: float) -> _Plan:
             sketch = self._sketches.at(math.log(lower) if lower > 0.0 else log_delta - 5.0, rtol)
             tilt = sketch.tilt_for_epsilon(epsilon)
-            return _Plan(
-                sketch, 0.0 if log_delta > math.log(_LARGE) and not sketch.is_regular(tilt) else tilt, rtol, 0.0
-            )
+            tilt = 0.0 if log_delta > math.log(_LARGE) and not sketch.is_regular(tilt) else tilt
+            return _Plan(sketch, tilt, rtol, 0.0, _most_points(rtol))
 
         def allowed(plan: _Plan, upper: float) -> float:
             return rtol * upper
@@ -278,7 +280,7 @@ class Composition:
         return lower, upper, upper <= _CLOSE * lower
 
     def _compose(self, side: int, plan: _Plan, width: float) -> Composed:
-        key = (side, *plan.sketch.made_for, plan.tilt, width)
+        key = (side, *plan.sketch.made_for, plan.tilt, width, plan.most)
         return self._cache.get(key, lambda: self._composed(side, plan, width))
 
     def _composed(self, side: int, plan: _Plan, width: float) -> Composed:
@@ -286,7 +288,8 @@ class Composition:
         spacings = plan.sketch.spacings(tilt, width)
         pairs = zip(self.rounds, spacings, strict=True)
         laws = [(_discretise(rnd, side, spacing), count) for (rnd, count), spacing in pairs]
-        return compose(laws, tilt, side, _ALIAS if tilt == 0.0 or plan.sketch.is_regular(tilt) else _ALIAS_IRREGULAR)
+        alias = _ALIAS if tilt == 0.0 or plan.sketch.is_regular(tilt) else _ALIAS_IRREGULAR
+        return compose(laws, tilt, side, alias, plan.most)
 
 
 def _reusable(laws: Sequence[Composed], plan: _Plan) -> bool:
@@ -301,15 +304,21 @@ def _reusable(laws: Sequence[Composed], plan: _Plan) -> bool:
 class _Plan:
     """Where to tilt, and how far apart in log delta the sides may be, by a sketch for deltas of the right size.
 
-    ``floor`` is a distance in the quantity asked for that always does. A ``coarse`` plan only finds out where the
-    answer lies.
+    ``floor`` is a distance in the quantity asked for that always does, ``most`` the number of points that it may
+    take. A ``coarse`` plan only finds out where the answer lies.
     """
 
     sketch: Sketch
     tilt: float
     width: float
     floor: float
+    most: int
     coarse: bool = False
+
+
+def _most_points(rtol: float) -> int:
+    """Points worth a try: in a second or two for an answer to three digits, more only for more digits."""
+    return _USUAL_POINTS if rtol >= _USUAL_ACCURACY else MAX_POINTS
 
 
 def _discretise(rnd: Round, side: int, spacing: loss.Spacing) -> loss.Discrete:

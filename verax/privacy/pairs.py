@@ -358,16 +358,22 @@ class Pair:
         place = np.clip(np.searchsorted(values, target), 1, len(table) - 1)
         below, above = table[place - 1], table[place]
         x = np.clip(np.interp(target, values, table), below, above)
+        left = np.arange(len(x))  # those still on their way
         for _ in range(100):
-            miss = self.loss(x) - target
-            below, above = np.where(miss < 0.0, x, below), np.where(miss > 0.0, x, above)
+            at, goal = x[left], target[left]
+            miss = self.loss(at) - goal
+            below[left] = np.where(miss < 0.0, at, below[left])
+            above[left] = np.where(miss > 0.0, at, above[left])
+            unsettled = np.abs(miss) > 8.0 * UNIT * (1.0 + np.abs(goal))
+            left, at, miss = left[unsettled], at[unsettled], miss[unsettled]
+            if not left.size:
+                break
+            low_end, high_end = below[left], above[left]
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                step = x - miss / self.slope(x)
-            fresh = np.where((step > below) & (step < above), step, (below + above) / 2.0)
-            moved = np.abs(fresh - x) > 4e-16 * (1.0 + np.abs(x))
-            unsettled = np.abs(miss) > 8.0 * UNIT * (1.0 + np.abs(target))
-            x = np.where(unsettled, fresh, x)
-            if not (moved & unsettled).any():
+                step = at - miss / self.slope(at)
+            x[left] = np.where((step > low_end) & (step < high_end), step, (low_end + high_end) / 2.0)
+            left = left[np.abs(x[left] - at) > 4e-16 * (1.0 + np.abs(at))]
+            if not left.size:
                 break
         x = np.where(loss <= self.infimum, -np.inf, x)
         return np.where(loss >= self.supremum, np.inf, x)
@@ -424,6 +430,8 @@ class Pair:
             ratios[shifts[:, 0] == 0.0] = 0.0
             sides.append(mixture.log_average(ratios, near))
             share = np.exp(log_weights + ratios - sides[-1])  # of the cell's mass, each component's
-            error += (share * (mass_error + UNIT * (_SPECIAL_ULPS + 2.0 * np.abs(ratios)))).sum(axis=0) + mixture.error
+            there = np.isfinite(ratios)  # a component without any mass in the cell has no share of the error either
+            off = mass_error + UNIT * (_SPECIAL_ULPS + 2.0 * np.abs(ratios, out=np.zeros_like(ratios), where=there))
+            error += np.multiply(share, off, out=np.zeros_like(share), where=there).sum(axis=0) + mixture.error
         loss = sides[0] - sides[1]
         return Cells(base + sides[0], loss, error + UNIT * (4.0 * np.abs(loss) + 4.0))

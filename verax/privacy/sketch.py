@@ -17,6 +17,7 @@ from verax.privacy.tables import Table
 
 _TAIL = 1e-4  # share of delta that cut-off tails may cost, at most
 _LARGEST_TILT = 1e4  # in units of 1/spread; beyond this nothing is gained: epsilon is at the end of the loss's range
+_NODES, _FEWEST_NODES = 2**16, 500  # of all kinds of rounds together, and of one of very many kinds
 _BLUR = 4.0  # sketches are shared between values of log delta this close
 
 
@@ -36,7 +37,8 @@ class Sketch:
         log_cut = log_delta + self._log_tail - self._log_rounds - _log_total(rounds)
         far = math.sqrt(-2.0 * log_cut) + 1.0
         left = -math.sqrt(2.0 * (self._log_rounds + 25.0))
-        nodes = [pair.nodes(left, far) for pair in pairs]
+        most = max(_NODES // len(pairs), _FEWEST_NODES)
+        nodes = [_thinned(*pair.nodes(left, far), most) for pair in pairs]
         size = max(len(loss) for loss, _ in nodes)
         self.loss = np.stack([np.pad(loss, (0, size - len(loss)), mode="edge") for loss, _ in nodes])
         self._log_mass = np.stack([np.pad(m, (0, size - len(m)), constant_values=-np.inf) for _, m in nodes])
@@ -139,6 +141,16 @@ class Sketch:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if cost(middle) < width else (low, middle)
         return low
+
+
+def _thinned(loss: Array, log_mass: Array, most: int) -> tuple[Array, Array]:
+    """At most so many nodes: neighbours put together at the largest of their losses."""
+    if len(loss) <= most:
+        return loss, log_mass
+    every = -(-len(loss) // most)
+    starts = np.arange(0, len(loss), every)
+    ends = np.append(starts[1:], len(loss)) - 1
+    return loss[ends], np.logaddexp.reduceat(log_mass, starts)
 
 
 def _log_total(rounds: Sequence[tuple[Losses, int]]) -> float:

@@ -11,7 +11,7 @@ from verax.privacy.directions import Rounds, each_way
 from verax.privacy.largest import largest_sum
 from verax.privacy.lattice import Law
 from verax.privacy.moves import Moves, seen
-from verax.privacy.one_round import one_round_of
+from verax.privacy.one_round import at_least_one_round_of
 from verax.privacy.pairs import Array
 from verax.privacy.pricing import (
     Analysis,
@@ -96,12 +96,12 @@ def shuffled(
     if isinstance(mechanism.clipping, Individual) and mechanism.relation == "zero-out":
         seen = {
             "opposed": Round(largest_sum(hidden, 2.0 * scale, scale)),
-            "silent": one_round_of(hidden, scale, _ROUGH),
+            "silent": at_least_one_round_of(hidden, scale, _ROUGH),
         }
     else:  # the others make up for the record's absence: all sums alike without it
-        seen = {"opposed": one_round_of(hidden, 2.0 * scale, _ROUGH)}
+        seen = {"opposed": at_least_one_round_of(hidden, 2.0 * scale, _ROUGH)}
     return Analysis(
-        fixed.uppers, each_way({name: rnd.attack() for name, rnd in seen.items()}, count),
+        fixed.uppers, each_way(seen, count),
         f"shuffling cannot hurt: {fixed.upper_by}",
         f"{why} ('how private is DP-SGD', section 4)", 1.0,
     )  # fmt: skip
