@@ -49,7 +49,7 @@ def shell(text, folder):
         if line.startswith("verax "):
             program = "import sys; from verax.cli import main; sys.argv[0] = 'verax'; main()"
             command = [sys.executable, "-c", program, *line.partition("#")[0].split()[1:]]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
             assert done.returncode == 0, f"{line}: {done.stderr}"
             ran += 1
     return ran

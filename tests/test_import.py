@@ -18,7 +18,7 @@ def loaded() -> set[str]:
         "verax.Mechanism(verax.Poisson(0.01, 100), 1.0).guarantee().epsilon(1e-5)\n"
         "print('\\n'.join(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     assert done.stderr == ""
     return set(done.stdout.split())
 

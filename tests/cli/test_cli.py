@@ -1,10 +1,8 @@
 """The command line as a user meets it: through its entry point, in a fresh process where exit codes matter."""
 
 import json
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from typer.testing import CliRunner
@@ -116,25 +114,35 @@ def test_a_progress_bar_appears_only_after_a_second(monkeypatch):
     started = []
     monkeypatch.setattr(common.Progress, "start", lambda self: started.append(self))
 
-    class Soon(common.threading.Timer):
+    class Timer:
+        """One whose second passes when the test says so."""
+
         def __init__(self, seconds, function):
             assert seconds == 1.0
-            super().__init__(0.0, function)
+            self.rings = function
+            timers.append(self)
 
+        def start(self):
+            self.going = True
+
+        def cancel(self):
+            self.going = False
+
+        def join(self):
+            assert not self.going
+
+    timers = []
+    monkeypatch.setattr(common.threading, "Timer", Timer)
     with common.patience("not a terminal"):
-        pass
-    assert not started
+        assert not timers
     monkeypatch.setattr(common.Console, "is_terminal", True)
     with common.patience("quick"):
-        pass
+        assert timers[0].going
+    assert not timers[0].going
     assert not started
-    monkeypatch.setattr(common.threading, "Timer", Soon)
     with common.patience("slow"):
-        for _ in range(200):
-            if started:
-                break
-            common.threading.Event().wait(0.01)
-    assert started
+        timers[1].rings()
+    assert len(started) == 1
 
 
 @pytest.mark.parametrize(
@@ -177,18 +185,19 @@ def test_a_missing_or_misplaced_option_is_named(options, complaint):
     "account -z 0.5 --sampler balls-in-bins --batches 300000 --epochs 7 --delta 1e-5",
 ])  # fmt: skip
 def test_ctrl_c_is_one_line_and_exit_code_130(command):
-    code = "from verax.cli import main; print('ready', flush=True); main()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *command.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout.readline() == "ready\n"
-            time.sleep(0.4)
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert (process.returncode, out, err) == (130, "", "verax: interrupted\n")
+    """It comes in the midst of the work, when the command first asks for a price."""
+    code = (
+        "import os, signal\n"
+        "from verax.cli import main\n"
+        "from verax.mechanism import Mechanism\n"
+        "def guarantee(*_, **__): os.kill(os.getpid(), signal.SIGINT)\n"
+        "Mechanism.guarantee = guarantee\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command.split()], capture_output=True, text=True, check=False, timeout=600
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "verax: interrupted\n")
 
 
 def test_help_is_plain_text():
@@ -215,5 +224,5 @@ def test_an_interrupt_while_the_commands_load_is_one_line_too():
     code = "import builtins, sys, signal, os; found = builtins.__import__\n"
     code += "def slow(name, *rest):\n    if name == 'verax.cli': os.kill(os.getpid(), signal.SIGINT)\n"
     code += "    return found(name, *rest)\nfrom verax.__main__ import main; builtins.__import__ = slow; main()"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "verax: interrupted\n")

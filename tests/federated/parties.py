@@ -49,8 +49,8 @@ def world(change):
     )
 
 
-def server(folder, port, plan, seed=None, again=False, asynchronous=False, **waiting):
-    """Serve, and leave the weights in a file."""
+def server(folder, port, plan, seed=None, again=False, asynchronous=False, dies_at=None, **waiting):
+    """Serve, and leave the weights in a file; or die after a round of this number, or of a later one."""
     import numpy as np
 
     from verax.federated import AsyncServer, Diminishing, Server, weights_of
@@ -71,9 +71,15 @@ def server(folder, port, plan, seed=None, again=False, asynchronous=False, **wai
         head = Server.restart(here.plan, here.sgd, insecure_seed=seed, **files)
     else:
         head = Server(here.plan, first, here.sgd, insecure_seed=seed, **files)
+
+    def after(found):
+        print(f"round {found.round}", flush=True)
+        if dies_at is not None and found.round >= dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     app = server_app(
         head, keys, Waiting(**{"gather": 600.0, "answers": 600.0, "farewell": 600.0, **waiting}),
-        lambda found: print(f"round {found.round}", flush=True),
+        after,
     )  # fmt: skip
     serve(
         app, keys, f"{folder}/server.pem", f"{folder}/server.key", port=port,
@@ -83,8 +89,8 @@ def server(folder, port, plan, seed=None, again=False, asynchronous=False, **wai
     print(f"refused {json.dumps(dict(head.refused))}")
 
 
-def client(folder, port, plan, number, seed=None, asynchronous=False, pace=0.05):
-    """Join, with a ledger of its own."""
+def client(folder, port, plan, number, seed=None, asynchronous=False, pace=0.05, dies_at=None):
+    """Join, with a ledger of its own; or die when it is asked for this round."""
     from verax.federated import AsyncClient, Diminishing
     from verax.federated.asynchronous import Behind
     from verax.federated.flower import client_app
@@ -94,6 +100,14 @@ def client(folder, port, plan, number, seed=None, asynchronous=False, pace=0.05)
     path = f"{folder}/{number}.ledger"
     book = Ledger.open(path) if os.path.exists(path) else path
     me = world(plan).client(number, seed, ledger=book)
+    answer = me.answer
+
+    def dying(model):
+        if model.round == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer(model)
+
+    me.answer = dying
     hand = AsyncClient(me, Diminishing(0.1, 0.1), Behind(0)) if asynchronous else None
     app = client_app(me, hand, lambda model: print(f"last model {model.round}", flush=True))
     join(app, f"{folder}/{number}.key", f"{folder}/ca.pem", f"127.0.0.1:{port}", pace, poll=0.1, patience=180.0)

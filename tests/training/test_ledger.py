@@ -252,11 +252,11 @@ def test_a_torn_line_elsewhere_is_damage(path, contents):
 
 
 HOLD = """
-import sys, time
+import signal, sys
 from verax.training import Ledger
 book = Ledger.open(sys.argv[1])
 print("open", flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 
@@ -291,7 +291,7 @@ def test_a_forgotten_ledger_is_let_go(path):
 
 
 FORK = """
-import os, sys, time
+import os, signal, sys
 from verax.training import Ledger
 book = Ledger.open(sys.argv[1])
 child = os.fork()
@@ -300,9 +300,9 @@ if child == 0:
         book.release(book.released, clip_norm=1.0, noise_multiplier=1.5)
     except ValueError as error:
         os.write(1, f"{error}\\n".encode())  # both write to one pipe, so each line is one write
-    time.sleep(60)
+    signal.pause()
 os.write(1, f"{child}\\n".encode())
-time.sleep(60)
+signal.pause()
 """
 
 

@@ -201,7 +201,7 @@ def test_reading_a_ledger_needs_no_torch(path, written):
         "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False, timeout=600
     )
     assert done.stderr == ""
     assert done.returncode == 0

@@ -449,7 +449,7 @@ def test_a_program_that_is_killed_again_and_again_gets_to_its_end(tmp_path):
         if attempt < 2:
             time.sleep(0.1 + 0.2 * attempt)
             process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
     book = ledger.read(tmp_path / "run.ledger")
     assert book.complete
     assert book.released == 300

@@ -33,7 +33,7 @@ def running(settings):
     server = web_server(create_app(settings), settings, log_level="critical")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not server.started and thread.is_alive() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert server.started
@@ -41,7 +41,7 @@ def running(settings):
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(600)
         assert not thread.is_alive()
 
 
@@ -105,7 +105,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(folder):
-    with running(Settings(runs=folder, seconds=10.0, stream_seconds=30.0, upload=100_000)) as address:
+    with running(Settings(runs=folder, seconds=600.0, stream_seconds=1800.0, upload=100_000)) as address:
         yield address
 
 
@@ -118,5 +118,5 @@ def open_server(folder):
 
 @pytest.fixture(scope="session")
 def client(server):
-    with httpx.Client(base_url=server, timeout=60.0) as one:
+    with httpx.Client(base_url=server, timeout=600.0) as one:
         yield one

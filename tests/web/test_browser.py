@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -237,7 +236,7 @@ def test_a_plan_copies_code_that_runs(page, server, tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "plan.py").write_text(code)
     done = subprocess.run(
-        [sys.executable, "plan.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "plan.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     run = read(tmp_path / "run.ledger")
@@ -245,7 +244,7 @@ def test_a_plan_copies_code_that_runs(page, server, tmp_path):
     assert run.guarantee().epsilon(1e-5).upper <= 3.0
     program = "from verax.cli import main; main()"
     told = subprocess.run(
-        [sys.executable, "-c", program, *command[1:], "--json"], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", program, *command[1:], "--json"], capture_output=True, text=True, timeout=600, check=True
     )
     assert json.loads(told.stdout)["epsilon"][0]["upper"] <= 3.0
 
@@ -292,10 +291,9 @@ def test_a_live_run_is_followed(page, server, folder):
     go = threading.Event()
 
     def train():
-        go.wait(30)
+        go.wait()
         for number in range(6):
             book.release(number, clip_norm=1.0, noise_multiplier=1.2)
-            time.sleep(0.05)
         book.finish()
         book.close()
 
@@ -311,7 +309,7 @@ def test_a_live_run_is_followed(page, server, folder):
         expect(page.locator("#problem")).to_be_hidden()
     finally:
         go.set()
-        thread.join(30)
+        thread.join()
         path.unlink()
 
 

@@ -34,7 +34,7 @@ class Stillborn:
         return self.context.Process(target=target, args=args, daemon=daemon)
 
 
-async def asked(pool, task=QUICK, seconds=60.0):
+async def asked(pool, task=QUICK, seconds=600.0):
     parts = []
 
     async def keep(part):
@@ -50,7 +50,7 @@ def during(what, workers=2, stillborn=0):
     async def whole():
         pool = Pool(workers, MEMORY)
         pool._context = Stillborn(pool._context, stillborn)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(1800):
             await pool.start()
             try:
                 await what(pool)

@@ -183,8 +183,8 @@ def at_most(part: Bracket, whole: Bracket) -> Bracket:
 
     Each is computed on its own, to an accuracy of its own, so that the part's bound may lie above.
 
-    >>> at_most(Bracket(1.9, 2.02), Bracket(1.98, 2.01))
-    Bracket(lower=1.9000, upper=2.0100)
+    >>> at_most(Bracket(1.5, 2.25), Bracket(1.75, 2.0))
+    Bracket(lower=1.5000, upper=2.0000)
     """
     if part.upper <= whole.upper:
         return part

@@ -179,8 +179,8 @@ def _points(run: Run, delta: float, group: int, declared: Bracket) -> list[Part]
     From the last to the first, so that fewer rounds never seem to cost more.
     """
     counts = {1, *(math.ceil(run.declared * i / _COUNTS) for i in range(1, _COUNTS + 1))}
-    later, found = declared, [{"rounds": run.declared, "epsilon": plain(declared)}]
-    for count in sorted(counts - {run.declared}, reverse=True):
+    later, found = declared, list[Part]()
+    for count in sorted(counts, reverse=True):
         part = replace(run, released=count).guarantee(group, stopping="independent")
         later = at_most(part.epsilon(delta, _RTOL), later)
         found.append({"rounds": count, "epsilon": plain(later)})
