@@ -28,9 +28,10 @@ def targets() -> set[str]:
 
 
 def targets_named_in(path: Path) -> set[str]:
-    """Of a page what it quotes as a command or has in a block; of other files every command."""
-    before = r"(?:`|^ *)" if path.suffix == ".md" else r"\b"
-    return set(re.findall(before + r"make ([a-z-]+)\b", text(path), re.MULTILINE))
+    """Of a page what it quotes as a command or has on a line of its own; elsewhere every command."""
+    quoted = r"`make ([a-z-]+)|^ *make ([a-z-]+)(?: +#|$)"
+    pattern = quoted if path.suffix == ".md" else r"\bmake ([a-z-]+)()"
+    return {one or other for one, other in re.findall(pattern, text(path), re.MULTILINE)}
 
 
 def test_the_version_stands_in_the_package_and_nowhere_else():
