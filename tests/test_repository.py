@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 SPOKEN = [ROOT / name for name in ("CONTRIBUTING.md", "README.md", ".github/pull_request_template.md")]
+LONGEST_ENTRY = 160
+HEADINGS = ("Added", "Changed", "Fixed", "Removed")
 
 
 def text(path: Path) -> str:
@@ -26,9 +28,10 @@ def targets() -> set[str]:
 
 
 def targets_named_in(path: Path) -> set[str]:
-    """Of a page what it quotes as a command or has in a block; of other files every command."""
-    before = r"(?:`|^ *)" if path.suffix == ".md" else r"\b"
-    return set(re.findall(before + r"make ([a-z-]+)\b", text(path), re.MULTILINE))
+    """Of a page what it quotes as a command or has on a line of its own; elsewhere every command."""
+    quoted = r"`make ([a-z-]+)|^ *make ([a-z-]+)(?: +#|$)"
+    pattern = quoted if path.suffix == ".md" else r"\bmake ([a-z-]+)()"
+    return {one or other for one, other in re.findall(pattern, text(path), re.MULTILINE)}
 
 
 def test_the_version_stands_in_the_package_and_nowhere_else():
@@ -38,6 +41,21 @@ def test_the_version_stands_in_the_package_and_nowhere_else():
     for name in ("pyproject.toml", "CITATION.cff", "mkdocs.yml", "README.md", "Makefile"):
         assert f'"{verax.__version__}"' not in text(ROOT / name), name
         assert not re.search(r"^version", text(ROOT / name), re.MULTILINE), name
+
+
+def test_the_newest_version_of_the_changelog_is_the_one_of_the_package():
+    versions = re.findall(r"^## \[(.+?)\]", text(ROOT / "CHANGELOG.md"), re.MULTILINE)
+    assert versions[:2] == ["Unreleased", verax.__version__]
+
+
+def test_an_entry_of_the_changelog_is_one_line():
+    _, _, entries = text(ROOT / "CHANGELOG.md").partition("\n## ")
+    for line in entries.splitlines()[1:]:
+        if line.startswith("#"):
+            assert line.startswith("## [") or line.removeprefix("### ") in HEADINGS, line
+        elif line:
+            assert line.startswith("- "), line
+            assert len(line) <= LONGEST_ENTRY, line
 
 
 @pytest.mark.parametrize("path", [*SPOKEN, *WORKFLOWS, ROOT / ".ci" / "run"], ids=lambda path: path.name)
