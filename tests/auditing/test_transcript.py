@@ -275,6 +275,8 @@ def test_extreme_noise_neither_warns_nor_overflows(sampler, noise):
         (Deterministic(2), {"target": 99}, "target must be a whole number of at least 0 and at most 3, got 99"),
         (Deterministic(2), {"claim": Deterministic(2)}, "claim must be a Mechanism"),
         (Deterministic(2), {"claim": Mechanism(Deterministic(2), 0.0)}, "positive noise_multiplier, got 0"),
+        (Deterministic(2), {"claim": Mechanism(Deterministic(2), 1e-320)}, "noise_multiplier from 1e-100 to 1e\\+100"),
+        (Deterministic(2), {"claim": Mechanism(Deterministic(2), 1e308)}, "noise_multiplier from 1e-100 to 1e\\+100"),
         (Deterministic(2), {"trials": 50}, "trials must be a whole number of at least 100, got 50"),
         (Deterministic(2), {"delta": 0.0}, "delta must lie strictly between 0 and 1"),
         (Deterministic(2), {"confidence": 95}, "confidence must lie strictly between 0 and 1, got 95"),

@@ -139,3 +139,17 @@ def test_words_that_no_command_knows_are_one_line(name, monkeypatch, capsys):
             assert f"{typed} must be given once" in twice
     if any(p.required for p in command.params):
         assert "Missing " in refused(path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["serve", "--runs", ""], "--runs"),  # it was the current folder
+        (["train", "-z", "1", "--ledger", ""], "--ledger"),
+        (["train", "-z", "1", "--data="], "--data"),
+        (["report", "run.ledger", "--head", ""], "--head"),
+        ([*RUN.split(), "--rate", "", "--steps", "9"], "--rate"),
+    ],
+)
+def test_an_empty_word_is_refused(words, option, monkeypatch, capsys):
+    assert refused(words, monkeypatch, capsys) == f"verax: {option} must not be empty\n"

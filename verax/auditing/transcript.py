@@ -30,6 +30,7 @@ Progress = Callable[[int, int], None]
 BLOCK = 2**20  # noisy sums held at a time
 FEWEST = 16  # runs in a block, however long they are: the first block teaches the score
 CHOOSING = 4  # one run in four chooses the attack; the bound comes from the others
+LEAST_NOISE, MOST_NOISE = 1e-100, 1e100  # scores divide by its square
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,11 @@ def audit_sampler(
         raise ValueError(f"claim must be a Mechanism, got {claim!r}")
     if claim.noise_multiplier == 0.0:
         raise ValueError("claim must have a positive noise_multiplier, got 0: without noise there is nothing to audit")
+    if not LEAST_NOISE <= claim.noise_multiplier <= MOST_NOISE:
+        raise ValueError(
+            f"claim must have a noise_multiplier from {LEAST_NOISE:g} to {MOST_NOISE:g}, whose square doubles can "
+            f"hold, got {claim.noise_multiplier!r}"
+        )
     delta = checks.probability("delta", delta)
     miss = 1.0 - checks.probability("confidence", confidence)
     trials = checks.count("trials", trials, minimum=100)

@@ -1,4 +1,4 @@
-"""Commands that take every option at most once: nothing that is typed is ignored."""
+"""Commands that take every option at most once, and no empty words: nothing that is typed is ignored."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import typer
 from typer import core
 
 
-def _refuse_repeats(command: Any, context: typer.Context, words: list[str]) -> None:
-    """Refuse an option that is given twice, of which the last would win without a word."""
-    _, _, order = command.make_parser(context).parse_args(list(words))
+def _refuse_repeated_or_empty(command: Any, context: typer.Context, words: list[str]) -> None:
+    """Refuse an option that is given twice, of which the last would win without a word; and one left empty."""
+    values, _, order = command.make_parser(context).parse_args(list(words))
     for parameter, times in Counter(order).items():
         if times > 1 and isinstance(parameter, core.TyperOption) and not (parameter.multiple or parameter.count):
             raise ValueError(f"{parameter.opts[0]} must be given once, got it {times} times")
+        # an empty path would be the current folder: what a script's unset variable leaves behind
+        value = values.get(parameter.name)
+        if "" in (value if isinstance(value, list) else [value]) and parameter.default != "":
+            raise ValueError(f"{parameter.opts[0]} must not be empty")
 
 
 class Command(core.TyperCommand):
@@ -22,7 +26,7 @@ class Command(core.TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """What the words mean."""
-        _refuse_repeats(self, ctx, args)
+        _refuse_repeated_or_empty(self, ctx, args)
         return super().parse_args(ctx, args)
 
 
@@ -31,5 +35,5 @@ class Group(core.TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """What the words before the inner command mean."""
-        _refuse_repeats(self, ctx, args)
+        _refuse_repeated_or_empty(self, ctx, args)
         return super().parse_args(ctx, args)
