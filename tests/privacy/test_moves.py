@@ -77,3 +77,25 @@ def test_what_truncated_batches_show_is_covered_for_all_coins(rate, most, people
         told = list(zip(law.highs.tolist(), (law.weights * (1 + 1e-12)).tolist(), strict=True))
         for square, _ in worst:
             assert tail(worst, square) <= tail(told, square)
+
+
+@pytest.mark.parametrize(
+    ("rate", "most", "people", "size"),
+    [(0.5, 3, 5, 2), (0.2, 2, 6, 3), (0.4, 9, 6, 2), (0.1, 1, 10, 5), (0.3, 5, 9, 4)],
+)
+def test_what_is_looked_for_in_truncated_batches_is_there(rate, most, people, size):
+    """One round, the group's gradients alike: as many as are in the batch is how far the sum moves."""
+    run = Mechanism(TruncatedPoisson(rate, 1, most, people), 1.0)
+    law = moves(run.sampler, run, Group(size)).sought(64)
+    with mpmath.workdps(50):
+        q, inside = mpmath.mpf(rate), [mpmath.mpf(0)] * (size + 1)
+        for picked in range(people + 1):
+            chance = mpmath.binomial(people, picked) * q**picked * (1 - q) ** (people - picked)
+            kept = min(picked, most)
+            for j in range(min(size, kept) + 1):
+                ways = mpmath.binomial(size, j) * mpmath.binomial(people - size, kept - j)
+                inside[j] += chance * ways / mpmath.binomial(people, kept)
+        for low in law.lows.tolist():
+            if low > 0.0:
+                there = mpmath.fsum(chance for j, chance in enumerate(inside) if j * j >= low - 1e-9)
+                assert float(law.weights[law.lows >= low].sum()) <= there * (1 + 1e-12)

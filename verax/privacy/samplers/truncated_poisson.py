@@ -12,10 +12,10 @@ from verax.mechanism import Individual, Mechanism
 from verax.privacy.company import nobody_comes
 from verax.privacy.composition import Round
 from verax.privacy.directions import Rounds
-from verax.privacy.lattice import Law
+from verax.privacy.lattice import CELLS, Law
 from verax.privacy.mixtures import crowded, truncated_rate
 from verax.privacy.moves import Laws, Moves, seen, touched
-from verax.privacy.numerics.distributions import binomial_at_least, binomial_law, law_error
+from verax.privacy.numerics.distributions import binomial_at_least, binomial_at_most, binomial_law, law_error
 from verax.privacy.pairs import UNIT, Array, Pair
 from verax.privacy.pricing import (
     Analysis,
@@ -71,12 +71,16 @@ class TruncatedPoissonPricing(SamplerPricing[TruncatedPoisson]):
         )  # fmt: skip
 
     def moves(self, mechanism: Mechanism, group: Group) -> Moves:
-        """Told: its coins, and whether there is room for all. Sought: one record of the group, the others silent."""
+        """Told: its coins, and whether there is room for all. Sought: the group where there is, or one record of it."""
         sampler = self.sampler
         inside = truncated_rate(sampler.rate, sampler.max_batch, sampler.population)
         alone = seen(replace(mechanism, sampler=Poisson(inside, len(sampler))), Group())
         if isinstance(mechanism.clipping, Individual):
-            return replace(alone, told=_crowded_moves(sampler, mechanism, group))
+            alone = replace(alone, told=_crowded_moves(sampler, mechanism, group))
+            together = _uncrowded_moves(sampler, mechanism, group)
+            if group.size == 1 or together(CELLS).mean < alone.sought(CELLS).mean:
+                return alone
+            return replace(alone, sought=together, places=len(sampler) * group.size)
         free = replace(mechanism, sampler=Poisson(sampler.rate, len(sampler)))  # an aggregate moves by 2 in any case
         return replace(alone, told=touched(free, group))
 
@@ -123,6 +127,23 @@ def _crowded_moves(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group
 
     def law(cells: int) -> Law:
         once = Law.of(squares[order], chances[order], law_error(hits) + 8.0 * UNIT, cells)
+        return once.times(len(sampler), cells).scaled(scale)
+
+    return law
+
+
+def _uncrowded_moves(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Laws:
+    """The group's hits in rounds with room for all of it, and nothing in the others (docs/proofs.md, theorem 12)."""
+    others, room = sampler.population - group.size, sampler.max_batch - group.size
+    free = binomial_at_most(others, sampler.rate, room).lower
+    hits = binomial_law(group.size, sampler.rate)
+    chances = free * hits
+    chances[0] += 1.0 - free
+    squares = np.arange(float(len(hits))) ** (1 if group.orthogonal else 2)
+    scale = presence_shift(mechanism) ** 2
+
+    def law(cells: int) -> Law:
+        once = Law.of(squares, chances, law_error(hits) + 8.0 * UNIT, cells)
         return once.times(len(sampler), cells).scaled(scale)
 
     return law
