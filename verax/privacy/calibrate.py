@@ -34,8 +34,8 @@ def noise_multiplier(
 ) -> float:
     """The smallest noise multiplier whose upper bound is at most ``epsilon`` at ``delta``; 0.1 % less does not meet it.
 
-    Zero if that needs none; otherwise nothing below 0.001 is tried. A planner's noise for the same run may be larger by a
-    part in a thousand: it stops sooner (docs/planning.md).
+    Zero if that needs none; otherwise nothing below 0.001 is tried. A plan's noise for the same run may be larger by a
+    part in a thousand, because that search stops sooner (docs/planning.md).
 
     >>> from verax import Poisson, calibrate
     >>> round(calibrate.noise_multiplier(Poisson(rate=0.01, steps=1000), epsilon=1.0, delta=1e-5), 2)
