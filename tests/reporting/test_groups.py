@@ -146,3 +146,20 @@ def test_a_figure_of_one_group_of_which_nothing_is_finite(tmp_path):
     blocks = price_groups(Mechanism(Poisson(0.5, 1), 0.0), [3], delta=1e-5)
     assert blocks[0].rows[0].tight.upper == math.inf
     groups_figure(blocks, "", tmp_path / "a.png")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Mechanism(Poisson(0.05, 30), 2.0, Mixed(groups=2), "replace"),
+        Mechanism(BallsInBins(20), 1.0, relation="replace"),
+        Mechanism(BallsInBins(20), 1.0),
+        Mechanism(Shuffle(20), 2.0, relation="zero-out"),
+        Mechanism(Poisson(0.05, 30), 2.0),
+    ],
+    ids=str,
+)
+def test_no_proved_bound_is_printed_above_another_that_it_should_not_exceed(run):
+    for block in price_groups(run, [1, 2, 4], delta=1e-5, epsilon=1.5, settings=Settings(samples=0)):
+        for row in block.rows:
+            assert row.tight.lower <= row.tight.upper <= row.f_dp <= row.black_box
