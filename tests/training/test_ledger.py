@@ -191,7 +191,7 @@ def test_a_run_is_resumed_as_what_it_is(path, written):
 # Crashes
 
 
-@pytest.mark.parametrize(("how", "least"), [("kill", "220 kills"), ("instructions", " deaths")])
+@pytest.mark.parametrize(("how", "least"), [("kill", 220), ("instructions", 1)])
 def test_a_crash_never_makes_the_ledger_forget(tmp_path, how, least):
     done = subprocess.run(
         [sys.executable, str(CRASH), how, str(tmp_path)],
@@ -199,7 +199,7 @@ def test_a_crash_never_makes_the_ledger_forget(tmp_path, how, least):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert least in done.stdout
+    assert int(done.stdout.split()[0]) >= least  # a busy machine needs more until a run ends
 
 
 @pytest.mark.parametrize("end", ["", "finished", "stopped", "private"])
