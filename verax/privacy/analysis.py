@@ -8,7 +8,7 @@ explicit attacks, and are None where the dominating rounds are achieved exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
@@ -53,7 +53,7 @@ from verax.samplers.shuffle import Shuffle
 from verax.samplers.truncated import TruncatedPoisson
 
 MAX_GROUP = 10**6
-_FEW_PHASES, _COARSEST = 4, 6.0  # phases that are all priced finely; and how much coarser the grids of many may be
+_FEW_PHASES, _COARSEST = 4, 6.0  # phases that are all priced finely, and how much coarser the grids of many may be
 MOST_NOISE = 1e10
 """Noise beyond which likelihood ratios differ from 1 by less than doubles can tell."""
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
@@ -498,7 +498,9 @@ def _allocated(mechanism: Mechanism, group: Group, times: int, steps: int, epoch
     if few == 0 or (few == 1 and unit <= LARGEST_SHIFT):
         return Analysis(uppers, None, theorem, achieved, 1.0)
     uppers = {name: [(Round(rnd.pair), count) for rnd, count in rounds] for name, rounds in uppers.items()}
-    attacks = _attacks(times, steps, unit, epochs, always)
+    usual = _LEANS if group.phases <= _FEW_PHASES else _LEANS[:1]  # the sum of many phases is near normal
+    leans: tuple[float, ...] = _LEANS + _MORE_LEANS if unit > _LOW_NOISE else usual
+    attacks = _attacks(times, steps, unit, epochs, always, leans)
     if few == 1:
         return Analysis(uppers, attacks, theorem, achieved, 1.0, sure=True)
     by = f"{few} blocks of rounds, one round of each (docs/proofs.md, theorem 6): {theorem}"
@@ -517,13 +519,14 @@ def _allocated(mechanism: Mechanism, group: Group, times: int, steps: int, epoch
     )
 
 
-def _attacks(times: int, steps: int, unit: float, epochs: int, always: Rounds) -> dict[str, Rounds]:
+def _attacks(
+    times: int, steps: int, unit: float, epochs: int, always: Rounds, leans: Sequence[float]
+) -> dict[str, Rounds]:
     """The largest score of a round or the sum of all; the sum of all outputs where scores are too far apart."""
     few = min(times, steps - times)
     if unit > _SHARPEST:
         added_up: Rounds = [(Round(Pair.gaussian(unit * times / math.sqrt(steps))), epochs)]
         return {"remove": added_up, "add": added_up}
-    leans = _LEANS + (_MORE_LEANS if unit > _LOW_NOISE else ())
     if few == 1:
         seen = {"largest": Round(largest_sum(steps, unit, 0.0))}
     else:
