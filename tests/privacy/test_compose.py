@@ -172,10 +172,10 @@ def test_rounding_of_the_losses_is_charged_per_round():
         assert sign * charged.delta(0.3) >= sign * plain.delta(0.3 - sign * 1e-2)
 
 
-def test_too_large_a_window_is_refused(monkeypatch):
-    monkeypatch.setattr(module, "MAX_POINTS", 10)
-    with pytest.raises(MemoryError, match="larger rtol"):
-        gaussian_laws(0.1, 100, 0.0, step=0.005)
+def test_too_large_a_window_is_refused():
+    law = loss.upper(Pair.gaussian(0.1), Spacing(0.005, -1.0, 1.0))
+    with pytest.raises(MemoryError, match="more than 10; ask for a larger rtol"):
+        compose([(law, 100)], 0.0, 1, most=10)
 
 
 def test_a_law_that_has_gone_wrong_proves_nothing():

@@ -208,3 +208,13 @@ def test_convexify_lowers_the_curve_and_leaves_no_negative_mass():
         for epsilon in np.linspace(-0.1, 4.5, 60):
             gain = np.maximum(-np.expm1(epsilon - grid), 0.0)
             assert fixed @ gain <= mass @ gain + 1e-12
+
+
+@pytest.mark.parametrize("step", [0.5, 3.4])
+def test_cells_wider_than_a_unit_of_loss_keep_their_mass_from_below(step):
+    """A round that is joined with probability .02, and then surely seen: a loss around 50^2 / 2 + log .02."""
+    mass_at = loss.lower(Pair.subsampled(0.02, 50.0), loss.Spacing(step, -0.0203, 1530.0, 176.0))
+    mass = np.exp(mass_at.log_mass)
+    assert 0.9999 < mass.sum() < 1.0 + 1e-9
+    mean = 0.98 * math.log(0.98) + 0.02 * (1250.0 + math.log(0.02))
+    assert (1.0 - 0.003 * step) * mean < mass @ mass_at.losses <= mean

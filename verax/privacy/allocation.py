@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from verax.mechanism import Mechanism
 from verax.privacy.averages import LARGEST_SHIFT
@@ -12,7 +13,7 @@ from verax.privacy.directions import Rounds
 from verax.privacy.largest import largest_sum
 from verax.privacy.one_round import at_most_one_round_of, one_round_of
 from verax.privacy.pairs import Pair
-from verax.privacy.pricing import Analysis, Group, one_record_only, presence_shift
+from verax.privacy.pricing import FEW_PHASES, Analysis, Group, one_record_only, presence_shift
 from verax.privacy.several import some_of
 from verax.privacy.subsets import Subset
 
@@ -45,7 +46,9 @@ def rounds_at_random(mechanism: Mechanism, group: Group, times: int, steps: int,
     if few == 0 or (few == 1 and unit <= LARGEST_SHIFT):
         return Analysis(uppers, None, theorem, achieved, 1.0)
     uppers = {name: [(Round(rnd.pair), count) for rnd, count in rounds] for name, rounds in uppers.items()}
-    attacks = _attacks(times, steps, unit, epochs, always)
+    usual = _LEANS if group.phases <= FEW_PHASES else _LEANS[:1]  # the sum of many phases is near normal
+    leans: tuple[float, ...] = _LEANS + _MORE_LEANS if unit > _LOW_NOISE else usual
+    attacks = _attacks(times, steps, unit, epochs, always, leans)
     if few == 1:
         return Analysis(uppers, attacks, theorem, achieved, 1.0, sure=True)
     by = f"{few} blocks of rounds, one round of each (docs/proofs.md, theorem 6): {theorem}"
@@ -64,13 +67,14 @@ def rounds_at_random(mechanism: Mechanism, group: Group, times: int, steps: int,
     )
 
 
-def _attacks(times: int, steps: int, unit: float, epochs: int, always: Rounds) -> dict[str, Rounds]:
+def _attacks(
+    times: int, steps: int, unit: float, epochs: int, always: Rounds, leans: Sequence[float]
+) -> dict[str, Rounds]:
     """The largest score of a round or the sum of all; the sum of all outputs where scores are too far apart."""
     few = min(times, steps - times)
     if unit > _SHARPEST:
         added_up: Rounds = [(Round(Pair.gaussian(unit * times / math.sqrt(steps))), epochs)]
         return {"remove": added_up, "add": added_up}
-    leans = _LEANS + (_MORE_LEANS if unit > _LOW_NOISE else ())
     if few == 1:
         seen = {"largest": Round(largest_sum(steps, unit, 0.0))}
     else:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Sampler)
 P = TypeVar("P", bound="type[SamplerPricing[Any]]")
 _PRICINGS: dict[type[Sampler], type[SamplerPricing[Any]]] = {}
-_FEW_PHASES, _COARSEST = 4, 6.0  # phases that are all priced finely; and how much coarser the grids of many may be
+FEW_PHASES, _COARSEST = 4, 6.0  # phases that are all priced finely, and how much coarser the grids of many may be
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Group:
     @property
     def fine(self) -> float:
         """How fine the grid of one of many phases must be."""
-        return FINE * min(max(math.sqrt(self.phases / _FEW_PHASES), 1.0), _COARSEST)
+        return FINE * min(max(math.sqrt(self.phases / FEW_PHASES), 1.0), _COARSEST)
 
     def split(self, mechanism: Mechanism) -> tuple[int, int]:
         """Copies and size: orthogonal records, clipped one by one, are seen apart, like runs with one record each."""

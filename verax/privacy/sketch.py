@@ -144,13 +144,15 @@ class Sketch:
 
 
 def _thinned(loss: Array, log_mass: Array, most: int) -> tuple[Array, Array]:
-    """At most so many nodes: neighbours put together at the largest of their losses."""
+    """At most so many nodes: neighbours put together in their middle, the last ones at the largest loss."""
     if len(loss) <= most:
         return loss, log_mass
     every = -(-len(loss) // most)
     starts = np.arange(0, len(loss), every)
     ends = np.append(starts[1:], len(loss)) - 1
-    return loss[ends], np.logaddexp.reduceat(log_mass, starts)
+    middle = 0.5 * (loss[starts] + loss[ends])
+    middle[-1] = loss[-1]
+    return middle, np.logaddexp.reduceat(log_mass, starts)
 
 
 def _log_total(rounds: Sequence[tuple[Losses, int]]) -> float:
