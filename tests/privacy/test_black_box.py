@@ -9,7 +9,7 @@ from verax import BallsInBins, Mechanism, Poisson, RandomAllocation, TruncatedPo
 from verax.privacy.black_box import DEEPEST, MOST_STEPS, BlackBox, Shared
 from verax.privacy.chain import Chain
 from verax.privacy.closed_form import black_box_group, gaussian_delta, gaussian_epsilon
-from verax.privacy.composition import UPPER
+from verax.privacy.composition import UPPER, Composition
 
 
 @pytest.fixture(scope="module")
@@ -136,16 +136,26 @@ def test_the_best_shares_beat_the_chain_and_agree_with_powers_of_the_trade_off_c
     assert priced.delta(5.0).upper == pytest.approx(composed.delta(5.0), rel=0.05)
 
 
-def test_only_upper_bounds_are_asked_for(monkeypatch):
-    guarantee = Mechanism(BallsInBins(100, epochs=5), 1.0).guarantee()
-    asked = []
-    for curve in guarantee.uppers:
-        monkeypatch.setattr(
-            curve, "delta", lambda e, r, sides, self=curve: asked.append(sides) or type(self).delta(self, e, r, sides)
-        )
-    box = BlackBox(guarantee)
+def test_only_upper_laws_are_composed_and_few_of_them(monkeypatch):
+    sides = []
+    compose = Composition._composed
+
+    def noted(self, side, plan, width):
+        sides.append(side)
+        return compose(self, side, plan, width)
+
+    monkeypatch.setattr(Composition, "_composed", noted)
+    box = BlackBox(Mechanism(BallsInBins(100, epochs=5), 1.0).guarantee())
     assert 4.0 < box.epsilon(8, 1e-5, "any") < 20.0
-    assert set(asked) == {(UPPER,)}
+    assert set(sides) == {UPPER}
+    assert len(sides) < 50
+
+
+def test_an_answer_does_not_depend_on_earlier_questions():
+    guarantee = Mechanism(BallsInBins(100, epochs=5), 1.0).guarantee()
+    asked = BlackBox(guarantee)
+    asked.epsilon(8, 1e-9, "any")
+    assert asked.delta(3, 4.0) == BlackBox(guarantee).delta(3, 4.0)
 
 
 @pytest.mark.parametrize(("group", "known"), [(8, 1.0988e-3), (64, 0.66439)])

@@ -18,7 +18,7 @@ import numpy as np
 from verax.checks import NoGuarantee
 from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
 from verax.privacy import low_noise
-from verax.privacy.averages import FINE, LARGEST_SHIFT, one_of
+from verax.privacy.averages import DEEP_TAIL, FINE, LARGEST_SHIFT, at_most_one_of, one_of
 from verax.privacy.black_box import BlackBox, Shared
 from verax.privacy.chain import Best, Chain
 from verax.privacy.company import declared, in_company, independent
@@ -53,6 +53,7 @@ from verax.samplers.shuffle import Shuffle
 from verax.samplers.truncated import TruncatedPoisson
 
 MAX_GROUP = 10**6
+_CHAINED_FINE = 0.035  # grid points per scale of one record's law, for groups
 _FEW_PHASES, _COARSEST = 4, 6.0  # phases that are all priced finely; and how much coarser the grids of many may be
 MOST_NOISE = 1e10
 """Noise beyond which likelihood ratios differ from 1 by less than doubles can tell."""
@@ -69,7 +70,8 @@ class Group:
 
     ``beside`` is how many more records than declared there may be: the rest of a group that is added one by one.
     ``people`` is the number of all records, if a phase declares it. ``phases`` is how many different phases there are:
-    the share of each in the whole is the smaller, and so may be its accuracy.
+    the share of each in the whole is the smaller, and so may be its accuracy. ``chained`` says that the triangle
+    inequality goes on from one record's bound: tiny deltas count then, and attacks do not.
     """
 
     size: int = 1
@@ -77,11 +79,13 @@ class Group:
     beside: int = 0
     people: int | None = None
     phases: int = 1
+    chained: bool = False
 
     @property
     def fine(self) -> float:
         """How fine the grid of one of many phases must be."""
-        return FINE * min(max(math.sqrt(self.phases / _FEW_PHASES), 1.0), _COARSEST)
+        coarser = min(max(math.sqrt(self.phases / _FEW_PHASES), 1.0), _COARSEST)
+        return coarser * (_CHAINED_FINE if self.chained else FINE)
 
     def split(self, mechanism: Mechanism) -> tuple[int, int]:
         """Copies and size: orthogonal records, clipped one by one, are seen apart, like runs with one record each."""
@@ -150,7 +154,7 @@ def analyse(phases: Phases, group: Group) -> Guarantee:
     for mechanism in phases.mechanisms:
         refuse_unknown(mechanism.sampler)
     people = declared(phases) if group.people is None else group.people
-    group = replace(group, people=people, phases=len(phases.mechanisms))
+    group = replace(group, people=people, phases=len(set(phases.mechanisms)))
     guarantee = replace(_analyse(phases, group), beside=group.beside)
     if group.size > 1 and guarantee.uppers is not guarantee.lowers and not low_noise.applies(phases):
         guarantee = _told_where(guarantee, group)
@@ -241,7 +245,8 @@ def _with_low_noise(phases: Phases, group: Group) -> Guarantee:
 def _composed(phases: Phases, group: Group) -> Guarantee:
     if low_noise.applies(phases):
         return _with_low_noise(phases, group)
-    parts = [price(m.sampler, m, group) for m in phases.mechanisms]
+    prices = {m: price(m.sampler, m, group) for m in dict.fromkeys(phases.mechanisms)}
+    parts = [prices[m] for m in phases.mechanisms]
     upper_by = "; ".join(dict.fromkeys(part.upper_by for part in parts))
     lower_by = "; ".join(dict.fromkeys(part.lower_by for part in parts))
     visible = min(math.fsum(part.visible for part in parts) * (1.0 + 1e-9), 1.0)
@@ -255,7 +260,8 @@ def _composed(phases: Phases, group: Group) -> Guarantee:
     attack = Sure if any(part.sure for part in parts) else Composition
     lowers: list[Curve] = [attack(rounds) for rounds in attacks]
     if any(part.triangle for part in parts):
-        shared = Shared(BlackBox(analyse(phases, Group(beside=group.size - 1))), group.size)
+        alone = Group(beside=group.size - 1, chained=True)
+        shared = Shared(BlackBox(analyse(phases, alone)), group.size)
         uppers = [Best((curve, shared)) for curve in uppers]
         upper_by = f"the smaller of: {upper_by}; and the triangle inequality (docs/proofs.md, lemma 5)"
     return Guarantee(phases, group.size, uppers, lowers, upper_by, lower_by, visible)
@@ -438,31 +444,45 @@ def _(sampler: BallsInBins, mechanism: Mechanism, group: Group) -> Analysis:
     """One of ``bins`` rounds at random, each epoch anew (docs/proofs.md, theorem 5; groups: docs/allocation.md)."""
     _, size = group.split(mechanism)
     if size > 1 and mechanism.relation != "replace" and not isinstance(mechanism.clipping, Mixed):
-        return _sharing_bins(sampler, mechanism, size)
+        return _sharing_bins(mechanism, size, 1, sampler.bins, sampler.epochs)
     return _allocated(mechanism, group, 1, sampler.bins, sampler.epochs)
 
 
-def _sharing_bins(sampler: BallsInBins, mechanism: Mechanism, size: int) -> Analysis:
-    epochs = sampler.epochs
-    together = SharedBins(size, sampler.bins, shift_unit(mechanism), isinstance(mechanism.clipping, Individual))
-    if sampler.bins == 1:
-        once = Round(Pair.gaussian(together.reach))
-        same: Rounds = [(once, epochs)]
+def _sharing_bins(mechanism: Mechanism, size: int, times: int, bins: int, epochs: int) -> Analysis:
+    """A group whose records may meet in a round; leaving out few rounds is joining few, where shifts add up."""
+    unit, adds_up = shift_unit(mechanism), isinstance(mechanism.clipping, Individual)
+    few = min(times, bins - times) if adds_up else times
+    together = SharedBins(size, bins, unit, adds_up, few)
+    always: Rounds = []
+    if times > few:
+        always = [(Round(Pair.gaussian(unit * size * math.sqrt(times - few))), epochs)]
+    if few in (0, bins):
+        same = always or [(Round(Pair.gaussian(together.reach)), epochs)]
         return Analysis(
             {"remove": same, "add": same}, None, "a Gaussian mechanism", "fixed gradients of full norm", 1.0
         )
     forth, near, back = (Round(pair) for pair in group_bounds(together, epochs))
-    attacks = each_way({"together": Round(group_attack(together))}, epochs)
-    if size > ALL_COUNTED:
-        attacks = {name: rounds for name, rounds in attacks.items() if name.startswith("remove")}
+    if few == 1:
+        attacks = each_way({"together": Round(group_attack(together))}, epochs)
+        attacks = {name: [*rounds, *always] for name, rounds in attacks.items()}
+        if size > ALL_COUNTED:
+            attacks = {name: rounds for name, rounds in attacks.items() if name.startswith("remove")}
+        by = "the bins' scores added up (docs/allocation.md, theorem 2)"
+    else:
+        seen = few * (size if adds_up else 1) / math.sqrt(bins)
+        added_up: Rounds = [(Round(Pair.gaussian(unit * seen)), epochs), *always]
+        attacks = {"remove, added up": added_up, "add, added up": added_up}
+        alone: Rounds = [(Round(Pair.gaussian(unit * math.sqrt(times - few))), epochs)] if times > few else []
+        attacks |= _attacks(times, bins, unit, epochs, alone)
+        by = "all outputs added up, or one record's scores (docs/allocation.md, theorem 5)"
     return Analysis(
-        {"remove": [(forth, epochs)], "add": [(back, epochs)]},
+        {"remove": [(forth, epochs), *always], "add": [(back, epochs), *always]},
         attacks,
-        "records of a group that may share bins (docs/allocation.md, theorems 2 to 4)",
-        "fixed gradients of full norm in one direction, the bins' scores added up (docs/allocation.md, theorem 2)",
+        "records of a group that may share rounds (docs/allocation.md, theorems 2 to 5)",
+        f"fixed gradients of full norm in one direction, {by}",
         1.0,
         sure=True,
-        sharper={"remove": Composition([(near, epochs)])} if near.pair is not forth.pair else {},
+        sharper={"remove": Composition([(near, epochs), *always])} if near.pair is not forth.pair else {},
         triangle=True,
     )
 
@@ -472,6 +492,9 @@ def _(sampler: RandomAllocation, mechanism: Mechanism, group: Group) -> Analysis
     """``times`` of ``steps`` rounds at random, each epoch anew (docs/proofs.md, theorems 5 and 6)."""
     if sampler.times == 1:
         return price(BallsInBins(sampler.steps, sampler.epochs), mechanism, group)
+    _, size = group.split(mechanism)
+    if size > 1 and mechanism.relation != "replace" and not isinstance(mechanism.clipping, Mixed):
+        return _sharing_bins(mechanism, size, sampler.times, sampler.steps, sampler.epochs)
     return _allocated(mechanism, group, sampler.times, sampler.steps, sampler.epochs)
 
 
@@ -486,8 +509,8 @@ def _allocated(mechanism: Mechanism, group: Group, times: int, steps: int, epoch
     uppers = {"remove": always, "add": always}
     if few > 0:
         size, longer = divmod(steps, few)
-        blocks = [(_one_of(size, unit, group.fine), epochs * (few - longer))]
-        blocks += [(_one_of(size + 1, unit, group.fine), epochs * longer)] if longer else []
+        blocks = [(_one_of(size, unit, group.fine, group.chained), epochs * (few - longer))]
+        blocks += [(_one_of(size + 1, unit, group.fine, group.chained), epochs * longer)] if longer else []
         back = [(rnd.reverse(), count) for rnd, count in blocks]
         uppers = {"remove": [*blocks, *always], "add": [*back, *always]}
     theorem = "one round of many at random: an average of likelihood ratios (docs/proofs.md, theorem 5)"
@@ -532,8 +555,10 @@ def _attacks(times: int, steps: int, unit: float, epochs: int, always: Rounds) -
     return attacks | {f"add, {name}": [(first.reverse(), epochs), *always]}
 
 
-def _one_of(count: int, unit: float, fine: float = FINE) -> Round:
+def _one_of(count: int, unit: float, fine: float = FINE, chained: bool = False) -> Round:
     """One round of ``count`` shifted; where factors leave the range of doubles, the attacker is told which."""
+    if chained and count > 1 and unit <= LARGEST_SHIFT:
+        return Round(at_most_one_of(count, unit, fine, DEEP_TAIL))
     if count == 1:
         return Round(Pair.gaussian(unit))
     if unit > LARGEST_SHIFT:

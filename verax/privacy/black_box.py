@@ -24,6 +24,7 @@ import numpy as np
 from verax import checks
 from verax.checks import NoGuarantee
 from verax.privacy.closed_form import black_box_group
+from verax.privacy.compose import Composed
 from verax.privacy.composition import BOTH, UPPER, Composition, Sides
 from verax.privacy.curve import Curve
 from verax.privacy.guarantee import DEFAULT_RTOL, Guarantee
@@ -44,6 +45,7 @@ _FIRST = -1000.0  # log of the false-alarm rate at which the search for shares s
 _SMALLEST_LOG = -600.0  # of a delta whose epsilon is estimated
 _MOST_ESTIMATED = 200  # steps
 _ROUND_OFF = 1e-9
+_SPAN, _MOST_LAWS = 6.0, 60  # of log delta that one law serves, and how many of them: down to DEEPEST
 
 
 class BlackBox:
@@ -64,7 +66,7 @@ class BlackBox:
         self.one = guarantee
         self._known: list[tuple[float, float]] = []
         self._step = 0.0
-        self._curves = guarantee.uppers
+        self._curves = [_Readings(curve) for curve in guarantee.uppers]
 
     def epsilon(self, group: int, delta: float, shares: str = "equal") -> float:
         """The least epsilon that follows at ``delta``; infinite if one record's curve says nothing that small."""
@@ -115,7 +117,7 @@ class BlackBox:
 
     def _delta(self, epsilon: float, rtol: float = DEFAULT_RTOL) -> float:
         """One record's delta from above, in the worse direction."""
-        bound = max(curve.delta(epsilon, rtol, (UPPER,))[1] for curve in self._curves)
+        bound = max(curve.delta(epsilon, rtol) for curve in self._curves)
         return max(min(bound, self.one.visible), _LEAST)
 
     def _sum(self, group: int, each: float, delta: float) -> float:
@@ -141,9 +143,6 @@ class BlackBox:
             return False
         log = math.log(self._delta(last + self._step, _RTOL))
         wanted = _DROP if log > math.log(_TINY) else _DEEP_DROP
-        if before - log < 0.5 * wanted:  # laws composed for deltas not as small may be to blame: forget them
-            self._curves = [_afresh(curve) for curve in self._curves]
-            log = math.log(self._delta(last + self._step, _RTOL))
         self._known.append((last + self._step, log))
         self._step *= min(max(wanted / max(before - log, 1e-9), 0.5), 2.0)
         return True
@@ -211,6 +210,40 @@ class BlackBox:
         return min((self._delta(share) + before) * (1.0 + _ROUND_OFF), 1.0)
 
 
+class _Readings:
+    """One record's curve from above, for the hundred questions that a black box asks.
+
+    Laws are composed for deltas of a few sizes and then read off. A question goes from the largest deltas to the
+    smallest until the bound is no smaller than what the law was made for, so that its answer depends on epsilon alone.
+    """
+
+    def __init__(self, curve: Curve) -> None:
+        self._curve = curve
+        self._laws: list[Composed | None] = []
+        self._composition: Composition | None = None
+        if isinstance(curve, Composition) and not curve.is_single and curve.gaussian_mu is None:
+            self._composition = curve
+
+    def delta(self, epsilon: float, rtol: float) -> float:
+        """Upper bound on delta(epsilon)."""
+        if self._composition is None:
+            return self._curve.delta(epsilon, rtol, (UPPER,))[1]
+        bound, size = 1.0, 0.0
+        for number in range(_MOST_LAWS):
+            law = self._law(self._composition, number)
+            if law is None:
+                return min(bound, self._curve.delta(epsilon, rtol, (UPPER,))[1])
+            bound, size = min(bound, law.delta(epsilon)), size - _SPAN
+            if bound > math.exp(size):
+                break
+        return bound
+
+    def _law(self, composition: Composition, number: int) -> Composed | None:
+        if number == len(self._laws):
+            self._laws.append(composition.upper_law(-_SPAN * number, _SPAN, DEFAULT_RTOL))
+        return self._laws[number]
+
+
 class _Walk(NamedTuple):
     """Log intercept and log slope of a product of lines, and the deepest line in it."""
 
@@ -275,8 +308,3 @@ class Shared:
     def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
         """Upper bound on epsilon(delta)."""
         return 0.0, self.box.epsilon(self.steps, delta, "any")
-
-
-def _afresh(curve: Curve) -> Curve:
-    """The same curve without the laws it has composed so far."""
-    return Composition(curve.rounds) if isinstance(curve, Composition) else curve
