@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -239,19 +237,8 @@ def test_phases_with_different_relations_are_refused():
 
 
 @dataclass(frozen=True)
-class Unheard:
+class Unheard(Poisson):
     """A sampler that nobody analysed."""
-
-    relation: ClassVar[str] = "add-remove"
-
-    def __len__(self) -> int:
-        return 1
-
-    def batches(self, population: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-        yield np.arange(population)
-
-    def expected_batch(self, population: int) -> float:
-        return float(population)
 
 
 def test_an_unknown_sampler_is_refused_by_name():
@@ -261,7 +248,7 @@ def test_an_unknown_sampler_is_refused_by_name():
     with pytest.raises(NoGuarantee, match="no privacy analysis is known for Other"):
         Mechanism(Other(0.1, 3), 1.0).guarantee()
     with pytest.raises(NoGuarantee, match="no privacy analysis is known for Unheard"):
-        Mechanism(Unheard(), 1.0).guarantee()
+        Mechanism(Unheard(0.1, 3), 1.0).guarantee()
 
 
 @pytest.mark.parametrize("group", [0, -1, 1.5, math.nan, "a", True, 10**9, MAX_GROUP + 1])

@@ -31,8 +31,7 @@ from verax.privacy.closed_form import gaussian_delta, gaussian_epsilon
 from verax.privacy.company import RARE, Charged, lacking, turning
 from verax.privacy.composition import Composition, Round
 from verax.privacy.pairs import Pair
-from verax.privacy.pricing import Group
-from verax.privacy.samplers import price
+from verax.privacy.pricing import Group, analysis_of
 from verax.privacy.strong import strong, strong_tradeoff
 
 X = np.linspace(-12.0, 12.0, 48_001)
@@ -255,7 +254,7 @@ def test_a_charged_curve_is_inverse_to_itself(chance):
 
 def test_zero_out_of_a_clipped_subset_has_no_turns():
     """In a reversed round every batch without the record would have to sum to u, and every one with it to -u."""
-    names = [set(price(m.sampler, m, Group()).lowers or ()) for m in (
+    names = [set(analysis_of(m, Group()).lowers or ()) for m in (
         small(WithoutReplacement(5, 100, 4), Batch(), relation) for relation in ("zero-out", "replace"))]  # fmt: skip
     assert [("alternate" in found) for found in names] == [False, True]
 

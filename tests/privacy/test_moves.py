@@ -5,19 +5,8 @@ import itertools
 import mpmath
 import pytest
 
-from verax import Batch, Individual, Mechanism, Mixed, NoGuarantee, Poisson, RandomAllocation, TruncatedPoisson
-from verax.privacy.moves import moves
-from verax.privacy.pricing import Group
-from verax.privacy.samplers import price
-
-
-def test_every_sampler_that_is_priced_says_how_far_it_moves_the_sums():
-    assert set(moves.registry) == set(price.registry)
-
-
-def test_a_sampler_that_does_not_say_how_far_it_moves_the_sums_is_refused():
-    with pytest.raises(NoGuarantee, match="how far a group moves the sums of str"):
-        moves("nothing", Mechanism(Poisson(0.1, 1), 1e-3), Group())
+from verax import Batch, Individual, Mechanism, Mixed, RandomAllocation, TruncatedPoisson
+from verax.privacy.pricing import Group, pricing_of
 
 
 def squares(clipping, hits):
@@ -35,7 +24,7 @@ def squares(clipping, hits):
 @pytest.mark.parametrize(("times", "steps", "size"), [(1, 3, 2), (2, 3, 2), (2, 4, 3), (3, 3, 2), (1, 2, 3)])
 def test_the_range_of_a_group_allocated_at_random_is_that_of_all_placements(clipping, times, steps, size):
     run = Mechanism(RandomAllocation(times, steps), 1.0, clipping)
-    found = moves(run.sampler, run, Group(size))
+    found = pricing_of(run.sampler).moves(run, Group(size))
     seen = set()
     subsets = list(itertools.combinations(range(steps), times))
     for rounds in itertools.product(subsets, repeat=size):
@@ -59,7 +48,7 @@ def test_the_range_of_a_group_allocated_at_random_is_that_of_all_placements(clip
 def test_what_truncated_batches_show_is_covered_for_all_coins(rate, most, people, size, orthogonal):
     """With j hits of the group and n others, min(j, most) of them may be in and max(n + j - most, 0) may give way."""
     run = Mechanism(TruncatedPoisson(rate, 1, most, people), 1.0)
-    law = moves(run.sampler, run, Group(size, orthogonal)).told(64)
+    law = pricing_of(run.sampler).moves(run, Group(size, orthogonal)).told(64)
 
     def tail(chances, value):
         return mpmath.fsum(chance for square, chance in chances if square >= value - 1e-9)
@@ -86,7 +75,7 @@ def test_what_truncated_batches_show_is_covered_for_all_coins(rate, most, people
 def test_what_is_looked_for_in_truncated_batches_is_there(rate, most, people, size):
     """One round, the group's gradients alike: as many as are in the batch is how far the sum moves."""
     run = Mechanism(TruncatedPoisson(rate, 1, most, people), 1.0)
-    law = moves(run.sampler, run, Group(size)).sought(64)
+    law = pricing_of(run.sampler).moves(run, Group(size)).sought(64)
     with mpmath.workdps(50):
         q, inside = mpmath.mpf(rate), [mpmath.mpf(0)] * (size + 1)
         for picked in range(people + 1):

@@ -30,8 +30,9 @@ from verax.mechanism import Phases
 from verax.privacy import occupancy
 from verax.privacy.closed_form import gaussian_delta, gaussian_epsilon
 from verax.privacy.guarantee import Guarantee
+from verax.privacy.pricing import neighbour_shift
 from verax.privacy.roots import CROSSING_TOLERANCE
-from verax.privacy.strong import StrongCurve, Who, shift_unit, strong, strong_tradeoff, touched_law
+from verax.privacy.strong import StrongCurve, Who, strong, strong_tradeoff
 
 DELTA = 1e-5
 CLIPPINGS = [Individual(), Batch(), Mixed(groups=3)]
@@ -76,9 +77,9 @@ def test_one_shuffled_record_is_gaussian(clipping, relation, unit, reshuffle):
 def test_the_papers_unit_is_half_of_ours():
     """Noise 2 C sigma on 2 k C is noise z C on k units of 2: sigma = z / 2."""
     run = Mechanism(Shuffle(batches=10), 5.0, Batch())
-    assert shift_unit(run) == 1.0 / (5.0 / 2.0)
-    assert shift_unit(replace(run, clipping=Individual())) == 1.0 / 5.0
-    assert shift_unit(replace(run, clipping=Individual(), relation="replace")) == 1.0 / 2.5
+    assert neighbour_shift(run) == 1.0 / (5.0 / 2.0)
+    assert neighbour_shift(replace(run, clipping=Individual())) == 1.0 / 5.0
+    assert neighbour_shift(replace(run, clipping=Individual(), relation="replace")) == 1.0 / 2.5
 
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)
@@ -129,7 +130,7 @@ def test_an_attack_that_sees_the_sampling(clipping):
     """The likelihood-ratio test at one threshold, simulated with real batches and real noise."""
     sampler, group, population, noise, threshold = Shuffle(batches=4, epochs=2), 3, 13, 4.0, 0.8
     run = Mechanism(sampler, noise, clipping)
-    rng, runs, unit = np.random.default_rng(7), 4000, shift_unit(run)
+    rng, runs, unit = np.random.default_rng(7), 4000, neighbour_shift(run)
     squares = []
     for _ in range(runs):
         total = 0
@@ -149,7 +150,7 @@ def test_an_attack_that_sees_the_sampling(clipping):
     low, high = strong(run, group, population).curve.tradeoff(alarms)
     assert misses == pytest.approx(low, abs=6 * math.sqrt(0.25 / runs) * 2)
     assert high - low < 1e-9
-    law = touched_law(sampler, run, Who(group, population=population))
+    law = pricing_of(sampler).touched(run, Who(group, population=population))
     found = Counter(squares)
     for value, chance in zip(law.lows, law.weights, strict=True):
         assert abs(found[round(value)] - runs * chance) <= 5 * math.sqrt(runs * chance * (1 - chance)) + 1e-6

@@ -62,11 +62,10 @@ def test_epochs_bring_the_persistent_order_and_the_exact_allocation():
 
 
 def test_a_sampler_without_a_guarantee_is_a_row_that_says_why(monkeypatch):
-    def refuse(sampler, mechanism, group):
+    def refuse(mechanism, group):
         raise NoGuarantee("nobody knows")
 
-    refuse.registry = analysis.price.registry
-    monkeypatch.setattr(analysis, "price", refuse)
+    monkeypatch.setattr(analysis, "analysis_of", refuse)
     rows = compare(0.7, 100, delta=1e-5)
     assert {row.why for row in rows} == {"nobody knows"}
     assert all(row.bracket is None for row in rows)
@@ -81,15 +80,14 @@ def test_an_asked_for_relation_is_the_only_one_tried():
 
 
 def test_a_relation_without_analysis_gives_way_to_the_samplers_own(monkeypatch):
-    real = analysis.price
+    real = analysis.analysis_of
 
-    def choosy(sampler, mechanism, group):
-        if isinstance(sampler, Poisson) and mechanism.relation == "zero-out":
+    def choosy(mechanism, group):
+        if isinstance(mechanism.sampler, Poisson) and mechanism.relation == "zero-out":
             raise NoGuarantee("not under zero-out")
-        return real(sampler, mechanism, group)
+        return real(mechanism, group)
 
-    choosy.registry = real.registry
-    monkeypatch.setattr(analysis, "price", choosy)
+    monkeypatch.setattr(analysis, "analysis_of", choosy)
     poisson = next(row for row in compare(0.7, 100, delta=1e-5) if row.name == "Poisson")
     assert poisson.relation == "add-remove"
     assert poisson.why == ""

@@ -57,17 +57,12 @@ def test_a_part_of_a_run_is_a_shorter_run(sampler):
         return [batch.tolist() for batch in islice(what.batches(30, np.random.default_rng(3)), most)]
 
     for rounds in range(1, len(sampler)):
-        more, less = ran.first(sampler, rounds, up=True), ran.first(sampler, rounds, up=False)
+        more, less = sampler.prefix(rounds, up=True), sampler.prefix(rounds, up=False)
         assert len(less or ()) <= rounds <= len(more) <= len(sampler)
         assert drawn(more, rounds) == drawn(sampler, rounds)
         assert less is None or drawn(less) == drawn(sampler, len(less))
         independent = not hasattr(sampler, "epochs")
         assert (more == less) == (independent or rounds % (len(sampler) // sampler.epochs) == 0)
-
-
-def test_a_sampler_nobody_knows_is_charged_in_full():
-    assert ran.first("unknown", 3, up=True) == "unknown"
-    assert ran.first("unknown", 3, up=False) is None
 
 
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")  # of an attack that alternates, in a single round

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
-from verax.mechanism import Mechanism
-from verax.privacy.averages import LARGEST_SHIFT
-from verax.privacy.composition import Round
+from verax.mechanism import Individual, Mechanism
+from verax.privacy.averages import DEEP_TAIL, LARGEST_SHIFT
+from verax.privacy.composition import Composition, Round
 from verax.privacy.curve import Curve
-from verax.privacy.directions import Rounds
+from verax.privacy.directions import Rounds, each_way
 from verax.privacy.largest import largest_sum
 from verax.privacy.one_round import at_most_one_round_of, one_round_of
 from verax.privacy.pairs import Pair
 from verax.privacy.pricing import FEW_PHASES, Analysis, Group, one_record_only, presence_shift
 from verax.privacy.several import some_of
+from verax.privacy.shared_bins import SharedBins
+from verax.privacy.shared_bins_attack import ALL_COUNTED, group_attack
+from verax.privacy.shared_bins_bound import group_bounds
 from verax.privacy.subsets import Subset
 
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
@@ -35,6 +39,8 @@ def rounds_at_random(mechanism: Mechanism, group: Group, times: int, steps: int,
     if few > 0:
         size, longer = divmod(steps, few)
         block = one_round_of if few == 1 else at_most_one_round_of  # attacks on several blocks are others
+        if group.chained:
+            block = partial(at_most_one_round_of, log_tail=DEEP_TAIL)
         blocks = [(block(size, unit, group.fine), epochs * (few - longer))]
         blocks += [(block(size + 1, unit, group.fine), epochs * longer)] if longer else []
         back = [(rnd.reverse(), count) for rnd, count in blocks]
@@ -43,6 +49,8 @@ def rounds_at_random(mechanism: Mechanism, group: Group, times: int, steps: int,
     if times > few:
         theorem += "; rounds left out, and a Gaussian mechanism (docs/allocation.md, theorem 1)"
     achieved = "achieved by fixed gradients of full norm in one direction"
+    if group.chained:
+        return Analysis(uppers, {}, theorem, "no attack was looked for", 1.0)
     if few == 0 or (few == 1 and unit <= LARGEST_SHIFT):
         return Analysis(uppers, None, theorem, achieved, 1.0)
     uppers = {name: [(Round(rnd.pair), count) for rnd, count in rounds] for name, rounds in uppers.items()}
@@ -82,3 +90,41 @@ def _attacks(
     attacks: dict[str, Rounds] = {f"remove, {name}": [(rnd, epochs), *always] for name, rnd in seen.items()}
     name, first = next(iter(seen.items()))
     return attacks | {f"add, {name}": [(first.reverse(), epochs), *always]}
+
+
+def sharing_rounds(mechanism: Mechanism, size: int, times: int, bins: int, epochs: int) -> Analysis:
+    """A group whose records may meet in a round; leaving out few rounds is joining few, where shifts add up."""
+    unit, adds_up = presence_shift(mechanism), isinstance(mechanism.clipping, Individual)
+    few = min(times, bins - times) if adds_up else times
+    together = SharedBins(size, bins, unit, adds_up, few)
+    always: Rounds = []
+    if times > few:
+        always = [(Round(Pair.gaussian(unit * size * math.sqrt(times - few))), epochs)]
+    if few in (0, bins):
+        same = always or [(Round(Pair.gaussian(together.reach)), epochs)]
+        return Analysis(
+            {"remove": same, "add": same}, None, "a Gaussian mechanism", "fixed gradients of full norm", 1.0
+        )
+    forth, near, back = (Round(pair) for pair in group_bounds(together, epochs))
+    if few == 1:
+        attacks = each_way({"together": Round(group_attack(together))}, epochs)
+        attacks = {name: [*rounds, *always] for name, rounds in attacks.items()}
+        if size > ALL_COUNTED:
+            attacks = {name: rounds for name, rounds in attacks.items() if name.startswith("remove")}
+        by = "the bins' scores added up (docs/allocation.md, theorem 2)"
+    else:
+        seen = few * (size if adds_up else 1) / math.sqrt(bins)
+        added_up: Rounds = [(Round(Pair.gaussian(unit * seen)), epochs), *always]
+        attacks = {"remove, added up": added_up, "add, added up": added_up}
+        alone: Rounds = [(Round(Pair.gaussian(unit * math.sqrt(times - few))), epochs)] if times > few else []
+        attacks |= _attacks(times, bins, unit, epochs, alone, _LEANS)
+        by = "all outputs added up, or one record's scores (docs/allocation.md, theorem 5)"
+    return Analysis(
+        {"remove": [(forth, epochs), *always], "add": [(back, epochs), *always]},
+        attacks,
+        "records of a group that may share rounds (docs/allocation.md, theorems 2 to 5)",
+        f"fixed gradients of full norm in one direction, {by}",
+        1.0,
+        sure=True,
+        sharper={"remove": Composition([(near, epochs), *always])} if near.pair is not forth.pair else {},
+    )

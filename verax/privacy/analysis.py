@@ -37,7 +37,7 @@ def analyse(phases: Phases, group: Group) -> Guarantee:
     for mechanism in phases.mechanisms:
         pricing(type(mechanism.sampler))  # what nobody can price is refused here
     people = declared(phases) if group.people is None else group.people
-    group = replace(group, people=people, phases=len(phases.mechanisms))
+    group = replace(group, people=people, phases=len(set(phases.mechanisms)))
     guarantee = replace(_analyse(phases, group), beside=group.beside)
     if group.size > 1 and guarantee.uppers is not guarantee.lowers and not low_noise.applies(phases):
         guarantee = _smallest(guarantee, group)
@@ -79,7 +79,7 @@ def _smallest(guarantee: Guarantee, group: Group) -> Guarantee:
 
 def _one_by_one(phases: Phases, group: Group) -> tuple[Shared, str]:
     """The triangle inequality, from one record to the group, and its name."""
-    one = analyse(phases, Group(beside=group.beside + group.size - 1))
+    one = analyse(phases, Group(beside=group.beside + group.size - 1, chained=True))
     how = f"black box: {group.size} steps by the triangle inequality with the best shares of epsilon"
     return Shared(BlackBox(one), group.size), f"{how} (docs/proofs.md, lemma 5), each: {one.upper_by}"
 
@@ -143,7 +143,8 @@ def _with_low_noise(phases: Phases, group: Group) -> Guarantee:
 def _composed(phases: Phases, group: Group) -> Guarantee:
     if low_noise.applies(phases):
         return _with_low_noise(phases, group)
-    parts = [analysis_of(m, group) for m in phases.mechanisms]
+    analyses = {m: analysis_of(m, group) for m in dict.fromkeys(phases.mechanisms)}
+    parts = [analyses[m] for m in phases.mechanisms]
     upper_by = "; ".join(dict.fromkeys(part.upper_by for part in parts))
     lower_by = "; ".join(dict.fromkeys(part.lower_by for part in parts))
     visible = min(math.fsum(part.visible for part in parts) * (1.0 + 1e-9), 1.0)
@@ -200,6 +201,6 @@ def _chained(phases: Phases, group: Group, absent: bool) -> Guarantee:
         upper_by = f"{how} (docs/proofs.md, lemma 5), each: {one.upper_by}"
     else:
         shared, upper_by = _one_by_one(phases, group)
-        curve, one = shared, shared.box.one
+        curve, one = shared, analyse(phases, Group(beside=group.beside + size - 1))
     visible = min(size * one.visible * (1.0 + 1e-9), 1.0)
     return Guarantee(phases, size, [curve], one.lowers, upper_by, f"one record alone: {one.lower_by}", visible)

@@ -25,11 +25,12 @@ from verax.privacy.tables import Table
 
 FINE = 0.03  # grid points per scale of the law: widths below half a percent of epsilon
 LARGEST_SHIFT = 12.0  # beyond this the factors leave the range of doubles
-_LOG_TAIL = -92.0  # log of the mass beyond the ends of the grid
+TAIL, DEEP_TAIL = -92.0, -300.0
+"""Log of the mass beyond the ends of the grid; the second where deltas far below all that are asked for matter."""
 _FLAT = 3.0  # scales from the middle within which points are evenly spaced; further out they spread
 _LEAST = 1e-290  # of mass that keeps its digits; less is left out of what is rounded down
 _ROWS = 16  # of sums worked on at once, to stay in the cache and to add up few at a time
-_QUANTILES = (np.arange(200) + 0.5) / 200
+_QUANTILES = (np.arange(64) + 0.5) / 64  # from which grids are planned
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,35 +71,35 @@ def one_of(count: int, shift: float, fine: float = FINE) -> tuple[Table, Table]:
 
 
 @lru_cache(maxsize=64)
-def at_most_one_of(count: int, shift: float, fine: float = FINE) -> Table:
+def at_most_one_of(count: int, shift: float, fine: float = FINE, log_tail: float = TAIL) -> Table:
     """The first of these tables alone."""
-    return _average(count, shift, fine, spread=True).table(spread=True)
+    return _average(count, shift, fine, spread=True, log_tail=log_tail).table(spread=True)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def at_least_one_of(count: int, shift: float, fine: float = FINE) -> Table:
     """The second of them alone."""
     return _average(count, shift, fine, spread=False).table(spread=False)
 
 
-def _average(count: int, shift: float, fine: float, spread: bool) -> Law:
+def _average(count: int, shift: float, fine: float, spread: bool, log_tail: float = TAIL) -> Law:
     """The average of ``count`` factors, by doubling and adding one, rounded up (``spread``) or down."""
     cap = 0.5 * fine * shift
-    single = _single(shift, fine, cap, spread)
+    single = _single(shift, fine, cap, spread, log_tail)
     law, size = single, 1
     for bit in bin(count)[3:]:
-        law = _combine(law, law, 0.5, _grid(law, law, 0.5, fine, cap), spread)
+        law = _combine(law, law, 0.5, _grid(law, law, 0.5, fine, cap, log_tail), spread)
         size *= 2
         if bit == "1":
             share = size / (size + 1.0)
-            law = _combine(law, single, share, _grid(law, single, share, fine, cap), spread)
+            law = _combine(law, single, share, _grid(law, single, share, fine, cap, log_tail), spread)
             size += 1
     return law
 
 
-def _single(shift: float, fine: float, cap: float, spread: bool) -> Law:
+def _single(shift: float, fine: float, cap: float, spread: bool, log_tail: float = TAIL) -> Law:
     """One log-normal factor."""
-    far = math.sqrt(-2.0 * _LOG_TAIL)
+    far = math.sqrt(-2.0 * log_tail)
     middle = -shift * shift / 2.0
     grid = _ticks(middle - far * shift, middle + (far + shift) * shift, middle, shift, fine, cap)
     pair = Pair.gaussian(shift)
@@ -148,13 +149,13 @@ def rounded(
     return Law(corners, mass, infinite + float(beyond[-1]), mass_error, place_error)
 
 
-def _grid(a: Law, b: Law, share: float, fine: float, cap: float) -> Array:
+def _grid(a: Law, b: Law, share: float, fine: float, cap: float, log_tail: float) -> Array:
     """Logarithms of grid points for a sum: dense around its middle, as far as its tails. Any grid is valid."""
     sums = (share * _quantiles(a)[:, None] + (1.0 - share) * _quantiles(b)).reshape(-1)
     left, middle, right = np.log(np.quantile(sums, [0.16, 0.5, 0.84])).tolist()
     one_large = max(share * a.places[-1] + (1.0 - share), (1.0 - share) * b.places[-1] + share)
-    top = math.log(max(one_large, share * _greatest(a) + (1.0 - share) * _greatest(b)))
-    bottom = math.log(share * _least(a) + (1.0 - share) * _least(b))
+    top = math.log(max(one_large, share * _greatest(a, log_tail) + (1.0 - share) * _greatest(b, log_tail)))
+    bottom = math.log(share * _least(a, log_tail) + (1.0 - share) * _least(b, log_tail))
     return _ticks(min(bottom, middle), max(top, middle), middle, 0.5 * (right - left), fine, cap)
 
 
@@ -162,16 +163,16 @@ def _quantiles(law: Law) -> Array:
     return np.asarray(np.interp(_QUANTILES, np.cumsum(law.q), law.places))
 
 
-def _least(law: Law) -> float:
+def _least(law: Law, log_tail: float) -> float:
     """A place with so little mass below it that a sum of two below theirs hardly happens."""
-    first = int(np.searchsorted(np.cumsum(law.q), math.exp(0.5 * _LOG_TAIL)))
+    first = int(np.searchsorted(np.cumsum(law.q), math.exp(0.5 * log_tail)))
     return max(float(law.places[min(first, len(law.q) - 1)]), 1e-300)
 
 
-def _greatest(law: Law) -> float:
+def _greatest(law: Law, log_tail: float) -> float:
     """The same above: a place with so little of the mean beyond it."""
     beyond = np.cumsum((law.q * law.places)[::-1])[::-1]
-    return float(law.places[max(int(np.count_nonzero(beyond > math.exp(0.5 * _LOG_TAIL))) - 1, 0)])
+    return float(law.places[max(int(np.count_nonzero(beyond > math.exp(0.5 * log_tail))) - 1, 0)])
 
 
 def _ticks(low: float, high: float, middle: float, scale: float, fine: float, cap: float) -> Array:

@@ -23,9 +23,11 @@ import numpy as np
 
 from verax import checks
 from verax.checks import NoGuarantee
+from verax.privacy.chain import Best
 from verax.privacy.closed_form import black_box_group
-from verax.privacy.composition import BOTH, UPPER, Sides
-from verax.privacy.curve import remembering
+from verax.privacy.compose import Composed
+from verax.privacy.composition import BOTH, UPPER, Composition, Sides
+from verax.privacy.curve import Curve
 from verax.privacy.guarantee import DEFAULT_RTOL, Guarantee
 from verax.privacy.pairs import Array
 from verax.privacy.pricing import Group
@@ -45,6 +47,7 @@ _FIRST = -1000.0  # log of the false-alarm rate at which the search for shares s
 _SMALLEST_LOG = -600.0  # of a delta whose epsilon is estimated
 _MOST_ESTIMATED = 200  # steps
 _ROUND_OFF = 1e-9
+_SPAN, _MOST_PLDS = 6.0, 60  # of log delta that one PLD serves, and how many of them: down to DEEPEST
 
 
 class BlackBox:
@@ -63,18 +66,8 @@ class BlackBox:
         if guarantee.group != 1:
             raise ValueError(f"guarantee must be of one record, got a group of {guarantee.group}")
         self.one = guarantee
-        self._points = _Points(guarantee)
-        self._kept: _OneRecord | None = None
-
-    def remembering(self) -> BlackBox:
-        """A copy for many questions: later ones are answered from what was composed for earlier ones."""
-        copy = BlackBox(self.one)
-        copy._points, copy._kept = self._points, _OneRecord(self.one)
-        return copy
-
-    def _one_record(self) -> _OneRecord:
-        """What a question reads one record's delta from."""
-        return self._kept or _OneRecord(self.one)
+        self._record = _OneRecord(guarantee)
+        self._points = _Points(self._record)
 
     def epsilon(self, group: int, delta: float, shares: str = "equal") -> float:
         """The least epsilon that follows at ``delta``; infinite if one record's curve says nothing that small."""
@@ -93,7 +86,7 @@ class BlackBox:
             low = high
         else:
             return math.inf
-        one = self._one_record()
+        one = self._record
         while high - low > 1e-4 * high:
             middle = 0.5 * (low + high)
             fits = _sum(group, middle, one.delta(middle)) <= delta
@@ -111,7 +104,7 @@ class BlackBox:
         if either:
             return min(self._best_delta(group, epsilon), self.delta(group, epsilon))
         each = epsilon / group
-        return _sum(group, each, self._one_record().delta(each))
+        return _sum(group, each, self._record.delta(each))
 
     def _with_others(self, group: int) -> BlackBox:
         """The same for data sets that hold the rest of the group, too, where the number of records is part of the run.
@@ -119,7 +112,7 @@ class BlackBox:
         Adding k records to n one by one, the last one comes to n + k - 1 others: one record's curve must cover them.
         """
         phases = self.one.mechanism
-        counted = any(hasattr(m.sampler, "population") for m in phases.mechanisms)
+        counted = any(m.sampler.declared_population is not None for m in phases.mechanisms)
         if not counted or phases.relation != "add-remove" or self.one.beside >= group - 1:
             return self
         if type(self.one) is not Guarantee:
@@ -148,7 +141,7 @@ class BlackBox:
         (_, slope, _), (start, spent, _) = found
         share = max(slope - spent, 0.0)
         small, large = 0.5 * share, 1.5 * share
-        one = self._one_record()
+        one = self._record
         if not one.last_step(start, large) <= delta:
             return max(slope, 0.0) * (1.0 + _ROUND_OFF)
         while large - small > 1e-4 * (large + max(spent, 0.0)) and large > 1e-12:
@@ -164,7 +157,7 @@ class BlackBox:
         if found is None:
             return 1.0
         (intercept, _, _), (start, spent, _) = found
-        exact = self._one_record().last_step(start, epsilon - spent) if epsilon >= spent else 1.0
+        exact = self._record.last_step(start, epsilon - spent) if epsilon >= spent else 1.0
         return min(math.exp(min(intercept, 0.0)) * (1.0 + _ROUND_OFF), exact, 1.0)
 
     def _tangent(
@@ -194,29 +187,65 @@ def _sum(group: int, each: float, delta: float) -> float:
 
 
 class _OneRecord:
-    """One record's delta from above, in the worse direction.
-
-    Later answers are read off PLDs composed for earlier ones, so every question about a group has one of its own, and
-    its answer depends on nothing that was asked before; unless the black box is told to remember.
-    """
+    """One record's delta from above, in the worse direction."""
 
     def __init__(self, guarantee: Guarantee) -> None:
         self._visible = guarantee.visible
-        self._curves = [remembering(curve) for curve in guarantee.uppers]
+        self._uppers = guarantee.uppers
+        self._curves = [_readings(curve) for curve in guarantee.uppers]
 
     def delta(self, epsilon: float, rtol: float = DEFAULT_RTOL) -> float:
         """An upper bound on delta(epsilon)."""
-        bound = max(curve.delta(epsilon, rtol, (UPPER,))[1] for curve in self._curves)
+        bound = max(read(epsilon, rtol) for read in self._curves)
         return max(min(bound, self._visible), _LEAST)
 
     def rough_epsilon(self) -> float:
         """About how large an epsilon matters."""
-        return max(curve.epsilon(_TYPICAL_DELTA, 0.1, (UPPER,))[1] for curve in self._curves)
+        return max(curve.epsilon(_TYPICAL_DELTA, 0.1, (UPPER,))[1] for curve in self._uppers)
 
     def last_step(self, start: float, share: float) -> float:
         """What all steps but one have cost, and a last one with this share of epsilon."""
         before = math.exp(start + share) if start + share < 700.0 else math.inf
         return min((self.delta(share) + before) * (1.0 + _ROUND_OFF), 1.0)
+
+
+def _readings(curve: Curve) -> Callable[[float, float], float]:
+    """Upper bounds on delta for the hundred questions that a black box asks, by epsilon and accuracy."""
+    if isinstance(curve, Best):
+        parts = [_readings(part) for part in curve.curves]
+        return lambda epsilon, rtol: min(read(epsilon, rtol) for read in parts)
+    if isinstance(curve, Composition) and not curve.is_single and curve.gaussian_mu is None:
+        return _Readings(curve)
+    return lambda epsilon, rtol: curve.delta(epsilon, rtol, (UPPER,))[1]
+
+
+class _Readings:
+    """PLDs composed for deltas of a few sizes, which are then read off.
+
+    A question goes from the largest deltas to the smallest until the bound is no smaller than what the PLD was made
+    for, so that its answer depends on epsilon alone.
+    """
+
+    def __init__(self, composition: Composition) -> None:
+        self._composition = composition
+        self._plds: list[Composed | None] = []
+
+    def __call__(self, epsilon: float, rtol: float) -> float:
+        """Upper bound on delta(epsilon)."""
+        bound, size = 1.0, 0.0
+        for number in range(_MOST_PLDS):
+            pld = self._pld(number)
+            if pld is None:
+                return min(bound, self._composition.delta(epsilon, rtol, (UPPER,))[1])
+            bound, size = min(bound, pld.delta(epsilon)), size - _SPAN
+            if bound > math.exp(size):
+                break
+        return bound
+
+    def _pld(self, number: int) -> Composed | None:
+        if number == len(self._plds):
+            self._plds.append(self._composition.upper_pld(-_SPAN * number, _SPAN, DEFAULT_RTOL))
+        return self._plds[number]
 
 
 class _Points:
@@ -225,8 +254,8 @@ class _Points:
     The sequence is the same whoever asks for it: a point depends on those before it and on nothing else.
     """
 
-    def __init__(self, guarantee: Guarantee) -> None:
-        self._guarantee = guarantee
+    def __init__(self, one: _OneRecord) -> None:
+        self._one = one
         self._known: list[tuple[float, float]] = []
 
     def all(self) -> Iterator[tuple[float, float]]:
@@ -248,9 +277,8 @@ class _Points:
     def _look_further(self) -> bool:
         """Find one more point, unless delta is as small as is looked at or does not fall."""
         if not self._known:
-            scale = _OneRecord(self._guarantee).rough_epsilon()
+            scale = self._one.rough_epsilon()
             self._step = scale / 50.0 if 0.0 < scale < math.inf else 0.01
-            self._one = _OneRecord(self._guarantee)
             self._known.append((0.0, math.log(self._one.delta(0.0, _RTOL))))
             return True
         last, before = self._known[-1]
@@ -258,9 +286,6 @@ class _Points:
             return False
         log = math.log(self._one.delta(last + self._step, _RTOL))
         wanted = _DROP if log > math.log(_TINY) else _DEEP_DROP
-        if before - log < 0.5 * wanted:  # PLDs composed for deltas not as small may be to blame
-            self._one = _OneRecord(self._guarantee)
-            log = math.log(self._one.delta(last + self._step, _RTOL))
         self._known.append((last + self._step, log))
         self._step *= min(max(wanted / max(before - log, 1e-9), 0.5), 2.0)
         return True
@@ -314,10 +339,6 @@ class Shared:
 
     box: BlackBox
     steps: int
-
-    def remembering(self) -> Shared:
-        """A copy for many questions."""
-        return Shared(self.box.remembering(), self.steps)
 
     def estimate(self, delta: float) -> float:
         """About the least there can be: each term of the sum alone must be at most delta."""

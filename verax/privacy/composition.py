@@ -127,7 +127,7 @@ class Composition:
         """
         if (mu := self.gaussian_mu) is not None:
             return closed_form.gaussian_epsilon(mu, delta, LOWER), closed_form.gaussian_epsilon(mu, delta, UPPER)
-        if self._single:
+        if self.is_single:
             return self._single_epsilon(delta, LOWER), self._single_epsilon(delta, UPPER)
 
         def plan(lower: float, upper: float) -> _Plan:
@@ -166,7 +166,7 @@ class Composition:
         """Lower and upper bound on delta(epsilon); a side not asked for may be trivial."""
         if (mu := self.gaussian_mu) is not None:
             return closed_form.gaussian_delta(mu, epsilon, LOWER), closed_form.gaussian_delta(mu, epsilon, UPPER)
-        if self._single:
+        if self.is_single:
             rnd = self.rounds[0][0]
             if epsilon > _FARTHEST:  # delta falls
                 return 0.0, rnd.pair.delta(_FARTHEST)[1]
@@ -193,6 +193,17 @@ class Composition:
             upper = min(upper, self._chernoff(spacings).delta(epsilon))
         return lower, min(upper, 1.0)
 
+    def upper_pld(self, log_delta: float, span: float, rtol: float) -> Composed | None:
+        """A PLD whose deltas are close from above between e^log_delta and e^(log_delta - span); None if too large."""
+        sketch = self._sketches.at(log_delta - span, rtol)
+        tilt = sketch.tilt_for_delta(math.exp(log_delta - 0.5 * span))
+        if log_delta > math.log(_LARGE) and not sketch.is_regular(tilt):
+            tilt = 0.0
+        try:
+            return self._composed(UPPER, _Plan(sketch, tilt, rtol, 0.0, _most_points(rtol)), rtol)
+        except (FloatingPointError, MemoryError):
+            return None
+
     def _spacings(self, log_delta: float) -> list[loss.Spacing]:
         """Points close together near the bulk of each round's law and within a percent of each other far from it."""
         found = self._sketches.at(log_delta, 1e-3).spacings(0.0, 1.0)
@@ -210,7 +221,7 @@ class Composition:
         return OneRound(seen, [spacing.high for spacing in spacings])
 
     @property
-    def _single(self) -> bool:
+    def is_single(self) -> bool:
         """Whether there is only one round, for which nothing needs composing."""
         (rnd, count), *more = self.rounds
         return count == 1 and not more and not rnd.symmetric

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verax.privacy.averages import LARGEST_SHIFT, at_least_one_of, at_most_one_of, one_of
+from verax.privacy.averages import LARGEST_SHIFT, TAIL, at_least_one_of, at_most_one_of, one_of
 from verax.privacy.composition import Round
 from verax.privacy.largest import largest_sum
 from verax.privacy.pairs import Pair
@@ -17,11 +17,11 @@ def one_round_of(count: int, unit: float, fine: float) -> Round:
     return Round(*one_of(count, unit, fine))
 
 
-def at_most_one_round_of(count: int, unit: float, fine: float) -> Round:
+def at_most_one_round_of(count: int, unit: float, fine: float, log_tail: float = TAIL) -> Round:
     """The same from above alone."""
     if count == 1 or unit > LARGEST_SHIFT:
         return Round(Pair.gaussian(unit))
-    return Round(at_most_one_of(count, unit, fine))
+    return Round(at_most_one_of(count, unit, fine, log_tail))
 
 
 def at_least_one_round_of(count: int, unit: float, fine: float) -> Round:

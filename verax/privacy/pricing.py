@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Sampler)
 P = TypeVar("P", bound="type[SamplerPricing[Any]]")
 _PRICINGS: dict[type[Sampler], type[SamplerPricing[Any]]] = {}
+_CHAINED_FINE = 0.035  # grid points per scale of one record's law, for groups
 FEW_PHASES, _COARSEST = 4, 6.0  # phases that are all priced finely, and how much coarser the grids of many may be
 
 
@@ -39,7 +40,8 @@ class Group:
 
     ``beside`` is how many more records than declared there may be: the rest of a group that is added one by one.
     ``people`` is the number of all records, if a phase declares it. ``phases`` is how many different phases there are:
-    the share of each in the whole is the smaller, and so may be its accuracy.
+    the share of each in the whole is the smaller, and so may be its accuracy. ``chained`` says that the triangle
+    inequality goes on from one record's bound: tiny deltas count then, and attacks are left out.
     """
 
     size: int = 1
@@ -47,11 +49,13 @@ class Group:
     beside: int = 0
     people: int | None = None
     phases: int = 1
+    chained: bool = False
 
     @property
     def fine(self) -> float:
         """How fine the grid of one of many phases must be."""
-        return FINE * min(max(math.sqrt(self.phases / FEW_PHASES), 1.0), _COARSEST)
+        coarser = min(max(math.sqrt(self.phases / FEW_PHASES), 1.0), _COARSEST)
+        return coarser * (_CHAINED_FINE if self.chained else FINE)
 
     def split(self, mechanism: Mechanism) -> tuple[int, int]:
         """Copies and size: orthogonal records, clipped one by one, are seen apart, like runs with one record each."""

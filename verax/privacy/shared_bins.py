@@ -28,19 +28,21 @@ _WEIGHT_ERROR = 1e-12  # relative error of weights, which doubles give to about 
 
 @dataclass(frozen=True)
 class SharedBins:
-    """A group of ``size`` records, each in one of ``bins`` at random.
+    """A group of ``size`` records, each in ``times`` of ``bins`` at random.
 
     Args:
         size: number of records.
         bins: number of bins an epoch.
         unit: what one record shifts its bin by, in standard deviations of the noise.
         adds_up: whether n records in one bin shift it by n units (individual clipping), or by one (batch clipping).
+        times: in how many different bins each record is.
     """
 
     size: int
     bins: int
     unit: float
     adds_up: bool
+    times: int = 1
 
     def shifts(self, most: int) -> Array:
         """Shifts of bins with 0 to ``most`` records of the group."""
@@ -49,8 +51,10 @@ class SharedBins:
 
     @cached_property
     def reach(self) -> float:
-        """The length of the longest shift of an epoch: all in one bin, or all in different ones."""
-        return self.unit * (self.size if self.adds_up else math.sqrt(min(self.size, self.bins)))
+        """The length of the longest shift of an epoch: all in the same bins, or all in different ones."""
+        if self.adds_up:
+            return self.unit * self.size * math.sqrt(self.times)
+        return self.unit * math.sqrt(min(self.size * self.times, self.bins))
 
     def log_weights(self, rho: float, most: int) -> tuple[Array, float]:
         """log w_0, ..., log w_most, and log Z."""

@@ -30,11 +30,13 @@ from verax.privacy.loss import Discrete, Spacing
 from verax.privacy.pairs import UNIT, Array, Cells, Pair
 from verax.privacy.several import tilt_for
 from verax.privacy.shared_bins import SharedBins
+from verax.privacy.sharing import parts, sharings
 from verax.privacy.subsets import angles
 from verax.privacy.tables import Table
 
 MOST = 32
-"""Records up to which groups are followed."""
+"""Records up to which all ways of sharing bins are followed; ways of more, or of many bins a record, are rounded up."""
+_MOST_SHARING = 512  # records up to which the bound by independent numbers is worth its time
 _RARE_COUNT = 1e-25  # chance of a bin with more records, beyond which a loss is taken for infinite
 _MOST_APART = 8  # differences of numbers in one bin that sharpen the bound
 _FAINT = -160.0  # log of a mass that may as well be at infinity
@@ -48,9 +50,9 @@ _LINE_STEP = 0.01  # width of cells on the line, in standard deviations of the n
 _FAR = 12.5  # standard deviations beyond which nothing is told apart
 _EVEN = 0.02  # of Q, what is shared out evenly among the nodes
 _GRID = 0.12  # step of the losses' grid, in standard deviations of one bin's loss
-_COARSER = 0.25  # of the root of the number of bins, how much coarser an epoch's grid is
+_COARSER = 0.5  # of the root of the number of bins, how much coarser an epoch's grid is
 _BLOCK_FINE = 0.1  # grid of block averages
-_RARE = (0.0, 12.0, 35.0)  # how rare are the losses, as -log probability, that tilts make common
+_RARE = (0.0, 20.0)  # how rare are the losses, as -log probability, that tilts make common
 _SELDOM = 1e-3  # chance of a kind of sharing that need not be known as well
 _CUT = 1e-24  # mass of one bin's loss, on either side, that may be moved to the end of the grid or to infinity
 _ALIAS = 1e-16
@@ -68,15 +70,14 @@ def group_bounds(group: SharedBins, epochs: int) -> tuple[Pair | Table, Pair | T
     Where groups or shifts are large, the attacker is told where the records are.
     """
     told = Pair.gaussian(group.reach)
-    if group.size > MOST:
-        return told, told, told
     leans = (*_LEANS, *_FAR_OUT) if epochs == 1 and group.size <= _FEW else _LEANS
-    forth = [_known(partial(with_against_without, group, lean)) for lean in leans if group.unit <= _LARGEST_UNIT]
-    parts = _known(partial(told_how_many, group, backwards=False))
-    tables = [table for table in (*forth, parts) if table is not None]
+    worth = group.unit <= _LARGEST_UNIT and group.size <= _MOST_SHARING and group.times == 1
+    forth = [_known(partial(with_against_without, group, lean)) for lean in leans if worth]
+    near = _known(partial(told_how_many, group, backwards=False))
+    tables = [table for table in (*forth, near) if table is not None]
     costs = [Composition([(Round(table), epochs)]).estimate(_TYPICAL_DELTA) for table in tables]
     best = tables[int(np.argmin(costs))] if tables else told
-    return best, parts or told, _known(partial(told_how_many, group, backwards=True)) or told
+    return best, near or told, _known(partial(told_how_many, group, backwards=True)) or told
 
 
 def _known(bound: Callable[[], Table]) -> Table | None:
@@ -156,7 +157,8 @@ def _factor(cells: Cells, log_ratio: Array, exponent: Array) -> Table:
     low = log_ratio[:-1] - most - error
     high = log_ratio[1:] - least + error
     mean = np.minimum(cells.loss[:-1] + error - least, high)
-    share = np.clip(np.expm1(mean - low) / np.expm1(high - low), 0.0, 1.0)
+    share = np.exp(mean - high) * np.expm1(low - mean) / np.expm1(low - high)  # (e^mean - e^low) / (e^high - e^low)
+    share = np.clip(share, 0.0, 1.0)
     log_q = np.tile(cells.log_p[:-1] - cells.loss[:-1], 2)
     weight, place = np.concatenate([share, 1.0 - share]), np.concatenate([high, low])
     kept = weight > 0.0
@@ -171,15 +173,16 @@ def _factor(cells: Cells, log_ratio: Array, exponent: Array) -> Table:
 @lru_cache(maxsize=64)
 def told_how_many(group: SharedBins, backwards: bool) -> Table:
     """A table that dominates one epoch with the group against without it, or (``backwards``) the other way round."""
-    usual = _block(group.bins // min(group.size, group.bins), group.unit, _BLOCK_FINE)
+    usual = _block(group.bins // min(group.size * group.times, group.bins), group.unit, _BLOCK_FINE)
     step = _GRID * _spread(usual) if isinstance(usual, Table) else _GRID * group.unit
     laws: dict[tuple[int, int], Discrete] = {}
-    mixed, left = [], 1.0
+    kinds, left = _kinds(group)
+    mixed = []
     tilts: list[float] = []
-    for chance, parts in _kinds(group):
-        size, longer = divmod(group.bins, len(parts))
+    for chance, held_by_bins in kinds:
+        size, longer = divmod(group.bins, len(held_by_bins))
         longer = longer if chance > _SELDOM else 0  # smaller blocks show more
-        blocks = Counter((size + (rank < longer), held) for rank, held in enumerate(parts))
+        blocks = Counter((size + (rank < longer), held) for rank, held in enumerate(held_by_bins))
         for kind in blocks:
             if kind not in laws:
                 fine = min(_BLOCK_FINE * kind[1], 0.4)  # the rarer, the coarser
@@ -189,10 +192,9 @@ def told_how_many(group: SharedBins, backwards: bool) -> Table:
         tilts = tilts or _tilts(rounds)
         part = _epoch(rounds, step, tilts if chance > _SELDOM else tilts[:1])
         mixed.append((math.log(chance) + _CHANCE_ERROR, 0.0, part))
-        left -= chance * (1.0 - _CHANCE_ERROR)
     worst = _epoch([(_upper(Pair.gaussian(group.reach), step), 1)], step, tilts[:1])
-    mixed.append((math.log(max(left, 0.0) + 1e-15), 0.0, worst))
-    return _mixture(mixed, step, min(group.size, group.bins))
+    mixed.append((math.log(left + 1e-15), 0.0, worst))
+    return _mixture(mixed, step, min(group.size * group.times, group.bins))
 
 
 def _block(size: int, shift: float, fine: float) -> Pair | Table:
@@ -202,15 +204,34 @@ def _block(size: int, shift: float, fine: float) -> Pair | Table:
     return at_most_one_of(size, shift, fine)
 
 
-def _kinds(group: SharedBins) -> list[tuple[float, tuple[int, ...]]]:
-    """How many records share bins: the likeliest kinds, with their probabilities; all parts 1 if only bins count."""
-    if not group.adds_up:
-        return [(chance, (1,) * used) for used, chance in _used_bins(group) if chance > _KIND_TAIL / group.size]
+_Kinds = list[tuple[float, tuple[int, ...]]]
+
+
+def _kinds(group: SharedBins) -> tuple[_Kinds, float]:
+    """How many records share bins: kinds with their probabilities, and the probability that it is none of them.
+
+    The likeliest kinds where there are few enough, all parts 1 if only used bins count; else kinds rounded up.
+    """
+    if not group.adds_up and group.times == 1:
+        return _without_the_rest(
+            [(chance, (1,) * used) for used, chance in _used_bins(group) if chance > _KIND_TAIL / group.size]
+        )
+    if group.times > 1 or group.size > MOST:
+        found, left = sharings(group.size, group.times, group.bins)
+        if not group.adds_up:
+            return [(chance, (1,) * sharing[0]) for chance, sharing in found], left
+        return [(chance, parts(sharing)) for chance, sharing in found], left
     kinds = [(_log_chance(group, parts), parts) for parts in _partitions(group.size, group.size, group.bins)]
     kinds = sorted(kinds, reverse=True)[:_MOST_KINDS]
     chances = np.exp([log for log, _ in kinds])
     enough = int(np.searchsorted(np.cumsum(chances), 1.0 - _KIND_TAIL)) + 1
-    return [(float(chance), parts) for chance, (_, parts) in zip(chances[:enough], kinds[:enough], strict=True)]
+    return _without_the_rest(
+        [(float(chance), parts) for chance, (_, parts) in zip(chances[:enough], kinds[:enough], strict=True)]
+    )
+
+
+def _without_the_rest(kinds: _Kinds) -> tuple[_Kinds, float]:
+    return kinds, max(1.0 - math.fsum(chance for chance, _ in kinds) * (1.0 - _CHANCE_ERROR), 0.0)
 
 
 def _partitions(total: int, largest: int, parts: int) -> Iterator[tuple[int, ...]]:

@@ -81,7 +81,11 @@ class Table:
     gaussian_shift = math.nan
 
     def reverse(self) -> Table:
-        """Q against P."""
+        """Q against P; the same object every time, so that equal rounds stay equal."""
+        return self._reversed
+
+    @cached_property
+    def _reversed(self) -> Table:
         missing = self.missing * math.exp(2.0 * self.error)
         return Table(self.log_q[::-1], -self.loss_values[::-1], missing, self.infinite, 2.0 * self.error)
 

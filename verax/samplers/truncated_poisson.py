@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Self
 
 import numpy as np
-from scipy import special
 
 from verax import checks
 from verax.samplers.base import Sampler, rounds_for, same_population, settle
@@ -106,6 +105,8 @@ def hardly_exceeded(records: int, rate: float, rounds: int) -> int:
 
     Nothing that is proved rests on the tail used here: the analysis prices whatever size was chosen.
     """
+    from scipy import special  # here, because drawing batches does without it
+
     low, high = math.ceil(rate * records), records
     while low < high:
         middle = (low + high) // 2

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from verax.mechanism import Individual, Mechanism, Mixed
-from verax.privacy.allocation import rounds_at_random
+from verax.mechanism import Mechanism, Mixed
+from verax.privacy.allocation import rounds_at_random, sharing_rounds
 from verax.privacy.averages import LARGEST_SHIFT, one_of
 from verax.privacy.company import nobody_comes
-from verax.privacy.composition import Composition, Round
-from verax.privacy.directions import Rounds, each_way
+from verax.privacy.composition import Round
+from verax.privacy.directions import Rounds
 from verax.privacy.lattice import Law
 from verax.privacy.moves import Moves, seen
-from verax.privacy.pairs import Array, Pair
+from verax.privacy.pairs import Array
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -18,9 +18,6 @@ from verax.privacy.pricing import (
     presence_shift,
     prices,
 )
-from verax.privacy.shared_bins import SharedBins
-from verax.privacy.shared_bins_attack import ALL_COUNTED, group_attack
-from verax.privacy.shared_bins_bound import group_bounds
 from verax.privacy.strong import Who, once_an_epoch
 from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.base import Sampler
@@ -40,7 +37,7 @@ class BallsInBinsPricing(SamplerPricing[BallsInBins]):
         sampler = self.sampler
         _, size = group.split(mechanism)
         if size > 1 and mechanism.relation != "replace" and not isinstance(mechanism.clipping, Mixed):
-            return _sharing_bins(sampler, mechanism, size)
+            return sharing_rounds(mechanism, size, 1, sampler.bins, sampler.epochs)
         return rounds_at_random(mechanism, group, 1, sampler.bins, sampler.epochs)
 
     def moves(self, mechanism: Mechanism, group: Group) -> Moves:
@@ -70,27 +67,3 @@ class BallsInBinsPricing(SamplerPricing[BallsInBins]):
         once, epochs = Round(one_of(bins, unit, _COARSE)[0]), self.sampler.epochs
         theorem = "one round of many at random: an average of likelihood ratios (docs/proofs.md, theorem 5)"
         return [[(once, epochs)], [(once.reverse(), epochs)]], theorem
-
-
-def _sharing_bins(sampler: BallsInBins, mechanism: Mechanism, size: int) -> Analysis:
-    epochs = sampler.epochs
-    together = SharedBins(size, sampler.bins, presence_shift(mechanism), isinstance(mechanism.clipping, Individual))
-    if sampler.bins == 1:
-        once = Round(Pair.gaussian(together.reach))
-        same: Rounds = [(once, epochs)]
-        return Analysis(
-            {"remove": same, "add": same}, None, "a Gaussian mechanism", "fixed gradients of full norm", 1.0
-        )
-    forth, near, back = (Round(pair) for pair in group_bounds(together, epochs))
-    attacks = each_way({"together": Round(group_attack(together))}, epochs)
-    if size > ALL_COUNTED:
-        attacks = {name: rounds for name, rounds in attacks.items() if name.startswith("remove")}
-    return Analysis(
-        {"remove": [(forth, epochs)], "add": [(back, epochs)]},
-        attacks,
-        "records of a group that may share bins (docs/allocation.md, theorems 2 to 4)",
-        "fixed gradients of full norm in one direction, the bins' scores added up (docs/allocation.md, theorem 2)",
-        1.0,
-        sure=True,
-        sharper={"remove": Composition([(near, epochs)])} if near.pair is not forth.pair else {},
-    )

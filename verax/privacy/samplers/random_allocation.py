@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
-from verax.privacy.allocation import rounds_at_random
+from verax.privacy.allocation import rounds_at_random, sharing_rounds
 from verax.privacy.company import nobody_comes
 from verax.privacy.directions import Rounds
 from verax.privacy.lattice import Law
@@ -36,6 +36,9 @@ class RandomAllocationPricing(SamplerPricing[RandomAllocation]):
         sampler = self.sampler
         if sampler.times == 1:
             return pricing_of(BallsInBins(sampler.steps, sampler.epochs)).analysis(mechanism, group)
+        _, size = group.split(mechanism)
+        if size > 1 and mechanism.relation != "replace" and not isinstance(mechanism.clipping, Mixed):
+            return sharing_rounds(mechanism, size, sampler.times, sampler.steps, sampler.epochs)
         return rounds_at_random(mechanism, group, sampler.times, sampler.steps, sampler.epochs)
 
     def moves(self, mechanism: Mechanism, group: Group) -> Moves:
