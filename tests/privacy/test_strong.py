@@ -30,7 +30,7 @@ from verax.mechanism import Phases
 from verax.privacy import occupancy
 from verax.privacy.closed_form import gaussian_delta, gaussian_epsilon
 from verax.privacy.guarantee import Guarantee
-from verax.privacy.pricing import neighbour_shift
+from verax.privacy.pricing import neighbour_shift, pricing_of
 from verax.privacy.roots import CROSSING_TOLERANCE
 from verax.privacy.strong import StrongCurve, Who, strong, strong_tradeoff
 
