@@ -126,7 +126,7 @@ def test_a_delta_below_the_range_of_doubles_is_not_taken_for_none():
 
 
 def test_groups_without_an_analysis_of_their_own_are_a_black_box():
-    mechanism = Mechanism(RandomAllocation(2, 40), 1.0)
+    mechanism = Mechanism(TruncatedPoisson(0.02, 40, 50, 1000), 1.0)
     four = mechanism.guarantee(4).epsilon(1e-5)
     assert four.upper <= BlackBox(mechanism.guarantee()).epsilon(4, 1e-5, "any") * 1.001
     assert "black box" in four.upper_by

@@ -11,6 +11,7 @@ import pytest
 from scipy import special
 
 from verax import BallsInBins, Batch, Mechanism, Poisson
+from verax.privacy.closed_form import gaussian_epsilon
 from verax.privacy.composition import LOWER, UPPER, Composition, Round
 from verax.privacy.shared_bins import SharedBins
 from verax.privacy.shared_bins_attack import _scores, shared_bins_attack
@@ -133,11 +134,12 @@ def test_the_attackers_laws_are_convolutions_over_all_ways_of_sharing_bins():
 
 def test_kinds_are_probabilities():
     for group in (SharedBins(6, 10, 1.0, adds_up=True), SharedBins(6, 10, 1.0, adds_up=False)):
-        kinds = _kinds(group)
+        kinds, left = _kinds(group)
         assert 1.0 - 1e-9 <= math.fsum(chance for chance, _ in kinds) <= 1.0 + 1e-12
+        assert 0.0 <= left < 1e-9
     picks = [np.bincount(picked) for picked in itertools.product(range(4), repeat=3)]
     counts = [tuple(sorted(held[held > 0].tolist(), reverse=True)) for held in picks]
-    for chance, parts in _kinds(SharedBins(3, 4, 1.0, adds_up=True)):
+    for chance, parts in _kinds(SharedBins(3, 4, 1.0, adds_up=True))[0]:
         assert chance == pytest.approx(counts.count(parts) / 64.0)
 
 
@@ -194,12 +196,12 @@ def test_extremes_stay_finite_and_in_order():
         assert 0.0 <= bracket.lower <= bracket.upper < math.inf
 
 
-def test_bounds_of_large_groups_are_those_of_known_places():
-    forth, near, back = group_bounds(SharedBins(33, 10, 1.0, adds_up=True), 1)
-    assert forth is near is back
-    assert forth.gaussian_shift == 33.0
-    spread = SharedBins(33, 10, 1.0, adds_up=False)
-    assert spread.reach == pytest.approx(math.sqrt(10.0))
+def test_bounds_of_large_groups_are_below_those_of_known_places():
+    together = SharedBins(33, 10, 1.0, adds_up=True)
+    assert together.reach == 33.0
+    for bound in group_bounds(together, 1):
+        assert Composition([(Round(bound), 1)]).epsilon(1e-6, 1e-3, (UPPER,))[1] < gaussian_epsilon(33.0, 1e-6)
+    assert SharedBins(33, 10, 1.0, adds_up=False).reach == math.sqrt(10.0)
 
 
 def test_composed_attack_stays_below_composed_bound():
