@@ -82,7 +82,6 @@ def main() -> None:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warned
-            warnings.filterwarnings("ignore", "(overflow|underflow|invalid value|divide by zero) ", RuntimeWarning)
             code = app(standalone_mode=False)
         if code == INTERRUPTED:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt

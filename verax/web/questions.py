@@ -74,6 +74,12 @@ class Described(Question):
     relation: Annotated[RelationName, Field(description="Neighbouring relation; default: the sampler's own.")] = ""
     group: Group = 1
 
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> Self:
+        if self.clip_groups != 1 and self.clipping != "mixed":
+            raise ValueError(f"clip_groups {self.clip_groups} is for clipping mixed, got clipping {self.clipping}")
+        return self
+
 
 def _fits(records: int, batch: int, epochs: int) -> None:
     if batch > records:
