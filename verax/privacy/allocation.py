@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from verax.mechanism import Individual, Mechanism
-from verax.privacy.averages import DEEP_TAIL, LARGEST_SHIFT
+from verax.privacy.averages import DEEP_TAIL, FINE, LARGEST_SHIFT
 from verax.privacy.composition import Composition, Round
 from verax.privacy.curve import Curve
 from verax.privacy.directions import Rounds, each_way
@@ -24,6 +24,7 @@ from verax.privacy.subsets import Subset
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
 _MORE_LEANS = (0.7, 0.25, 0.12)  # and where one round's noise is low
 _LOW_NOISE = 1.2  # in shifts
+_FOLLOWED = 2  # different phases in which the ways of sharing rounds are followed
 _SHARPEST = 1e3  # shift beyond which rounds' scores are too far apart
 
 
@@ -92,8 +93,9 @@ def _attacks(
     return attacks | {f"add, {name}": [(first.reverse(), epochs), *always]}
 
 
-def sharing_rounds(mechanism: Mechanism, size: int, times: int, bins: int, epochs: int) -> Analysis:
+def sharing_rounds(mechanism: Mechanism, group: Group, times: int, bins: int, epochs: int) -> Analysis:
     """A group whose records may meet in a round; leaving out few rounds is joining few, where shifts add up."""
+    _, size = group.split(mechanism)
     unit, adds_up = presence_shift(mechanism), isinstance(mechanism.clipping, Individual)
     few = min(times, bins - times) if adds_up else times
     together = SharedBins(size, bins, unit, adds_up, few)
@@ -105,9 +107,12 @@ def sharing_rounds(mechanism: Mechanism, size: int, times: int, bins: int, epoch
         return Analysis(
             {"remove": same, "add": same}, None, "a Gaussian mechanism", "fixed gradients of full norm", 1.0
         )
-    forth, near, back = (Round(pair) for pair in group_bounds(together, epochs))
+    if group.phases > _FOLLOWED:  # one record's curve gives less soon, and these tables take long
+        forth = near = back = Round(Pair.gaussian(together.reach))
+    else:
+        forth, near, back = (Round(pair) for pair in group_bounds(together, epochs))
     if few == 1:
-        attacks = each_way({"together": Round(group_attack(together))}, epochs)
+        attacks = each_way({"together": Round(group_attack(together, group.fine / FINE))}, epochs)
         attacks = {name: [*rounds, *always] for name, rounds in attacks.items()}
         if size > ALL_COUNTED:
             attacks = {name: rounds for name, rounds in attacks.items() if name.startswith("remove")}

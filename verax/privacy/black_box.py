@@ -41,7 +41,8 @@ _RTOL = 0.003
 _DROP, _DEEP_DROP = 0.3, 2.0  # of log delta from one line to the next, before and after it is tiny
 _TINY, _TYPICAL_DELTA = 1e-12, 1e-6
 _LEAST = 1e-300  # a delta that came out smaller may have fallen below the range of doubles
-_FIRST_DEPTH, _DEEPER = -50.0, 1.5  # log delta down to which lines are looked for first, and by what factor further
+_FIRST_DEPTH, _USUAL_DEPTH = 6.0, 25.0  # of log delta, below the one asked for, or in all, down to which lines go first
+_DEEPER = 1.5  # factor by which they go further
 _FURTHEST, _MOST_LINES = 1e6, 1000
 _FIRST = -1000.0  # log of the false-alarm rate at which the search for shares starts
 _SMALLEST_LOG = -600.0  # of a delta whose epsilon is estimated
@@ -123,9 +124,9 @@ class BlackBox:
 
     # --- any shares -------------------------------------------------------------------------------------------------
 
-    def _ever_deeper(self) -> Iterator[_Lines]:
-        """The lines down to some delta, then down to smaller ones as long as there are any."""
-        depth, points = _FIRST_DEPTH, self._points.down_to(_FIRST_DEPTH)
+    def _ever_deeper(self, depth: float) -> Iterator[_Lines]:
+        """The lines down to some log delta, then down to smaller ones as long as there are any."""
+        points = self._points.down_to(depth)
         yield _Lines.both_ways(points)
         while points[-1][1] <= depth:
             depth *= _DEEPER
@@ -135,7 +136,12 @@ class BlackBox:
     def _best_epsilon(self, group: int, delta: float) -> float:
         """The flattest product of lines whose intercept is at most delta, its last factor fitted exactly."""
         goal = math.log(delta) - _ROUND_OFF
-        found = self._tangent(group, lambda lines, rate: lines.walk(group, rate, goal).intercept <= goal, _FIRST, 0.0)
+        depth = goal - _FIRST_DEPTH
+
+        def fits(lines: _Lines, rate: float) -> bool:
+            return lines.walk(group, rate, goal).intercept <= goal
+
+        found = self._tangent(group, fits, _FIRST, 0.0, depth)
         if found is None:
             return math.inf
         (_, slope, _), (start, spent, _) = found
@@ -153,7 +159,9 @@ class BlackBox:
     def _best_delta(self, group: int, epsilon: float) -> float:
         """The lowest intercept of a product of lines whose slope is at most e^epsilon, its last factor fitted."""
         most = epsilon * (1.0 - _ROUND_OFF)
-        found = self._tangent(group, lambda lines, rate: lines.walk(group, rate).slope <= most, 0.0, _FIRST)
+        found = self._tangent(
+            group, lambda lines, rate: lines.walk(group, rate).slope <= most, 0.0, _FIRST, -_USUAL_DEPTH
+        )
         if found is None:
             return 1.0
         (intercept, _, _), (start, spent, _) = found
@@ -161,14 +169,14 @@ class BlackBox:
         return min(math.exp(min(intercept, 0.0)) * (1.0 + _ROUND_OFF), exact, 1.0)
 
     def _tangent(
-        self, steps: int, fits: Callable[[_Lines, float], bool], good: float, bad: float
+        self, steps: int, fits: Callable[[_Lines, float], bool], good: float, bad: float, depth: float
     ) -> tuple[_Walk, _Walk] | None:
         """Walks of all steps and of all but one, from the rate nearest to ``bad`` that fits; None if ``good`` does not.
 
         Intercepts rise and slopes fall with the rate a walk starts from, because the curve is concave.
         """
         found = None
-        for lines in self._ever_deeper() if steps <= MOST_STEPS else ():
+        for lines in self._ever_deeper(depth) if steps <= MOST_STEPS else ():
             near, far = good, bad
             if not fits(lines, near):
                 continue

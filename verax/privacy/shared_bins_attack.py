@@ -53,25 +53,25 @@ _DEAD = 1e-26  # modulus of a frequency that is left out
 _MOST_WORK = 2**27  # nodes times frequencies; more is refused
 
 
-def group_attack(group: SharedBins) -> Pair | Table:
+def group_attack(group: SharedBins, coarser: float = 1.0) -> Pair | Table:
     """What an attacker sees of one epoch; the sum of all outputs where scores are too far apart for a grid.
 
-    The sum is shifted by size * unit if shifts add up, by a unit at least if not.
+    The sum is shifted by size * unit if shifts add up, by a unit at least if not. Grids may be ``coarser`` than usual.
     """
     if group.unit <= _LARGEST_UNIT and group.size * group.bins <= _LARGEST:
-        return shared_bins_attack(group, _LEAN)
+        return shared_bins_attack(group, _LEAN, _FINE * coarser)
     return Pair.gaussian(group.unit * (group.size if group.adds_up else 1.0) / math.sqrt(group.bins))
 
 
 @lru_cache(maxsize=64)
-def shared_bins_attack(group: SharedBins, lean: float) -> Table:
+def shared_bins_attack(group: SharedBins, lean: float, fine: float = _FINE) -> Table:
     """The binned sum of scores with the group against without it; ``lean`` scales rho = size / bins of the scores.
 
     >>> table = shared_bins_attack(SharedBins(4, 100, 1.0, adds_up=True), lean=0.7)
     >>> bool(table.delta(2.7)[0] > 1e-5)  # one record alone: epsilon .62
     True
     """
-    laws = _scores(group, lean)
+    laws = _scores(group, lean, fine)
     plain = [(laws[0], group.bins)]
     mixed = [(_mixed(group, laws), group.bins)]
     means = [mean for law in (mixed, plain) for mean in means_when_tilted(law, _RARE)]
@@ -86,7 +86,7 @@ def shared_bins_attack(group: SharedBins, lean: float) -> Table:
     return seen_in_bins(with_group, without, laws[0].step, spread, group.bins)
 
 
-def _scores(group: SharedBins, lean: float) -> list[Discrete]:
+def _scores(group: SharedBins, lean: float, fine: float) -> list[Discrete]:
     """The score of a bin on a grid, if it holds 0, 1, ... records of the group.
 
     In groups too large for that, bins with more records than are ever likely are left out.
@@ -101,7 +101,7 @@ def _scores(group: SharedBins, lean: float) -> list[Discrete]:
     mean = float(weight @ values) / float(weight.sum())
     spread = math.sqrt(float(weight @ (values - mean) ** 2) / float(weight.sum()))
     bottom, top = pair.loss(np.array([-_FAR, float(shifts[likely]) + _FAR])).tolist()
-    step = max(_FINE * spread, (top - bottom) / _MOST_CELLS)
+    step = max(fine * spread, (top - bottom) / _MOST_CELLS)
     grid = step * np.arange(math.floor(bottom / step), math.ceil(top / step) + 1)
     inner = pair.inverse(np.asarray(grid[1:] - step / 2.0, dtype=np.float64))
     between = np.concatenate([[-np.inf], np.maximum.accumulate(inner), [np.inf]])

@@ -37,7 +37,7 @@ class BallsInBinsPricing(SamplerPricing[BallsInBins]):
         sampler = self.sampler
         _, size = group.split(mechanism)
         if size > 1 and mechanism.relation != "replace" and not isinstance(mechanism.clipping, Mixed):
-            return sharing_rounds(mechanism, size, 1, sampler.bins, sampler.epochs)
+            return sharing_rounds(mechanism, group, 1, sampler.bins, sampler.epochs)
         return rounds_at_random(mechanism, group, 1, sampler.bins, sampler.epochs)
 
     def moves(self, mechanism: Mechanism, group: Group) -> Moves:

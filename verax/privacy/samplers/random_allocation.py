@@ -38,7 +38,7 @@ class RandomAllocationPricing(SamplerPricing[RandomAllocation]):
             return pricing_of(BallsInBins(sampler.steps, sampler.epochs)).analysis(mechanism, group)
         _, size = group.split(mechanism)
         if size > 1 and mechanism.relation != "replace" and not isinstance(mechanism.clipping, Mixed):
-            return sharing_rounds(mechanism, size, sampler.times, sampler.steps, sampler.epochs)
+            return sharing_rounds(mechanism, group, sampler.times, sampler.steps, sampler.epochs)
         return rounds_at_random(mechanism, group, sampler.times, sampler.steps, sampler.epochs)
 
     def moves(self, mechanism: Mechanism, group: Group) -> Moves:
