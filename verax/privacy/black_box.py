@@ -152,8 +152,8 @@ class BlackBox:
             return max(slope, 0.0) * (1.0 + _ROUND_OFF)
         while large - small > 1e-4 * (large + max(spent, 0.0)) and large > 1e-12:
             middle = 0.5 * (small + large)
-            fits = one.last_step(start, middle) <= delta
-            small, large = (small, middle) if fits else (middle, large)
+            enough = one.last_step(start, middle) <= delta
+            small, large = (small, middle) if enough else (middle, large)
         return max(min(slope, spent + large), 0.0) * (1.0 + _ROUND_OFF)
 
     def _best_delta(self, group: int, epsilon: float) -> float:
