@@ -283,7 +283,7 @@ def test_a_law_with_itself_is_no_other_than_with_a_copy_of_itself(spread):
     law = averages._average(3, 0.8, 0.2, spread)
     assert len(law.q) > averages._ROWS
     assert len(law.q) % averages._ROWS
-    grid = averages._grid(law, law, 0.5, 0.2, 0.1)
+    grid = averages._grid(law, law, 0.5, 0.2, 0.1, averages.TAIL)
     one, two = (averages._combine(law, other, 0.5, grid, spread) for other in (law, replace(law)))
     np.testing.assert_allclose(one.q, two.q, rtol=1e-12)
     np.testing.assert_allclose(one.places, two.places, rtol=1e-12)

@@ -54,7 +54,7 @@ def test_a_part_of_a_run_is_a_shorter_run(sampler):
     """With the same generator, what is charged begins with the batches that were released."""
 
     def drawn(what, most=10**6):
-        return [batch.tolist() for batch in islice(what.batches(30, np.random.default_rng(3)), most)]
+        return [batch.tolist() for batch in islice(what.draw(30, np.random.default_rng(3)), most)]
 
     for rounds in range(1, len(sampler)):
         more, less = sampler.prefix(rounds, up=True), sampler.prefix(rounds, up=False)

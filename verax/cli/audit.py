@@ -85,7 +85,7 @@ audit.command(cls=Command)(canaries)
 @flat
 def sampler(
     *,
-    drawn: Annotated[str, typer.Option("--sampler", help="What draws the batches.")],
+    drawn: Annotated[str, typer.Option("--sampler", help=f"What draws the batches: {', '.join(registry.names())}.")],
     noise_multiplier: common.Noise,
     batches: Annotated[int, typer.Option(help="Batches per epoch.")],
     claim: Annotated[str | None, typer.Option(help="What is said to draw them; default: the truth.")] = None,

@@ -50,8 +50,11 @@ def rounds_at_random(mechanism: Mechanism, group: Group, times: int, steps: int,
     if times > few:
         theorem += "; rounds left out, and a Gaussian mechanism (docs/allocation.md, theorem 1)"
     achieved = "achieved by fixed gradients of full norm in one direction"
+    sharper: dict[str, Curve] = {}
+    if few > 1 and epochs == 1 and Subset.applies(few, steps, unit):
+        sharper["remove"] = Subset(few, steps, unit, beside)
     if group.chained:
-        return Analysis(uppers, {}, theorem, "no attack was looked for", 1.0)
+        return Analysis(uppers, {}, theorem, "no attack was looked for", 1.0, sharper=sharper)
     if few == 0 or (few == 1 and unit <= LARGEST_SHIFT):
         return Analysis(uppers, None, theorem, achieved, 1.0)
     uppers = {name: [(Round(rnd.pair), count) for rnd, count in rounds] for name, rounds in uppers.items()}
@@ -61,9 +64,7 @@ def rounds_at_random(mechanism: Mechanism, group: Group, times: int, steps: int,
     if few == 1:
         return Analysis(uppers, attacks, theorem, achieved, 1.0, sure=True)
     by = f"{few} blocks of rounds, one round of each (docs/proofs.md, theorem 6): {theorem}"
-    sharper: dict[str, Curve] = {}
-    if epochs == 1 and Subset.applies(few, steps, unit):
-        sharper["remove"] = Subset(few, steps, unit, beside)
+    if sharper:
         by = f"the smaller of: {by}; and coins given their number (docs/proofs.md, theorem 10)"
     return Analysis(
         uppers,

@@ -30,7 +30,7 @@ TAIL, DEEP_TAIL = -92.0, -300.0
 _FLAT = 3.0  # scales from the middle within which points are evenly spaced; further out they spread
 _LEAST = 1e-290  # of mass that keeps its digits; less is left out of what is rounded down
 _ROWS = 16  # of sums worked on at once, to stay in the cache and to add up few at a time
-_QUANTILES = (np.arange(64) + 0.5) / 64  # from which grids are planned
+_QUANTILES, _FEW_QUANTILES = ((np.arange(count) + 0.5) / count for count in (200, 64))  # from which grids are planned
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +151,8 @@ def rounded(
 
 def _grid(a: Law, b: Law, share: float, fine: float, cap: float, log_tail: float) -> Array:
     """Logarithms of grid points for a sum: dense around its middle, as far as its tails. Any grid is valid."""
-    sums = (share * _quantiles(a)[:, None] + (1.0 - share) * _quantiles(b)).reshape(-1)
+    at = _QUANTILES if fine <= FINE else _FEW_QUANTILES
+    sums = (share * _quantiles(a, at)[:, None] + (1.0 - share) * _quantiles(b, at)).reshape(-1)
     left, middle, right = np.log(np.quantile(sums, [0.16, 0.5, 0.84])).tolist()
     one_large = max(share * a.places[-1] + (1.0 - share), (1.0 - share) * b.places[-1] + share)
     top = math.log(max(one_large, share * _greatest(a, log_tail) + (1.0 - share) * _greatest(b, log_tail)))
@@ -159,8 +160,8 @@ def _grid(a: Law, b: Law, share: float, fine: float, cap: float, log_tail: float
     return _ticks(min(bottom, middle), max(top, middle), middle, 0.5 * (right - left), fine, cap)
 
 
-def _quantiles(law: Law) -> Array:
-    return np.asarray(np.interp(_QUANTILES, np.cumsum(law.q), law.places))
+def _quantiles(law: Law, at: Array) -> Array:
+    return np.asarray(np.interp(at, np.cumsum(law.q), law.places))
 
 
 def _least(law: Law, log_tail: float) -> float:

@@ -47,7 +47,7 @@ def lacking(mechanism: Mechanism, group: int, population: int | None) -> float:
 
     It is 0 where no clip-group needs company, or if there may be as many records as one likes.
 
-    >>> from verax import Batch, Mixed
+    >>> from verax import Batch, Mixed, Poisson, WithoutReplacement
     >>> lacking(Mechanism(WithoutReplacement(batch=1, population=4, steps=1), 1.0, Batch(), "zero-out"), 1, 4)
     0.25...
     >>> lacking(Mechanism(Poisson(rate=0.01, steps=100), 1.0, Mixed(groups=4)), 1, None)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Sampler)
 P = TypeVar("P", bound="type[SamplerPricing[Any]]")
 _PRICINGS: dict[type[Sampler], type[SamplerPricing[Any]]] = {}
-_CHAINED_FINE = 0.035  # grid points per scale of one record's law, for groups
 FEW_PHASES, _COARSEST = 4, 6.0  # phases that are all priced finely, and how much coarser the grids of many may be
 
 
@@ -54,8 +53,7 @@ class Group:
     @property
     def fine(self) -> float:
         """How fine the grid of one of many phases must be."""
-        coarser = min(max(math.sqrt(self.phases / FEW_PHASES), 1.0), _COARSEST)
-        return coarser * (_CHAINED_FINE if self.chained else FINE)
+        return FINE * min(max(math.sqrt(self.phases / FEW_PHASES), 1.0), _COARSEST)
 
     def split(self, mechanism: Mechanism) -> tuple[int, int]:
         """Copies and size: orthogonal records, clipped one by one, are seen apart, like runs with one record each."""

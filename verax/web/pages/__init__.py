@@ -29,7 +29,8 @@ def page(name: str) -> str:
     content = (_HERE / f"{name}.html").read_text(encoding="utf-8")
     heading = re.search("<h1>(.*)</h1>", content)
     assert heading is not None  # noqa: S101
-    script = f'<script type="module" src="/static/{name}.js"></script>'
+    data = f'<script type="application/json" id="samplers">{_samplers()}</script>'
+    script = f'{data}\n  <script type="module" src="/static/{name}.js"></script>'
     return _framed(heading[1], _NO_SCRIPT + content, name, script)
 
 
@@ -48,7 +49,7 @@ def problem(status: int, words: str) -> str:
 def _framed(title: str, content: str, name: str, script: str) -> str:
     frame = Template((_HERE / "frame.html").read_text(encoding="utf-8"))
     links = "\n".join(f"      <li>{_link(one, one == name)}</li>" for one in LINKED)
-    return frame.substitute(title=title, script=script, links=links, content=content, samplers=_samplers())
+    return frame.substitute(title=title, script=script, links=links, content=content)
 
 
 def _samplers() -> str:
