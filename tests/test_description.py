@@ -92,7 +92,7 @@ def test_a_sampler_of_another_house_is_refused():
     class Mine(Poisson):
         pass
 
-    with pytest.raises(ValueError, match=r"sampler must be one of BallsInBins, .* to be described"):
+    with pytest.raises(ValueError, match=r"sampler must be one of Poisson, BallsInBins, .* to be described"):
         describe(Mechanism(Mine(0.1, 10), 1.0))
 
 

@@ -151,7 +151,7 @@ def rounded(
 
 def _grid(a: Law, b: Law, share: float, fine: float, cap: float, log_tail: float) -> Array:
     """Logarithms of grid points for a sum: dense around its middle, as far as its tails. Any grid is valid."""
-    at = _QUANTILES if fine <= FINE else _FEW_QUANTILES
+    at = _QUANTILES if fine <= 2.0 * FINE else _FEW_QUANTILES
     sums = (share * _quantiles(a, at)[:, None] + (1.0 - share) * _quantiles(b, at)).reshape(-1)
     left, middle, right = np.log(np.quantile(sums, [0.16, 0.5, 0.84])).tolist()
     one_large = max(share * a.places[-1] + (1.0 - share), (1.0 - share) * b.places[-1] + share)
