@@ -320,8 +320,8 @@ def calibration(options: Options) -> list[Table]:
 
 
 def _epsilon_at(noise: float | None, rate: float, steps: int, delta: float) -> str:
-    from verax.privacy.composition import LOWER, UPPER
     from verax.privacy.guarantee import shown
+    from verax.privacy.pld.composition import LOWER, UPPER
 
     if noise is None:
         return "-"

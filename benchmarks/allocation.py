@@ -20,9 +20,9 @@ import time
 import PLD_accounting
 
 from verax import Mechanism, RandomAllocation
-from verax.privacy import averages, largest, several
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
+from verax.privacy.pairs import largest_sum, one_of_many, some_of_many
+from verax.privacy.pld.composition import LOWER, UPPER
 
 SETTINGS = [  # noise, times, steps, epochs, delta
     (1.0, 1, 100, 1, 1e-6),
@@ -36,7 +36,7 @@ SLOW = [(0.5, 1, 10_000, 1, 1e-6), (1.0, 1, 10_000, 1, 1e-6)]
 
 def verax(noise: float, times: int, steps: int, epochs: int, delta: float) -> tuple[float, float]:
     """Both sides, from scratch."""
-    for memory in (averages.one_of, several.some_of, largest.largest_sum):
+    for memory in (one_of_many.one_of, some_of_many.some_of, largest_sum.largest_sum):
         memory.cache_clear()
     bracket = Mechanism(RandomAllocation(times, steps, epochs), noise).guarantee().epsilon(delta)
     return bracket.lower, bracket.upper

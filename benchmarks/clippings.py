@@ -13,9 +13,9 @@ import math
 import time
 
 from verax import Batch, Individual, Mechanism, Mixed, Poisson
-from verax.privacy.composition import UPPER
+from verax.privacy.group_uses import crossover
 from verax.privacy.guarantee import shown as above
-from verax.privacy.uses import crossover
+from verax.privacy.pld.composition import UPPER
 
 SETTINGS = [
     (0.6, 0.01, 100), (1.0, 0.01, 100), (1.0, 0.01, 1000), (1.0, 0.01, 10_000), (2.0, 0.01, 1000), (5.0, 0.01, 1000),

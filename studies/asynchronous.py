@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from verax import Mechanism, Poisson
 from verax.federated import AsyncClient, AsyncServer, Client, Diminishing, Model, Plan, Update, put_weights, weights_of
 from verax.planning.calculator import budget, simple
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.training.examples import Examples
 from verax.training.memory import keep_freed_blocks
 

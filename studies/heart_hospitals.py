@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from verax import Poisson, calibrate
 from verax.federated import Client, Plan, Server, put_weights, weights_of
 from verax.federated.splits import HOSPITALS, split
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.training.examples import Examples, accuracy, build
 
 Records = tuple[Tensor, Tensor]

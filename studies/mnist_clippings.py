@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from verax import Batch, Individual, Mechanism, Mixed, Poisson, Shuffle
 from verax.mechanism import Clipping
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.training import PrivateTrainer
 from verax.training.examples import Examples, accuracy, build, load
 from verax.training.memory import keep_freed_blocks

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from verax import Individual, Mechanism, Poisson, calibrate
 from verax.planning.calculator import budget, simple
 from verax.planning.utility import mean_band
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.figures import OKABE_ITO, panels
 from verax.training import fit
 from verax.training.examples import Examples, build

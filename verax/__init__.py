@@ -25,8 +25,8 @@ from verax.samplers import (
 
 if TYPE_CHECKING:
     from verax.privacy import calibrate
-    from verax.privacy.budget import Budget, OverBudget
     from verax.privacy.guarantee import Bracket, Guarantee
+    from verax.privacy.renyi.filter import Budget, OverBudget
     from verax.privacy.tuning import PoissonTrials, TruncatedNegativeBinomial, tuned
 
 __version__ = "0.1.0"

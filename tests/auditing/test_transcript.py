@@ -24,8 +24,8 @@ from verax import (
     WithoutReplacement,
 )
 from verax.auditing import SamplerAudit, audit_sampler
-from verax.privacy.composition import Composition, Round
-from verax.privacy.largest import largest_sum
+from verax.privacy.pairs.largest_sum import largest_sum
+from verax.privacy.pld.composition import Composition, Round
 
 SAMPLERS = [
     Poisson(0.25, 8),

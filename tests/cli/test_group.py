@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from verax import Mechanism, Poisson
 from verax.cli import app, main
-from verax.privacy.closed_form import gaussian_epsilon
+from verax.privacy.curves.gaussian import gaussian_epsilon
 
 PLAIN = ["group", "-z", "20", "--rate", "1", "--steps", "4"]
 GAUSSIAN = [*PLAIN, "--insecure-seed", "1", "--samples", "2000"]

@@ -14,8 +14,8 @@ from typer.testing import CliRunner  # noqa: E402
 from verax import BallsInBins, Mechanism, Poisson, Shuffle, calibrate  # noqa: E402
 from verax.cli import app, main  # noqa: E402
 from verax.cli.common import expected_batch  # noqa: E402
-from verax.privacy.composition import LOWER, UPPER  # noqa: E402
 from verax.privacy.guarantee import shown  # noqa: E402
+from verax.privacy.pld.composition import LOWER, UPPER  # noqa: E402
 from verax.training import Ledger, PrivateTrainer, fit, ledger  # noqa: E402
 from verax.training.examples import MODELS, load  # noqa: E402
 

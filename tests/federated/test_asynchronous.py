@@ -28,7 +28,7 @@ from verax.federated import (  # noqa: E402
 )
 from verax.federated import weights_of as flat  # noqa: E402
 from verax.federated.asynchronous import ONE_BEHIND, Behind  # noqa: E402
-from verax.privacy.budget import Budget, OverBudget  # noqa: E402
+from verax.privacy.renyi.filter import Budget, OverBudget  # noqa: E402
 from verax.training import Ledger, ledger  # noqa: E402
 
 STEP = Diminishing(0.02, beta=0.05)

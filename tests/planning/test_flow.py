@@ -10,7 +10,7 @@ pytest.importorskip("sklearn")
 from verax import Mechanism, Poisson  # noqa: E402
 from verax.planning.flow import calculate, proactive  # noqa: E402
 from verax.planning.utility import Line, Point, UtilityGraph, utility_graph  # noqa: E402
-from verax.privacy.budget import Budget  # noqa: E402
+from verax.privacy.renyi.filter import Budget  # noqa: E402
 from verax.training import ledger  # noqa: E402
 from verax.training.examples import accuracy, build, load  # noqa: E402
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed, NoGuarantee, Poisson, Shuffle
 from verax.privacy.analysis import MAX_GROUP
-from verax.privacy.closed_form import black_box_group, gaussian_delta, gaussian_epsilon
+from verax.privacy.curves.gaussian import black_box_group, gaussian_delta, gaussian_epsilon
 from verax.privacy.guarantee import Bracket, Guarantee
-from verax.privacy.pairs import Pair
+from verax.privacy.pairs.gaussian_mixture import Pair
 
 WIDTH = 1e-3
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed, NoGuarantee, Poisson, Shuffle, calibrate
-from verax.privacy.closed_form import gaussian_epsilon
+from verax.privacy.curves.gaussian import gaussian_epsilon
 
 DELTA = 1e-5
 

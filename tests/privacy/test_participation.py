@@ -21,8 +21,7 @@ from verax import (
     Poisson,
     RandomParticipation,
 )
-from verax.privacy.composition import Composition, Round
-from verax.privacy.glued import Glued
+from verax.privacy.pairs.hidden_participation import Glued
 from verax.privacy.participation import (
     BASELINES,
     baseline,
@@ -31,6 +30,7 @@ from verax.privacy.participation import (
     participating,
     published,
 )
+from verax.privacy.pld.composition import Composition, Round
 
 CASES = [(0.001, 0.1, 30), (0.1, 0.001, 1000)]  # the two of the paper's section 6
 

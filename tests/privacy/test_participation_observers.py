@@ -14,13 +14,13 @@ from verax import (
     Poisson,
     RandomParticipation,
 )
-from verax.privacy.closed_form import gaussian_epsilon
-from verax.privacy.composition import UPPER
+from verax.privacy.curves.gaussian import gaussian_epsilon
 from verax.privacy.participation import (
     OBSERVERS,
     Federation,
     baseline,
 )
+from verax.privacy.pld.composition import UPPER
 
 RECORD = RandomParticipation(0.2, 0.1, 30, 10)
 

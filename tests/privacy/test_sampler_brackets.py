@@ -27,10 +27,10 @@ from verax import (
     WithoutReplacement,
     calibrate,
 )
-from verax.privacy.black_box import BlackBox
-from verax.privacy.closed_form import gaussian_delta, gaussian_epsilon
+from verax.privacy.curves.black_box import BlackBox
+from verax.privacy.curves.gaussian import gaussian_delta, gaussian_epsilon
 from verax.privacy.guarantee import Guarantee
-from verax.privacy.mixtures import crowded, truncated_rate
+from verax.privacy.pairs.mixture_weights import crowded, truncated_rate
 from verax.privacy.tuning import PoissonTrials, tuned
 
 WIDTH = 1e-3

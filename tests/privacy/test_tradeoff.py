@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr, ndtri
 
 from verax import BallsInBins, Batch, Deterministic, Mechanism, Poisson, Shuffle
-from verax.privacy.closed_form import gaussian_delta, gaussian_epsilon
+from verax.privacy.curves.gaussian import gaussian_delta, gaussian_epsilon
 from verax.privacy.tradeoff import TradeOff, between
 
 ALPHAS = np.concatenate([np.geomspace(1e-6, 0.5, 200), np.linspace(0.5, 1.0, 101)])

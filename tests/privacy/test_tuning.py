@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verax import Batch, Mechanism, NoGuarantee, Poisson, Shuffle
-from verax.privacy.renyi import DEFAULT_ORDERS, Renyi, epsilon_from_rdp
+from verax.privacy.renyi.accountant import DEFAULT_ORDERS, Renyi, epsilon_from_rdp
 from verax.privacy.tuning import PoissonTrials, TruncatedNegativeBinomial, _Selected, tuned
 
 LAWS = [

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from verax import BallsInBins, Batch, Individual, Mechanism, Mixed, Poisson, Shuffle, WithoutReplacement
-from verax.privacy.black_box import BlackBox
+from verax.privacy.curves.black_box import BlackBox
 from verax.privacy.guarantee import Bracket
 from verax.reporting.groups import (
     Block,

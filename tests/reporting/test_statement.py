@@ -28,8 +28,8 @@ from verax import (
     Shuffle,
     WithoutReplacement,
 )
-from verax.privacy.budget import IN_ADVANCE
 from verax.privacy.participation import Federation
+from verax.privacy.renyi.filter import IN_ADVANCE
 from verax.privacy.tuning import TruncatedNegativeBinomial, tuned
 from verax.reporting.facts import UNCOVERED, Facts
 from verax.reporting.statement import Statement

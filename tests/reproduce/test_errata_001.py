@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from verax import Mechanism, Poisson
-from verax.privacy.black_box import BlackBox
-from verax.privacy.closed_form import gaussian_delta
+from verax.privacy.curves.black_box import BlackBox
+from verax.privacy.curves.gaussian import gaussian_delta
 
 NORMAL = stats.norm
 X = np.linspace(-14.0, 20.0, 340_001)

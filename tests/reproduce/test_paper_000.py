@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from verax.privacy.closed_form import gaussian_epsilon
+from verax.privacy.curves.gaussian import gaussian_epsilon
 from verax.reproduce import PAPERS, paper_000
 
 

@@ -126,7 +126,7 @@ def test_the_registry_knows_it():
 @pytest.mark.parametrize("group", [1, 2, 5])
 def test_the_lower_bound_on_the_f_dp_black_box(group):
     """Of a Gaussian curve it must not exceed that of k mu."""
-    from verax.privacy.closed_form import gaussian_epsilon
+    from verax.privacy.curves.gaussian import gaussian_epsilon
 
     above = Mechanism(Poisson(1.0, 1), 4.0).guarantee().tradeoff().above
     exact = gaussian_epsilon(0.25 * group, 1e-3)

@@ -17,9 +17,9 @@ import pytest
 from verax import Mechanism, Poisson, RandomParticipation, Shuffle
 from verax.planning import Target, frontier, plannable
 from verax.planning.utility import Line, Point, UtilityGraph, best_plan
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
 from verax.privacy.participation import Federation
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.training.ledger import Ledger, read
 from verax.training.ran import compose
 

@@ -17,10 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from verax import checks
 from verax.auditing.sums import Floats
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import Bracket, Guarantee, shown
 from verax.privacy.numerics.distributions import binomial_at_least, binomial_law, law_error
-from verax.privacy.pairs import UNIT
+from verax.privacy.pairs.gaussian_mixture import UNIT
+from verax.privacy.pld.composition import LOWER, UPPER
 
 Run = Callable[[NDArray[np.bool_]], ArrayLike]
 """Trains once with the canaries that are in, and returns a score for every canary: the higher, the more it seems in."""

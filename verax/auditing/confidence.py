@@ -10,7 +10,7 @@ from scipy.special import betainccinv, betaincinv
 
 from verax.auditing.sums import Floats
 from verax.privacy.numerics.proportions import proportion_at_least, proportion_at_most
-from verax.privacy.pairs import UNIT
+from verax.privacy.pairs.gaussian_mixture import UNIT
 
 THRESHOLDS = 400  # tried on the first lot of runs
 

@@ -20,8 +20,8 @@ from verax.auditing.runs import Factory, Runs, Source
 from verax.auditing.scores import Score, learn
 from verax.auditing.sums import Data, Floats, Sums
 from verax.mechanism import Clipping, Individual, Mechanism, Mixed
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.samplers.base import Sampler
 
 Progress = Callable[[int, int], None]

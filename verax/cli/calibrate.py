@@ -11,8 +11,8 @@ from verax import Poisson
 from verax.cli import common
 from verax.cli.options import RunOptions, flat
 from verax.privacy import calibrate as solve
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
+from verax.privacy.pld.composition import LOWER, UPPER
 
 
 @flat

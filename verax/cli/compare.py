@@ -11,8 +11,8 @@ import typer
 from verax.cli import common
 from verax.cli.options import ClipGroups, ClippingName, ClippingOption, RelationName, clippings_by_name
 from verax.cli.tables import Table, console
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import DEFAULT_RTOL, shown
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.compare import RECORDS_PER_BATCH, Priced, against_poisson, comparison_figure
 from verax.reporting.compare import compare as price_all
 from verax.reporting.figures import drawable

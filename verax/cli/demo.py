@@ -19,8 +19,8 @@ from verax.auditing import audit_sampler
 from verax.cli import common
 from verax.planning import Plan, Target, frontier, ranked
 from verax.privacy import calibrate
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.figures import samplers_figure
 from verax.reporting.statement import Statement
 from verax.reporting.words import finds

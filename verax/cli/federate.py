@@ -19,8 +19,8 @@ from verax import checks
 from verax.cli import common
 from verax.cli.train import ModelName, OptimizerName
 from verax.privacy import calibrate
-from verax.privacy.composition import UPPER
 from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.pld.composition import UPPER
 from verax.reporting.statement import savable
 
 if TYPE_CHECKING:

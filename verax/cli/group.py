@@ -15,11 +15,11 @@ from verax.cli.compare import writable
 from verax.cli.options import RunOptions, clippings_by_name, flat
 from verax.cli.tables import Table, console
 from verax.mechanism import Clipping
-from verax.privacy.black_box import DEEPEST
-from verax.privacy.composition import LOWER, UPPER
+from verax.privacy.curves.black_box import DEEPEST
 from verax.privacy.group_montecarlo import default_samples
+from verax.privacy.group_uses import crossover
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
-from verax.privacy.uses import crossover
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting import groups as tables
 from verax.reporting.figures import drawable
 

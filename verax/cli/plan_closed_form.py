@@ -11,8 +11,8 @@ from rich.table import Table
 from verax import checks
 from verax.cli import common
 from verax.planning.calculator import Phase, Setting, budget, next_phase, simple
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.pld.composition import LOWER, UPPER
 
 
 def closed_form(

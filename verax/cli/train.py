@@ -25,8 +25,8 @@ from verax.cli.options import (
     with_norm,
 )
 from verax.privacy import calibrate
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.statement import savable
 from verax.samplers.options import build as build_sampler
 from verax.training.ran import NOT_PRIVATE, at_most

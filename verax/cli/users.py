@@ -18,9 +18,9 @@ from verax.cli.group import Geometry, GeometryName
 from verax.cli.options import RunOptions, flat
 from verax.cli.tables import Table, console
 from verax.privacy.analysis import MAX_GROUP
-from verax.privacy.composition import LOWER, UPPER
+from verax.privacy.group_uses import Users, largest_group, user_epsilons
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
-from verax.privacy.uses import Users, largest_group, user_epsilons
+from verax.privacy.pld.composition import LOWER, UPPER
 
 _MOST_ROWS = 24  # that are printed one by one
 _MOST_USERS = 10**12

@@ -17,8 +17,8 @@ from verax.federated.lots import Lots, Numbers, Rates
 from verax.federated.messages import Model, Update, Values
 from verax.federated.plan import Plan
 from verax.federated.work import Worker
-from verax.privacy.budget import Budget
 from verax.privacy.guarantee import Guarantee
+from verax.privacy.renyi.filter import Budget
 from verax.randomness import Source
 from verax.training.clipped import MICRO_BATCH, Inner
 from verax.training.data import Data

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from verax.mechanism import Mechanism, Phases
-from verax.privacy.composition import Composition
 from verax.privacy.guarantee import Guarantee
+from verax.privacy.pld.composition import Composition
 from verax.privacy.pricing import pricing_of
 
 

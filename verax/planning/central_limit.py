@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from verax.privacy import closed_form
-from verax.privacy.roots import root
+from verax.privacy.curves import gaussian
+from verax.privacy.numerics.roots import root
 
 _LEAST_FALL, _MOST_FALL = 0.3, 30.0
 _STEP = 1e-3  # of log mu, between the two points from which a slope is read
@@ -19,7 +19,7 @@ def gaussian_shift(epsilon: float, delta: float) -> float:
     """
 
     def excess(log_mu: float) -> float:
-        value = closed_form.gaussian_delta(math.exp(log_mu), epsilon)
+        value = gaussian.gaussian_delta(math.exp(log_mu), epsilon)
         return math.log(value / delta) if value > 0.0 else -1e4
 
     return math.exp(root(excess, math.log(1e-12), math.log(1e6), xtol=1e-6))
@@ -31,8 +31,8 @@ def gaussian_growth(mu: float, delta: float) -> float:
     >>> round(gaussian_growth(0.268, 1e-5), 2)
     1.1
     """
-    low = closed_form.gaussian_epsilon(mu * math.exp(-_STEP), delta)
-    high = closed_form.gaussian_epsilon(mu * math.exp(_STEP), delta)
+    low = gaussian.gaussian_epsilon(mu * math.exp(-_STEP), delta)
+    high = gaussian.gaussian_epsilon(mu * math.exp(_STEP), delta)
     return math.log(high / low) / (2.0 * _STEP) if 0.0 < low < high else 1.0
 
 

@@ -1,7 +1,7 @@
 """Proactive training end to end: utility graph, calculator, run, accuracy check, next phase (docs/utility.md).
 
 The flow chart of "Proactive DP", figure 15, with two changes: phases are accepted by a budget
-(:class:`verax.privacy.budget.Budget`), which is proved for choices made on the way, and the accountant takes the
+(:class:`verax.privacy.renyi.filter.Budget`), which is proved for choices made on the way, and the accountant takes the
 place of the closed form.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from verax import checks
 from verax.mechanism import Individual, Mechanism
 from verax.planning.utility import UtilityGraph
-from verax.privacy.budget import Budget, OverBudget
+from verax.privacy.renyi.filter import Budget, OverBudget
 from verax.samplers import Poisson
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from verax import checks
 from verax.planning.frontier import RANKINGS, Plan, ranked
-from verax.privacy.composition import UPPER
 from verax.privacy.guarantee import shown
+from verax.privacy.pld.composition import UPPER
 
 
 def within(

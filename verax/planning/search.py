@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from verax.privacy.composition import UPPER
 from verax.privacy.guarantee import shown
+from verax.privacy.pld.composition import UPPER
 
 LARGEST_NOISE = 1e7
 CLOSE = 1e-3  # how far above the boundary, as a ratio of noises, a search may end

@@ -11,19 +11,19 @@ from dataclasses import replace
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Phases
-from verax.privacy import low_noise
-from verax.privacy.black_box import BlackBox, Shared
-from verax.privacy.chain import Best, Chain
-from verax.privacy.company import declared, in_company
-from verax.privacy.composition import Composition
-from verax.privacy.curve import Curve
-from verax.privacy.directions import join
+from verax.privacy.curves import low_noise
+from verax.privacy.curves.base import Curve
+from verax.privacy.curves.black_box import BlackBox, Shared
+from verax.privacy.curves.empty_groups import declared, in_company
+from verax.privacy.curves.exposure import Noiseless
+from verax.privacy.curves.low_noise import LEAST_NOISE
+from verax.privacy.curves.triangle import Best, Chain
 from verax.privacy.guarantee import Guarantee, orthogonality
-from verax.privacy.low_noise import LEAST_NOISE
-from verax.privacy.noiseless import Noiseless
 from verax.privacy.participation import Sure
+from verax.privacy.pld.composition import Composition
+from verax.privacy.pld.directions import join
 from verax.privacy.pricing import Group, OneRecordOnly, analysis_of, pricing
-from verax.privacy.strong import strong
+from verax.privacy.strong.curve import strong
 from verax.samplers.deterministic import Deterministic
 from verax.samplers.random_participation import RandomParticipation
 

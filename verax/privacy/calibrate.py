@@ -13,8 +13,8 @@ from dataclasses import replace
 from verax import checks
 from verax.mechanism import Clipping, Individual, Mechanism
 from verax.privacy.guarantee import Guarantee
+from verax.privacy.numerics.roots import root
 from verax.privacy.pricing import pricing_of
-from verax.privacy.roots import root
 from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
 

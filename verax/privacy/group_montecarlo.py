@@ -24,9 +24,9 @@ from verax.checks import NoGuarantee
 from verax.mechanism import GEOMETRIES, Batch, Individual, Mechanism, Mixed
 from verax.privacy.analysis import MAX_GROUP
 from verax.privacy.guarantee import Bracket
-from verax.privacy.mixtures import distinct_groups
 from verax.privacy.numerics.distributions import binomial_law
-from verax.privacy.pairs import Array, Mixture
+from verax.privacy.pairs.gaussian_mixture import Array, Mixture
+from verax.privacy.pairs.mixture_weights import distinct_groups
 from verax.samplers.poisson import Poisson
 
 SAMPLINGS = ("both", "paper")

@@ -9,9 +9,9 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import TYPE_CHECKING
 
 from verax import checks
-from verax.privacy.chain import Best
-from verax.privacy.composition import BOTH, LOWER, UPPER, Sides
-from verax.privacy.curve import Curve, remembering
+from verax.privacy.curves.base import Curve, remembering
+from verax.privacy.curves.triangle import Best
+from verax.privacy.pld.composition import BOTH, LOWER, UPPER, Sides
 from verax.privacy.tradeoff import TradeOff, between
 
 if TYPE_CHECKING:

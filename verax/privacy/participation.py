@@ -18,16 +18,16 @@ from scipy import special
 
 from verax import checks
 from verax.mechanism import Mechanism
-from verax.privacy.composition import BOTH, LOWER, Composition, Round, Sides
-from verax.privacy.glued import Glued
-from verax.privacy.pairs import UNIT, Array, log_interval
-from verax.privacy.roots import root
-from verax.privacy.tables import Table
+from verax.privacy.numerics.roots import root
+from verax.privacy.pairs.discrete import Table
+from verax.privacy.pairs.gaussian_mixture import UNIT, Array, log_interval
+from verax.privacy.pairs.hidden_participation import Glued
+from verax.privacy.pld.composition import BOTH, LOWER, Composition, Round, Sides
 from verax.samplers import BallsInBins, Deterministic, Poisson, RandomParticipation, Sampler
 
 if TYPE_CHECKING:
     from verax.privacy.guarantee import Guarantee
-    from verax.privacy.revealed import Revealed
+    from verax.privacy.pairs.public_coin import Revealed
     from verax.reporting.statement import Statement
 
 OBSERVERS = ("public", "client", "network", "server")

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Individual, Mechanism
-from verax.privacy.averages import FINE
-from verax.privacy.curve import Curve
-from verax.privacy.directions import Rounds
-from verax.privacy.pairs import Array
+from verax.privacy.curves.base import Curve
+from verax.privacy.pairs.gaussian_mixture import Array
+from verax.privacy.pairs.one_of_many import FINE
+from verax.privacy.pld.directions import Rounds
 from verax.samplers.base import Sampler
 
 if TYPE_CHECKING:
-    from verax.privacy.lattice import Law
-    from verax.privacy.moves import Moves
-    from verax.privacy.strong import Who
+    from verax.privacy.numerics.lattice import Law
+    from verax.privacy.strong.curve import Who
+    from verax.privacy.strong.moves import Moves
 
 S = TypeVar("S", bound=Sampler)
 P = TypeVar("P", bound="type[SamplerPricing[Any]]")

@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from verax import checks
-from verax.privacy.closed_form import gaussian_delta
-from verax.privacy.pairs import Array
+from verax.privacy.curves.gaussian import gaussian_delta
+from verax.privacy.pairs.gaussian_mixture import Array
 
 FLOOR = 1e-3  # rates of errors below which the tightest Gaussian is not asked to fit
 _SLACK = 1e-14

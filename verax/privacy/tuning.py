@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from verax import checks
 from verax.mechanism import Mechanism, Phases
-from verax.privacy.composition import BOTH, Sides
-from verax.privacy.curve import Curve
+from verax.privacy.curves.base import Curve
 from verax.privacy.guarantee import Guarantee
-from verax.privacy.roots import root
+from verax.privacy.numerics.roots import root
+from verax.privacy.pld.composition import BOTH, Sides
 
 Floats = NDArray[np.float64]
 

@@ -11,8 +11,8 @@ from typing import Any
 from verax import checks
 from verax.checks import NoGuarantee
 from verax.mechanism import Clipping, Individual, Mechanism
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.figures import OKABE_ITO, drawing, matplotlib
 from verax.samplers import (
     BallsInBins,

@@ -14,8 +14,8 @@ import numpy as np
 import verax
 from verax import checks
 from verax.mechanism import UNITS, Mechanism, Phases
-from verax.privacy.budget import Budget
 from verax.privacy.guarantee import Bracket, Guarantee
+from verax.privacy.renyi.filter import Budget
 from verax.privacy.tradeoff import TradeOff, between
 from verax.privacy.tuning import Tuned
 from verax.training.ran import Run, at_most, compose, if_independent

@@ -10,10 +10,10 @@ from typing import Any
 
 from verax import checks
 from verax.mechanism import Clipping, Mechanism
-from verax.privacy.black_box import BlackBox
-from verax.privacy.composition import UPPER
+from verax.privacy.curves.black_box import BlackBox
 from verax.privacy.group_montecarlo import simulate
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, Guarantee, shown
+from verax.privacy.pld.composition import UPPER
 from verax.reporting.figures import OKABE_ITO, matplotlib, panels
 
 GROUPS = (1, 2, 4, 8, 16, 32, 64)

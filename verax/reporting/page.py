@@ -9,8 +9,8 @@ from html import escape
 from typing import Any
 
 from verax.mechanism import Mechanism
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting import svg, words
 from verax.reporting.facts import BUDGET, SEARCH, Facts
 from verax.training.ran import Run

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from verax.mechanism import Mechanism, Phases
-from verax.privacy.budget import Budget
 from verax.privacy.guarantee import Bracket, Guarantee
+from verax.privacy.renyi.filter import Budget
 from verax.reporting import page, words
 from verax.reporting.facts import Facts
 from verax.training.ran import Run

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting import words
 from verax.reporting.facts import Facts
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import shown
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.facts import BUDGET, RUN, SEARCH, UNCOVERED, Facts, Reach
 from verax.training.ran import NOT_PRIVATE
 

@@ -17,13 +17,13 @@ import numpy as np
 from scipy import special
 
 from verax.mechanism import Batch, Clipping, Individual, Mechanism, Mixed
-from verax.privacy import occupancy
-from verax.privacy.blend import mixture_tradeoff
-from verax.privacy.closed_form import black_box_group, gaussian_delta, gaussian_epsilon
-from verax.privacy.composition import LOWER, UPPER
+from verax.privacy.curves.gaussian import black_box_group, gaussian_delta, gaussian_epsilon
+from verax.privacy.curves.gaussian_mixture import mixture_tradeoff
 from verax.privacy.guarantee import shown
-from verax.privacy.lattice import Law
-from verax.privacy.strong import StrongCurve
+from verax.privacy.numerics.lattice import Law
+from verax.privacy.pld.composition import LOWER, UPPER
+from verax.privacy.strong import occupancy
+from verax.privacy.strong.curve import StrongCurve
 from verax.reproduce.rows import AGREES, DIFFERS, ERRATUM, TIGHTER, Progress, Row, quiet, write_csv, write_rows
 from verax.samplers import Sampler, Shuffle, WithoutReplacement
 

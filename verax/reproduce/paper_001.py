@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from verax.mechanism import Mechanism
-from verax.privacy.black_box import BlackBox
-from verax.privacy.composition import LOWER, UPPER
+from verax.privacy.curves.black_box import BlackBox
 from verax.privacy.group_montecarlo import simulate
 from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.tradeoff import TradeOff
 from verax.reporting.figures import OKABE_ITO, drawing, panels
 from verax.reporting.groups import Block, Settings, draw_block, price_groups

@@ -13,8 +13,8 @@ from typing import Any
 
 from verax.mechanism import Mechanism
 from verax.privacy import calibrate
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.figures import OKABE_ITO, matplotlib, panels
 from verax.reproduce.rows import AGREES, DIFFERS, Row, write_csv
 from verax.samplers import Poisson

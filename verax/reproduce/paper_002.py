@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from verax.mechanism import Mechanism
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import Guarantee, shown
-from verax.privacy.renyi import Renyi
+from verax.privacy.pld.composition import LOWER, UPPER
+from verax.privacy.renyi.accountant import Renyi
 from verax.reporting.figures import OKABE_ITO, drawing
 from verax.reproduce.rows import AGREES, DIFFERS, ERRATUM, TIGHTER, Progress, Row, quiet, verdict, write_csv, write_rows
 from verax.samplers import Deterministic, Poisson, Sampler, Shuffle

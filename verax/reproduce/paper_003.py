@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verax.mechanism import Mechanism
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import Guarantee, shown
+from verax.privacy.numerics.roots import root
 from verax.privacy.participation import BASELINES, baseline, participating, published
-from verax.privacy.roots import root
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.figures import OKABE_ITO, drawing
 from verax.reproduce.rows import AGREES, DIFFERS, ERRATUM, Progress, Row, quiet, write_csv, write_rows
 from verax.samplers import RandomParticipation

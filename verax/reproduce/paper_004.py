@@ -17,9 +17,9 @@ from scipy import special
 from verax.mechanism import Mechanism
 from verax.planning.calculator import budget, simple
 from verax.privacy import proactive
-from verax.privacy.closed_form import gaussian_epsilon
-from verax.privacy.composition import LOWER, UPPER
+from verax.privacy.curves.gaussian import gaussian_epsilon
 from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.proactive import SampleSizes, theorem_b4
 from verax.reproduce.rows import AGREES, DIFFERS, ERRATUM, TIGHTER, Progress, Row, quiet, verdict, write_csv, write_rows
 from verax.samplers import Poisson

@@ -16,8 +16,8 @@ from torch import nn
 
 from verax import checks
 from verax.mechanism import Mechanism
-from verax.privacy.composition import UPPER
 from verax.privacy.guarantee import Guarantee, shown
+from verax.privacy.pld.composition import UPPER
 from verax.training.clipped import MICRO_BATCH, Inner
 from verax.training.data import Collate
 from verax.training.diagnostics import PublicLog

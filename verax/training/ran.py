@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from verax import checks
 from verax.display import visible
 from verax.mechanism import Individual, Mechanism, Phases
+from verax.privacy.curves.exposure import Noiseless
 from verax.privacy.guarantee import Bracket, Guarantee
-from verax.privacy.noiseless import Noiseless
 from verax.training.entries import Event, LedgerError, Log, Schedule
 
 STOPPING = ("any", "independent")

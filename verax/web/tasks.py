@@ -26,9 +26,9 @@ from verax.planning import (
     within,
 )
 from verax.planning.accountant import upper_only
-from verax.privacy.composition import LOWER, UPPER
 from verax.privacy.guarantee import Bracket, Guarantee, shown
 from verax.privacy.participation import Federation, baseline
+from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.tradeoff import between
 from verax.reporting.plans import plain as plain_plan
 from verax.samplers import RandomParticipation

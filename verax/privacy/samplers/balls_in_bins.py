@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from verax.mechanism import Mechanism, Mixed
 from verax.privacy.allocation import rounds_at_random, sharing_rounds
-from verax.privacy.averages import LARGEST_SHIFT, one_of
-from verax.privacy.company import nobody_comes
-from verax.privacy.composition import Round
-from verax.privacy.directions import Rounds
-from verax.privacy.lattice import Law
-from verax.privacy.moves import Moves, seen
-from verax.privacy.pairs import Array
+from verax.privacy.curves.empty_groups import nobody_comes
+from verax.privacy.numerics.lattice import Law
+from verax.privacy.pairs.gaussian_mixture import Array
+from verax.privacy.pairs.one_of_many import LARGEST_SHIFT, one_of
+from verax.privacy.pld.composition import Round
+from verax.privacy.pld.directions import Rounds
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -18,7 +17,8 @@ from verax.privacy.pricing import (
     presence_shift,
     prices,
 )
-from verax.privacy.strong import Who, once_an_epoch
+from verax.privacy.strong.curve import Who, once_an_epoch
+from verax.privacy.strong.moves import Moves, seen
 from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson

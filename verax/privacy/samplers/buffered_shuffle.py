@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from verax.mechanism import Mechanism
-from verax.privacy.company import alone_in_fixed_batch
-from verax.privacy.directions import Rounds
-from verax.privacy.lattice import Law
-from verax.privacy.moves import Moves, seen
-from verax.privacy.pairs import Array
+from verax.privacy.curves.empty_groups import alone_in_fixed_batch
+from verax.privacy.numerics.lattice import Law
+from verax.privacy.pairs.gaussian_mixture import Array
+from verax.privacy.pld.directions import Rounds
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -16,7 +15,8 @@ from verax.privacy.pricing import (
     prices,
 )
 from verax.privacy.samplers.shuffle import shuffled
-from verax.privacy.strong import Who, anywhere
+from verax.privacy.strong.curve import Who, anywhere
+from verax.privacy.strong.moves import Moves, seen
 from verax.samplers.base import Sampler
 from verax.samplers.buffered_shuffle import BufferedShuffle
 from verax.samplers.deterministic import Deterministic

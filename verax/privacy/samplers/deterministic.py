@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
-from verax.privacy.company import alone_in_fixed_batch
-from verax.privacy.composition import Round
-from verax.privacy.directions import Rounds
-from verax.privacy.lattice import Law
-from verax.privacy.moves import Moves, seen
-from verax.privacy.pairs import Array, Pair
+from verax.privacy.curves.empty_groups import alone_in_fixed_batch
+from verax.privacy.numerics.lattice import Law
+from verax.privacy.pairs.gaussian_mixture import Array, Pair
+from verax.privacy.pld.composition import Round
+from verax.privacy.pld.directions import Rounds
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -19,7 +18,8 @@ from verax.privacy.pricing import (
     presence_shift,
     prices,
 )
-from verax.privacy.strong import Who, anywhere
+from verax.privacy.strong.curve import Who, anywhere
+from verax.privacy.strong.moves import Moves, seen
 from verax.samplers.base import Sampler
 from verax.samplers.deterministic import Deterministic
 

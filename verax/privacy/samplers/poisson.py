@@ -8,14 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
-from verax.privacy.company import nobody_comes
-from verax.privacy.composition import Round
-from verax.privacy.directions import Rounds
-from verax.privacy.lattice import Law
-from verax.privacy.mixtures import distinct_groups, mixture_round
-from verax.privacy.moves import Moves, seen, touched
+from verax.privacy.curves.empty_groups import nobody_comes
 from verax.privacy.numerics.distributions import binomial_law
-from verax.privacy.pairs import Array, Pair
+from verax.privacy.numerics.lattice import Law
+from verax.privacy.pairs.gaussian_mixture import Array, Pair
+from verax.privacy.pairs.mixture_weights import distinct_groups, mixture_round
+from verax.privacy.pld.composition import Round
+from verax.privacy.pld.directions import Rounds
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -23,7 +22,8 @@ from verax.privacy.pricing import (
     presence_shift,
     prices,
 )
-from verax.privacy.strong import Who, independent_rounds
+from verax.privacy.strong.curve import Who, independent_rounds
+from verax.privacy.strong.moves import Moves, seen, touched
 from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from verax.checks import NoGuarantee
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.privacy.allocation import rounds_at_random, sharing_rounds
-from verax.privacy.company import nobody_comes
-from verax.privacy.directions import Rounds
-from verax.privacy.lattice import Law
-from verax.privacy.moves import Moves, places, seen, silent
-from verax.privacy.pairs import Array
+from verax.privacy.curves.empty_groups import nobody_comes
+from verax.privacy.numerics.lattice import Law
+from verax.privacy.pairs.gaussian_mixture import Array
+from verax.privacy.pld.directions import Rounds
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -18,7 +17,8 @@ from verax.privacy.pricing import (
     prices,
     pricing_of,
 )
-from verax.privacy.strong import Who, seen_apart, surely
+from verax.privacy.strong.curve import Who, seen_apart, surely
+from verax.privacy.strong.moves import Moves, places, seen, silent
 from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson

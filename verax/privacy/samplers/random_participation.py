@@ -7,14 +7,13 @@ from dataclasses import replace
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Individual, Mechanism, Mixed
-from verax.privacy.company import independent, nobody_comes
-from verax.privacy.composition import Round
-from verax.privacy.directions import Rounds
-from verax.privacy.lattice import Law
-from verax.privacy.moves import Moves, seen
+from verax.privacy.curves.empty_groups import independent, nobody_comes
 from verax.privacy.numerics.distributions import binomial_law
-from verax.privacy.pairs import Array, Pair
+from verax.privacy.numerics.lattice import Law
+from verax.privacy.pairs.gaussian_mixture import Array, Pair
 from verax.privacy.participation import LARGEST_UNIT, both_ways, leaning, leans, participating, silent
+from verax.privacy.pld.composition import Round
+from verax.privacy.pld.directions import Rounds
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -26,7 +25,8 @@ from verax.privacy.pricing import (
     pricing_of,
 )
 from verax.privacy.samplers.poisson import in_two_steps
-from verax.privacy.strong import Who
+from verax.privacy.strong.curve import Who
+from verax.privacy.strong.moves import Moves, seen
 from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
 from verax.samplers.random_participation import RandomParticipation

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 
 from verax.mechanism import Individual, Mechanism
-from verax.privacy.company import alone_in_fixed_batch
-from verax.privacy.composition import Round
-from verax.privacy.directions import Rounds, each_way
-from verax.privacy.largest import largest_sum
-from verax.privacy.lattice import Law
-from verax.privacy.moves import Moves, seen
-from verax.privacy.one_round import at_least_one_round_of
-from verax.privacy.pairs import Array
+from verax.privacy.curves.empty_groups import alone_in_fixed_batch
+from verax.privacy.numerics.lattice import Law
+from verax.privacy.pairs.gaussian_mixture import Array
+from verax.privacy.pairs.largest_sum import largest_sum
+from verax.privacy.pairs.one_round import at_least_one_round_of
+from verax.privacy.pld.composition import Round
+from verax.privacy.pld.directions import Rounds, each_way
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -21,7 +20,8 @@ from verax.privacy.pricing import (
     prices,
     pricing_of,
 )
-from verax.privacy.strong import Who, anywhere, once_an_epoch
+from verax.privacy.strong.curve import Who, anywhere, once_an_epoch
+from verax.privacy.strong.moves import Moves, seen
 from verax.samplers.base import Sampler
 from verax.samplers.deterministic import Deterministic
 from verax.samplers.shuffle import Shuffle

@@ -9,14 +9,14 @@ import numpy as np
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Individual, Mechanism
-from verax.privacy.company import nobody_comes
-from verax.privacy.composition import Round
-from verax.privacy.directions import Rounds
-from verax.privacy.lattice import CELLS, Law
-from verax.privacy.mixtures import crowded, truncated_rate
-from verax.privacy.moves import Laws, Moves, seen, touched
+from verax.privacy.curves.empty_groups import nobody_comes
 from verax.privacy.numerics.distributions import binomial_at_least, binomial_at_most, binomial_law, law_error
-from verax.privacy.pairs import UNIT, Array, Pair
+from verax.privacy.numerics.lattice import CELLS, Law
+from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Pair
+from verax.privacy.pairs.mixture_weights import crowded, truncated_rate
+from verax.privacy.pairs.public_coin import Revealed
+from verax.privacy.pld.composition import Round
+from verax.privacy.pld.directions import Rounds
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -26,8 +26,8 @@ from verax.privacy.pricing import (
     presence_shift,
     prices,
 )
-from verax.privacy.revealed import Revealed
-from verax.privacy.strong import Who
+from verax.privacy.strong.curve import Who
+from verax.privacy.strong.moves import Laws, Moves, seen, touched
 from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
 from verax.samplers.truncated_poisson import TruncatedPoisson

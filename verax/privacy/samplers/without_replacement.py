@@ -7,13 +7,13 @@ import math
 import numpy as np
 
 from verax.mechanism import Individual, Mechanism
-from verax.privacy.company import alone_in_fixed_batch
-from verax.privacy.composition import Round
-from verax.privacy.directions import Rounds, each_way
-from verax.privacy.lattice import Law
-from verax.privacy.moves import Moves, seen
+from verax.privacy.curves.empty_groups import alone_in_fixed_batch
 from verax.privacy.numerics.distributions import hypergeometric_law
-from verax.privacy.pairs import Array, Pair
+from verax.privacy.numerics.lattice import Law
+from verax.privacy.pairs.discrete import Table
+from verax.privacy.pairs.gaussian_mixture import Array, Pair
+from verax.privacy.pld.composition import Round
+from verax.privacy.pld.directions import Rounds, each_way
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -23,8 +23,8 @@ from verax.privacy.pricing import (
     presence_shift,
     prices,
 )
-from verax.privacy.strong import Who, independent_rounds
-from verax.privacy.tables import Table
+from verax.privacy.strong.curve import Who, independent_rounds
+from verax.privacy.strong.moves import Moves, seen
 from verax.samplers.base import Sampler
 from verax.samplers.without_replacement import WithoutReplacement
 

@@ -1,0 +1,48 @@
+"""What a guarantee is made of."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Protocol, cast, runtime_checkable
+
+from verax.privacy.pld.composition import BOTH, Sides
+
+
+class Curve(Protocol):
+    """Bounds on the privacy curve of one direction; see :class:`verax.privacy.pld.composition.Composition`."""
+
+    def estimate(self, delta: float) -> float:
+        """A rough epsilon."""
+
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """Lower and upper bound on epsilon(delta)."""
+
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """Lower and upper bound on delta(epsilon)."""
+
+
+@runtime_checkable
+class _Remembering(Protocol):
+    def remembering(self) -> Curve: ...
+
+
+def remembering(curve: Curve) -> Curve:
+    """A copy in which every composition, however deep inside, remembers what it composed for earlier questions."""
+    if isinstance(curve, _Remembering):
+        return curve.remembering()
+    inside: object = curve
+    if not is_dataclass(inside) or isinstance(inside, type):
+        return curve
+    parts = {field.name: getattr(curve, field.name) for field in fields(inside) if field.init}
+    copies = {name: _copy(part) for name, part in parts.items()}
+    if all(copies[name] is part for name, part in parts.items()):
+        return curve
+    return cast("Curve", replace(inside, **copies))
+
+
+def _copy(part: object) -> object:
+    """A curve that remembers, or a tuple of such, however deep; anything else as it is."""
+    if type(part) is tuple:
+        copies = tuple(_copy(one) for one in part)
+        return part if all(one is copy for one, copy in zip(part, copies, strict=True)) else copies
+    return remembering(cast("Curve", part)) if hasattr(part, "estimate") else part

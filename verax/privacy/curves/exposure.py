@@ -1,0 +1,42 @@
+"""Rounds without noise: whoever is sampled in one of them is exposed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from verax.privacy.curves.base import Curve
+from verax.privacy.pld.composition import BOTH, Sides
+
+
+@dataclass(frozen=True)
+class Noiseless:
+    """The group is seen outright with probability ``visible``; otherwise there is only ``rest``, the rounds with noise.
+
+    From above delta is at most ``visible`` plus the delta of the rest (condition on being seen), from below it is at
+    least the larger of the two.
+    """
+
+    visible: float
+    rest: Curve | None = None
+
+    def estimate(self, delta: float) -> float:
+        """Infinite unless delta allows for being seen."""
+        if delta < self.visible:
+            return math.inf
+        return self.rest.estimate(delta) if self.rest else 0.0
+
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """Infinite unless delta allows for being seen."""
+        if delta < self.visible:
+            return math.inf, math.inf
+        if self.rest is None:
+            return 0.0, 0.0
+        left = (delta - self.visible) * (1.0 - 1e-9)
+        upper = self.rest.epsilon(left, rtol, sides, enough)[1] if left > 0.0 else math.inf
+        return self.rest.epsilon(delta, rtol, sides, enough)[0], upper
+
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """The probability of being seen, and what the rest adds."""
+        lower, upper = self.rest.delta(epsilon, rtol, sides, enough) if self.rest else (0.0, 0.0)
+        return max(lower, self.visible), min(upper + self.visible, 1.0)

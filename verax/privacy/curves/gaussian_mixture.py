@@ -1,0 +1,198 @@
+"""Gaussian mechanisms whose mu is random and seen by the adversary: curves of the mixture, rounded to a known side.
+
+A law is that of mu^2 (:class:`verax.privacy.numerics.lattice.Law`). Curves rise with mu, so upper bounds put every cell
+at its upper end and lower bounds at its lower one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy import special
+
+from verax.privacy.curves.gaussian import gaussian_delta
+from verax.privacy.numerics.lattice import Law
+from verax.privacy.pairs.gaussian_mixture import UNIT, Array
+from verax.privacy.pld.composition import LOWER, UPPER
+
+_ROUND = 16.0 * UNIT  # relative error of mu = sqrt(c^2 unit^2)
+_ULPS = 32.0  # allowance for erfcx, exp and ndtr
+_FAR = 40.0  # standard deviations beyond which a double holds no probability
+_TINY = 1e-306  # what underflow may take from a probability: less than any delta that is asked for
+_HUGE = 1e150  # a mu whose square is still a double
+_LINEAR = 0.01  # a relative error up to which its first order, doubled, is enough
+_SLACK = 1e-11  # relative error of G_mu by ndtr and ndtri, for arguments within _FAR
+
+
+def gaussian_deltas(mu: Array, epsilon: float, side: int) -> Array:
+    """:func:`verax.privacy.curves.gaussian.gaussian_delta` for many mu at once, with the same rounding.
+
+    >>> gaussian_deltas(np.array([0.0, 1.0]), 1.0, UPPER).round(6).tolist()
+    [0.0, 0.126937]
+    """
+    huge, mu = mu > _HUGE, np.minimum(mu, _HUGE)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        shift = np.where(mu > 0.0, epsilon / mu, np.inf)
+    exact, far = np.minimum(shift, 1e300) - mu / 2.0, np.minimum(shift, 1e300) + mu / 2.0
+    miss = 4.0 * UNIT * far
+    near = np.clip(exact, -_FAR, _FAR)
+    density = np.exp(-0.5 * near**2)
+    second = 0.5 * special.erfcx(far / math.sqrt(2.0))
+    first = 0.5 * special.erfcx(np.maximum(near, 0.0) / math.sqrt(2.0))
+    scale = np.where(near > 0.0, density * first, special.ndtr(-near))
+    value = np.where(near > 0.0, density * (first - second), scale - density * second)
+    error = scale * (UNIT * _ULPS * (1.0 + near * near) + miss * (1.0 + np.abs(near))) + _TINY
+    value = value + side * error
+    rough = special.ndtr(np.clip(side * miss - exact, -_FAR, _FAR)) * (1.0 + side * 1e-10)
+    value = np.where(miss * (1.0 + np.abs(near)) > _LINEAR, rough + (_TINY if side == UPPER else -1.0 / far), value)
+    value = np.where(exact - miss > _FAR, _TINY if side == UPPER else 0.0, np.clip(value, 0.0, 1.0))
+    value = np.where(exact + miss < -_FAR, 1.0 if side == UPPER else 1.0 - UNIT, value)
+    value[huge] = 1.0 if side == UPPER else value[huge]
+    return np.asarray(np.where(mu > 0.0, value, 0.0))
+
+
+def mixture_delta(law: Law, epsilon: float, side: int) -> float:
+    """delta(epsilon) of the mixture, rounded up (``side`` UPPER) or down."""
+    slack = law.error + UNIT * (len(law.weights) + 8.0)
+    mu, rest = _mu(law, side), 0.0
+    if side == UPPER and law.lost > 0.0:
+        rest = law.lost * gaussian_delta(math.sqrt(law.top) * (1.0 + _ROUND), epsilon, UPPER)
+    if side == UPPER and law.top > 0.0:
+        rest += _TINY  # small weights times small curves
+    total = float(law.weights @ gaussian_deltas(mu, epsilon, side)) * (1.0 + side * slack) + rest
+    return min(max(total, 0.0), 1.0)
+
+
+def _mu(law: Law, side: int) -> Array:
+    """mu in every cell, where it makes delta largest (UPPER) or smallest."""
+    return np.asarray(np.sqrt(law.highs if side == UPPER else law.lows) * (1.0 + side * _ROUND))
+
+
+# --- the trade-off curve ------------------------------------------------------------------------------------------
+
+
+class _Tests:
+    """The likelihood-ratio tests of a mixture: reject if the log likelihood ratio exceeds a threshold.
+
+    ``side`` is that of the curve's beta: LOWER bounds both error rates from below, at the largest mu; UPPER from above.
+    Where mu = 0 nothing can be told; ``blind`` says whether such runs are rejected.
+    """
+
+    def __init__(self, law: Law, side: int) -> None:
+        mu = _mu(law, -side)
+        self.side, self.slack = side, law.error + UNIT * (len(law.weights) + 8.0)
+        self.lost = law.lost + _TINY if side == UPPER else 0.0
+        seen = mu > 0.0
+        self.mu, self.weights = mu[seen], law.weights[seen]
+        self.unseen = float(law.weights[~seen].sum())
+
+    def errors(self, threshold: float, blind: bool) -> tuple[float, float]:
+        """False alarms and misses."""
+        at = threshold / self.mu
+        return self._sum(-at - self.mu / 2.0, at, self.unseen * blind), self._sum(
+            at - self.mu / 2.0, at, self.unseen * (not blind)
+        )
+
+    def alarms(self, threshold: float, blind: bool) -> float:
+        """False alarms alone."""
+        at = threshold / self.mu
+        return self._sum(-at - self.mu / 2.0, at, self.unseen * blind)
+
+    def _sum(self, x: Array, at: Array, unseen: float) -> float:
+        bent = np.clip(x, -_FAR, _FAR)
+        error = UNIT * (_ULPS * (1.0 + bent * bent) + 4.0 * (np.abs(at) + self.mu) * (1.0 + np.abs(bent)))
+        chances = special.ndtr(bent) if self.side == UPPER else np.where(x > -_FAR, special.ndtr(bent), 0.0)
+        chances = chances * np.clip(1.0 + self.side * error, 0.0, 2.0)
+        total = float(self.weights @ chances) + unseen
+        return min(max(total * (1.0 + self.side * self.slack), 0.0) + self.lost, 1.0)
+
+
+def mixture_tradeoff(law: Law, alpha: float, side: int) -> float:
+    """The least miss rate at false-alarm rate ``alpha`` of the mixture, rounded up (``side`` UPPER) or down.
+
+    The curve of definition 5.2: every threshold gives a point on it. A point with at least ``alpha`` false alarms
+    bounds it from below, one with at most ``alpha`` from above. Between rejecting none and all of the runs with mu = 0
+    it is a line of slope -1, which the printed definition leaves out (docs/errata.md).
+    """
+    if alpha <= 0.0 or alpha >= 1.0:
+        return float(alpha <= 0.0)
+    tests = _Tests(law, side)
+    few, misses = tests.errors(0.0, blind=False)
+    many, fewest = tests.errors(0.0, blind=True)
+    line = few + misses - alpha + side * 4.0 * UNIT
+    if side == LOWER:
+        if few < alpha <= many:  # the line touches the curve and supports it everywhere
+            return max(line, 0.0)
+        blind = alpha > few
+        threshold = _edge(lambda t: tests.alarms(t, blind) >= alpha, -1.0 if blind else 1.0)
+        return 0.0 if threshold is None else tests.errors(threshold, blind)[1]
+    if few <= alpha < many:
+        return min(max(line, fewest), 1.0 - alpha)
+    blind = alpha >= many
+    threshold = _edge(lambda t: tests.alarms(t, blind) <= alpha, -1.0 if blind else 1.0)
+    return 1.0 - alpha if threshold is None else min(tests.errors(threshold, blind)[1], 1.0 - alpha)
+
+
+def _edge(holds: Callable[[float], bool], sign: float) -> float | None:
+    """The last threshold that holds, going from 0 towards ``sign`` times infinity; or the first, if 0 does not."""
+    at_zero = holds(0.0)
+    near, far = 0.0, sign
+    while holds(far) == at_zero:
+        near, far = far, 2.0 * far
+        if abs(far) > 1e200:
+            return near if at_zero else None
+    good, bad = (near, far) if at_zero else (far, near)
+    for _ in range(100):
+        middle = 0.5 * (good + bad)
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+        if abs(good - bad) <= 1e-13 * abs(good):
+            break
+    return good
+
+
+# --- the bounds of definitions 5.3 and 5.4 ------------------------------------------------------------------------
+
+
+def lower_bound(law: Law, cut: float, alpha: float) -> float:
+    """f^L of definition 5.4 at mu^2 = ``cut``, with the exact tail above it: never above the curve.
+
+    >>> law = Law.of([1.0, 4.0], [0.9, 0.1])
+    >>> lower_bound(law, 1.0, 0.05) < mixture_tradeoff(law, 0.05, LOWER) < upper_bound(law, 1.0, 0.05)
+    True
+    """
+    mu, tail = math.sqrt(cut) * (1.0 + _ROUND), law.above(cut)[1]
+    there = gaussian_tradeoff(mu, alpha) * (1.0 - _SLACK) - tail
+    beyond = gaussian_tradeoff(mu, min((alpha + tail) * (1.0 + 4.0 * UNIT), 1.0)) * (1.0 - _SLACK)
+    return max(there, beyond, 0.0)
+
+
+def upper_bound(law: Law, cut: float, alpha: float) -> float:
+    """f^U of definition 5.3 at mu^2 = ``cut``, with the exact tail below it: never below the curve."""
+    mu, tail = math.sqrt(cut) * (1.0 - _ROUND), law.below(cut)[1]
+    if tail >= 1.0 or mu == 0.0:
+        return 1.0 - alpha
+    log_rest = math.log1p(-tail) / mu
+    first = float(special.ndtr(log_rest - mu / 2.0))
+    last = tail + (1.0 - tail) * float(special.ndtr(-mu / 2.0 - log_rest))
+    if alpha <= first:
+        value = tail + (1.0 - tail) * gaussian_tradeoff(mu, alpha)
+    elif alpha < last:
+        value = first + last - alpha
+    else:
+        value = gaussian_tradeoff(mu, max((alpha - tail) / (1.0 - tail) - 4.0 * UNIT, 0.0))
+    return min(value * (1.0 + _SLACK) + 4.0 * UNIT, 1.0 - alpha)
+
+
+def bounds(law: Law, alpha: float) -> tuple[float, float]:
+    """The best of all f^L and of all f^U at ``alpha``."""
+    return (
+        max(lower_bound(law, cut, alpha) for cut in law.highs.tolist()),
+        min(upper_bound(law, cut, alpha) for cut in law.lows.tolist()),
+    )
+
+
+def gaussian_tradeoff(mu: float, alpha: float) -> float:
+    """G_mu(alpha) = Phi(Phi^{-1}(1 - alpha) - mu), not rounded to either side."""
+    return float(special.ndtr(-special.ndtri(alpha) - mu))

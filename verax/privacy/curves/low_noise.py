@@ -1,0 +1,178 @@
+"""Runs with so little noise that whoever takes part is seen: both bounds in closed form, at any noise above zero.
+
+From above the attacker is told the sampling, as adversary A1 is. From below the attacker looks for the sampling: if
+the records move the sums by a vector v out of a finite set, known but for which one it is, then max_v <v, x>/|v| is
+large with the records there, and without them it is no larger than so many standard normals may be (docs/proofs.md,
+theorem 12). The two differ by the logarithm of the number of vectors, which is little beside |v|^2 / 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy import special
+
+from verax.mechanism import Phases
+from verax.privacy.curves.base import Curve
+from verax.privacy.curves.triangle import Best
+from verax.privacy.numerics.lattice import Law
+from verax.privacy.pairs.gaussian_mixture import UNIT, Array
+from verax.privacy.pld.composition import BOTH, LOWER, Sides
+from verax.privacy.pricing import Group, pricing_of
+from verax.privacy.strong.curve import SEEN, StrongCurve
+from verax.privacy.strong.moves import Laws
+from verax.samplers.deterministic import Deterministic
+
+LEAST_NOISE = 1e-140
+"""Noise below which squares of what it hides overflow; it is then as good as none."""
+
+_SEEN = 100.0  # shift in standard deviations of the noise from which on the two bounds are close
+_QUANTILES = 48  # values of |v| that are tried
+_MARGINS = np.array([-8.0, -6.0, -5.0, -4.5, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 6.0])
+"""How far below |v| the thresholds are."""
+_ROUNDED = 64.0 * UNIT  # of a length: more than what rounding it may add
+_BEYOND = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0])  # of a threshold, how much less than nothing it costs
+_FARTHEST = -37.0  # standard deviations up to which a probability is a normal double
+_LARGEST = 1e300  # an epsilon that can still be added to
+_LEFT_OUT = 1e-3  # of delta: what vectors longer than those looked for may have
+
+
+def applies(phases: Phases) -> bool:
+    """Whether some round's noise is that low."""
+    return any(
+        0.0 < m.noise_multiplier < 1.0 / _SEEN and not isinstance(m.sampler, Deterministic) for m in phases.mechanisms
+    )
+
+
+def bounds(phases: Phases, group: Group) -> tuple[list[Curve], list[Curve], str, str]:
+    """Upper curves and attacks, with the theorem on each side."""
+    found = [pricing_of(m.sampler).moves(m, group) for m in phases.mechanisms]
+    upper: Curve = _sum([part.told for part in found])
+    above = f"almost no noise, so the sampling may as well be told: {SEEN}"
+    removed = [part.removed for part in found if part.removed is not None]
+    if len(removed) == len(found):
+        absence = math.fsum(part.absence for part in found) * (1.0 + 4.0 * UNIT)
+        upper = Best((Added(_sum(removed), absence), upper))
+        above += "; removed first, then added, which shows at most where it is missing (docs/proofs.md, lemma 5)"
+    places, least = sum(part.places for part in found), min(part.least for part in found)
+    search = Search(_sum([part.sought for part in found]), places, least)
+    below = "almost no noise: the likeliest sampling is looked for (docs/proofs.md, theorem 12)"
+    return [upper], [search], above, below
+
+
+def _sum(parts: Sequence[Laws]) -> StrongCurve:
+    """The curve of all phases together, for an attacker who is told by how much each is moved."""
+
+    def laws(cells: int) -> Law:
+        total = Law.of([0.0], [1.0])
+        for part in parts:
+            total = total.plus(part(cells), cells)
+        return total
+
+    curve = StrongCurve(laws)
+    curve.law()  # so that what has no law is refused here
+    return curve
+
+
+@dataclass(frozen=True)
+class Added:
+    """An upper curve of one step of two, the other of which has no larger loss than ``most``."""
+
+    curve: Curve
+    most: float
+
+    def estimate(self, delta: float) -> float:
+        """A rough epsilon."""
+        return self.curve.estimate(delta) + self.most
+
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """Upper bound on epsilon(delta)."""
+        return 0.0, math.nextafter(self.curve.epsilon(delta, rtol, sides)[1] + self.most, math.inf)
+
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """Upper bound on delta(epsilon)."""
+        left = math.nextafter(epsilon - self.most, 0.0)
+        return 0.0, self.curve.delta(left, rtol, sides, enough)[1] if epsilon > self.most else 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """The attack max_v <v, x>/|v| >= c, for vectors v with ``law`` of |v|^2 and entries of at least ``least`` or 0.
+
+    With the records there the maximum is at least a normal around |v|; without them it is that of at most N standard
+    normals, where v has at most n = |v|^2 / least^2 entries that are not 0, out of ``places`` (round, value): N <= sum
+    over j <= n of C(places, j).
+    """
+
+    curve: StrongCurve
+    places: int
+    least: float
+
+    @cached_property
+    def _law(self) -> tuple[Array, Array, float]:
+        """Lengths |v| in ascending order, rounded down, their chances, and what may be missing."""
+        law: Law = self.curve.law()
+        error = law.error + UNIT * len(law.weights)
+        return np.sqrt(law.lows), law.weights * (1.0 - error), law.lost
+
+    def _up_to(self, left_out: float) -> tuple[Array, Array, float]:
+        """Lengths and chances but for the largest ones, and the log of the number of vectors up to those lengths."""
+        lengths, chances, _ = self._law
+        highs = self.curve.law().highs
+        tail = np.cumsum(chances[::-1])[::-1]
+        kept = max(int(np.count_nonzero(tail > left_out)), 1)
+        entries = min(float(highs[kept - 1]) / self.least / self.least * (1.0 + 1e-9), float(self.places))
+        return lengths[:kept], chances[:kept], _log_subsets(self.places, math.floor(entries))
+
+    def estimate(self, delta: float) -> float:
+        """A rough epsilon."""
+        return self.curve.estimate(delta)
+
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """Lower bound on epsilon(delta)."""
+        lengths, chances, log_number = self._up_to(_LEFT_OUT * delta)
+        tail = np.cumsum(chances[::-1])[::-1]
+        near = int(np.count_nonzero(tail > delta))  # the longest of these has more than delta
+        some = np.unique(np.linspace(max(near - _QUANTILES, 0), max(near - 1, 0), _QUANTILES).astype(np.int64))
+        places = (lengths[some, None] * (1.0 - _ROUNDED) - _MARGINS).ravel()
+        places = places[places > 1.0]
+        found = self._found(lengths, chances, places) - delta * (1.0 + 1e-12)
+        useful = found > 0.0
+        if not useful.any():
+            return 0.0, math.inf
+        c = places[useful]
+        logs = np.log(found[useful])
+        best = logs - log_number + c * c / 2.0 + np.log(c)  # Mills: P[N > c] <= e^(-c^2/2) / c
+        best -= 16.0 * UNIT * (c * c + log_number - logs)
+        return max(float(best.max()), 0.0), math.inf
+
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+        """Lower bound on delta(epsilon)."""
+        if LOWER not in sides or epsilon > _LARGEST:
+            return 0.0, 1.0
+        best = 0.0
+        for left_out in (1e-4, 1e-9, 1e-16):
+            lengths, chances, log_number = self._up_to(left_out)
+            places = np.sqrt(2.0 * (epsilon * (1.0 + 1e-12) + log_number + _BEYOND))
+            false = np.exp(-_BEYOND * (1.0 - 1e-9)) / places
+            best = max(best, float((self._found(lengths, chances, places) - false).max()))
+        return best, 1.0
+
+    def _found(self, lengths: Array, chances: Array, places: Array) -> Array:
+        """The chance that the maximum reaches each of the places, with the records there; rounded down."""
+        above = lengths - 8.0 * UNIT * lengths - places[:, None]
+        reached = np.where(above > _FARTHEST, special.ndtr(above), 0.0)
+        return np.asarray(reached @ chances * (1.0 - 1e-12))
+
+
+def _log_subsets(places: int, most: int) -> float:
+    """An upper bound on log sum_{j <= most} C(places, j) (Chernoff: (e places / most)^most), and on places log 2."""
+    if most <= 0:
+        return 0.0
+    if 2 * most >= places:
+        return places * math.log(2.0)
+    return most * (1.0 + math.log(places / most)) * (1.0 + 1e-12)

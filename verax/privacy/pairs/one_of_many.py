@@ -1,0 +1,201 @@
+"""The law of an average of log-normals, rounded up and down in convex order: the price of picking one round at random.
+
+A record that joins one of T rounds, picked at random, changes the likelihood of the transcript by the factor
+
+    S = (1/T) sum_t Y_t,    Y_t = exp(u x_t - u^2 / 2),    x_t independent N(0, 1) without the record.
+
+Both directions are expectations of convex functions of S: D_a(P||Q) = E (S - a)_+ and D_a(Q||P) = E (1 - a S)_+. So
+whatever is larger than S in convex order dominates, whatever is smaller is dominated, and convex order survives
+independent sums. Splitting an atom between two grid points around it, keeping the mean, makes a law larger; merging
+the atoms of a cell into one at their mean makes it smaller (an attacker who does not look inside the cell). T comes
+from doublings, each followed by one such rounding; what they cost is of second order in the grid, and everything is a
+sum of products of positive numbers, so the tails keep their digits. Statements and proofs: docs/proofs.md, section 4.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from verax.privacy.pairs.discrete import Table
+from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Pair
+
+FINE = 0.03  # grid points per scale of the law: widths below half a percent of epsilon
+LARGEST_SHIFT = 12.0  # beyond this the factors leave the range of doubles
+TAIL, DEEP_TAIL = -92.0, -300.0
+"""Log of the mass beyond the ends of the grid; the second where deltas far below all that are asked for matter."""
+_FLAT = 3.0  # scales from the middle within which points are evenly spaced; further out they spread
+_LEAST = 1e-290  # of mass that keeps its digits; less is left out of what is rounded down
+_ROWS = 16  # of sums worked on at once, to stay in the cache and to add up few at a time
+_QUANTILES, _FEW_QUANTILES = ((np.arange(count) + 0.5) / count for count in (200, 64))  # from which grids are planned
+
+
+@dataclass(frozen=True, eq=False)
+class Law:
+    """Mass ``q`` at each of the ascending ``places``, and a part of the mean so far out that its mass is none.
+
+    Masses may be off by e^mass_error and places by e^place_error, as follows. All masses times e^mass_error, each at
+    its place or nearly so, are what rounding up makes of a measure that nowhere falls short of the true law. All masses
+    times e^-mass_error are what merging makes of a part of the true law. Products of such measures are such measures,
+    so the errors of masses add up and never touch the places.
+    """
+
+    places: Array
+    q: Array
+    infinite: float
+    mass_error: float
+    place_error: float
+
+    def table(self, spread: bool) -> Table:
+        """P against Q, where P has the density S, with all masses moved to the safe side.
+
+        Products of masses that fell below the range of doubles are covered by what is added at the ends.
+        """
+        q = self.q * math.exp(self.mass_error if spread else -self.mass_error)
+        ends = (2.0 * self.infinite, _LEAST) if spread else (0.0, 0.0)
+        return Table.of(q * self.places, q, *ends, error=self.place_error)
+
+
+@lru_cache(maxsize=64)
+def one_of(count: int, shift: float, fine: float = FINE) -> tuple[Table, Table]:
+    """Tables that dominate, and are dominated by, one of ``count`` rounds shifted against none.
+
+    >>> upper, lower = one_of(100, 1.0)
+    >>> lower.delta(0.5)[0] <= upper.delta(0.5)[1] <= 1.01 * lower.delta(0.5)[0]
+    True
+    """
+    return at_most_one_of(count, shift, fine), at_least_one_of(count, shift, fine)
+
+
+@lru_cache(maxsize=64)
+def at_most_one_of(count: int, shift: float, fine: float = FINE, log_tail: float = TAIL) -> Table:
+    """The first of these tables alone."""
+    return _average(count, shift, fine, spread=True, log_tail=log_tail).table(spread=True)
+
+
+@lru_cache(maxsize=64)
+def at_least_one_of(count: int, shift: float, fine: float = FINE) -> Table:
+    """The second of them alone."""
+    return _average(count, shift, fine, spread=False).table(spread=False)
+
+
+def _average(count: int, shift: float, fine: float, spread: bool, log_tail: float = TAIL) -> Law:
+    """The average of ``count`` factors, by doubling and adding one, rounded up (``spread``) or down."""
+    cap = 0.5 * fine * shift
+    single = _single(shift, fine, cap, spread, log_tail)
+    law, size = single, 1
+    for bit in bin(count)[3:]:
+        law = _combine(law, law, 0.5, _grid(law, law, 0.5, fine, cap, log_tail), spread)
+        size *= 2
+        if bit == "1":
+            share = size / (size + 1.0)
+            law = _combine(law, single, share, _grid(law, single, share, fine, cap, log_tail), spread)
+            size += 1
+    return law
+
+
+def _single(shift: float, fine: float, cap: float, spread: bool, log_tail: float = TAIL) -> Law:
+    """One log-normal factor."""
+    far = math.sqrt(-2.0 * log_tail)
+    middle = -shift * shift / 2.0
+    grid = _ticks(middle - far * shift, middle + (far + shift) * shift, middle, shift, fine, cap)
+    pair = Pair.gaussian(shift)
+    cells = pair.cells(np.concatenate([[-np.inf], pair.cut(grid)[0], [np.inf]]))
+    q, places = np.exp(cells.log_p - cells.loss), np.exp(cells.loss)
+    error = 2.0 * float(cells.error.max()) + 4.0 * UNIT * float(np.abs(cells.loss).max())
+    corners = np.concatenate([[0.0], np.exp(grid)])
+    return rounded(q, q * np.maximum(places - corners, 0.0), corners, 0.0, 2.0 * error, error, spread)
+
+
+def _combine(a: Law, b: Law, share: float, grid: Array, spread: bool) -> Law:
+    """The law of ``share`` times A plus the rest times B, rounded to the grid."""
+    corners = np.concatenate([[0.0], np.exp(grid)])
+    q, beyond = np.zeros(len(corners)), np.zeros(len(corners))
+    most = 0
+    tail = (1.0 - share) * b.places
+    twice = a is b and share == 0.5  # then every sum occurs in both orders: those above the diagonal count double
+    for row in range(0, len(a.q), _ROWS):
+        first = row if twice else 0
+        places = (share * a.places[row : row + _ROWS, None] + tail[first:]).reshape(-1)
+        mass = a.q[row : row + _ROWS, None] * b.q[first:]
+        if twice:
+            mass[:, _ROWS:] *= 2.0
+        mass = mass.reshape(-1)
+        cell = np.searchsorted(corners, places, side="right") - 1
+        q += np.bincount(cell, weights=mass, minlength=len(corners))
+        beyond += np.bincount(cell, weights=mass * (places - corners[cell]), minlength=len(corners))
+        most = max(most, int(np.bincount(cell).max()))
+    added = UNIT * (most + len(a.q) / _ROWS + 8.0)  # additions in one cell: inside a block, and block by block
+    mass_error = a.mass_error + b.mass_error + added
+    place_error = max(a.place_error, b.place_error) + 2.0 * added + 8.0 * UNIT
+    infinite = share * a.infinite + (1.0 - share) * b.infinite
+    return rounded(q, beyond, corners, infinite, mass_error, place_error, spread)
+
+
+def rounded(
+    q: Array, beyond: Array, corners: Array, infinite: float, mass_error: float, place_error: float, spread: bool
+) -> Law:
+    """From each cell's mass, and that mass times its mean's distance from the left corner: to corners, or merged."""
+    if not spread:
+        filled = q > _LEAST
+        places = corners[filled] + beyond[filled] / q[filled]
+        return Law(places, q[filled], 0.0, mass_error, place_error)
+    right = beyond[:-1] / np.diff(corners)
+    mass = np.concatenate([np.maximum(q[:-1] - right, 0.0), [q[-1]]])
+    mass[1:] += right
+    return Law(corners, mass, infinite + float(beyond[-1]), mass_error, place_error)
+
+
+def _grid(a: Law, b: Law, share: float, fine: float, cap: float, log_tail: float) -> Array:
+    """Logarithms of grid points for a sum: dense around its middle, as far as its tails. Any grid is valid."""
+    at = _QUANTILES if fine <= 2.0 * FINE else _FEW_QUANTILES
+    sums = (share * _quantiles(a, at)[:, None] + (1.0 - share) * _quantiles(b, at)).reshape(-1)
+    left, middle, right = np.log(np.quantile(sums, [0.16, 0.5, 0.84])).tolist()
+    one_large = max(share * a.places[-1] + (1.0 - share), (1.0 - share) * b.places[-1] + share)
+    top = math.log(max(one_large, share * _greatest(a, log_tail) + (1.0 - share) * _greatest(b, log_tail)))
+    bottom = math.log(share * _least(a, log_tail) + (1.0 - share) * _least(b, log_tail))
+    return _ticks(min(bottom, middle), max(top, middle), middle, 0.5 * (right - left), fine, cap)
+
+
+def _quantiles(law: Law, at: Array) -> Array:
+    return np.asarray(np.interp(at, np.cumsum(law.q), law.places))
+
+
+def _least(law: Law, log_tail: float) -> float:
+    """A place with so little mass below it that a sum of two below theirs hardly happens."""
+    first = int(np.searchsorted(np.cumsum(law.q), math.exp(0.5 * log_tail)))
+    return max(float(law.places[min(first, len(law.q) - 1)]), 1e-300)
+
+
+def _greatest(law: Law, log_tail: float) -> float:
+    """The same above: a place with so little of the mean beyond it."""
+    beyond = np.cumsum((law.q * law.places)[::-1])[::-1]
+    return float(law.places[max(int(np.count_nonzero(beyond > math.exp(0.5 * log_tail))) - 1, 0)])
+
+
+def _ticks(low: float, high: float, middle: float, scale: float, fine: float, cap: float) -> Array:
+    """Points from low to high: ``fine * scale`` apart near the middle, further and further apart outside.
+
+    On the right, where a single large factor makes the tail, they are never more than ``cap`` apart.
+    """
+    left = _spread_out(middle - low, scale, fine, math.inf)
+    right = _spread_out(high - middle, scale, fine, max(cap, fine * scale))
+    return np.concatenate([middle - left[::-1], [middle], middle + right])
+
+
+def _spread_out(end: float, scale: float, fine: float, cap: float) -> Array:
+    """Distances from 0 to beyond ``end``."""
+    step, growth = fine * scale, fine / _FLAT
+    parts = [step * np.arange(1.0, min(end, _FLAT * scale) / step + 2.0)]
+    last, stop = float(parts[0][-1]), min(end, cap / growth)
+    if last < stop:
+        parts.append(
+            last * np.exp(math.log1p(growth) * np.arange(1.0, math.log(stop / last) / math.log1p(growth) + 2.0))
+        )
+        last = float(parts[-1][-1])
+    if last < end:
+        parts.append(last + cap * np.arange(1.0, (end - last) / cap + 2.0))
+    return np.concatenate(parts)

@@ -1,0 +1,334 @@
+"""Upper bounds for a group whose records pick bins at random: one epoch with the group against without, and back.
+
+*With against without.* If the numbers in different bins were independent with weights w_n, the likelihood would
+change by the product R of the bins' own ratios, and given the transcript the group would have N = sum N_t records with
+independent N_t. So S = R P[N = size] / beta, and the probability is bounded through its characteristic function, as
+for random allocation (docs/allocation.md, theorem 3).
+
+*Either way.* The attacker is told into how many bins the records fell, and how many into each, but not which:
+if the parts are l_1, l_2, ..., part i is in a bin of its own block of bins (docs/allocation.md, theorem 4). That is for
+"without against with", for low noise and for large deltas.
+
+Both come as tables of one epoch, to be composed with other epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+
+import numpy as np
+from scipy import special
+
+from verax.privacy.curves.random_subset import angles
+from verax.privacy.pairs.discrete import Table
+from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Cells, Pair
+from verax.privacy.pairs.one_of_many import LARGEST_SHIFT, at_most_one_of
+from verax.privacy.pairs.shared_bins import SharedBins
+from verax.privacy.pairs.sharing import parts, sharings
+from verax.privacy.pairs.some_of_many import tilt_for
+from verax.privacy.pld import discretise
+from verax.privacy.pld.composition import Composition, Round
+from verax.privacy.pld.convolve import convolve, infinite_mass
+from verax.privacy.pld.discretise import Discrete, Spacing
+
+MOST = 32
+"""Records up to which all ways of sharing bins are followed; ways of more, or of many bins a record, are rounded up."""
+_MOST_SHARING = 512  # records up to which the bound by independent numbers is worth its time
+_RARE_COUNT = 1e-25  # chance of a bin with more records, beyond which a loss is taken for infinite
+_MOST_APART = 8  # differences of numbers in one bin that sharpen the bound
+_FAINT = -160.0  # log of a mass that may as well be at infinity
+_MOST_KINDS = 400  # ways of sharing bins that are told apart; the others are taken for the worst
+_KIND_TAIL = 1e-11  # or those that together are so rare
+_LEANS = (1.0, 0.87)  # of the weights' rho that are tried
+_FAR_OUT, _FEW = (0.7,), 8  # and for a single epoch of so few records, whose tail is further out
+_TYPICAL_DELTA = 1e-6  # at which the better one is taken; either is valid
+_LARGEST_UNIT = 3.5  # shift of one record beyond which cells and factors grow too many
+_LINE_STEP = 0.01  # width of cells on the line, in standard deviations of the noise
+_FAR = 12.5  # standard deviations beyond which nothing is told apart
+_EVEN = 0.02  # of Q, what is shared out evenly among the nodes
+_GRID = 0.12  # step of the losses' grid, in standard deviations of one bin's loss
+_COARSER = 0.5  # of the root of the number of bins, how much coarser an epoch's grid is
+_BLOCK_FINE = 0.1  # grid of block averages
+_RARE = (0.0, 20.0)  # how rare are the losses, as -log probability, that tilts make common
+_SELDOM = 1e-3  # chance of a kind of sharing that need not be known as well
+_CUT = 1e-24  # mass of one bin's loss, on either side, that may be moved to the end of the grid or to infinity
+_ALIAS = 1e-16
+_CHANCE_ERROR = 1e-12  # relative error of the probabilities of kinds, which doubles give to about 1e-14
+_MARGIN = 1e-9  # relative allowance for weights and their logarithms, which doubles give to about 1e-12
+
+
+Part = tuple[float, Array, float, float]
+"""The first loss on a grid, log masses of P from there on, P-mass at infinity, and how far losses may be off."""
+
+
+def group_bounds(group: SharedBins, epochs: int) -> tuple[Pair | Table, Pair | Table, Pair | Table]:
+    """What dominates one epoch with the group against without it, best for small deltas and for large ones, and back.
+
+    Where groups or shifts are large, the attacker is told where the records are.
+    """
+    told = Pair.gaussian(group.reach)
+    leans = (*_LEANS, *_FAR_OUT) if epochs == 1 and group.size <= _FEW else _LEANS
+    worth = group.unit <= _LARGEST_UNIT and group.size <= _MOST_SHARING and group.times == 1
+    forth = [_known(partial(with_against_without, group, lean)) for lean in leans if worth]
+    near = _known(partial(told_how_many, group, backwards=False))
+    tables = [table for table in (*forth, near) if table is not None]
+    costs = [Composition([(Round(table), epochs)]).estimate(_TYPICAL_DELTA) for table in tables]
+    best = tables[int(np.argmin(costs))] if tables else told
+    return best, near or told, _known(partial(told_how_many, group, backwards=True)) or told
+
+
+def _known(bound: Callable[[], Table]) -> Table | None:
+    """A bound, or None where its grids grow too large: bins so many that one of them hardly changes anything."""
+    try:
+        return bound()
+    except (FloatingPointError, MemoryError):
+        return None
+
+
+# --- with the group against without ----------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def with_against_without(group: SharedBins, lean: float) -> Table:
+    """A table that dominates one epoch; ``lean`` scales rho = size / bins, and any value is valid."""
+    rho = lean * group.size / group.bins
+    log_weights, log_z = group.log_weights(rho, group.size)
+    pair = group.pair(log_weights)
+    top = float(group.shifts(group.size)[group.likely(_RARE_COUNT)]) + group.unit + _FAR
+    x = np.arange(-_FAR, top, _LINE_STEP / max(group.unit, 1.0))
+    posterior = _posterior(group, log_weights, x)
+    cells = pair.cells(np.concatenate([[-np.inf], x, [np.inf]]))
+    p = np.exp(cells.log_p)
+    held = np.arange(len(posterior))
+    spread = held**2 @ posterior - (held @ posterior) ** 2
+    variance = group.bins * float(p[1:] @ spread) / float(p.sum())
+    weights, nodes = angles(variance)
+    shares = weights * np.exp(-nodes * variance)
+    shares = (1.0 - _EVEN) * shares / shares.sum() + _EVEN / len(nodes)
+    shares *= (1.0 - _MARGIN) / shares.sum()
+    scales = np.log(weights) - group.log_beta(rho, log_z) - np.log(shares) + 2.0 * _MARGIN
+    log_ratio = np.concatenate([[float(log_weights[0])], pair.loss(x)])
+    step, parts = 0.0, []
+    tilts: list[float] = []
+    for node, exponent in zip(nodes.tolist(), _exponents(posterior, nodes), strict=True):
+        table = _factor(cells, log_ratio, node * exponent)
+        step = step or _GRID * _spread(table)
+        rounds = [(_upper(table, step), group.bins)]
+        tilts = tilts or _tilts(rounds)
+        parts.append(_epoch(rounds, step, tilts))
+    return _mixture(list(zip(np.log(shares).tolist(), scales.tolist(), parts, strict=True)), step, group.bins)
+
+
+def _posterior(group: SharedBins, log_weights: Array, x: Array) -> Array:
+    """Given x, the probabilities that the bin holds 0, 1, ... records, if bins were independent."""
+    shifts = group.shifts(len(log_weights) - 1)[:, None]
+    return np.asarray(special.softmax(log_weights[:, None] + shifts * x - shifts * shifts / 2.0, axis=0))
+
+
+def _exponents(posterior: Array, nodes: Array) -> Iterator[Array]:
+    """For every node s a v(x) with |E e^(i phi N)| <= e^(-(1 - cos phi) v) for all angles up to the next node's.
+
+    |E e^(i phi N)|^2 = 1 - 2 sum_m v_m (1 - cos m phi) with v_m = sum_n p_n p_(n+m), and the ratio of 1 - cos m phi to
+    1 - cos phi falls up to the angle 2 pi / m. Beyond a right angle only m = 1 counts.
+    """
+    most = min(len(posterior) - 1, _MOST_APART)
+    products = [(posterior[:-m] * posterior[m:]).sum(axis=0) for m in range(1, most + 1)]
+    half = np.arcsin(np.sqrt(0.5 * np.minimum(nodes, 1.0)))
+    for end in half[1:].tolist():
+        factors = [(math.sin(m * end) / math.sin(end)) ** 2 if m * end < math.pi else 0.0 for m in range(1, most + 1)]
+        yield np.asarray((1.0 - _MARGIN) * sum(f * v for f, v in zip(factors, products, strict=True)))
+    yield np.asarray((1.0 - _MARGIN) * products[0])
+
+
+def _factor(cells: Cells, log_ratio: Array, exponent: Array) -> Table:
+    """One bin's factor R(x) exp(-exponent(x)) under Q, rounded up: in every cell to two values around all others.
+
+    On a cell from x to x' every p_n is at least r = R(x) / R(x') times what it is at x, and at most 1 / r times what it
+    is at x', because p_n R rises; so the exponent is between r^2 and r^-2 times its values there. The mean of R is
+    known. What lies beyond the last cell is at infinity.
+    """
+    gain = np.diff(log_ratio)
+    least = np.concatenate([[0.0], exponent[:-1]]) * np.exp(-2.0 * gain)
+    most = exponent * np.exp(2.0 * gain)
+    error = 2.0 * float(cells.error[:-1].max()) + 1e-12
+    low = log_ratio[:-1] - most - error
+    high = log_ratio[1:] - least + error
+    mean = np.minimum(cells.loss[:-1] + error - least, high)
+    share = np.exp(mean - high) * np.expm1(low - mean) / np.expm1(low - high)  # (e^mean - e^low) / (e^high - e^low)
+    share = np.clip(share, 0.0, 1.0)
+    log_q = np.tile(cells.log_p[:-1] - cells.loss[:-1], 2)
+    weight, place = np.concatenate([share, 1.0 - share]), np.concatenate([high, low])
+    kept = weight > 0.0
+    log_q = log_q[kept] + np.log(weight[kept])
+    infinite = math.exp(float(cells.log_p[-1])) * (1.0 + 1e-6)
+    return Table.of_logs(log_q + place[kept], log_q, infinite, error=2.0 * error)
+
+
+# --- told how many share bins -------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def told_how_many(group: SharedBins, backwards: bool) -> Table:
+    """A table that dominates one epoch with the group against without it, or (``backwards``) the other way round."""
+    usual = _block(group.bins // min(group.size * group.times, group.bins), group.unit, _BLOCK_FINE)
+    step = _GRID * _spread(usual) if isinstance(usual, Table) else _GRID * group.unit
+    laws: dict[tuple[int, int], Discrete] = {}
+    kinds, left = _kinds(group)
+    mixed = []
+    tilts: list[float] = []
+    for chance, held_by_bins in kinds:
+        size, longer = divmod(group.bins, len(held_by_bins))
+        longer = longer if chance > _SELDOM else 0  # smaller blocks show more
+        blocks = Counter((size + (rank < longer), held) for rank, held in enumerate(held_by_bins))
+        for kind in blocks:
+            if kind not in laws:
+                fine = min(_BLOCK_FINE * kind[1], 0.4)  # the rarer, the coarser
+                block = _block(kind[0], group.unit * kind[1], fine)
+                laws[kind] = _upper(block.reverse() if backwards else block, step)
+        rounds = [(laws[kind], count) for kind, count in blocks.items()]
+        tilts = tilts or _tilts(rounds)
+        part = _epoch(rounds, step, tilts if chance > _SELDOM else tilts[:1])
+        mixed.append((math.log(chance) + _CHANCE_ERROR, 0.0, part))
+    worst = _epoch([(_upper(Pair.gaussian(group.reach), step), 1)], step, tilts[:1])
+    mixed.append((math.log(left + 1e-15), 0.0, worst))
+    return _mixture(mixed, step, min(group.size * group.times, group.bins))
+
+
+def _block(size: int, shift: float, fine: float) -> Pair | Table:
+    """One bin of ``size`` shifted against none; where factors grow too large, it is told which."""
+    if size == 1 or shift > LARGEST_SHIFT:
+        return Pair.gaussian(shift)
+    return at_most_one_of(size, shift, fine)
+
+
+_Kinds = list[tuple[float, tuple[int, ...]]]
+
+
+def _kinds(group: SharedBins) -> tuple[_Kinds, float]:
+    """How many records share bins: kinds with their probabilities, and the probability that it is none of them.
+
+    The likeliest kinds where there are few enough, all parts 1 if only used bins count; else kinds rounded up.
+    """
+    if not group.adds_up and group.times == 1:
+        return _without_the_rest(
+            [(chance, (1,) * used) for used, chance in _used_bins(group) if chance > _KIND_TAIL / group.size]
+        )
+    if group.times > 1 or group.size > MOST:
+        found, left = sharings(group.size, group.times, group.bins)
+        if not group.adds_up:
+            return [(chance, (1,) * sharing[0]) for chance, sharing in found], left
+        return [(chance, parts(sharing)) for chance, sharing in found], left
+    kinds = [(_log_chance(group, parts), parts) for parts in _partitions(group.size, group.size, group.bins)]
+    kinds = sorted(kinds, reverse=True)[:_MOST_KINDS]
+    chances = np.exp([log for log, _ in kinds])
+    enough = int(np.searchsorted(np.cumsum(chances), 1.0 - _KIND_TAIL)) + 1
+    return _without_the_rest(
+        [(float(chance), parts) for chance, (_, parts) in zip(chances[:enough], kinds[:enough], strict=True)]
+    )
+
+
+def _without_the_rest(kinds: _Kinds) -> tuple[_Kinds, float]:
+    return kinds, max(1.0 - math.fsum(chance for chance, _ in kinds) * (1.0 - _CHANCE_ERROR), 0.0)
+
+
+def _partitions(total: int, largest: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Whole numbers, descending, at most so large and so many, that add up to ``total``."""
+    if total == 0:
+        yield ()
+    elif parts * largest >= total:
+        for first in range(min(total, largest), 0, -1):
+            for rest in _partitions(total - first, first, parts - 1):
+                yield (first, *rest)
+
+
+def _log_chance(group: SharedBins, parts: tuple[int, ...]) -> float:
+    """Log of the probability that the bins hold these numbers, in some order."""
+    ways = math.fsum(math.log1p(-taken / group.bins) for taken in range(len(parts)))
+    ways -= math.fsum(math.lgamma(count + 1.0) for count in Counter(parts).values())
+    shared = math.lgamma(group.size + 1.0) - math.fsum(math.lgamma(held + 1.0) for held in parts)
+    return ways + shared - (group.size - len(parts)) * math.log(group.bins)
+
+
+def _used_bins(group: SharedBins) -> list[tuple[int, float]]:
+    """The law of the number of bins that the records use."""
+    most = min(group.size, group.bins)
+    used = np.arange(most + 1.0)
+    law = np.zeros(most + 1)
+    law[0] = 1.0
+    for _ in range(group.size):
+        moved = law * (group.bins - used) / group.bins
+        law *= used / group.bins
+        law[1:] += moved[:-1]
+    return [(number, float(law[number])) for number in range(1, most + 1)]
+
+
+# --- from one bin to an epoch ----------------------------------------------------------------------------------------
+
+
+def _spread(table: Table) -> float:
+    """The standard deviation of the loss, with the group; it decides how fine a grid is, and never enters a bound."""
+    p = table.p / table.p.sum()
+    return max(math.sqrt(float(p @ (table.loss_values - p @ table.loss_values) ** 2)), 1e-9)
+
+
+def _upper(pair: Pair | Table, step: float) -> Discrete:
+    """Connected dots, as far as mass goes that could matter."""
+    if isinstance(pair, Table):
+        below, above = np.cumsum(pair.p), np.cumsum(pair.p[::-1])[::-1]
+        some = np.flatnonzero((below > _CUT) & (above > _CUT))
+        low, high = (float(pair.loss_values[some[end]]) for end in (0, -1))
+        return discretise.upper(pair, Spacing(step, low, high, max(_spread(pair), step)))
+    low, high = pair.loss(np.array([-_FAR, float(pair.max_shift) + _FAR])).tolist()
+    return discretise.upper(pair, Spacing(step, low, high, max(0.1 * (high - low), step)))
+
+
+def _tilts(rounds: list[tuple[Discrete, int]]) -> list[float]:
+    """Tilts that make rare sums of losses common; the first is 0. Any are valid."""
+    return [tilt_for(rounds, 1.0, rare) for rare in _RARE]
+
+
+def _epoch(rounds: list[tuple[Discrete, int]], step: float, tilts: list[float]) -> Part:
+    """Sums of losses: log masses that are nowhere too small, from the tilts that know them best."""
+    views = [(0.0, convolve(rounds, 0.0, _ALIAS))]
+    for tilt in tilts[1:]:
+        try:
+            views.append((tilt, convolve(rounds, tilt, _ALIAS)))
+        except (FloatingPointError, MemoryError):
+            continue  # only less is known of the tail
+    first = min(view.first for _, view in views)
+    last = max(view.first + len(view.law) for _, view in views)
+    base = views[0][1].base
+    losses = base + step * np.arange(first, last + 1)
+    logs, beyond = np.full(last + 1 - first, np.inf), math.inf
+    for tilt, view in views:
+        here = np.full(len(logs), math.log(_ALIAS))
+        inside = slice(view.first - first, view.first - first + len(view.law))
+        here[inside] = np.log(np.maximum(view.law, 0.0) + view.bin_error)
+        here += view.log_scale - tilt * losses
+        logs = np.minimum(logs, here + 16.0 * UNIT * (4.0 + abs(view.log_scale) + np.abs(tilt * losses)))
+        beyond = min(beyond, float(logs[-1]))
+    logs[0] = np.logaddexp(logs[0], math.log(_ALIAS) + views[0][1].log_scale)  # what lies further left, moved up
+    off = math.fsum([count * law.shift for law, count in rounds])
+    return float(losses[0]), logs, infinite_mass(rounds) + math.exp(min(beyond, 0.0)), off
+
+
+def _mixture(parts: list[tuple[float, float, Part]], step: float, rounds: int) -> Table:
+    """Measures with shares of Q and factors, both as logarithms, put together on one coarser grid."""
+    logs, losses, infinite, off = [], [], 0.0, 0.0
+    for log_share, scale, (start, masses, beyond, error) in parts:
+        logs.append(masses + log_share + scale)
+        losses.append(start + scale + step * np.arange(len(masses)))
+        infinite += math.exp(log_share + scale) * beyond
+        off = max(off, error)
+    log_p, loss_values = np.concatenate(logs), np.concatenate(losses)
+    faint = log_p < _FAINT
+    infinite += float(np.exp(log_p[faint]).sum()) * (1.0 + 1e-6)
+    table = Table.of_logs(log_p[~faint], log_p[~faint] - loss_values[~faint], infinite, error=off)
+    low, high = float(table.loss_values[0]), float(table.loss_values[-1])
+    found = discretise.upper(table, Spacing(max(_COARSER * math.sqrt(rounds), 1.0) * step, low, high))
+    some = found.log_mass > -np.inf
+    log_p, loss_values = found.log_mass[some], found.losses[some]
+    return Table.of_logs(log_p, log_p - loss_values, found.infinite, error=found.shift + 1e-12)

@@ -1,0 +1,209 @@
+"""What an attacker sees of a record that joins k of T rounds, picked at random: the lower bound of random allocation.
+
+The likelihood ratio is an elementary symmetric polynomial of the rounds' own ratios, whose law is out of reach. The
+attacker here adds up the rounds' scores log(1 - c + c Y_t), each rounded to a grid: with c = k/T what would be the
+privacy loss if every round were joined by a coin, with a smaller c what serves better far out in the tail. Without
+the record that is a sum of T independent scores, with it T - k of them and k scores of shifted rounds, whichever they
+are. Both laws are computed by FFT under several tilts, so that both tails keep their digits; only bins known to a
+relative error of ``_KNOWN`` are used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verax.privacy.pairs.discrete import Table, log_sums
+from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Pair
+from verax.privacy.pld.convolve import Convolved, convolve
+from verax.privacy.pld.discretise import Discrete
+
+_FINE = 0.1  # grid step, in standard deviations of one round's score
+_MERGE = 0.02  # width of the bins the attacker looks at, in standard deviations of the sum
+_KNOWN = 1e-5  # relative error of a mass that is used
+ALIAS = 1e-15
+"""Tilted mass that may lie outside the window of a convolution, on either side."""
+_FAR = 8.0  # standard deviations of one round's noise beyond which scores are not told apart
+_RARE = (0.0, 4.0, 12.0, 24.0, 40.0)  # how rare are the sums, as -log probability, that tilts make common
+_MOST_BINS = 2**13
+_APART = 4.0  # shifts from which on a round with the record is told from one without
+_LARGEST_TILT = 1e4
+_HALVINGS = 36  # of the search for a tilt: with a shift of 1000, means jump within 1e-6 of a tilt
+_LEAST = -600.0  # log of the probability of a sum, with the record or without it, below which it is not looked at
+
+View = tuple[int, Array, Array]
+"""First index on a grid, log masses from there on, and their relative errors."""
+_Rounds = list[tuple[Discrete, int]]
+
+
+@lru_cache(maxsize=64)
+def some_of(times: int, count: int, shift: float, lean: float) -> Table:
+    """The binned sum of scores when ``times`` of ``count`` rounds are shifted, against none: what an attacker sees.
+
+    ``lean`` is c as a share of times / count, at most count / times; every value gives a valid attack.
+
+    >>> table = some_of(10, 1000, 1.0, lean=1.0)
+    >>> bool(0.95 < table.p.sum() < 1.0 + 1e-9)
+    True
+    """
+    plain, shifted = _scores(min(lean * times / count, 1.0), shift)
+    present, absent = [(plain, count - times), (shifted, times)], [(plain, count)]
+    means = [mean for law in (present, absent) for mean in means_when_tilted(law, _RARE)]
+    with_record, without = (law_of_sum(law, means) for law in (present, absent))
+    return seen_in_bins(with_record, without, plain.step, standard_deviation(plain, count), count)
+
+
+def means_when_tilted(rounds: _Rounds, rarities: tuple[float, ...]) -> list[float]:
+    """Means of the sum under tilts, to either side, that make sums of these rarities (-log probability) common."""
+    sides = [(sign, rare) for sign in (-1.0, 1.0) for rare in rarities if sign > 0.0 or rare > 0.0]
+    signs, rare = np.array(sides).T
+    means: list[float] = _cumulants(rounds, _tilts_for(rounds, signs, rare))[1].tolist()
+    return means
+
+
+def seen_in_bins(present: View, absent: View, step: float, spread: float, rounds: int) -> Table:
+    """What an attacker sees of sums on a grid, with the record and without it.
+
+    Sums whose masses are not known well enough, or hardly occur on either side, are left out; the others are put in
+    bins, narrow beside the ``spread`` of the sum.
+    """
+    first = max(present[0], absent[0])
+    last = max(min(start + len(logs) for start, logs, _ in (present, absent)), first)
+    (log_p, p_error), (log_q, q_error) = (
+        (logs[first - start : last - start], errors[first - start : last - start])
+        for start, logs, errors in (present, absent)
+    )
+    known = (p_error < _KNOWN) & (q_error < _KNOWN) & (np.maximum(log_p, log_q) > _LEAST)
+    if not known.any():
+        return Table.seen(np.zeros(1), np.zeros(1), 0.0)
+    share = step / max(_MERGE * spread, step)
+    bins = np.floor(np.arange(first, first + len(known))[known] * share).astype(np.int64)
+    bins = np.unique(bins, return_inverse=True)[1]
+    count = int(bins[-1]) + 1
+    logs = [log_sums(log[known], bins, count) for log in (log_p, log_q)]
+    return Table.of_logs(logs[0], logs[1], error=2.0 * _KNOWN + 1e-12 * rounds)
+
+
+def standard_deviation(law: Discrete, count: int) -> float:
+    """The standard deviation of a sum."""
+    mass = np.exp(law.log_mass)
+    mean = float(mass @ law.losses)
+    return math.sqrt(count * float(mass @ (law.losses - mean) ** 2))
+
+
+def _scores(rate: float, shift: float) -> tuple[Discrete, Discrete]:
+    """One round's score on a grid, for a round without the record and for one with it."""
+    pair = Pair.subsampled(rate, shift)
+    x = np.linspace(-9.0, 9.0, 2001)
+    weight = np.exp(-x * x / 2.0)
+    values = pair.loss(x)
+    mean = float(weight @ values) / float(weight.sum())
+    spread = math.sqrt(float(weight @ (values - mean) ** 2) / float(weight.sum()))
+    bottom, top = pair.loss(np.array([-_FAR, shift + _FAR])).tolist()
+    apart = _FINE * shift if shift > _APART else 0.0  # scores without the record hardly vary then
+    step = max(_FINE * spread, apart, (top - bottom) / _MOST_BINS)
+    grid = step * np.arange(math.floor(bottom / step), math.ceil(top / step) + 1)
+    between = np.concatenate([[-np.inf], pair.inverse(np.asarray(grid[1:] - step / 2.0, dtype=np.float64)), [np.inf]])
+    masses = Pair.gaussian(shift).cells(between)
+    index = np.arange(len(grid), dtype=np.int64)
+    laws = [
+        Discrete(float(grid[0]), step, index, log_mass, 0.0, 0.0)
+        for log_mass in (masses.log_p - masses.loss, masses.log_p)
+    ]
+    return laws[0], laws[1]
+
+
+def _cumulants(rounds: _Rounds, tilts: Array) -> tuple[Array, Array]:
+    """K and K' of the sum at each of the tilts."""
+    values, slopes = np.zeros(len(tilts)), np.zeros(len(tilts))
+    for law, count in rounds:
+        if count > 0:
+            losses = law.losses
+            logs = law.log_mass + np.multiply.outer(tilts, losses)
+            top = logs.max(axis=1)
+            mass = np.exp(logs - top[:, None])
+            total = mass.sum(axis=1)
+            values += count * (top + np.log(total))
+            slopes += count * (mass @ losses) / total
+    return values, slopes
+
+
+def tilt_for(rounds: _Rounds, sign: float, rare: float) -> float:
+    """The tilt, to the right or to the left, at whose mean the sum is e^-rare rare by Chernoff's bound; roughly."""
+    return float(_tilts_for(rounds, np.array([sign]), np.array([rare]))[0])
+
+
+def _tilts_for(rounds: _Rounds, signs: Array, rare: Array) -> Array:
+    def excess(tilts: Array, some: NDArray[np.bool_]) -> Array:
+        value, slope = _cumulants(rounds, tilts)
+        return np.asarray(tilts * slope - value - rare[some])
+
+    return _bisect(excess, signs, rare > 0.0)
+
+
+def tilt_to(rounds: _Rounds, mean: float) -> float:
+    """The tilt that moves the mean of the sum there; roughly."""
+    return float(_tilts_to(rounds, np.array([mean]))[0])
+
+
+def _tilts_to(rounds: _Rounds, means: Array) -> Array:
+    signs = np.where(means > _cumulants(rounds, np.zeros(1))[1][0], 1.0, -1.0)
+
+    def excess(tilts: Array, some: NDArray[np.bool_]) -> Array:
+        return np.asarray(signs[some] * (_cumulants(rounds, tilts)[1] - means[some]))
+
+    return _bisect(excess, signs, np.ones(len(means), dtype=bool))
+
+
+def _bisect(excess: Callable[[Array, NDArray[np.bool_]], Array], signs: Array, sought: NDArray[np.bool_]) -> Array:
+    """Tilts of these signs, all at once, from which on the excess is positive; 0 where none is sought."""
+    low, high = np.zeros(len(signs)), np.full(len(signs), 1e-3)
+    more = sought.copy()
+    while more.any():
+        more[more] = excess((signs * high)[more], more) < 0.0
+        more &= high < _LARGEST_TILT
+        low[more], high[more] = high[more], 2.0 * high[more]
+    for _ in range(_HALVINGS if sought.any() else 0):
+        middle = 0.5 * (low + high)
+        short = sought.copy()
+        short[sought] = excess((signs * middle)[sought], sought) < 0.0
+        low, high = np.where(short, middle, low), np.where(short, high, middle)
+    return np.where(sought, signs * high, 0.0)
+
+
+def law_of_sum(rounds: _Rounds, means: list[float]) -> View:
+    """The law of the sum, from tilts that move its mean to these places."""
+    rounds = [(law, count) for law, count in rounds if count > 0]
+    views = []
+    for tilt in _tilts_to(rounds, np.array(means)).tolist():
+        try:
+            views.append(_untilted(convolve(rounds, tilt, ALIAS), tilt))
+        except (FloatingPointError, MemoryError):
+            continue
+    return merge_views(views)
+
+
+def merge_views(views: list[View]) -> View:
+    """Each mass from the view that knows it best."""
+    start = min((first for first, _, _ in views), default=0)
+    stop = max((first + len(logs) for first, logs, _ in views), default=start)
+    log_mass, error = np.full(stop - start, -np.inf), np.full(stop - start, np.inf)
+    for first, logs, wrong in views:
+        here = slice(first - start, first - start + len(logs))
+        better = wrong < error[here]
+        log_mass[here] = np.where(better, logs, log_mass[here])
+        error[here] = np.where(better, wrong, error[here])
+    return start, log_mass, error
+
+
+def _untilted(view: Convolved, tilt: float) -> View:
+    sums = view.base + view.step * (view.first + np.arange(len(view.law)))
+    off = view.bin_error + 2.0 * ALIAS
+    known = view.law > 2.0 * off
+    logs = np.log(view.law, out=np.full(len(sums), -np.inf), where=known) + view.log_scale - tilt * sums
+    wrong = np.divide(2.0 * off, view.law, out=np.full(len(sums), np.inf), where=known)
+    return view.first, logs, wrong + 16.0 * UNIT * (1.0 + abs(view.log_scale) + np.abs(tilt * sums))
