@@ -25,7 +25,7 @@ from torch import nn
 from verax import Mechanism, Poisson
 from verax.federated import Embedded, Plan
 from verax.training import PrivateTrainer
-from verax.training.memory import keep_freed_blocks
+from verax.training.performance.malloc import keep_freed_blocks
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "logistic": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),

@@ -34,7 +34,7 @@ from torch import nn
 
 from verax.federated import Plan
 from verax.federated.work import Worker
-from verax.training.memory import keep_freed_blocks
+from verax.training.performance.malloc import keep_freed_blocks
 
 UNITS = ("client", "record")
 

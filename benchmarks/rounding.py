@@ -10,10 +10,10 @@ from torch import nn
 from training import MODELS, data
 
 from verax import Individual
-from verax.training.clipped import Clipper
-from verax.training.factors import ROOM
-from verax.training.flat import Flat
-from verax.training.losses import PerRecord
+from verax.training.clipping.clipper import Clipper
+from verax.training.clipping.flat_buffer import Flat
+from verax.training.gradients.factors import ROOM
+from verax.training.gradients.loss import PerRecord
 
 NORM = 1e-3  # every gradient is clipped
 

@@ -33,8 +33,8 @@ from verax.federated import AsyncClient, AsyncServer, Client, Diminishing, Model
 from verax.planning.calculator import budget, simple
 from verax.privacy.guarantee import shown
 from verax.privacy.pld.composition import LOWER, UPPER
-from verax.training.examples import Examples
-from verax.training.memory import keep_freed_blocks
+from verax.training.data.examples import Examples
+from verax.training.performance.malloc import keep_freed_blocks
 
 CLIENTS = 5
 PROBLEM = {"a9a": PROBLEMS["plain"], "mnist": PROBLEMS["non-convex"]}

@@ -17,8 +17,8 @@ from torch import nn
 from verax import BallsInBins, Individual, Mechanism, Poisson, Shuffle, calibrate
 from verax.samplers.base import Sampler
 from verax.training import PrivateTrainer
-from verax.training.examples import Examples, accuracy, build, load
-from verax.training.memory import keep_freed_blocks
+from verax.training.data.examples import Examples, accuracy, build, load
+from verax.training.performance.malloc import keep_freed_blocks
 
 DELTA, BATCH = 1e-5, 600
 

@@ -20,7 +20,7 @@ from verax.federated import Client, Plan, Server, put_weights, weights_of
 from verax.federated.splits import HOSPITALS, split
 from verax.privacy.guarantee import shown
 from verax.privacy.pld.composition import LOWER, UPPER
-from verax.training.examples import Examples, accuracy, build
+from verax.training.data.examples import Examples, accuracy, build
 
 Records = tuple[Tensor, Tensor]
 PATIENTS = (303, 294, 123, 200)  # in the files; every fifth is held out

@@ -24,8 +24,8 @@ from verax.mechanism import Clipping
 from verax.privacy.guarantee import shown
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.training import PrivateTrainer
-from verax.training.examples import Examples, accuracy, build, load
-from verax.training.memory import keep_freed_blocks
+from verax.training.data.examples import Examples, accuracy, build, load
+from verax.training.performance.malloc import keep_freed_blocks
 
 DELTA = 1e-5
 CELLS = [

@@ -35,8 +35,8 @@ from verax.privacy.guarantee import shown
 from verax.privacy.participation import baseline
 from verax.privacy.pld.composition import UPPER
 from verax.reporting.figures import OKABE_ITO, panels
-from verax.training.examples import Examples, accuracy, build
-from verax.training.memory import keep_freed_blocks
+from verax.training.data.examples import Examples, accuracy, build
+from verax.training.performance.malloc import keep_freed_blocks
 
 DELTA = 1e-5  # of the whole run
 TARGETS = {"each round": (0.015, 1e-6), "whole run": (1.0, DELTA)}

@@ -33,8 +33,8 @@ from verax.privacy.guarantee import shown
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.figures import OKABE_ITO, panels
 from verax.training import fit
-from verax.training.examples import Examples, build
-from verax.training.memory import keep_freed_blocks
+from verax.training.data.examples import Examples, build
+from verax.training.performance.malloc import keep_freed_blocks
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from verax.training.examples import Examples, load
+from verax.training.data.examples import Examples, load
 
 DIGESTS = {
     "a9a": "f5d5ffd8d865ff41328e7ee043e4b020816914ff6843ff15b98905ddbedce906",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from verax import Batch, Mechanism, Mixed, Poisson, calibrate
+from verax import Batch, Mechanism, Mixed, Poisson, calibrate, ledger
 from verax.auditing import audit_sampler
 from verax.checks import NoGuarantee
 from verax.cli import app
@@ -19,7 +19,7 @@ from verax.planning.accountant import upper_only
 from verax.privacy.pricing import prices, pricing_of
 from verax.privacy.samplers.poisson import PoissonPricing
 from verax.samplers import Sampler, options, registry, resume
-from verax.training import fit, ledger
+from verax.training import fit
 from verax.web import answers, questions
 from verax.web.code import command_lines
 

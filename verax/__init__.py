@@ -60,9 +60,9 @@ __all__ = [
 
 _LATER = {
     "Bracket": "guarantee",
-    "Budget": "budget",
+    "Budget": "renyi.filter",
     "Guarantee": "guarantee",
-    "OverBudget": "budget",
+    "OverBudget": "renyi.filter",
     "PoissonTrials": "tuning",
     "TruncatedNegativeBinomial": "tuning",
     "tuned": "tuning",

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from verax.cli import app
-from verax.training.ledger import read
+from verax.ledger.ledger import read
 
 
 def tour(folder, patch, *absent):

@@ -15,12 +15,12 @@ import numpy as np  # noqa: E402
 import typer  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
+from verax import ledger  # noqa: E402
 from verax.cli import app as whole_app  # noqa: E402
 from verax.cli.federate import federate  # noqa: E402
 from verax.federated.splits import dealt, owned, split  # noqa: E402
 from verax.privacy.guarantee import Bracket  # noqa: E402
-from verax.training import ledger  # noqa: E402
-from verax.training.examples import Examples  # noqa: E402
+from verax.training.data.examples import Examples  # noqa: E402
 
 torch.set_num_threads(1)
 federate_module = sys.modules["verax.cli.federate"]  # the package has the command under this name

@@ -11,13 +11,20 @@ pytest.importorskip("cryptography")
 
 from typer.testing import CliRunner  # noqa: E402
 
-from verax import BallsInBins, Mechanism, Poisson, Shuffle, calibrate  # noqa: E402
+from verax import (  # noqa: E402
+    BallsInBins,
+    Mechanism,
+    Poisson,
+    Shuffle,
+    calibrate,
+    ledger,
+)
 from verax.cli import app, main  # noqa: E402
 from verax.cli.common import expected_batch  # noqa: E402
 from verax.privacy.guarantee import shown  # noqa: E402
 from verax.privacy.pld.composition import LOWER, UPPER  # noqa: E402
-from verax.training import Ledger, PrivateTrainer, fit, ledger  # noqa: E402
-from verax.training.examples import MODELS, load  # noqa: E402
+from verax.training import Ledger, PrivateTrainer, fit  # noqa: E402
+from verax.training.data.examples import MODELS, load  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -363,7 +370,7 @@ def test_lenet_scales_small_images():
 def test_mnist_needs_its_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("VERAX_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("verax.training.examples._MNIST_AT", "http://127.0.0.1:9/")
+    monkeypatch.setattr("verax.training.data.examples._MNIST_AT", "http://127.0.0.1:9/")
     with pytest.raises(ValueError, match="VERAX_DATA"):
         train("--data", "mnist", "-z", "1")
     monkeypatch.setenv("VERAX_DATA", str(tmp_path))

@@ -95,7 +95,7 @@ def client(folder, port, plan, number, seed=None, asynchronous=False, pace=0.05,
     from verax.federated.asynchronous import Behind
     from verax.federated.flower import client_app
     from verax.federated.flower_node import join
-    from verax.training.ledger import Ledger
+    from verax.ledger.ledger import Ledger
 
     path = f"{folder}/{number}.ledger"
     book = Ledger.open(path) if os.path.exists(path) else path

@@ -14,7 +14,11 @@ pytest.importorskip("cryptography")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from verax import Mechanism, Poisson  # noqa: E402
+from verax import (  # noqa: E402
+    Mechanism,
+    Poisson,
+    ledger,
+)
 from verax.federated import (  # noqa: E402
     AsyncClient,
     AsyncServer,
@@ -29,7 +33,7 @@ from verax.federated import (  # noqa: E402
 from verax.federated import weights_of as flat  # noqa: E402
 from verax.federated.asynchronous import ONE_BEHIND, Behind  # noqa: E402
 from verax.privacy.renyi.filter import Budget, OverBudget  # noqa: E402
-from verax.training import Ledger, ledger  # noqa: E402
+from verax.training import Ledger  # noqa: E402
 
 STEP = Diminishing(0.02, beta=0.05)
 

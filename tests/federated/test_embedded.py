@@ -8,9 +8,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("cryptography")
 
+from verax import ledger  # noqa: E402
 from verax.federated import Embedded, Plan  # noqa: E402
 from verax.privacy.guarantee import Bracket  # noqa: E402
-from verax.training import LocalSteps, ledger  # noqa: E402
+from verax.training import LocalSteps  # noqa: E402
 
 
 def engine(world, run, seed=5, model=None, **options):

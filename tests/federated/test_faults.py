@@ -15,6 +15,7 @@ pytest.importorskip("cryptography")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from verax import ledger  # noqa: E402
 from verax.federated import (  # noqa: E402
     AsyncClient,
     AsyncServer,
@@ -30,7 +31,7 @@ from verax.federated import (  # noqa: E402
 from verax.federated import asynchronous as asynchronous_module  # noqa: E402
 from verax.federated import embedded as embedded_module  # noqa: E402
 from verax.federated import server as server_module  # noqa: E402
-from verax.training import Ledger, ledger  # noqa: E402
+from verax.training import Ledger  # noqa: E402
 
 
 def spoilt(update, how):
@@ -320,7 +321,7 @@ def test_a_client_that_is_not_finite_counts_as_nothing_and_the_other_clients_as_
 
 def test_a_record_that_is_not_finite_counts_as_nothing_wherever_it_is_found(world, monkeypatch):
     """Large models are worked on in small pieces: those added before it was found must not be added twice."""
-    monkeypatch.setattr("verax.training.records._FIT", 1.0)  # the fewest records at once
+    monkeypatch.setattr("verax.training.gradients.per_example._FIT", 1.0)  # the fewest records at once
     run = world.plan(noise_multiplier=0.0, client_rate=1.0, record_rate=1.0, records=100, largest=100, clients=1)
     x = torch.randn(50, 6, generator=torch.Generator().manual_seed(3))
     y = torch.zeros(50, dtype=torch.int64)

@@ -28,6 +28,7 @@ from flwr.proto.message_pb2 import Metadata, PullObjectRequest  # noqa: E402
 from flwr.proto.node_pb2 import Node  # noqa: E402
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE  # noqa: E402
 
+from verax import ledger  # noqa: E402
 from verax.federated import (  # noqa: E402
     AsyncClient,
     AsyncServer,
@@ -40,7 +41,6 @@ from verax.federated import (  # noqa: E402
 from verax.federated import flower_node as nodes  # noqa: E402
 from verax.federated.asynchronous import Behind  # noqa: E402
 from verax.federated.flower_keys import new_certificates, new_key, public_key, read_key  # noqa: E402
-from verax.training import ledger  # noqa: E402
 
 PARTIES = Path(__file__).with_name("parties.py")
 SEED = 918_273_645

@@ -8,9 +8,9 @@ pytest.importorskip("cryptography")
 
 from torch.utils.data import Dataset  # noqa: E402
 
+from verax import ledger  # noqa: E402
 from verax.federated import Client, Embedded, weights_of  # noqa: E402
-from verax.training import ledger  # noqa: E402
-from verax.training.mixing import MixedRecords  # noqa: E402
+from verax.training.checks.independence import MixedRecords  # noqa: E402
 
 
 class AtOnce(Dataset):

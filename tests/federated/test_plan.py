@@ -11,10 +11,10 @@ pytest.importorskip("cryptography")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verax import BallsInBins, Batch, Budget, Individual, Mechanism, NoGuarantee, Poisson, RandomParticipation
+from verax import BallsInBins, Batch, Budget, Individual, Mechanism, NoGuarantee, Poisson, RandomParticipation, ledger
 from verax.federated import Embedded, Plan
 from verax.reporting.statement import Statement
-from verax.training import Ledger, ledger
+from verax.training import Ledger
 
 PLAN = Plan(
     clients=40, records=800, largest=30, client_rate=0.25, record_rate=0.2, rounds=20, noise_multiplier=1.5,

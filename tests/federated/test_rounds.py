@@ -10,11 +10,12 @@ pytest.importorskip("cryptography")
 
 from torch.nn import functional  # noqa: E402
 
+from verax import ledger  # noqa: E402
 from verax.federated import Client, Model, Refused, Server, Update, put_weights, weights_of  # noqa: E402
 from verax.federated.client import taking_part, used  # noqa: E402
 from verax.federated.lots import Lots  # noqa: E402
 from verax.randomness import Source  # noqa: E402
-from verax.training import Ledger, LocalSteps, ledger  # noqa: E402
+from verax.training import Ledger, LocalSteps  # noqa: E402
 
 
 def clipped_sum(world, model, records, norm):

@@ -9,8 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("cryptography")
 
+from verax import ledger  # noqa: E402
 from verax.federated import AsyncServer, Diminishing, Embedded, Server, weights_of  # noqa: E402
-from verax.training import Ledger, ledger  # noqa: E402
+from verax.training import Ledger  # noqa: E402
 
 STEP = Diminishing(0.1)
 

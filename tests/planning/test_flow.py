@@ -7,12 +7,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-from verax import Mechanism, Poisson  # noqa: E402
+from verax import (  # noqa: E402
+    Mechanism,
+    Poisson,
+    ledger,
+)
 from verax.planning.flow import calculate, proactive  # noqa: E402
 from verax.planning.utility import Line, Point, UtilityGraph, utility_graph  # noqa: E402
 from verax.privacy.renyi.filter import Budget  # noqa: E402
-from verax.training import ledger  # noqa: E402
-from verax.training.examples import accuracy, build, load  # noqa: E402
+from verax.training.data.examples import accuracy, build, load  # noqa: E402
 
 LOSS = torch.nn.CrossEntropyLoss()
 

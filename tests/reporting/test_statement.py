@@ -27,13 +27,14 @@ from verax import (
     RandomParticipation,
     Shuffle,
     WithoutReplacement,
+    ledger,
 )
 from verax.privacy.participation import Federation
 from verax.privacy.renyi.filter import IN_ADVANCE
 from verax.privacy.tuning import TruncatedNegativeBinomial, tuned
 from verax.reporting.facts import UNCOVERED, Facts
 from verax.reporting.statement import Statement
-from verax.training import Ledger, ledger
+from verax.training import Ledger
 
 RUN = Mechanism(Poisson(0.05, 40), 1.2)
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "statement.schema.json").read_text())

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cryptography")
 
 from verax import Mechanism, Poisson  # noqa: E402
-from verax.training.examples import Examples  # noqa: E402
+from verax.training.data.examples import Examples  # noqa: E402
 
 SCRIPT = Path(__file__).parents[2] / "studies" / "asynchronous.py"
 if not SCRIPT.exists():  # as in a source distribution

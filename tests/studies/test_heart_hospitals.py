@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cryptography")
 
 from verax import Mechanism, Poisson  # noqa: E402
-from verax.training.examples import Examples, accuracy  # noqa: E402
+from verax.training.data.examples import Examples, accuracy  # noqa: E402
 
 SCRIPT = Path(__file__).parents[2] / "studies" / "heart_hospitals.py"
 if not SCRIPT.exists():  # as in a source distribution

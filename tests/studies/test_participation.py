@@ -12,7 +12,7 @@ pytest.importorskip("cryptography")
 
 from verax.federated.splits import Split  # noqa: E402
 from verax.privacy.participation import baseline  # noqa: E402
-from verax.training.examples import Examples  # noqa: E402
+from verax.training.data.examples import Examples  # noqa: E402
 
 SCRIPT = Path(__file__).parents[2] / "studies" / "participation.py"
 if not SCRIPT.exists():  # as in a source distribution

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from verax import BallsInBins, Individual, Mechanism, Mixed, Poisson, Shuffle
+from verax import BallsInBins, Individual, Mechanism, Mixed, Poisson, Shuffle, ledger
 from verax.randomness import Source
-from verax.training import Ledger, PrivateTrainer, ledger
+from verax.training import Ledger, PrivateTrainer
 
 RECORDS = 40
 RUNS = (

@@ -23,8 +23,8 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import IterableDataset
 
-from verax import Batch, BufferedShuffle, Deterministic, Individual, Mechanism, Mixed, Poisson, Shuffle
-from verax.training import Ledger, LeftMechanism, LocalSteps, LostProcess, PrivateTrainer, fit, ledger
+from verax import Batch, BufferedShuffle, Deterministic, Individual, Mechanism, Mixed, Poisson, Shuffle, ledger
+from verax.training import Ledger, LeftMechanism, LocalSteps, LostProcess, PrivateTrainer, fit
 
 PATIENCE = 600.0  # seconds that processes may take
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate  # noq
 
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed, Shuffle  # noqa: E402
 from verax.training import MixedRecords, PrivateTrainer  # noqa: E402
-from verax.training.collated import _FEW, Watched  # noqa: E402
-from verax.training.losses import PerRecord  # noqa: E402
+from verax.training.data.collate import _FEW, Watched  # noqa: E402
+from verax.training.gradients.loss import PerRecord  # noqa: E402
 
 torch.set_num_threads(1)
 RECORDS, WIDTH, CLASSES = 32, 6, 3

@@ -13,9 +13,9 @@ from verax import Batch, Deterministic, Individual, Mechanism, Mixed, Poisson
 torch = pytest.importorskip("torch")
 pytest.importorskip("cryptography")
 
+from verax.ledger.ledger import Ledger  # noqa: E402
 from verax.training import PrivateTrainer, fit  # noqa: E402
 from verax.training.diagnostics import NOTE, Diagnostics, PublicLog  # noqa: E402
-from verax.training.ledger import Ledger  # noqa: E402
 
 torch.set_num_threads(1)
 

@@ -13,8 +13,12 @@ pytest.importorskip("cryptography")
 
 from torch import nn  # noqa: E402
 
-from verax import Mechanism, Poisson  # noqa: E402
-from verax.training import PrivateTrainer, ledger  # noqa: E402
+from verax import (  # noqa: E402
+    Mechanism,
+    Poisson,
+    ledger,
+)
+from verax.training import PrivateTrainer  # noqa: E402
 from verax.training.distributed import LostProcess, Processes, launched  # noqa: E402
 
 RANKS = Path(__file__).with_name("ranks.py")

@@ -9,8 +9,13 @@ pytest.importorskip("cryptography")
 
 from torch import nn  # noqa: E402
 
-from verax import Individual, Mechanism, Poisson  # noqa: E402
-from verax.training import PrivateTrainer, fit, ledger  # noqa: E402
+from verax import (  # noqa: E402
+    Individual,
+    Mechanism,
+    Poisson,
+    ledger,
+)
+from verax.training import PrivateTrainer, fit  # noqa: E402
 
 torch.set_num_threads(1)
 X, Y = torch.randn(60, 5), torch.randint(0, 3, (60,))
@@ -21,7 +26,7 @@ OVER = "is over: nothing was trained, the last weights that it kept were loaded"
 
 @pytest.fixture(autouse=True)
 def _every_round(monkeypatch):
-    monkeypatch.setattr("verax.training.state._SHARE", 1e9)
+    monkeypatch.setattr("verax.training.checkpoint._SHARE", 1e9)
 
 
 def make(seed=0):

@@ -10,9 +10,15 @@ pytest.importorskip("cryptography")
 from rich.console import Console  # noqa: E402
 from torch import nn  # noqa: E402
 
-from verax import BallsInBins, Mechanism, Poisson, calibrate  # noqa: E402
+from verax import (  # noqa: E402
+    BallsInBins,
+    Mechanism,
+    Poisson,
+    calibrate,
+    ledger,
+)
 from verax.privacy.guarantee import Bracket, Guarantee  # noqa: E402
-from verax.training import Interrupted, Ledger, PrivateTrainer, RunOver, fit, ledger, loop  # noqa: E402
+from verax.training import Interrupted, Ledger, PrivateTrainer, RunOver, fit, loop  # noqa: E402
 
 torch.set_num_threads(1)
 

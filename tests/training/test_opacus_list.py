@@ -23,8 +23,9 @@ from verax import (  # noqa: E402
     NoGuarantee,
     Poisson,
     Shuffle,
+    ledger,
 )
-from verax.training import LeftMechanism, MixedRecords, PrivateTrainer, ledger  # noqa: E402
+from verax.training import LeftMechanism, MixedRecords, PrivateTrainer  # noqa: E402
 
 torch.set_num_threads(1)
 RECORDS = 7

@@ -13,10 +13,20 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.data import Dataset, IterableDataset, TensorDataset  # noqa: E402
 
-from verax import Batch, Deterministic, Individual, Mechanism, Mixed, Poisson, Shuffle, WithoutReplacement  # noqa: E402
-from verax.training import LeftMechanism, LocalSteps, PrivateTrainer, ledger  # noqa: E402
-from verax.training.clipped import Clipper  # noqa: E402
-from verax.training.flat import Flat  # noqa: E402
+from verax import (  # noqa: E402
+    Batch,
+    Deterministic,
+    Individual,
+    Mechanism,
+    Mixed,
+    Poisson,
+    Shuffle,
+    WithoutReplacement,
+    ledger,
+)
+from verax.training import LeftMechanism, LocalSteps, PrivateTrainer  # noqa: E402
+from verax.training.clipping.clipper import Clipper  # noqa: E402
+from verax.training.clipping.flat_buffer import Flat  # noqa: E402
 from verax.training.trainer import NOT_PRIVATE, PerRecord  # noqa: E402
 
 torch.set_num_threads(1)

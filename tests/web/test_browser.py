@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from verax import Mechanism, Poisson, RandomParticipation, Shuffle
+from verax.ledger.ledger import Ledger, read
+from verax.ledger.run import compose
 from verax.planning import Target, frontier, plannable
 from verax.planning.utility import Line, Point, UtilityGraph, best_plan
 from verax.privacy.guarantee import shown
 from verax.privacy.participation import Federation
 from verax.privacy.pld.composition import LOWER, UPPER
-from verax.training.ledger import Ledger, read
-from verax.training.ran import compose
 
 pytest.importorskip("fastapi")
 playwright = pytest.importorskip("playwright.sync_api")

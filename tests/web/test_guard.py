@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("fastapi")
 
 from verax import Mechanism, Poisson
+from verax.ledger.ledger import read
+from verax.ledger.run import compose
 from verax.training import Ledger
-from verax.training.ledger import read
-from verax.training.ran import compose
 from verax.web import ledgers, pages
 from verax.web.app import STATIC, create_app
 from verax.web.guard import HEADERS

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from verax.training.examples import Examples
+    from verax.training.data.examples import Examples
 
 _LOUD = 4.0  # a canary's own feature, so large that its gradient is clipped and lies mostly there
 _MODELS = ("logistic", "mlp")
@@ -54,7 +54,7 @@ def canaries(
     """
     checks.choice("--model", model, _MODELS)
     planted = checks.count("--canaries", planted, minimum=2)
-    from verax.training.examples import load
+    from verax.training.data.examples import load
 
     examples = load(data)
     records = len(examples.train[1]) + planted
@@ -85,7 +85,7 @@ class _Attack:
     ) -> None:
         import torch
 
-        from verax.training.examples import Examples, build
+        from verax.training.data.examples import Examples, build
 
         self._mechanism, self._learning_rate, self._seed = mechanism, learning_rate, seed
         if seed is not None:

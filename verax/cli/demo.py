@@ -127,7 +127,7 @@ def _train(plan: Plan, folder: Path, say: Say) -> Statement | None:
     import torch
 
     from verax.training import fit
-    from verax.training.examples import accuracy, build, load
+    from verax.training.data.examples import accuracy, build, load
 
     examples = load("digits")
     model = build("mlp", examples)

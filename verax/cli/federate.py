@@ -103,8 +103,8 @@ def federate(
 
     from verax.federated import Embedded, Plan
     from verax.federated.splits import split
-    from verax.training.examples import accuracy, build
-    from verax.training.memory import keep_freed_blocks
+    from verax.training.data.examples import accuracy, build
+    from verax.training.performance.malloc import keep_freed_blocks
 
     keep_freed_blocks()
     found = split(data, clients, by)

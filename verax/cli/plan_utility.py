@@ -49,7 +49,7 @@ def utility(
         drawable(figure)
     import torch
 
-    from verax.training.examples import accuracy, build, load
+    from verax.training.data.examples import accuracy, build, load
 
     examples = load(data)
     with common.patience("training"), warnings.catch_warnings():

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from verax.cli import common
+from verax.ledger.entries import DamagedLedger
+from verax.ledger.ledger import read
 from verax.reporting.statement import Statement, savable
-from verax.training.entries import DamagedLedger
-from verax.training.ledger import read
 
 
 def report(

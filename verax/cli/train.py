@@ -24,12 +24,12 @@ from verax.cli.options import (
     flat,
     with_norm,
 )
+from verax.ledger.run import NOT_PRIVATE, at_most
 from verax.privacy import calibrate
 from verax.privacy.guarantee import shown
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.statement import savable
 from verax.samplers.options import build as build_sampler
-from verax.training.ran import NOT_PRIVATE, at_most
 
 if TYPE_CHECKING:
     from verax.training.trainer import PrivateTrainer
@@ -165,9 +165,9 @@ def train(
     import torch
 
     from verax.training import fit
+    from verax.training.data.examples import accuracy, build, load
     from verax.training.distributed import launched
-    from verax.training.examples import accuracy, build, load
-    from verax.training.memory import keep_freed_blocks
+    from verax.training.performance.malloc import keep_freed_blocks
 
     keep_freed_blocks()
     examples = load(data)

@@ -23,7 +23,7 @@ from verax.federated.messages import RUN_BYTES, Model, Receipt, Update, Values
 from verax.federated.plan import Plan
 from verax.federated.server import Reason, objection
 from verax.federated.states import read_state
-from verax.training.files import write_secret
+from verax.training.checkpoint_file import write_secret
 
 Delay = Callable[[int, int], bool]
 """Whether a client with model k may work on its round i: the function that paper 004 calls Upsilon(k, i)."""

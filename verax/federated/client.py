@@ -17,15 +17,15 @@ from verax.federated.lots import Lots, Numbers, Rates
 from verax.federated.messages import Model, Update, Values
 from verax.federated.plan import Plan
 from verax.federated.work import Worker
+from verax.ledger.ledger import Ledger
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.renyi.filter import Budget
 from verax.randomness import Source
-from verax.training.clipped import MICRO_BATCH, Inner
-from verax.training.data import Data
-from verax.training.draws import Draws
-from verax.training.ledger import Ledger
-from verax.training.losses import Criterion
-from verax.training.state import refuse_seed
+from verax.training.checkpoint import refuse_seed
+from verax.training.clipping.clipper import MICRO_BATCH, Inner
+from verax.training.data.dataset import Data
+from verax.training.gradients.loss import Criterion
+from verax.training.seeds import Draws
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement

@@ -19,13 +19,13 @@ from verax.federated.lots import Lots, Numbers
 from verax.federated.plan import LEAST_RATE, Plan
 from verax.federated.server import Optimizer, Server
 from verax.federated.work import Worker, weights_of
+from verax.ledger.ledger import Ledger
 from verax.privacy.guarantee import Bracket, Guarantee
 from verax.randomness import Source
-from verax.training.clipped import MICRO_BATCH, Inner
-from verax.training.data import Data
-from verax.training.draws import Draws
-from verax.training.ledger import Ledger
-from verax.training.losses import Criterion
+from verax.training.clipping.clipper import MICRO_BATCH, Inner
+from verax.training.data.dataset import Data
+from verax.training.gradients.loss import Criterion
+from verax.training.seeds import Draws
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement

@@ -25,7 +25,7 @@ from verax.federated.flower_node import join
 from verax.federated.lots import Numbers
 from verax.federated.plan import Plan
 from verax.federated.server import Optimizer, Server
-from verax.training.losses import Criterion
+from verax.training.gradients.loss import Criterion
 
 MOST = 64  # processes on one host
 _HOST = "127.0.0.1"

@@ -17,13 +17,13 @@ from verax import checks
 from verax.federated.messages import RUN_BYTES, Model, Update, Values
 from verax.federated.plan import Plan
 from verax.federated.states import load_optimizer, read_state, refuse_other_ledger
+from verax.ledger.ledger import Ledger, read
 from verax.mechanism import Phases
 from verax.privacy.guarantee import Guarantee
 from verax.randomness import Source
-from verax.training.files import write_secret
-from verax.training.ledger import Ledger, read
-from verax.training.refusals import refuse_factory, refuse_optimizer
-from verax.training.state import plain, refuse_seed, refuse_shared, settings_of
+from verax.training.checkpoint import plain, refuse_seed, refuse_shared, settings_of
+from verax.training.checkpoint_file import write_secret
+from verax.training.checks.validators import refuse_factory, refuse_optimizer
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verax import checks
-from verax.training.download import checked
-from verax.training.examples import Examples, load
+from verax.training.data.download import checked
+from verax.training.data.examples import Examples, load
 
 QMNIST = (
     "qmnist-train-labels-idx2-int.gz", "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f"

@@ -10,9 +10,9 @@ import torch
 
 from verax.federated.messages import RUN_BYTES
 from verax.federated.plan import Plan
-from verax.training.files import read_secret
-from verax.training.ledger import Ledger
-from verax.training.state import settings_of
+from verax.ledger.ledger import Ledger
+from verax.training.checkpoint import settings_of
+from verax.training.checkpoint_file import read_secret
 
 
 def read_state(path: str | os.PathLike[str], plan: Plan, held: Mapping[str, type]) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from verax.federated.lots import Numbers
 from verax.federated.messages import Values
 from verax.federated.plan import Plan
 from verax.mechanism import Clipping, Mixed
-from verax.training.clipped import MICRO_BATCH, Clipper, Inner, NotFinite
-from verax.training.data import Data
-from verax.training.draws import Draws
-from verax.training.flat import Flat
-from verax.training.losses import Criterion, PerRecord
-from verax.training.pieces import part, runs
-from verax.training.refusals import refuse_inner, refuse_loss, refuse_model
+from verax.training.checks.validators import refuse_inner, refuse_loss, refuse_model
+from verax.training.clipping.clipper import MICRO_BATCH, Clipper, Inner, NotFinite
+from verax.training.clipping.flat_buffer import Flat
+from verax.training.data.dataset import Data
+from verax.training.data.microbatch import part, runs
+from verax.training.gradients.loss import Criterion, PerRecord
+from verax.training.seeds import Draws
 
 
 def weights_of(model: nn.Module) -> Values:

@@ -13,12 +13,12 @@ import numpy as np
 
 import verax
 from verax import checks
+from verax.ledger.run import Run, at_most, compose, if_independent
 from verax.mechanism import UNITS, Mechanism, Phases
 from verax.privacy.guarantee import Bracket, Guarantee
 from verax.privacy.renyi.filter import Budget
 from verax.privacy.tradeoff import TradeOff, between
 from verax.privacy.tuning import Tuned
-from verax.training.ran import Run, at_most, compose, if_independent
 
 FALSE_ALARMS = (0.001, 0.01, 0.05, 0.1)
 _POINTS = 40  # epsilons at which delta is bracketed, for the figures and for what an attacker can tell

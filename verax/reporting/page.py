@@ -8,12 +8,12 @@ from dataclasses import fields
 from html import escape
 from typing import Any
 
+from verax.ledger.run import Run
 from verax.mechanism import Mechanism
 from verax.privacy.guarantee import shown
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting import svg, words
 from verax.reporting.facts import BUDGET, SEARCH, Facts
-from verax.training.ran import Run
 
 _BREAKABLE = re.compile(r"(?<![\w.])(?:\d[\d.,]*\d(?:e[-+]?\d+)?(?: %)?|\d(?:e[-+]?\d+(?: %)?| %))(?!\w)")
 """A number that a line could end in, such as 12, 0.01, 1e-05 or 2.9 %: anything but a single digit."""

@@ -10,12 +10,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from verax.ledger.run import Run
 from verax.mechanism import Mechanism, Phases
 from verax.privacy.guarantee import Bracket, Guarantee
 from verax.privacy.renyi.filter import Budget
 from verax.reporting import page, words
 from verax.reporting.facts import Facts
-from verax.training.ran import Run
 
 SCHEMA = 1
 """Version of the JSON; docs/statement.schema.json describes it. A change of meaning gets a new number."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from verax.ledger.run import NOT_PRIVATE
 from verax.privacy.guarantee import shown
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.facts import BUDGET, RUN, SEARCH, UNCOVERED, Facts, Reach
-from verax.training.ran import NOT_PRIVATE
 
 _NEIGHBOURS = {
     "add-remove": "Two data sets are neighbours if they are alike but for {these}, which only one of them has.",

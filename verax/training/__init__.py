@@ -8,32 +8,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from verax.training.clipped import LocalSteps
+    from verax.ledger.entries import DamagedLedger, LedgerError
+    from verax.ledger.ledger import Ledger, LedgerBusy, LeftMechanism, RunOver
+    from verax.ledger.run import Run
+    from verax.training.checks.independence import MixedRecords
+    from verax.training.clipping.clipper import LocalSteps
     from verax.training.diagnostics import PublicLog
     from verax.training.distributed import LostProcess
-    from verax.training.entries import DamagedLedger, LedgerError
-    from verax.training.ledger import Ledger, LedgerBusy, LeftMechanism, RunOver
     from verax.training.loop import Fitted, Interrupted, fit
-    from verax.training.mixing import MixedRecords
-    from verax.training.ran import Run
     from verax.training.trainer import PrivateTrainer
 
 _HOME = {
-    "Fitted": "loop",
-    "Interrupted": "loop",
-    "LocalSteps": "clipped",
-    "LostProcess": "distributed",
-    "fit": "loop",
-    "MixedRecords": "mixing",
-    "PrivateTrainer": "trainer",
-    "PublicLog": "diagnostics",
-    "DamagedLedger": "entries",
-    "LedgerError": "entries",
+    "Fitted": "training.loop",
+    "Interrupted": "training.loop",
+    "LocalSteps": "training.clipping.clipper",
+    "LostProcess": "training.distributed",
+    "fit": "training.loop",
+    "MixedRecords": "training.checks.independence",
+    "PrivateTrainer": "training.trainer",
+    "PublicLog": "training.diagnostics",
+    "DamagedLedger": "ledger",
+    "LedgerError": "ledger",
     "LeftMechanism": "ledger",
     "Ledger": "ledger",
     "LedgerBusy": "ledger",
     "RunOver": "ledger",
-    "Run": "ran",
+    "Run": "ledger",
 }
 
 __all__ = [
@@ -58,5 +58,5 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Import a public name from the module it lives in."""
     if name in _HOME:
-        return getattr(import_module(f"verax.training.{_HOME[name]}"), name)
+        return getattr(import_module(f"verax.{_HOME[name]}"), name)
     raise AttributeError(f"module 'verax.training' has no attribute {name!r}")

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from verax import checks
-from verax.training.clipped import Clipper
-from verax.training.containers import has_target
-from verax.training.flat import Flat
-from verax.training.pieces import slices
-from verax.training.trials import mean_loss, without_shortcuts
+from verax.training.checks.trial_runs import mean_loss, without_shortcuts
+from verax.training.clipping.clipper import Clipper
+from verax.training.clipping.flat_buffer import Flat
+from verax.training.data.containers import has_target
+from verax.training.data.microbatch import slices
 
 NOTE = (
     "Computed from private data without noise: NOT covered by the guarantee. For those who may see the data; "

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from verax.ledger.ledger import Ledger
 from verax.mechanism import Batch, Clipping, Mixed
-from verax.training.clipped import _INSIDE, Clipper, NotFinite
-from verax.training.cuts import normalises
-from verax.training.flat import Flat
-from verax.training.ledger import Ledger
+from verax.training.clipping.clipper import _INSIDE, Clipper, NotFinite
+from verax.training.clipping.flat_buffer import Flat
+from verax.training.data.microbatch_size import normalises
 
 T = TypeVar("T")
 _LOST = re.compile(r"gloo/transport|connection|timed out|timeout|broken pipe|peer|socket|nccl", re.IGNORECASE)

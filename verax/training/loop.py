@@ -15,18 +15,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 
 from verax import checks
+from verax.ledger.entries import Norms
+from verax.ledger.ledger import Ledger
+from verax.ledger.run import at_most
 from verax.mechanism import Mechanism
 from verax.privacy.guarantee import Guarantee, shown
 from verax.privacy.pld.composition import UPPER
-from verax.training.clipped import MICRO_BATCH, Inner
-from verax.training.data import Collate
+from verax.training.checkpoint import refuse_shared
+from verax.training.checks.validators import refuse_factories
+from verax.training.clipping.clipper import MICRO_BATCH, Inner
+from verax.training.data.dataset import Collate
 from verax.training.diagnostics import PublicLog
-from verax.training.entries import Norms
-from verax.training.ledger import Ledger
-from verax.training.losses import Criterion
-from verax.training.ran import at_most
-from verax.training.refusals import refuse_factories
-from verax.training.state import refuse_shared
+from verax.training.gradients.loss import Criterion
 from verax.training.trainer import PrivateTrainer
 
 if TYPE_CHECKING:

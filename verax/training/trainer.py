@@ -21,26 +21,35 @@ from numpy.typing import NDArray
 from torch import nn
 
 from verax import checks
+from verax.ledger.entries import Norms, norms_of
+from verax.ledger.ledger import Ledger, LeftMechanism, read
+from verax.ledger.run import NOT_PRIVATE as NOT_PRIVATE
+from verax.ledger.run import PUBLIC_NUMBER, attacked, released, tells_number
 from verax.mechanism import Batch, Mechanism, Mixed, Phases
 from verax.privacy.guarantee import Guarantee
 from verax.randomness import Source
 from verax.samplers.stream import Batches, resume
-from verax.training.clipped import MICRO_BATCH, Clipper, Inner, NotFinite
-from verax.training.data import Collate, Data, Stream, WrongLength, taken_from
+from verax.training.checkpoint import (
+    StateFile,
+    plain,
+    put_back,
+    read_state,
+    refuse_other,
+    settings_of,
+    sources_of,
+    spend,
+)
+from verax.training.checkpoint_file import write_secret
+from verax.training.checks.validators import refuse_flat, refuse_loss, refuse_run, refuse_schedule
+from verax.training.clipping.clipper import MICRO_BATCH, Clipper, Inner, NotFinite
+from verax.training.clipping.flat_buffer import Flat
+from verax.training.data.dataset import Collate, Data, Stream, WrongLength, taken_from
+from verax.training.data.round import Round, sizes_of
 from verax.training.diagnostics import Diagnostics
 from verax.training.distributed import Leaving, LostProcess, add_share, clip_whole, processes_of, refuse_opened
-from verax.training.draws import Draws
-from verax.training.entries import Norms, norms_of
-from verax.training.files import write_secret
-from verax.training.flat import Flat
-from verax.training.ledger import Ledger, LeftMechanism, read
-from verax.training.losses import Criterion, PerRecord, same_loss
-from verax.training.ran import NOT_PRIVATE as NOT_PRIVATE
-from verax.training.ran import PUBLIC_NUMBER, attacked, released, tells_number
-from verax.training.refusals import refuse_flat, refuse_loss, refuse_run, refuse_schedule
-from verax.training.rounds import Round, sizes_of
-from verax.training.state import StateFile, plain, put_back, read_state, refuse_other, settings_of, sources_of, spend
-from verax.training.steps import OneAtATime, OwnSteps
+from verax.training.gradients.loss import Criterion, PerRecord, same_loss
+from verax.training.seeds import Draws
+from verax.training.step_guard import OneAtATime, OwnSteps
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement

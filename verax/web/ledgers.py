@@ -20,11 +20,11 @@ from typing import Any
 
 from verax.checks import NoGuarantee
 from verax.display import visible
+from verax.ledger.entries import LedgerError, parse
+from verax.ledger.run import Run, at_most, compose, if_independent
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.privacy.guarantee import Bracket, Guarantee
 from verax.reporting.statement import Statement
-from verax.training.entries import LedgerError, parse
-from verax.training.ran import Run, at_most, compose, if_independent
 from verax.web.tasks import Part, number, plain
 
 SUFFIX, LOG_SUFFIX, PRIVATE_SUFFIX = ".ledger", ".log", ".private"

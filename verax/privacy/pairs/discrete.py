@@ -1,9 +1,10 @@
 """Pairs given by a table: finitely many losses with their masses, such as what an attacker sees in bins.
 
 A table stands where a :class:`verax.privacy.pairs.gaussian_mixture.Pair` stands: it can be discretised, composed and
-read off. Its "line" is the sequence of its atoms, each one unit long and centred at 0 as a whole, so that reversing mirrors it. A
-boundary inside an atom splits it, which for a lower bound is an attacker who tosses a coin there. Masses are kept as
-logarithms: where losses are in the thousands, the smaller mass of an atom is far below the range of doubles.
+read off. Its "line" is the sequence of its atoms, each one unit long and centred at 0 as a whole, so that reversing
+mirrors it. A boundary inside an atom splits it, which for a lower bound is an attacker who tosses a coin there.
+Masses are kept as logarithms: where losses are in the thousands, the smaller mass of an atom is far below the range
+of doubles.
 """
 
 from __future__ import annotations

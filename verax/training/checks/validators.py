@@ -1,0 +1,178 @@
+"""What cannot be trained privately, refused in words."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from verax.mechanism import Individual, Mechanism, Phases
+from verax.privacy.pricing import pricing
+from verax.training.checks.trial_runs import Losses, repeatable, with_gradient
+from verax.training.clipping.clipper import Inner
+from verax.training.data.containers import Column
+from verax.training.data.microbatch import by_records, part
+
+_FEW = 4  # records with which it is found out whether a loss has a gradient
+WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
+
+
+def refuse_run(model: nn.Module, optimizer: Any, mechanism: Any, inner: Inner | None) -> None:
+    """Say what cannot be trained, before anything is."""
+    if isinstance(mechanism, Phases):
+        raise ValueError(
+            f"mechanism must be one Mechanism, got {len(mechanism.mechanisms)} phases: train them one after the other, "
+            "each with a ledger of its own; verax report a.ledger b.ledger states them together"
+        )
+    if not isinstance(mechanism, Mechanism):
+        raise ValueError(f"mechanism must be a Mechanism, got {mechanism!r}")
+    pricing(type(mechanism.sampler))
+    refuse_model(model)
+    refuse_optimizer(optimizer)
+    if inner is not None and isinstance(mechanism.clipping, Individual):
+        raise ValueError("inner is for batch and mixed clipping: individual clipping clips every record's gradient")
+    refuse_inner(inner)
+    mine = set(model.parameters())
+    for group in optimizer.param_groups:
+        if any(p not in mine for p in group["params"]):
+            raise ValueError("optimizer must hold parameters of the model only, got one that is not the model's")
+
+
+def refuse_model(model: Any) -> None:
+    """Say which models cannot be clipped."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, got {_named(model)}")
+    for module in model.modules():
+        if type(module).__name__ in WRAPPERS:
+            raise ValueError(
+                f"model must be the module itself, got one in {type(module).__name__}, which reduces gradients before "
+                "they are clipped: unwrap it; the trainer adds up the clipped sums of all processes itself"
+            )
+    for name, parameter in model.named_parameters():
+        if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
+            raise ValueError(
+                f"model must have whole parameters in every process, got {name}, of which each has "
+                "a part (a DTensor, as fully_shard and parallelize_module make): neither FSDP2 nor "
+                "tensor parallelism is supported, since a record's gradient must be clipped as a "
+                "whole. Leave the model as it is: the trainer shares out the records of a batch"
+            )
+        if parameter.requires_grad and parameter.is_complex():
+            raise ValueError(
+                f"model must have real parameters, got {name} of {parameter.dtype}, whose gradients can be neither "
+                "clipped nor noised as they are: keep torch.view_as_real of it as the parameter and use "
+                "torch.view_as_complex of that in forward, or freeze it"
+            )
+
+
+def refuse_optimizer(optimizer: Any) -> None:
+    """Say which optimizers ask for more than is released, and what is none."""
+    if not hasattr(optimizer, "param_groups"):
+        raise ValueError(
+            f"optimizer must be an optimizer over the model's parameters, such as torch.optim.SGD(model.parameters(), "
+            f"0.1), got {_named(optimizer)}"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError(
+            "optimizer must take gradients in which every entry has noise, got SparseAdam, which "
+            "takes sparse ones only; use Adam (layers may keep sparse=True)"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "optimizer must take one step per noisy gradient, got LBFGS, which evaluates the loss several times in "
+            "every step; use SGD, Adam or another first-order optimizer"
+        )
+
+
+def refuse_schedule(schedule: Any) -> None:
+    """Say which schedules of step sizes look at the data, and what is none."""
+    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise ValueError(
+            "schedule must not look at the data, got ReduceLROnPlateau, which is steered by a loss that no noise "
+            "protects; use one that knows the round only, such as CosineAnnealingLR"
+        )
+    if schedule is not None and not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
+        raise ValueError(f"schedule must be a torch.optim.lr_scheduler of the optimizer, got {_named(schedule)}")
+
+
+def refuse_factory(optimizer: Any) -> None:
+    """Say what makes an optimizer, where an optimizer itself or something else was given."""
+    if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer):
+        raise ValueError(
+            "optimizer must be a function from parameters to an optimizer, such as lambda p: torch.optim.SGD(p, 0.1), "
+            f"got {_named(optimizer)}"
+        )
+
+
+def refuse_factories(model: nn.Module, optimizer: Any, schedule: Any) -> None:
+    """The same, of the schedule too, and say which models give them nothing to do."""
+    refuse_model(model)
+    refuse_factory(optimizer)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("model must have parameters that are trained, got one in which all are frozen, or none")
+    if schedule is not None and (isinstance(schedule, torch.optim.lr_scheduler.LRScheduler) or not callable(schedule)):
+        raise ValueError(
+            "schedule must be a function from the optimizer to a schedule, such as "
+            f"lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 100), got {_named(schedule)}"
+        )
+
+
+def refuse_flat(model: nn.Module, losses: Losses, batch: Any, records: int) -> None:
+    """Refuse losses that have no gradient, with which a run would be charged and train on nothing but noise."""
+    if not any(p.requires_grad for p in model.parameters()) or not by_records(batch, records):
+        return
+    few = part(batch, slice(_FEW), records)
+
+    def connected() -> Tensor:
+        with torch.enable_grad():
+            return losses(model, few)
+
+    try:
+        found = repeatable(model, connected)
+    except Exception:  # noqa: BLE001  with all records it may work; if not, it fails in the next moment
+        return
+    with_gradient(found)
+
+
+def refuse_loss(loss: Any, batch: Any) -> None:
+    """Say that other batches than tuples need a loss of model and batch, where a criterion of torch was given."""
+    if not callable(loss):
+        raise ValueError(f"loss must be a torch criterion or a function that returns losses, got {loss!r}")
+    own = isinstance(loss, nn.modules.loss._Loss) and type(loss).forward.__module__.startswith("torch.")
+    if own and isinstance(batch, Mapping | Tensor | Column):
+        name = type(loss).__name__
+        form = 'model(batch["x"]), batch["y"]' if isinstance(batch, Mapping) else "model(batch), batch"
+        raise ValueError(
+            f"loss must be a function of model and batch for batches that are no tuples, got {name} for a "
+            f"{type(batch).__name__}: pass one such as "
+            f'lambda model, batch: nn.{name}(reduction="none")({form}), or data as a tuple (inputs, targets)'
+        )
+
+
+def refuse_inner(inner: Any) -> None:
+    """Say what a clip-group can compute, where something else was given."""
+    if inner is None:
+        return
+    kind = isinstance(inner, type) and issubclass(inner, torch.optim.Optimizer)
+    fits = callable(inner) and not kind and not isinstance(inner, torch.optim.Optimizer)
+    if fits:
+        try:
+            inspect.signature(inner).bind(*["model", "losses", "batch", "records", "parameters"])
+        except TypeError:
+            fits = False
+        except ValueError:  # it does not tell
+            return
+    if not fits:
+        raise ValueError(
+            "inner must be LocalSteps(lambda p: torch.optim.Adam(p, 0.01), steps=3) or another function of model, "
+            f"losses, batch, records and parameters that returns a tensor per parameter, got {_named(inner)}"
+        )
+
+
+def _named(value: Any) -> str:
+    """What was given, in one line: optimizers print many."""
+    if isinstance(value, torch.optim.Optimizer):
+        return f"an optimizer ({type(value).__name__})"
+    return f"the class {value.__name__}" if isinstance(value, type) else repr(value)

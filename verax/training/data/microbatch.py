@@ -1,0 +1,62 @@
+"""Batches in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from verax.training.data.containers import Column
+
+
+def slices(batch: Any, size: int, records: int) -> list[tuple[Any, int]]:
+    """A batch in pieces of at most ``size`` records."""
+    if size >= records:
+        return [(batch, records)]
+    cuts = [slice(start, min(start + size, records)) for start in range(0, records, size)]
+    return [(part(batch, cut, records), cut.stop - cut.start) for cut in cuts]
+
+
+def runs(sizes: list[int], most: int) -> Iterator[list[int]]:
+    """Sizes next to each other with so many records together, or one with more.
+
+    >>> list(runs([2, 2, 2, 9, 1], 5))
+    [[2, 2], [2], [9], [1]]
+    """
+    some: list[int] = []
+    for size in sizes:
+        if some and sum(some) + size > most:
+            yield some
+            some = []
+        some.append(size)
+    if some:
+        yield some
+
+
+def has_entries(leaf: Any, records: int) -> bool:
+    """Whether a leaf of a batch has one entry for each record; others are the same for all."""
+    if isinstance(leaf, Column):
+        return True
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == records
+
+
+def by_records(batch: Any, records: int) -> bool:
+    """Whether every tensor of a batch has one entry for each record, so that some of them can be taken.
+
+    >>> import torch
+    >>> by_records((torch.ones(3, 2), "a name"), 3), by_records((torch.ones(3, 2), torch.tensor(1.0)), 3)
+    (True, False)
+    """
+    return all(has_entries(x, records) for x in pytree.tree_leaves(batch) if isinstance(x, Tensor))
+
+
+def part(batch: Any, chosen: slice, records: int | None = None) -> Any:
+    """Some of so many records; without their number, every tensor is taken to have all of them."""
+
+    def cut(x: Any) -> Any:
+        whole = isinstance(x, Tensor | Column) if records is None else has_entries(x, records)
+        return x[chosen] if whole else x
+
+    return pytree.tree_map(cut, batch)

@@ -1,0 +1,156 @@
+"""Watching a forward pass: which layers ran on what, and the edges where the gradients of their outputs arrive.
+
+Nothing of the model is changed for longer than the forward pass: hooks are put on layers that have a rule, and layers
+that compute with their parameters inside one opaque call (attention, recurrent layers) run an equal computation made of
+watched products instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from verax.training.gradients.layer_rules import Factors, Rule, rule_for
+
+
+@dataclass
+class Use:
+    """One call of a layer: where its output's gradients arrive, and how they become factors.
+
+    ``inputs`` must not be changed in place before that; ``versions`` tell.
+    """
+
+    module: nn.Module
+    edges: list[GradientEdge]
+    inputs: list[Tensor]
+    finish: Callable[[Sequence[Tensor], int], Factors]
+    versions: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.versions = [x._version for x in self.inputs]
+
+    @property
+    def intact(self) -> bool:
+        """Whether the inputs are still what the layer saw."""
+        return all(x._version == version for x, version in zip(self.inputs, self.versions, strict=True))
+
+
+Watched = Callable[["Tape", nn.Module], Callable[..., Any] | None]
+OPAQUE: dict[type[nn.Module], Watched] = {}
+
+
+@dataclass
+class Tape:
+    """The uses seen during one forward pass."""
+
+    uses: list[Use] = field(default_factory=list)
+
+    def watch(self, module: nn.Module, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
+              finish: Callable[[Sequence[Tensor], int], Factors]) -> None:  # fmt: skip
+        """Remember a use, if gradients will come by."""
+        if all(output.requires_grad for output in outputs):
+            edges = [get_gradient_edge(output) for output in outputs]
+            self.uses.append(Use(module, edges, [x.detach() for x in inputs], finish))
+
+
+def own_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Trainable parameters of the module itself, without its children."""
+    return [p for p in module._parameters.values() if p is not None and p.requires_grad]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a model that have trainable parameters, by how they are watched."""
+
+    ruled: list[tuple[nn.Module, Rule]]
+    opaque: list[tuple[nn.Module, Watched]]
+    covered: bool
+    """Whether every trainable parameter belongs to one of them."""
+    trained: list[nn.Parameter]
+    chain: list[nn.Module] | None = None
+    """All layers in order, if the model is taken as a plain chain."""
+
+    @classmethod
+    def chained(cls, chain: list[nn.Module]) -> Layers:
+        """Those of a plain chain, which need no watching."""
+        return cls([], [], True, list(dict.fromkeys(p for layer in chain for p in own_parameters(layer))), chain)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Layers:
+        """Look through the model; cheap enough to do for every batch, since anything may be frozen in between."""
+        ruled: list[tuple[nn.Module, Rule]] = []
+        opaque: list[tuple[nn.Module, Watched]] = []
+        trained: dict[nn.Parameter, None] = {}
+        inside: set[nn.Module] = set()
+        covered = True
+        for module in model.modules():
+            watched, own = OPAQUE.get(type(module)), own_parameters(module)
+            trained.update(dict.fromkeys(own))
+            if watched is not None:
+                inside.update(child for child in module.modules() if child is not module)
+                if any(p.requires_grad for p in module.parameters()):
+                    opaque.append((module, watched))
+            elif own:
+                rule = rule_for(module)
+                if rule is not None:
+                    ruled.append((module, rule))
+                elif module not in inside:
+                    covered = False
+        return cls(ruled, opaque, covered, list(trained))
+
+
+@contextmanager
+def watching(layers: Layers, copies: bool = False) -> Iterator[Tape]:
+    """Watch these layers until the block ends.
+
+    With ``copies`` outputs that are views are copied first: changing a view in place would cut its edge.
+    """
+    tape = Tape()
+    handles, patched = [], []
+    inside: set[nn.Module] = set()
+    try:
+        for module, watched in layers.opaque:
+            forward = watched(tape, module)
+            if forward is not None:
+                module.forward = forward
+                patched.append(module)
+                inside.update(module.children())
+        for module, rule in layers.ruled:
+            if module not in inside:
+                handles.append(module.register_forward_hook(_hook(tape, rule, copies), with_kwargs=True))
+        yield tape
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module in patched:
+            del module.forward
+
+
+def by_record(x: Tensor, dim: int) -> Tensor:
+    """Records first: from dimension ``dim``, or (negative) from blocks of a first dimension that holds -dim of them."""
+    if dim == 0:
+        return x
+    return x.movedim(dim, 0) if dim > 0 else x.unflatten(0, (-dim, -1))
+
+
+def _hook(tape: Tape, rule: Rule, copies: bool) -> Callable[..., Tensor | None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
+        if torch.is_grad_enabled() and output.requires_grad:
+            x = args[0] if args else next(iter(kwargs.values()))
+
+            def finish(gradients: Sequence[Tensor], dim: int) -> Factors:
+                return rule(module, by_record(seen, dim))(by_record(gradients[0], dim))
+
+            seen = x.detach()
+            result = output.clone() if copies and output._is_view() else output
+            tape.watch(module, [x], [result], finish)
+            return result
+        return None
+
+    return hook
