@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verax import Mechanism, Poisson
-from verax.ledger import entries
+from verax.ledger import DamagedLedger, Ledger, LedgerError, LeftMechanism, entries
 from verax.ledger.ledger import read
-from verax.training import DamagedLedger, Ledger, LedgerError, LeftMechanism
 
 RUN = Mechanism(Poisson(0.01, 8), 1.5)
 pytestmark = pytest.mark.usefixtures("no_waiting")

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from verax import Mechanism, Poisson
+from verax.ledger import DamagedLedger, Ledger, LedgerError, RunOver
 from verax.ledger.ledger import read
-from verax.training import DamagedLedger, Ledger, LedgerError, RunOver
 
 RUN = Mechanism(Poisson(0.01, 8), 1.5)
 pytestmark = pytest.mark.usefixtures("no_waiting")

@@ -26,9 +26,7 @@ from verax import (
     Poisson,
     Shuffle,
 )
-from verax.ledger.entries import Log
-from verax.ledger.ledger import read
-from verax.training import (
+from verax.ledger import (
     DamagedLedger,
     Ledger,
     LedgerBusy,
@@ -36,6 +34,8 @@ from verax.training import (
     LeftMechanism,
     RunOver,
 )
+from verax.ledger.entries import Log
+from verax.ledger.ledger import read
 
 RUN = Mechanism(Poisson(0.01, 8), 1.5)
 CRASH = Path(__file__).with_name("crash_ledger.py")
@@ -253,7 +253,7 @@ def test_a_torn_line_elsewhere_is_damage(path, contents):
 
 HOLD = """
 import signal, sys
-from verax.training import Ledger
+from verax.ledger import Ledger
 book = Ledger.open(sys.argv[1])
 print("open", flush=True)
 signal.pause()
@@ -292,7 +292,7 @@ def test_a_forgotten_ledger_is_let_go(path):
 
 FORK = """
 import os, signal, sys
-from verax.training import Ledger
+from verax.ledger import Ledger
 book = Ledger.open(sys.argv[1])
 child = os.fork()
 if child == 0:
@@ -412,7 +412,7 @@ def test_a_signal_handler_cannot_write_in_the_middle_of_an_entry(path, monkeypat
 
 THREADS = """
 import os, sys, threading
-from verax.training import Ledger
+from verax.ledger import Ledger
 book = Ledger.open(sys.argv[1])
 held, go = threading.Event(), threading.Event()
 def hold():

@@ -1,4 +1,4 @@
-"""What a ledger is worth: the guarantee of what ran."""
+"""What a ledger is worth: the guarantee of what module."""
 
 from __future__ import annotations
 
@@ -25,12 +25,8 @@ from verax import (
     TruncatedPoisson,
     WithoutReplacement,
 )
-from verax.ledger.ledger import read
-from verax.training import (
-    Ledger,
-    LedgerError,
-    ran,
-)
+from verax.ledger import Ledger, LedgerError, read
+from verax.ledger import run as module
 
 RUN = Mechanism(Poisson(0.01, 8), 1.5)
 EVERY = [
@@ -157,17 +153,17 @@ def test_stopping_by_results_breaks_the_smaller_epsilon():
 def test_runs_on_the_same_data_add_up(path, tmp_path, written):
     other = tmp_path / "other.ledger"
     runs = [read(written(path, 8, finish=True)), read(written(other, 2, Mechanism(Poisson(0.1, 4), 2.0)))]
-    together = ran.compose(runs, group=2, stopping="independent")
+    together = module.compose(runs, group=2, stopping="independent")
     truth = (RUN + Mechanism(Poisson(0.1, 2), 2.0)).guarantee(group=2).epsilon(1e-5)
     assert together.epsilon(1e-5) == truth
     assert "that no run was described after looking at the results of another" in together.assuming
-    assert ran.compose(runs).epsilon(1e-5).upper > ran.compose(runs, stopping="independent").epsilon(1e-5).upper
+    assert module.compose(runs).epsilon(1e-5).upper > module.compose(runs, stopping="independent").epsilon(1e-5).upper
 
 
 def test_runs_under_different_relations_do_not_add_up(path, tmp_path, written):
     runs = [read(written(path, 1)), read(written(tmp_path / "b", 1, Mechanism(Shuffle(4), 1.0)))]
     with pytest.raises(NoGuarantee, match="add-remove and zero-out"):
-        ran.compose(runs)
+        module.compose(runs)
 
 
 def test_copies_of_one_run_do_not_add_up(path, tmp_path, written, go_on):
@@ -177,9 +173,9 @@ def test_copies_of_one_run_do_not_add_up(path, tmp_path, written, go_on):
     with Ledger.open(twin) as book:
         go_on(book, 1)
     with pytest.raises(LedgerError, match=r"run\.ledger and .*twin\.ledger are copies of one run"):
-        ran.compose([read(path), read(twin)])
+        module.compose([read(path), read(twin)])
     with pytest.raises(ValueError, match="at least one Run, got none"):
-        ran.compose([])
+        module.compose([])
 
 
 # The package
@@ -209,16 +205,16 @@ def test_unknown_names_are_unknown():
         verax.training.Leger  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["entries", "ledger", "ran"])
+@pytest.mark.parametrize("name", ["entries", "ledger", "run"])
 def test_examples(name):
     """Also where torch is missing and the package's examples are left out."""
-    result = doctest.testmod(importlib.import_module(f"verax.training.{name}"), optionflags=doctest.ELLIPSIS)
+    result = doctest.testmod(importlib.import_module(f"verax.ledger.{name}"), optionflags=doctest.ELLIPSIS)
     assert result.failed == 0
 
 
 def test_runs_that_protect_different_units_are_not_taken_together(tmp_path, written):
     runs = [read(written(tmp_path / unit, 3, unit=unit)) for unit in ("record", "client")]
     with pytest.raises(LedgerError, match=r"record protects one record and .*client one client: what protects a"):
-        ran.compose(runs)
+        module.compose(runs)
     both = [runs[1], read(written(tmp_path / "other", 3, unit="client"))]
-    assert ran.compose(both).unit == "client"
+    assert module.compose(both).unit == "client"

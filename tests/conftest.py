@@ -8,7 +8,7 @@ from itertools import accumulate
 import pytest
 
 from verax import Mechanism, Poisson
-from verax.training import Ledger
+from verax.ledger import Ledger
 
 RUN = Mechanism(Poisson(0.01, 8), 1.5)
 

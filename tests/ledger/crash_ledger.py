@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from verax import Mechanism, Shuffle
-from verax.ledger import entries, ledger
+from verax.ledger import Ledger, entries, ledger
 from verax.ledger import file as ledger_file
-from verax.training import Ledger
 
 KILLS = 220
 RECORDS = 40
