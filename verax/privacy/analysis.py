@@ -22,10 +22,8 @@ from verax.privacy.guarantee import Guarantee, orthogonality
 from verax.privacy.participation import Sure
 from verax.privacy.pld.composition import Composition
 from verax.privacy.pld.directions import join
-from verax.privacy.pricing import Group, OneRecordOnly, analysis_of, pricing
+from verax.privacy.pricing import Group, OneRecordOnly, analysis_of, pricing, pricing_of
 from verax.privacy.strong.curve import strong
-from verax.samplers.deterministic import Deterministic
-from verax.samplers.random_participation import RandomParticipation
 
 MAX_GROUP = 10**6
 MOST_NOISE = 1e10
@@ -85,21 +83,15 @@ def _one_by_one(phases: Phases, group: Group) -> tuple[Shared, str]:
 
 
 def _analyse(phases: Phases, group: Group) -> Guarantee:
-    most = min([MAX_GROUP, *(m.sampler.population for m in phases.mechanisms if hasattr(m.sampler, "population"))])
-    if group.size > most:
-        raise ValueError(f"group must be at most {most}, got {group.size}")
+    if group.size > MAX_GROUP:
+        raise ValueError(f"group must be at most {MAX_GROUP}, got {group.size}")
     for m in phases.mechanisms:
-        if isinstance(m.sampler, RandomParticipation) and group.size > (most := m.sampler.records + 1):
-            raise ValueError(
-                f"group must be at most {most}, got {group.size}: RandomParticipation protects records of one "
-                f"client, and records={m.sampler.records} says that it has {most} in all; name a larger records=, "
-                "or protect whole clients with Poisson(rate=client_rate, ...)"
-            )
+        pricing_of(m.sampler).refuse_larger_group(group.size)
     if any(m.noise_multiplier == 0.0 for m in phases.mechanisms):
         return _noiseless(phases, group)
     if any(m.noise_multiplier < LEAST_NOISE for m in phases.mechanisms):
         return _hardly_any_noise(phases, group)
-    if any(m.noise_multiplier > MOST_NOISE and not isinstance(m.sampler, Deterministic) for m in phases.mechanisms):
+    if any(m.noise_multiplier > MOST_NOISE and not pricing_of(m.sampler).closed_form for m in phases.mechanisms):
         return _hardly_any_signal(phases, group)
     try:
         found = _composed(phases, group)

@@ -163,8 +163,8 @@ def _at_most(run: Run, most: int) -> int:
     """Where a search over groups ends: at ``most``, or at the whole population where the sampler knows it."""
     _check(run)
     phases = run.mechanisms if isinstance(run, Phases) else (run,)
-    known: list[int] = [phase.sampler.population for phase in phases if hasattr(phase.sampler, "population")]
-    return min([checks.count("most", most, maximum=MAX_GROUP), *known])
+    known = (phase.sampler.declared_population for phase in phases)
+    return min([checks.count("most", most, maximum=MAX_GROUP), *(count for count in known if count is not None)])
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:

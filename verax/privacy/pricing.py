@@ -108,6 +108,8 @@ class SamplerPricing(ABC, Generic[S]):
     """Whether the lower bound does."""
     slow_groups: ClassVar[bool]
     """Whether either does for a group of records."""
+    closed_form: ClassVar[bool] = False
+    """Whether the whole run is one Gaussian mechanism, exact at any noise."""
 
     def __init__(self, sampler: S) -> None:
         self.sampler = sampler
@@ -153,6 +155,12 @@ class SamplerPricing(ABC, Generic[S]):
     @abstractmethod
     def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
         """Dominating rounds on a coarser grid, with their theorem, for searches over many plans; or None."""
+
+    def refuse_larger_group(self, size: int) -> None:
+        """Raise ``ValueError`` for a group of more records than the sampler declares."""
+        most = self.sampler.most_records
+        if most is not None and size > most:
+            raise ValueError(f"group must be at most {most}, got {size}")
 
     def counted_on(self, population: int | None) -> int | None:
         """The number of records that an attack may count on; None if it may be any."""

@@ -25,7 +25,6 @@ from verax.privacy.pld.composition import BOTH, LOWER, Sides
 from verax.privacy.pricing import Group, pricing_of
 from verax.privacy.strong.curve import SEEN, StrongCurve
 from verax.privacy.strong.moves import Laws
-from verax.samplers.deterministic import Deterministic
 
 LEAST_NOISE = 1e-140
 """Noise below which squares of what it hides overflow; it is then as good as none."""
@@ -44,7 +43,7 @@ _LEFT_OUT = 1e-3  # of delta: what vectors longer than those looked for may have
 def applies(phases: Phases) -> bool:
     """Whether some round's noise is that low."""
     return any(
-        0.0 < m.noise_multiplier < 1.0 / _SEEN and not isinstance(m.sampler, Deterministic) for m in phases.mechanisms
+        0.0 < m.noise_multiplier < 1.0 / _SEEN and not pricing_of(m.sampler).closed_form for m in phases.mechanisms
     )
 
 

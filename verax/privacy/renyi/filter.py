@@ -37,7 +37,6 @@ _HEDGE = {1.0: 0.70, 2.0**-0.5: 0.12, 0.5: 0.08, 2.0**-1.5: 0.05, 2.0**0.5: 0.05
 have less noise, for which lower orders are better."""
 _CANDIDATES = np.geomspace(0.2, 1024.0, 96)  # of order - 1
 _MOST_ROUNDS, _MOST_NOISE = 10**12, 1e4
-_LENGTHS = ("steps", "epochs", "rounds")  # what a sampler may call its length
 
 
 class OverBudget(ValueError):  # noqa: N818 - public name, says what would happen
@@ -125,8 +124,7 @@ class Budget:
 
     def most_rounds(self, phase: Mechanism) -> int:
         """The largest number of steps (or epochs, where the sampler counts those) at which the phase still fits."""
-        unit, _ = _length(phase.sampler)
-        one = _resized(phase, unit, 1)
+        one = _resized(phase, 1)
         orders, _ = self._with(one)
         each, target = log_moments(one, np.array(list(orders)), self.group), math.log(self.delta)
 
@@ -142,7 +140,7 @@ class Budget:
         while bad - good > 1:
             middle = (good + bad) // 2
             good, bad = (middle, bad) if short(middle) else (good, middle)
-        while good and not self.fits(_resized(phase, unit, good)):  # rounding: spend has the last word
+        while good and not self.fits(_resized(phase, good)):  # rounding: spend has the last word
             good -= 1
         return good
 
@@ -220,8 +218,7 @@ class Budget:
 
     def _suited(self, phase: Mechanism) -> dict[float, float]:
         """Orders for a budget that is used up by phases like this one. The first phase is public, so this is too."""
-        unit, _ = _length(phase.sampler)
-        one = log_moments(_resized(phase, unit, 1), _CANDIDATES + 1.0, self.group)
+        one = log_moments(_resized(phase, 1), _CANDIDATES + 1.0, self.group)
         worst = np.maximum(one["remove"], one["add"])
         s = _CANDIDATES
         room = s * self.epsilon + s * np.log1p(1.0 / s) + np.log1p(s) + math.log(self.delta)
@@ -367,14 +364,11 @@ def _checked(orders: Mapping[float, float]) -> dict[float, float]:
 
 
 def _length(sampler: Sampler) -> tuple[str, int]:
-    for unit in reversed(_LENGTHS):
-        if hasattr(sampler, unit):
-            return unit, int(getattr(sampler, unit))
-    raise ValueError(f"sampler must have a number of steps or epochs, got {sampler!r}")
+    return sampler.repeats, int(getattr(sampler, sampler.repeats))
 
 
-def _resized(phase: Mechanism, unit: str, length: int) -> Mechanism:
-    return replace(phase, sampler=replace(phase.sampler, **{unit: length}))  # type: ignore[type-var]
+def _resized(phase: Mechanism, length: int) -> Mechanism:
+    return replace(phase, sampler=phase.sampler.repeated(length))
 
 
 def _restore(description: Any) -> Mechanism:

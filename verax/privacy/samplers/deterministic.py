@@ -28,7 +28,7 @@ from verax.samplers.deterministic import Deterministic
 class DeterministicPricing(SamplerPricing[Deterministic]):
     """The same batches in every epoch, known to everybody."""
 
-    slow_bound, slow_attack, slow_groups = False, False, False
+    slow_bound, slow_attack, slow_groups, closed_form = False, False, False, True
 
     def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
         """One Gaussian mechanism, with the group wherever it hurts most (docs/proofs.md, theorem 4)."""

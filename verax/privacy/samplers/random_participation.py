@@ -109,6 +109,16 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
     def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
         return None
 
+    def refuse_larger_group(self, size: int) -> None:
+        """Records of one client are protected, so there are no more than it holds."""
+        most = self.sampler.most_records
+        if size > most:
+            raise ValueError(
+                f"group must be at most {most}, got {size}: RandomParticipation protects records of one "
+                f"client, and records={self.sampler.records} says that it has {most} in all; name a larger records=, "
+                "or protect whole clients with Poisson(rate=client_rate, ...)"
+            )
+
     def counted_on(self, population: int | None) -> int | None:
         """The client's own records, where nothing ties them together."""
         return self.sampler.most_records if independent(self.sampler) else None

@@ -188,7 +188,7 @@ def strong(run: Mechanism | Phases, group: int = 1, population: int | None = Non
     given = None if population is None else checks.count("population", population)
     people = declared(phases) or given
     for m in phases.mechanisms:
-        most = getattr(m.sampler, "population", people)
+        most = m.sampler.declared_population or people
         if most is not None and size > most:
             raise ValueError(f"group must be at most the population, {most}, got {size}")
     noisy = [m for m in phases.mechanisms if m.noise_multiplier > 0.0]
