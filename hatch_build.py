@@ -47,9 +47,12 @@ def compiled(root: Path) -> None:
 
     flags = ["/fp:precise"] if sys.platform == "win32" else list(EXACT)
     module = Extension(
-        "verax.randomness._kernel", [SOURCE], extra_compile_args=flags, define_macros=[("Py_LIMITED_API", ABI)],
+        "verax.randomness._kernel",
+        [SOURCE],
+        extra_compile_args=flags,
+        define_macros=[("Py_LIMITED_API", ABI)],
         py_limited_api=True,
-    )  # fmt: skip
+    )
     before = Path.cwd()
     os.chdir(root)
     try:

@@ -197,14 +197,41 @@ def nine_cases(options: Options) -> list[Table]:
     """Section A: epsilon in nine settings, two sides and their time."""
     values = Table(
         "A. Nine cases: epsilon",
-        ["noise", "rate", "steps", "delta", "truth", "verax lower", "verax upper", "width %", "dp PLD upper",
-         "dp PLD lower", "prv lower", "prv upper", "dp RDP", "Opacus RDP"],
-    )  # fmt: skip
+        [
+            "noise",
+            "rate",
+            "steps",
+            "delta",
+            "truth",
+            "verax lower",
+            "verax upper",
+            "width %",
+            "dp PLD upper",
+            "dp PLD lower",
+            "prv lower",
+            "prv upper",
+            "dp RDP",
+            "Opacus RDP",
+        ],
+    )
     times = Table(
         "A. Nine cases: time",
-        ["noise", "rate", "steps", "verax ms", "first ms", "dp PLD s", "dp lower s", "prv s", "prv MB", "dp RDP ms",
-         "Opacus ms", "dp PLD / verax", "prv / verax"],
-    )  # fmt: skip
+        [
+            "noise",
+            "rate",
+            "steps",
+            "verax ms",
+            "first ms",
+            "dp PLD s",
+            "dp lower s",
+            "prv s",
+            "prv MB",
+            "dp RDP ms",
+            "Opacus ms",
+            "dp PLD / verax",
+            "prv / verax",
+        ],
+    )
     ratios: list[float] = []
     widths: list[float] = []
     race({"warm": (lambda _: verax_mechanism(1.3, 0.02, 50).guarantee().epsilon(delta=1e-4), 1)})
@@ -218,17 +245,34 @@ def nine_cases(options: Options) -> list[Table]:
         setting = [number(case.noise), number(case.rate), str(case.steps)]
         prv_sides = [number(prv.value[0]), number(prv.value[2])] if prv else ["-", "-"]
         values.rows.append(
-            [*setting, number(case.delta), truth, *sides(ours.value), number(tightness, 2), number(dp.value, 7),
-             number(runs["dp lower"].value, 7), *prv_sides, number(runs["dp RDP"].value, 5),
-             number(runs["Opacus RDP"].value, 5)]
-        )  # fmt: skip
+            [
+                *setting,
+                number(case.delta),
+                truth,
+                *sides(ours.value),
+                number(tightness, 2),
+                number(dp.value, 7),
+                number(runs["dp lower"].value, 7),
+                *prv_sides,
+                number(runs["dp RDP"].value, 5),
+                number(runs["Opacus RDP"].value, 5),
+            ]
+        )
         times.rows.append(
-            [*setting, milliseconds(ours.median), milliseconds(ours.times[0] if ours.times else None),
-             number(dp.fastest, 3), number(runs["dp lower"].fastest, 3), number(prv.seconds if prv else None, 3),
-             f"{prv.megabytes:.0f}" if prv else "-", milliseconds(runs["dp RDP"].fastest),
-             milliseconds(runs["Opacus RDP"].fastest), number(speed, 3),
-             number(ratio(prv.seconds if prv else None, ours.median), 3)]
-        )  # fmt: skip
+            [
+                *setting,
+                milliseconds(ours.median),
+                milliseconds(ours.times[0] if ours.times else None),
+                number(dp.fastest, 3),
+                number(runs["dp lower"].fastest, 3),
+                number(prv.seconds if prv else None, 3),
+                f"{prv.megabytes:.0f}" if prv else "-",
+                milliseconds(runs["dp RDP"].fastest),
+                milliseconds(runs["Opacus RDP"].fastest),
+                number(speed, 3),
+                number(ratio(prv.seconds if prv else None, ours.median), 3),
+            ]
+        )
         complaints(values, runs, f"{case}")
         if ours.value is not None and not holds(ours.value, truth):
             values.notes.append(f"WRONG: verax's bracket misses the reference value at {case}")
@@ -294,12 +338,15 @@ def calibration(options: Options) -> list[Table]:
         {
             "verax": (ours, options.repeats(7)),
             "dp-accounting, default search": (
-                lambda turn: peers.dp_calibrate(rate, steps, nudged(epsilon, turn), delta), options.repeats(2)),
+                lambda turn: peers.dp_calibrate(rate, steps, nudged(epsilon, turn), delta),
+                options.repeats(2),
+            ),
             "dp-accounting, told 1 to 2": (
                 lambda turn: peers.dp_calibrate(rate, steps, nudged(epsilon, turn), delta, (1.0, 2.0)),
-                options.repeats(2)),
+                options.repeats(2),
+            ),
         }
-    )  # fmt: skip
+    )
     table = Table(
         "B. Calibration: least noise for epsilon 1, delta 1e-5, rate .01, 1000 steps",
         ["accountant", "noise multiplier", "verax epsilon there", "s", "ratio"],
@@ -308,9 +355,14 @@ def calibration(options: Options) -> list[Table]:
     for name, run in runs.items():
         seconds = mine if name == "verax" else run.fastest
         table.rows.append(
-            [name, number(run.value, 8), _epsilon_at(run.value, rate, steps, delta), number(seconds, 3),
-             number(ratio(seconds, mine), 3)]
-        )  # fmt: skip
+            [
+                name,
+                number(run.value, 8),
+                _epsilon_at(run.value, rate, steps, delta),
+                number(seconds, 3),
+                number(ratio(seconds, mine), 3),
+            ]
+        )
     complaints(table, runs, "calibration")
     best = ratio(runs["dp-accounting, told 1 to 2"].fastest, mine)
     default = ratio(runs["dp-accounting, default search"].fastest, mine)
@@ -381,9 +433,20 @@ def groups(options: Options) -> list[Table]:
     """Section D: group privacy, computed and not extrapolated."""
     table = Table(
         "D. Groups of k records, noise 1, rate .01",
-        ["steps", "delta", "k", "verax lower", "verax upper", "width %", "verax ms", "dp mixture eps", "dp mixture s",
-         "ratio", "dp plain s"],
-    )  # fmt: skip
+        [
+            "steps",
+            "delta",
+            "k",
+            "verax lower",
+            "verax upper",
+            "width %",
+            "verax ms",
+            "dp mixture eps",
+            "dp mixture s",
+            "ratio",
+            "dp plain s",
+        ],
+    )
     ratios: list[float | None] = []
     slowest: list[float | None] = []
     for steps, delta, sizes in [(10, 1e-3, (1, 2, 4, 8, 16, 32)), (1000, 1e-5, (1, 4, 16, 64))]:
@@ -395,10 +458,19 @@ def groups(options: Options) -> list[Table]:
             ratios += [speed] if "dp mixture" in runs else []
             slowest.append(ours.median)
             table.rows.append(
-                [str(steps), number(delta), str(size), *sides(ours.value), number(width(ours.value), 2),
-                 milliseconds(ours.median), number(mixture.value, 7), number(mixture.fastest, 3), number(speed, 3),
-                 number(plain.fastest, 3)]
-            )  # fmt: skip
+                [
+                    str(steps),
+                    number(delta),
+                    str(size),
+                    *sides(ours.value),
+                    number(width(ours.value), 2),
+                    milliseconds(ours.median),
+                    number(mixture.value, 7),
+                    number(mixture.fastest, 3),
+                    number(speed, 3),
+                    number(plain.fastest, 3),
+                ]
+            )
             complaints(table, runs, f"steps {steps}, k {size}")
     table.notes.append("dp mixture: from_mixture_gaussian_mechanism with Binomial(k, rate) sensitivities, default grid")
     table.notes.append("dp plain: its accountant for one record, the cheaper way to the same number at k = 1")
@@ -440,9 +512,17 @@ def tiny_deltas(options: Options) -> list[Table]:
             "lower above truth" if low is not None and low > exact + slack else "",
         ]
         table.rows.append(
-            [number(epsilon), truth, *sides(ours.value, 6), number(width(ours.value), 2), milliseconds(ours.median),
-             number(high, 5), number(low, 5), "; ".join(filter(None, verdict)) or "sound"]
-        )  # fmt: skip
+            [
+                number(epsilon),
+                truth,
+                *sides(ours.value, 6),
+                number(width(ours.value), 2),
+                milliseconds(ours.median),
+                number(high, 5),
+                number(low, 5),
+                "; ".join(filter(None, verdict)) or "sound",
+            ]
+        )
         complaints(table, runs, f"epsilon {epsilon}")
         if ours.value is not None and not holds(ours.value, truth):
             table.notes.append(f"WRONG: verax's bracket misses the reference value at epsilon {epsilon}")

@@ -18,15 +18,34 @@ from verax.privacy.guarantee import shown as above
 from verax.privacy.pld.composition import UPPER
 
 SETTINGS = [
-    (0.6, 0.01, 100), (1.0, 0.01, 100), (1.0, 0.01, 1000), (1.0, 0.01, 10_000), (2.0, 0.01, 1000), (5.0, 0.01, 1000),
-    (50.0, 0.01, 1000), (1.0, 0.001, 1000), (5.0, 0.001, 1000), (1.0, 0.1, 100), (2.0, 0.1, 100), (5.0, 0.1, 100),
+    (0.6, 0.01, 100),
+    (1.0, 0.01, 100),
+    (1.0, 0.01, 1000),
+    (1.0, 0.01, 10_000),
+    (2.0, 0.01, 1000),
+    (5.0, 0.01, 1000),
+    (50.0, 0.01, 1000),
+    (1.0, 0.001, 1000),
+    (5.0, 0.001, 1000),
+    (1.0, 0.1, 100),
+    (2.0, 0.1, 100),
+    (5.0, 0.1, 100),
     (2.0, 0.5, 10),
-]  # fmt: skip
+]
 DELTA, MOST, CLIP_GROUPS = 1e-5, 20_000, 4
 COLUMNS = (
-    "noise", "rate", "steps", "one record: individual", "batch", "batch dearer / cheaper", "k times rate",
-    "epsilon there", "large noise", f"mixed, {CLIP_GROUPS} clip-groups: dearer / cheaper", "large noise",
-)  # fmt: skip
+    "noise",
+    "rate",
+    "steps",
+    "one record: individual",
+    "batch",
+    "batch dearer / cheaper",
+    "k times rate",
+    "epsilon there",
+    "large noise",
+    f"mixed, {CLIP_GROUPS} clip-groups: dearer / cheaper",
+    "large noise",
+)
 
 
 def large_noise(rate: float, clip_groups: int = 1) -> int:
@@ -54,9 +73,17 @@ def main() -> None:
         first, second = (crossover(one, run, DELTA, most=MOST) for run in (batch, mixed))
         there = above(batch.guarantee(first[1]).epsilon(DELTA).upper, UPPER, 3) if first else ""
         cells = [
-            f"{noise:g}", f"{rate:g}", f"{steps}", *epsilons, shown(first), f"{first[1] * rate:.3g}" if first else "",
-            there, f"{large_noise(rate)}", shown(second), f"{large_noise(rate, CLIP_GROUPS)}",
-        ]  # fmt: skip
+            f"{noise:g}",
+            f"{rate:g}",
+            f"{steps}",
+            *epsilons,
+            shown(first),
+            f"{first[1] * rate:.3g}" if first else "",
+            there,
+            f"{large_noise(rate)}",
+            shown(second),
+            f"{large_noise(rate, CLIP_GROUPS)}",
+        ]
         print("| " + " | ".join(cells) + " |", flush=True)
     print(f"\nepsilon at delta {DELTA:g}; {time.perf_counter() - start:.0f} s")
 

@@ -31,10 +31,16 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "logistic": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)),
     "cnn": lambda: nn.Sequential(
-        nn.Conv2d(1, 16, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(),
-        nn.AvgPool2d(2), nn.Flatten(), nn.Linear(1568, 10),
+        nn.Conv2d(1, 16, 5, padding=2),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(16, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(1568, 10),
     ),
-}  # fmt: skip
+}
 LOSS = nn.CrossEntropyLoss()
 
 

@@ -67,9 +67,11 @@ def server_app(name: str, plan: Plan, warm: int) -> ServerApp:
                 start = time.perf_counter()
             people = rng.binomial(plan.clients, plan.client_rate)
             content = RecordDict({"round": ConfigRecord({"model": server.model().pack()})})
-            left = set(grid.push_messages(
-                [Message(content, nodes[place], "train") for place in rng.integers(0, NODES, people)]
-            ))  # fmt: skip
+            left = set(
+                grid.push_messages(
+                    [Message(content, nodes[place], "train") for place in rng.integers(0, NODES, people)]
+                )
+            )
             while left:
                 for reply in grid.pull_messages(left):
                     left.discard(reply.metadata.reply_to_message_id)
@@ -91,9 +93,11 @@ def main() -> None:
     plan = Plan(23_264, 697_920, 30, 0.001, 0.1, given.rounds + warm, 1.0)
     for name in given.models:
         run_simulation(
-            server_app(name, plan, warm), client_app(name, plan), NODES,
+            server_app(name, plan, warm),
+            client_app(name, plan),
+            NODES,
             backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
-        )  # fmt: skip
+        )
 
 
 if __name__ == "__main__":

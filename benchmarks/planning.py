@@ -51,9 +51,13 @@ def peer(plan: Plan) -> float:
         return dp_accounting.SelfComposedDpEvent(once, plan.rounds)
 
     return dp_accounting.calibrate_dp_mechanism(
-        lambda: pld.PLDAccountant(value_discretization_interval=1e-3), event, TARGET.epsilon, TARGET.delta,
-        dp_accounting.LowerEndpointAndGuess(0.0, 1.0), tol=1e-3,
-    )  # fmt: skip
+        lambda: pld.PLDAccountant(value_discretization_interval=1e-3),
+        event,
+        TARGET.epsilon,
+        TARGET.delta,
+        dp_accounting.LowerEndpointAndGuess(0.0, 1.0),
+        tol=1e-3,
+    )
 
 
 def table(rows: list[list[str]], markdown: bool) -> str:
@@ -86,8 +90,15 @@ def main() -> None:
     ]
     if find_spec("dp_accounting") is not None:
         other, theirs = timed(lambda: [peer(p) for p in subset])
-        rows.append(["dp-accounting", f"{len(subset)}", f"{other:.2f}", f"{1e3 * other / len(subset):.1f}",
-                     _times(other, subset, each)])  # fmt: skip
+        rows.append(
+            [
+                "dp-accounting",
+                f"{len(subset)}",
+                f"{other:.2f}",
+                f"{1e3 * other / len(subset):.1f}",
+                _times(other, subset, each),
+            ]
+        )
         gap = [noise / p.noise_multiplier - 1.0 for p, noise in zip(subset, theirs, strict=True)]
         print(f"dp-accounting's noise beyond the frontier's: {min(gap):+.2%} to {max(gap):+.2%}")
     print(table(rows, options.markdown))

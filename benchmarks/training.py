@@ -70,10 +70,19 @@ def mlp() -> nn.Module:
 
 def lenet() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2),
-        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(),
-        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, 10),
+    )
 
 
 def cnn() -> nn.Module:
@@ -81,9 +90,17 @@ def cnn() -> nn.Module:
         return [nn.Conv2d(into, out, 3, padding=1), nn.ReLU()]
 
     return nn.Sequential(
-        *block(3, 32), nn.AvgPool2d(2), *block(32, 64), nn.AvgPool2d(2), *block(64, 64), nn.AvgPool2d(2),
-        *block(64, 128), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10),
-    )  # fmt: skip
+        *block(3, 32),
+        nn.AvgPool2d(2),
+        *block(32, 64),
+        nn.AvgPool2d(2),
+        *block(64, 64),
+        nn.AvgPool2d(2),
+        *block(64, 128),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+    )
 
 
 class Block(nn.Module):
@@ -92,9 +109,12 @@ class Block(nn.Module):
     def __init__(self, into: int, out: int, stride: int) -> None:
         super().__init__()
         self.ways = nn.Sequential(
-            nn.Conv2d(into, out, 3, stride, 1, bias=False), nn.GroupNorm(8, out), nn.ReLU(),
-            nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.GroupNorm(8, out),
-        )  # fmt: skip
+            nn.Conv2d(into, out, 3, stride, 1, bias=False),
+            nn.GroupNorm(8, out),
+            nn.ReLU(),
+            nn.Conv2d(out, out, 3, 1, 1, bias=False),
+            nn.GroupNorm(8, out),
+        )
         past = [] if into == out else [nn.Conv2d(into, out, 1, stride, bias=False), nn.GroupNorm(8, out)]
         self.past = nn.Sequential(*past)
 
@@ -171,9 +191,15 @@ def opacus(name: str, records: int, micro: int, mode: str) -> Stepper:
     optimizer, (x, y) = torch.optim.SGD(model.parameters(), 1e-3), data(name, records)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=records)
     made = PrivacyEngine().make_private(
-        module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=0.0, max_grad_norm=1.0,
-        poisson_sampling=False, grad_sample_mode=mode, criterion=nn.CrossEntropyLoss(),
-    )  # fmt: skip
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=0.0,
+        max_grad_norm=1.0,
+        poisson_sampling=False,
+        grad_sample_mode=mode,
+        criterion=nn.CrossEntropyLoss(),
+    )
     model, optimizer = made[0], made[1]
     loss = made[2] if mode.startswith("ghost") else nn.CrossEntropyLoss()
     while True:

@@ -64,9 +64,16 @@ class Run:
     @property
     def plan(self) -> Plan:
         return Plan(
-            self.clients, self.clients * self.records, self.records, 1.0, self.batch / self.records, self.rounds,
-            self.noise, self.norm, noise="local",
-        )  # fmt: skip
+            self.clients,
+            self.clients * self.records,
+            self.records,
+            1.0,
+            self.batch / self.records,
+            self.rounds,
+            self.noise,
+            self.norm,
+            noise="local",
+        )
 
     @property
     def together(self) -> Mechanism:
@@ -79,8 +86,13 @@ class Run:
 
 
 COLUMNS = [field.name for field in fields(Run)] + [
-    "accuracy", "epsilon lower", "epsilon upper", "epsilon of all upper", "behind", "seconds",
-]  # fmt: skip
+    "accuracy",
+    "epsilon lower",
+    "epsilon upper",
+    "epsilon of all upper",
+    "behind",
+    "seconds",
+]
 
 
 @cache
@@ -206,11 +218,14 @@ def measure(run: Run, problem: Problem, data: Examples, whole: tuple[Tensor, Ten
     tight = parties[0].guarantee.epsilon(delta)
     every = run.together.guarantee().epsilon(delta).upper if run.holding == "drawn" else tight.upper
     return {
-        **asdict(run), "accuracy": f"{100 * accuracy(model, data.test):.2f}",
-        "epsilon lower": shown(tight.lower, LOWER), "epsilon upper": shown(tight.upper, UPPER),
-        "epsilon of all upper": shown(every, UPPER), "behind": f"{world.behind / (run.clients * run.rounds):.2f}",
+        **asdict(run),
+        "accuracy": f"{100 * accuracy(model, data.test):.2f}",
+        "epsilon lower": shown(tight.lower, LOWER),
+        "epsilon upper": shown(tight.upper, UPPER),
+        "epsilon of all upper": shown(every, UPPER),
+        "behind": f"{world.behind / (run.clients * run.rounds):.2f}",
         "seconds": f"{time.process_time() - started:.1f}",
-    }  # fmt: skip
+    }
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
@@ -224,8 +239,17 @@ def tables(found: list[dict[str, str]]) -> Iterator[str]:
             " | ".join(f"η₀ = {step} (%)" for step in steps) + " |"
         )
         yield "|" + " --- |" * (9 + len(steps))
-        columns = ("holding", "clients", "records", "batch", "rounds", "noise", "epsilon", "epsilon upper",
-                   "epsilon of all upper")  # fmt: skip
+        columns = (
+            "holding",
+            "clients",
+            "records",
+            "batch",
+            "rounds",
+            "noise",
+            "epsilon",
+            "epsilon upper",
+            "epsilon of all upper",
+        )
         for (holding, clients, *key), group in grouped(part, *columns).items():
             cells = grouped(group, "step")
             behind = mean(float(row["behind"]) for row in group)

@@ -30,9 +30,14 @@ NO_CLIPPING = 1e9
 
 
 def federation(
-    shares: Sequence[Records], rates: Sequence[float], noise: float, who: str, data: Examples, seed: int | None = None,
+    shares: Sequence[Records],
+    rates: Sequence[float],
+    noise: float,
+    who: str,
+    data: Examples,
+    seed: int | None = None,
     rounds: int = ROUNDS,
-) -> tuple[nn.Module, list[Client]]:  # fmt: skip
+) -> tuple[nn.Module, list[Client]]:
     """Train on what the hospitals hold; noise 0 is without clipping too.
 
     Args:
@@ -51,14 +56,13 @@ def federation(
         torch.manual_seed(seed)
     model = build("logistic", data)
     clients = [
-        Client(i, held, replace(plan, record_rate=rate), build("logistic", data), nn.CrossEntropyLoss(),
-               insecure_seed=seed)
+        Client(
+            i, held, replace(plan, record_rate=rate), build("logistic", data), nn.CrossEntropyLoss(), insecure_seed=seed
+        )
         for i, (held, rate) in enumerate(zip(shares, rates, strict=True))
-    ]  # fmt: skip
+    ]
     expected = sum(rate * size for rate, size in zip(rates, sizes, strict=True))
-    server = Server(
-        plan, weights_of(model), lambda p: torch.optim.SGD(p, STEP), expected=expected, insecure_seed=seed
-    )  # fmt: skip
+    server = Server(plan, weights_of(model), lambda p: torch.optim.SGD(p, STEP), expected=expected, insecure_seed=seed)
     for _ in range(rounds):
         message = server.model()
         for client in clients:
@@ -93,9 +97,15 @@ def prices(clients: Sequence[Client], names: Sequence[str], delta: float) -> Ite
 
 
 def scores(
-    data: Examples, shares: Sequence[Records], own: Sequence[Records], rates: Sequence[float], noise: float,
-    names: Sequence[str], seeds: int, rounds: int = ROUNDS,
-) -> Iterator[str]:  # fmt: skip
+    data: Examples,
+    shares: Sequence[Records],
+    own: Sequence[Records],
+    rates: Sequence[float],
+    noise: float,
+    names: Sequence[str],
+    seeds: int,
+    rounds: int = ROUNDS,
+) -> Iterator[str]:
     """Markdown: accuracy on all held-out patients and on each hospital's, mean over seeds (range of the first)."""
     whole = [(torch.cat([x for x, _ in shares]), torch.cat([y for _, y in shares]))]
     arms: list[tuple[str, Sequence[Records], Sequence[float], float, str]] = [

@@ -30,21 +30,30 @@ from verax.training.performance.malloc import keep_freed_blocks
 DELTA = 1e-5
 CELLS = [
     # the table
-    "subsampling:individual:8192:8192:1:4:100:0.5:0.9:tanh", "shuffling:individual:8192:8192:1:4:100:0.5:0.9:tanh",
-    "subsampling:mixed:30000:468:1:4:100:0.1:0.9:tanh", "shuffling:mixed:30000:468:1:4:100:0.1:0.9:tanh",
-    "subsampling:batch:64:1:0.004:4:100:0.025:0:tanh", "shuffling:batch:64:1:0.004:4:100:0.025:0:tanh",
+    "subsampling:individual:8192:8192:1:4:100:0.5:0.9:tanh",
+    "shuffling:individual:8192:8192:1:4:100:0.5:0.9:tanh",
+    "subsampling:mixed:30000:468:1:4:100:0.1:0.9:tanh",
+    "shuffling:mixed:30000:468:1:4:100:0.1:0.9:tanh",
+    "subsampling:batch:64:1:0.004:4:100:0.025:0:tanh",
+    "shuffling:batch:64:1:0.004:4:100:0.025:0:tanh",
     # at the paper's learning rate and batches
     "subsampling:individual:1024:1024:12:4:100:0.025:0:tanh",
-    "subsampling:individual:256:256:3:4:40:0.025:0:relu", "shuffling:individual:256:256:3:4:40:0.025:0:relu",
-    "subsampling:mixed:512:8:0.3:4:40:0.025:0:relu", "shuffling:mixed:512:8:0.3:4:40:0.025:0:relu",
-    "subsampling:batch:64:1:0.012:4:40:0.025:0:relu", "shuffling:batch:64:1:0.012:4:40:0.025:0:relu",
+    "subsampling:individual:256:256:3:4:40:0.025:0:relu",
+    "shuffling:individual:256:256:3:4:40:0.025:0:relu",
+    "subsampling:mixed:512:8:0.3:4:40:0.025:0:relu",
+    "shuffling:mixed:512:8:0.3:4:40:0.025:0:relu",
+    "subsampling:batch:64:1:0.012:4:40:0.025:0:relu",
+    "shuffling:batch:64:1:0.012:4:40:0.025:0:relu",
     # smaller batches for batch clipping
-    "subsampling:batch:16:1:0.004:4:6:0.025:0:tanh", "subsampling:batch:64:1:0.012:4:6:0.025:0:tanh",
+    "subsampling:batch:16:1:0.004:4:6:0.025:0:tanh",
+    "subsampling:batch:64:1:0.012:4:6:0.025:0:tanh",
     # noise divided by the size of a clip-group, or none
     "subsampling:batch:64:1:0.2:0.0625:100:0.025:0:tanh",
-    "subsampling:batch:64:1:1:0.0625:10:0.025:0:relu", "subsampling:mixed:512:8:1:0.0625:10:0.025:0:relu",
-    "subsampling:batch:64:1:1000:0:10:0.025:0:relu", "subsampling:mixed:512:8:1000:0:10:0.025:0:relu",
-]  # fmt: skip
+    "subsampling:batch:64:1:1:0.0625:10:0.025:0:relu",
+    "subsampling:mixed:512:8:1:0.0625:10:0.025:0:relu",
+    "subsampling:batch:64:1:1000:0:10:0.025:0:relu",
+    "subsampling:mixed:512:8:1000:0:10:0.025:0:relu",
+]
 """All runs of docs/studies.md, as ``Cell.read`` reads them."""
 
 
@@ -104,10 +113,20 @@ def network(name: str, data: Examples) -> nn.Module:
     if name != "tanh":
         raise ValueError(f"network must be relu or tanh, got {name!r}")
     return nn.Sequential(
-        Standardised(), nn.Conv2d(1, 6, 5, padding=2), ScaledTanh(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5), ScaledTanh(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(400, 120), ScaledTanh(), nn.Linear(120, 84), ScaledTanh(), nn.Linear(84, data.classes),
-    )  # fmt: skip
+        Standardised(),
+        nn.Conv2d(1, 6, 5, padding=2),
+        ScaledTanh(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        ScaledTanh(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        ScaledTanh(),
+        nn.Linear(120, 84),
+        ScaledTanh(),
+        nn.Linear(84, data.classes),
+    )
 
 
 def run(cell: Cell, data: Examples) -> dict[str, object]:
@@ -129,11 +148,13 @@ def run(cell: Cell, data: Examples) -> dict[str, object]:
             print(f"{cell}: epoch {trainer.rounds // rounds}, accuracy {seen[-1]:.4f}", flush=True)
     epsilon = mechanism.guarantee().epsilon(DELTA)
     return asdict(cell) | {
-        "accuracy": f"{100 * seen[-1]:.2f}", "best": f"{100 * max(seen):.2f}",
-        "epsilon lower": shown(epsilon.lower, LOWER), "epsilon upper": shown(epsilon.upper, UPPER),
+        "accuracy": f"{100 * seen[-1]:.2f}",
+        "best": f"{100 * max(seen):.2f}",
+        "epsilon lower": shown(epsilon.lower, LOWER),
+        "epsilon upper": shown(epsilon.upper, UPPER),
         "relation": mechanism.relation,
         "seconds": f"{time.perf_counter() - started:.0f}",
-    }  # fmt: skip
+    }
 
 
 def study(cells: Iterable[Cell], data: Examples, out: Path) -> None:

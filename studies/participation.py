@@ -85,8 +85,16 @@ class Run:
 
 
 COLUMNS = [field.name for field in fields(Run)] + [
-    "clients", "largest", "client rate", "record rate", "noise", "round", "accuracy", "epsilon upper", "seconds",
-]  # fmt: skip
+    "clients",
+    "largest",
+    "client rate",
+    "record rate",
+    "noise",
+    "round",
+    "accuracy",
+    "epsilon upper",
+    "seconds",
+]
 
 
 def network(data: Examples) -> nn.Module:
@@ -94,9 +102,16 @@ def network(data: Examples) -> nn.Module:
     if len(data.shape) == 1:
         return build("logistic", data)
     return nn.Sequential(
-        nn.Conv2d(1, 16, 8, 2, padding=3), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(16, 32, 4, 2), nn.Tanh(),
-        nn.Flatten(), nn.Linear(128, 32), nn.Tanh(), nn.Linear(32, data.classes),
-    )  # fmt: skip
+        nn.Conv2d(1, 16, 8, 2, padding=3),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(16, 32, 4, 2),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(128, 32),
+        nn.Tanh(),
+        nn.Linear(32, data.classes),
+    )
 
 
 def public(setting: Setting, held: Split, rounds: int) -> Plan:
@@ -137,19 +152,30 @@ def measure(
 
     def after(engine: Embedded) -> None:
         if engine.round in checkpoints:
-            found.append({
-                **asdict(run), "clients": plan.clients, "largest": plan.largest,
-                "client rate": f"{plan.client_rate:.5f}", "record rate": f"{plan.record_rate:.5f}",
-                "noise": plan.noise_multiplier, "round": engine.round,
-                "accuracy": f"{100 * accuracy(model, held.examples.test):.2f}",
-                "epsilon upper": spent(replace(plan, rounds=engine.round)),
-                "seconds": f"{time.process_time() - started:.1f}",
-            })  # fmt: skip
+            found.append(
+                {
+                    **asdict(run),
+                    "clients": plan.clients,
+                    "largest": plan.largest,
+                    "client rate": f"{plan.client_rate:.5f}",
+                    "record rate": f"{plan.record_rate:.5f}",
+                    "noise": plan.noise_multiplier,
+                    "round": engine.round,
+                    "accuracy": f"{100 * accuracy(model, held.examples.test):.2f}",
+                    "epsilon upper": spent(replace(plan, rounds=engine.round)),
+                    "seconds": f"{time.process_time() - started:.1f}",
+                }
+            )
 
     Embedded(
-        plan, model, nn.CrossEntropyLoss(), held.examples.train, held.sizes,
-        lambda p: torch.optim.SGD(p, run.rate, momentum=0.9), insecure_seed=run.seed,
-    ).run(after)  # fmt: skip
+        plan,
+        model,
+        nn.CrossEntropyLoss(),
+        held.examples.train,
+        held.sizes,
+        lambda p: torch.optim.SGD(p, run.rate, momentum=0.9),
+        insecure_seed=run.seed,
+    ).run(after)
     return found
 
 
@@ -203,14 +229,30 @@ def draw(found: list[dict[str, str]], path: Path) -> None:
                     points = {int(n): [float(r["accuracy"]) for r in g] for (n,), g in grouped(group, "round").items()}
                     x, colour = sorted(points), OKABE_ITO[colours[arm]]
                     label = "no privacy" if arm == "none" else f"{arm}, noise {float(group[0]['noise']):.2f}"
-                    panel.plot(x, [mean(points[n]) for n in x], color=colour, marker="o", markersize=2.5, label=label,
-                               linestyle={"WCS": "--"}.get(arm, "-"))  # fmt: skip
-                    panel.fill_between(x, [min(points[n]) for n in x], [max(points[n]) for n in x], color=colour,
-                                       alpha=0.2, linewidth=0)  # fmt: skip
+                    panel.plot(
+                        x,
+                        [mean(points[n]) for n in x],
+                        color=colour,
+                        marker="o",
+                        markersize=2.5,
+                        label=label,
+                        linestyle={"WCS": "--"}.get(arm, "-"),
+                    )
+                    panel.fill_between(
+                        x,
+                        [min(points[n]) for n in x],
+                        [max(points[n]) for n in x],
+                        color=colour,
+                        alpha=0.2,
+                        linewidth=0,
+                    )
                 epsilon, delta = TARGETS[target]
                 panel.set(xlabel="rounds", ylabel="test accuracy (%)", ylim=(0, 150), yticks=range(0, 101, 20))
-                panel.set_title(f"{setting}\n({epsilon:g}, {delta:g}) in {target.replace('whole', 'the whole')}",
-                                loc="left", fontsize=9)  # fmt: skip
+                panel.set_title(
+                    f"{setting}\n({epsilon:g}, {delta:g}) in {target.replace('whole', 'the whole')}",
+                    loc="left",
+                    fontsize=9,
+                )
                 panel.grid(alpha=0.25)
                 panel.legend(frameon=False, fontsize=7, loc="upper left")
 
@@ -233,8 +275,14 @@ def main() -> None:
         for setting, target, arm in cells():
             found = rows(options.out)
             done = {tuple(row[column] for column in COLUMNS[: len(fields(Run))]) for row in found}
-            known = [row for row in found if setting.name == row["setting"] and target == row["target"]
-                     and arm == row["arm"] and row["rounds"] == str(options.rounds)]  # fmt: skip
+            known = [
+                row
+                for row in found
+                if setting.name == row["setting"]
+                and target == row["target"]
+                and arm == row["arm"]
+                and row["rounds"] == str(options.rounds)
+            ]
             if time.process_time() > 60.0 * options.minutes:
                 break
             plan = public(setting, held(setting), options.rounds)

@@ -74,10 +74,20 @@ PROBLEMS = {
     "ridge": Problem("ridge", _LIBSVM, 0.001, False, True, 0.1, 5, 0.5, _EPSILONS, _SIZES, _NORMS, _SIGMAS),
     "plain": Problem("plain", _LIBSVM, 0.01, True, False, 0.1, 5, 0.1, _EPSILONS, _SIZES, _NORMS, _SIGMAS),
     "non-convex": Problem(
-        "non-convex", ("mnist",), 0.01, True, False, 0.025, 6, 0.1, (0.15007, 0.25, 0.5, 1.0), (100, 200),
-        (0.01, 0.025, 0.05, 0.1), (0.5, 1.0, 2.0, 4.0, 8.0, 12.0),
+        "non-convex",
+        ("mnist",),
+        0.01,
+        True,
+        False,
+        0.025,
+        6,
+        0.1,
+        (0.15007, 0.25, 0.5, 1.0),
+        (100, 200),
+        (0.01, 0.025, 0.05, 0.1),
+        (0.5, 1.0, 2.0, 4.0, 8.0, 12.0),
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -165,11 +175,16 @@ def train(run: Run, problem: Problem) -> nn.Module:
 
     decay = 1.0 / run.records if problem.ridge else 0.0
     fit(
-        model, problem.loss, data.train, run.mechanism,
+        model,
+        problem.loss,
+        data.train,
+        run.mechanism,
         lambda p: torch.optim.SGD(p, run.batch * run.step, weight_decay=decay),
-        schedule=lambda o: torch.optim.lr_scheduler.LambdaLR(o, size), records=run.records, progress=False,
+        schedule=lambda o: torch.optim.lr_scheduler.LambdaLR(o, size),
+        records=run.records,
+        progress=False,
         insecure_seed=run.seed,
-    )  # fmt: skip
+    )
     return model
 
 
@@ -188,9 +203,12 @@ def measure(run: Run, problem: Problem) -> dict[str, object]:
     found = accuracy(train(run, problem), load(run.data).test)
     tight = run.mechanism.guarantee().epsilon(1.0 / run.records)
     return {
-        **asdict(run), "accuracy": f"{100 * found:.2f}", "epsilon lower": shown(tight.lower, LOWER),
-        "epsilon upper": shown(tight.upper, UPPER), "seconds": f"{time.process_time() - started:.1f}",
-    }  # fmt: skip
+        **asdict(run),
+        "accuracy": f"{100 * found:.2f}",
+        "epsilon lower": shown(tight.lower, LOWER),
+        "epsilon upper": shown(tight.upper, UPPER),
+        "seconds": f"{time.process_time() - started:.1f}",
+    }
 
 
 @torch.no_grad()
@@ -214,8 +232,16 @@ def graph(problem: Problem, data: str, norm: float, step: float) -> Iterator[Bea
                 parameter.copy_(base + norm * sigma * torch.randn_like(base))
             values[i] = accuracy(model, test)
         shares = (float(values.mean()), *mean_band(values.numpy(), 0.05))
-        yield Bears(problem.name, data, norm, step, draws, sigma, round(100 * clean, 2),
-                    *(round(share / clean, 4) for share in shares))  # fmt: skip
+        yield Bears(
+            problem.name,
+            data,
+            norm,
+            step,
+            draws,
+            sigma,
+            round(100 * clean, 2),
+            *(round(share / clean, 4) for share in shares),
+        )
 
 
 # --- files, tables, figures -----------------------------------------------------------------------------------------
@@ -275,9 +301,11 @@ def draw(found: list[dict[str, str]], path: Path) -> None:
     colours = {"ridge": OKABE_ITO["blue"], "plain": OKABE_ITO["orange"], "non-convex": OKABE_ITO["green"]}
     styles = {"epsilon": "-", "tight epsilon": "--", "sample size": "-", "equal tight epsilon": "--"}
     labels = {
-        "epsilon": "closed form", "tight epsilon": "noise by the accountant", "sample size": "same noise",
+        "epsilon": "closed form",
+        "tight epsilon": "noise by the accountant",
+        "sample size": "same noise",
         "equal tight epsilon": "same tight epsilon",
-    }  # fmt: skip
+    }
     kinds: list[tuple[str, str, Callable[[dict[str, str]], float]]] = [
         ("epsilon", "epsilon asked for", lambda row: float(row["epsilon"])),
         ("size", "sample size s", lambda row: float(row["batch"])),
@@ -294,12 +322,23 @@ def draw(found: list[dict[str, str]], path: Path) -> None:
                     if study in styles and (study.endswith("size") or "equal" in study) == (kind == "size"):
                         points = sorted((place(r), float(r["accuracy"])) for r in line)
                         xs = sorted({x for x, _ in points})
-                        panel.plot(xs, [mean(y for at, y in points if at == x) for x in xs], marker="o", markersize=3,
-                                   linestyle=styles[study], color=colours[problem],
-                                   label=f"{problem}, {labels[study]}")  # fmt: skip
+                        panel.plot(
+                            xs,
+                            [mean(y for at, y in points if at == x) for x in xs],
+                            marker="o",
+                            markersize=3,
+                            linestyle=styles[study],
+                            color=colours[problem],
+                            label=f"{problem}, {labels[study]}",
+                        )
                     elif study == "no noise" and kind == "epsilon":
-                        panel.axhline(mean(float(r["accuracy"]) for r in group), color=colours[problem], linewidth=1,
-                                      linestyle=":", label=f"{problem}, no noise")  # fmt: skip
+                        panel.axhline(
+                            mean(float(r["accuracy"]) for r in group),
+                            color=colours[problem],
+                            linewidth=1,
+                            linestyle=":",
+                            label=f"{problem}, no noise",
+                        )
                 panel.set(xscale="log", xlabel=label, ylabel="test accuracy (%)")
                 panel.set_title(name, loc="left")
                 panel.grid(alpha=0.25)
@@ -316,10 +355,22 @@ def draw_graphs(found: list[dict[str, str]], path: Path) -> None:
             lines = sorted(grouped(part, "norm").items(), key=lambda entry: float(entry[0][0]))
             for colour, ((norm,), line) in zip(colours, lines, strict=False):
                 x = [float(row["sigma"]) for row in line]
-                panel.plot(x, [float(row["fraction"]) for row in line], marker="o", markersize=3, color=colour,
-                           label=f"C = {norm} (clean {line[0]['clean']} %)")  # fmt: skip
-                panel.fill_between(x, [float(row["low"]) for row in line], [float(row["high"]) for row in line],
-                                   color=colour, alpha=0.2, linewidth=0)  # fmt: skip
+                panel.plot(
+                    x,
+                    [float(row["fraction"]) for row in line],
+                    marker="o",
+                    markersize=3,
+                    color=colour,
+                    label=f"C = {norm} (clean {line[0]['clean']} %)",
+                )
+                panel.fill_between(
+                    x,
+                    [float(row["low"]) for row in line],
+                    [float(row["high"]) for row in line],
+                    color=colour,
+                    alpha=0.2,
+                    linewidth=0,
+                )
             panel.axhline(0.9, color=OKABE_ITO["grey"], linestyle="--", linewidth=1)
             panel.set(xlabel="sigma: noise on the weights / C", ylabel="accuracy with noise / without", ylim=(0.0, 1.2))
             panel.set_title(f"{problem}, {data}", loc="left")

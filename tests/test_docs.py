@@ -134,8 +134,18 @@ def test_figures_are_small_and_shown():
         assert f"figures/{figure.name}" in shown, figure.name
 
 
-@pytest.mark.parametrize("package", ["verax", "verax.samplers", "verax.planning", "verax.training", "verax.auditing",
-                                     "verax.federated", "verax.randomness"])  # fmt: skip
+@pytest.mark.parametrize(
+    "package",
+    [
+        "verax",
+        "verax.samplers",
+        "verax.planning",
+        "verax.training",
+        "verax.auditing",
+        "verax.federated",
+        "verax.randomness",
+    ],
+)
 def test_public_names_are_in_the_reference(package):
     listed = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     named = {line.rpartition(".")[2] for line in re.findall(r"^::: (\S+)$", listed, re.MULTILINE)}

@@ -34,6 +34,12 @@ def targets_named_in(path: Path) -> set[str]:
     return {one or other for one, other in re.findall(pattern, text(path), re.MULTILINE)}
 
 
+def test_the_formatter_has_the_last_word():
+    mark = "fmt: " + "skip"
+    sources = [file for room in ("verax", "tests", "benchmarks", "studies") for file in (ROOT / room).rglob("*.py")]
+    assert not [file for file in sources if mark in text(file)]
+
+
 def test_the_version_stands_in_the_package_and_nowhere_else():
     assert "version" not in PROJECT["project"]
     assert PROJECT["project"]["dynamic"] == ["version"]

@@ -125,9 +125,14 @@ def test_a_training_run(noise):
         data = (x[kept], y[kept])
         mechanism = Mechanism(Poisson(0.2, 30), noise)
         fit(
-            model, torch.nn.CrossEntropyLoss(), data, mechanism, lambda p: torch.optim.SGD(p, 20.0), records=count,
+            model,
+            torch.nn.CrossEntropyLoss(),
+            data,
+            mechanism,
+            lambda p: torch.optim.SGD(p, 20.0),
+            records=count,
             insecure_seed=1,
-        )  # fmt: skip
+        )
         with torch.no_grad():
             return -torch.nn.functional.cross_entropy(model(x), y, reduction="none").numpy()
 

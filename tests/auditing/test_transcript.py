@@ -294,7 +294,7 @@ def test_extreme_noise_neither_warns_nor_overflows(sampler, noise):
             "state it with epsilon=",
         ),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_named(batches, change, message):
     options = {"claim": Mechanism(Deterministic(2), 1.0), "trials": 100, **change}
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):

@@ -155,7 +155,7 @@ def test_a_progress_bar_appears_only_after_a_second(monkeypatch):
         ("buffered-shuffle --batches 10 --buffer 3", "BufferedShuffle(batches=10, buffer=3, epochs=1)"),
         ("persistent-shuffle --batches 10 --epochs 3", "Shuffle(batches=10, epochs=3, reshuffle=False)"),
     ],
-)  # fmt: skip
+)
 def test_every_sampler_has_a_name_on_the_command_line(options, sampler):
     assert sampler in report("account", "-z", "1", "--delta", "1e-5", "--sampler", *options.split())["mechanism"]
 
@@ -176,14 +176,18 @@ def test_every_sampler_has_a_name_on_the_command_line(options, sampler):
 )
 def test_a_missing_or_misplaced_option_is_named(options, complaint):
     with pytest.raises(ValueError, match=complaint):
-        CliRunner().invoke(app, ["account", "-z", "1", "--delta", "1e-5", "--sampler", *options.split()],
-                           catch_exceptions=False)  # fmt: skip
+        CliRunner().invoke(
+            app, ["account", "-z", "1", "--delta", "1e-5", "--sampler", *options.split()], catch_exceptions=False
+        )
 
 
-@pytest.mark.parametrize("command", [
-    "audit sampler --sampler shuffle --claim poisson -z 1 --batches 100 --delta 1e-5 --trials 10000000",
-    "account -z 0.5 --sampler balls-in-bins --batches 300000 --epochs 7 --delta 1e-5",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "command",
+    [
+        "audit sampler --sampler shuffle --claim poisson -z 1 --batches 100 --delta 1e-5 --trials 10000000",
+        "account -z 0.5 --sampler balls-in-bins --batches 300000 --epochs 7 --delta 1e-5",
+    ],
+)
 def test_ctrl_c_is_one_line_and_exit_code_130(command):
     """It comes in the midst of the work, when the command first asks for a price."""
     code = (

@@ -48,10 +48,25 @@ def run(*words):
 
 def test_plan_train_state(table, tmp_path):
     done = run(
-        "--data", table, "--by", "shop", "--epsilon", 6, *FEW, "--json", "--ledger", tmp_path / "run.ledger",
-        "--log", tmp_path / "run.log", "--out", tmp_path / "model.pt", "--report", tmp_path / "report.html",
-        "--insecure-seed", 1,
-    )  # fmt: skip
+        "--data",
+        table,
+        "--by",
+        "shop",
+        "--epsilon",
+        6,
+        *FEW,
+        "--json",
+        "--ledger",
+        tmp_path / "run.ledger",
+        "--log",
+        tmp_path / "run.log",
+        "--out",
+        tmp_path / "model.pt",
+        "--report",
+        tmp_path / "report.html",
+        "--insecure-seed",
+        1,
+    )
     assert done.exit_code == 0
     found = json.loads(done.stdout)
     assert found["accuracy"] > 0.85
@@ -138,8 +153,10 @@ def test_clients_are_what_is_protected_here_and_in_the_report_of_the_ledger(tabl
     assert json.loads(run(*words, "--json").stdout)["statement"]["protected"]["unit"] == "client"
     told = CliRunner().invoke(whole_app, ["report", str(tmp_path / "run.ledger"), "--json"], catch_exceptions=False)
     assert json.loads(told.stdout)["protected"] == {
-        "unit": "client", "group": 1, "words": "any 1 client with all its records"
-    }  # fmt: skip
+        "unit": "client",
+        "group": 1,
+        "words": "any 1 client with all its records",
+    }
 
 
 def test_a_run_that_broke_off_goes_on(table, tmp_path, monkeypatch):

@@ -142,10 +142,14 @@ POISSON = "group -z 1 --rate 0.1 --steps 10 --delta 1e-5"
         (f"{POISSON} --groups 1,,2", "--groups must be whole numbers with commas, such as 1,2,4, got '1,,2'"),
         (f"{POISSON} --groups 2.5", "--groups must be whole numbers with commas, such as 1,2,4, got '2.5'"),
         (f"{POISSON} --groups 10000000", "group must be at most 1000000, got 10000000"),
-        ("group -z 1 --records 50 --batch 5 --epochs 1 --delta 1e-5 --groups 51",
-         "group must be at most 50, the number of --records, got 51"),
-        ("group -z 1 --sampler without-replacement --records 50 --batch 5 --steps 3 --delta 1e-5 --groups 1,60",
-         "group must be at most 50, the number of --records, got 60"),
+        (
+            "group -z 1 --records 50 --batch 5 --epochs 1 --delta 1e-5 --groups 51",
+            "group must be at most 50, the number of --records, got 51",
+        ),
+        (
+            "group -z 1 --sampler without-replacement --records 50 --batch 5 --steps 3 --delta 1e-5 --groups 1,60",
+            "group must be at most 50, the number of --records, got 60",
+        ),
         (f"{POISSON} --samples -1", "samples must be a whole number of at least 0, got -1"),
         (f"{POISSON} --samples 1", "samples must be a whole number of at least 2, got 1"),
         (f"{POISSON} --confidence 1", "confidence must lie strictly between 0 and 1, got 1.0"),
@@ -155,7 +159,7 @@ POISSON = "group -z 1 --rate 0.1 --steps 10 --delta 1e-5"
         (f"{POISSON} --figure /dev/null/a.png", "--figure must name a place that can be written"),
         ("group -z -1 --rate 0.1 --steps 10 --delta 1e-5", "noise_multiplier must be at least 0"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_line_and_exit_code_2(words, message, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["verax", *words.split()])
     with pytest.raises(SystemExit) as stopped:

@@ -14,8 +14,20 @@ pytest.importorskip("sklearn")
 from verax.cli.plan_utility import utility
 from verax.planning.utility import PrivateData, read
 
-QUICK = ["--clip-norms", "1,2", "--sigmas", "0.02:1", "--points", "4", "--epochs", "2", "--draws", "3",
-         "--insecure-seed", "1"]  # fmt: skip
+QUICK = [
+    "--clip-norms",
+    "1,2",
+    "--sigmas",
+    "0.02:1",
+    "--points",
+    "4",
+    "--epochs",
+    "2",
+    "--draws",
+    "3",
+    "--insecure-seed",
+    "1",
+]
 
 
 def invoke(*arguments):
@@ -52,12 +64,18 @@ def test_nothing_within_the_drop():
     assert "WARNING" in done.output
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ([], "say --public"), (["--public", "--clip-norms", "1,x"], "--clip-norms must be"),
-    (["--public", "--sigmas", "1"], "--sigmas must be two"), (["--public", "--sigmas", "1:0.1"], "from a smaller"),
-    (["--public", "--points", "1"], "--points must be"), (["--public", "--figure", "graph.txt"], "must end in"),
-    (["--public", "--data", "none.csv"], "none.csv"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "say --public"),
+        (["--public", "--clip-norms", "1,x"], "--clip-norms must be"),
+        (["--public", "--sigmas", "1"], "--sigmas must be two"),
+        (["--public", "--sigmas", "1:0.1"], "from a smaller"),
+        (["--public", "--points", "1"], "--points must be"),
+        (["--public", "--figure", "graph.txt"], "must end in"),
+        (["--public", "--data", "none.csv"], "none.csv"),
+    ],
+)
 def test_bad_input_is_one_line(arguments, message):
     done = invoke(*arguments)
     assert isinstance(done.exception, ValueError)

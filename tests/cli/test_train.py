@@ -46,10 +46,32 @@ def train(*words):
 
 def test_plan_train_state(table, tmp_path):
     done = train(
-        "--data", table, "--model", "logistic", "--epsilon", 3, "--batch", 32, "--epochs", 8, "--lr", 0.1, "--json",
-        "--ledger", tmp_path / "run.ledger", "--out", tmp_path / "model.pt", "--report", tmp_path / "report.html",
-        "--diagnostics", tmp_path / "run.private", "--insecure-seed", 1, "--records", 160,
-    )  # fmt: skip
+        "--data",
+        table,
+        "--model",
+        "logistic",
+        "--epsilon",
+        3,
+        "--batch",
+        32,
+        "--epochs",
+        8,
+        "--lr",
+        0.1,
+        "--json",
+        "--ledger",
+        tmp_path / "run.ledger",
+        "--out",
+        tmp_path / "model.pt",
+        "--report",
+        tmp_path / "report.html",
+        "--diagnostics",
+        tmp_path / "run.private",
+        "--insecure-seed",
+        1,
+        "--records",
+        160,
+    )
     assert done.exit_code == 0
     found = json.loads(done.stdout)
     assert found["accuracy"] > 0.8
@@ -66,8 +88,24 @@ def test_plan_train_state(table, tmp_path):
 
 @pytest.mark.parametrize("sampler", ["balls-in-bins", "shuffle"])
 def test_other_samplers_and_batch_clipping(table, sampler):
-    done = train("--data", table, "--model", "mlp", "-z", 2, "--batch", 40, "--epochs", 2, "--sampler", sampler,
-                 "--clipping", "batch", "--clip-norm", 0.5)  # fmt: skip
+    done = train(
+        "--data",
+        table,
+        "--model",
+        "mlp",
+        "-z",
+        2,
+        "--batch",
+        40,
+        "--epochs",
+        2,
+        "--sampler",
+        sampler,
+        "--clipping",
+        "batch",
+        "--clip-norm",
+        0.5,
+    )
     assert done.exit_code == 0
     assert "epsilon at most" in done.stdout
     assert "NOT private" not in done.stdout
@@ -99,16 +137,50 @@ SAMPLERS = ["poisson", "balls-in-bins", "shuffle"]
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_training_the_statement_the_report_and_the_account_name_the_same_numbers(table, tmp_path, sampler):
     run, stated = tmp_path / "run.ledger", tmp_path / "statement.json"
-    done = train("--data", table, "--model", "logistic", "--epsilon", 3, "--batch", 32, "--epochs", 4,
-                 "--sampler", sampler, "--ledger", run, "--report", stated, "--records", 160)  # fmt: skip
+    done = train(
+        "--data",
+        table,
+        "--model",
+        "logistic",
+        "--epsilon",
+        3,
+        "--batch",
+        32,
+        "--epochs",
+        4,
+        "--sampler",
+        sampler,
+        "--ledger",
+        run,
+        "--report",
+        stated,
+        "--records",
+        160,
+    )
     printed = numbers(done.stdout)
     statement, reported = json.loads(stated.read_text()), json.loads(say("report", run, "--json"))
     assert printed == shown_sides(statement) == numbers(say("report", run))
     assert sides(statement) == sides(reported)
     assert statement["curve"] == reported["curve"]
     phase = ledger.read(run).mechanism.mechanisms[0]
-    priced = ["account", "-z", phase.noise_multiplier, "--sampler", sampler, "--records", 160, "--batch", 32,
-              "--epochs", 4, "--delta", 1e-7, "--delta", 1e-5, "--json"]  # fmt: skip
+    priced = [
+        "account",
+        "-z",
+        phase.noise_multiplier,
+        "--sampler",
+        sampler,
+        "--records",
+        160,
+        "--batch",
+        32,
+        "--epochs",
+        4,
+        "--delta",
+        1e-7,
+        "--delta",
+        1e-5,
+        "--json",
+    ]
     account = json.loads(say(*priced))
     assert account["mechanism"] == repr(phase)
     assert (account["epsilon"][1]["lower"], account["epsilon"][1]["upper"]) == sides(statement)
@@ -118,8 +190,15 @@ def test_training_the_statement_the_report_and_the_account_name_the_same_numbers
 def test_questions_about_a_run_do_not_move_the_numbers_of_its_report(table, tmp_path, sampler):
     data = load(str(table)).train
     model, path = torch.nn.Linear(3, 2), tmp_path / "run.ledger"
-    run = fit(model, torch.nn.CrossEntropyLoss(), data, Mechanism(sampler, 2.1414),
-              lambda p: torch.optim.SGD(p, 0.1), ledger=path, progress=False)  # fmt: skip
+    run = fit(
+        model,
+        torch.nn.CrossEntropyLoss(),
+        data,
+        Mechanism(sampler, 2.1414),
+        lambda p: torch.optim.SGD(p, 0.1),
+        ledger=path,
+        progress=False,
+    )
     run.guarantee.tradeoff()
     run.guarantee.epsilon(1e-6, rtol=1e-4)
     first = run.statement(tmp_path / "first.json")
@@ -168,13 +247,19 @@ def test_bad_input_is_one_line(words, complaint):
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [("a,b\n1,2\n", "at least 5"), ("a,b\n" + "1,x\n" * 6, "line 2"), ("a,b\n" + "1,2,3\n" * 6, "line 2"),
-     ("a,b\n1,2\n1,nan\n" + "1,2\n" * 6, "line 3: .*got 'nan' in column 'b'"),
-     ("a,b\n1,2\n\n1e39,1\n" + "1,2\n" * 6, "line 4: .*got '1e39' in column 'a'"),
-     ("1,2\n" * 8, "begin with a line of names"), ("\ufeff1,2\n" * 8, "begin with a line of names"),
-     ("a;b\n" + "1;2\n" * 8, "commas between them, got one"), ("a,b\n" + "1,2\n" * 8, "got 1 different numbers"),
-     ("a,b\n" + "1,0.5\n2,1\n" * 8, "whole numbers in the last column, 'b'")],
-)  # fmt: skip
+    [
+        ("a,b\n1,2\n", "at least 5"),
+        ("a,b\n" + "1,x\n" * 6, "line 2"),
+        ("a,b\n" + "1,2,3\n" * 6, "line 2"),
+        ("a,b\n1,2\n1,nan\n" + "1,2\n" * 6, "line 3: .*got 'nan' in column 'b'"),
+        ("a,b\n1,2\n\n1e39,1\n" + "1,2\n" * 6, "line 4: .*got '1e39' in column 'a'"),
+        ("1,2\n" * 8, "begin with a line of names"),
+        ("\ufeff1,2\n" * 8, "begin with a line of names"),
+        ("a;b\n" + "1;2\n" * 8, "commas between them, got one"),
+        ("a,b\n" + "1,2\n" * 8, "got 1 different numbers"),
+        ("a,b\n" + "1,0.5\n2,1\n" * 8, "whole numbers in the last column, 'b'"),
+    ],
+)
 def test_a_bad_table_names_the_line(tmp_path, text, complaint):
     path = tmp_path / "bad.csv"
     path.write_text(text)
@@ -308,8 +393,23 @@ def test_models_that_do_not_fit_the_data(table):
 
 
 def test_the_same_command_goes_on_after_an_interruption(table, tmp_path, monkeypatch):
-    words = ("--data", table, "--model", "logistic", "-z", 2, "--batch", 20, "--epochs", 2, "--json",
-             "--ledger", tmp_path / "run.ledger", "--state", tmp_path / "state")  # fmt: skip
+    words = (
+        "--data",
+        table,
+        "--model",
+        "logistic",
+        "-z",
+        2,
+        "--batch",
+        20,
+        "--epochs",
+        2,
+        "--json",
+        "--ledger",
+        tmp_path / "run.ledger",
+        "--state",
+        tmp_path / "state",
+    )
     step = PrivateTrainer.step
 
     def stopping(self, batch, loss):
@@ -346,8 +446,25 @@ def test_one_file_is_not_two_things(tmp_path, pair):
 @pytest.mark.filterwarnings("default")
 def test_a_finished_run_is_stated_and_saved_again(table, tmp_path, monkeypatch, capsys):
     """As after a crash between the last round and what comes after it."""
-    words = ["--data", table, "--model", "logistic", "-z", 2, "--batch", 100, "--epochs", 1, "--json",
-             "--ledger", tmp_path / "book", "--state", tmp_path / "state", "--out", tmp_path / "weights"]  # fmt: skip
+    words = [
+        "--data",
+        table,
+        "--model",
+        "logistic",
+        "-z",
+        2,
+        "--batch",
+        100,
+        "--epochs",
+        1,
+        "--json",
+        "--ledger",
+        tmp_path / "book",
+        "--state",
+        tmp_path / "state",
+        "--out",
+        tmp_path / "weights",
+    ]
     first = json.loads(train(*words).stdout)
     (tmp_path / "weights").rename(tmp_path / "before")
     monkeypatch.setattr("sys.argv", ["verax", "train", *map(str, words)])

@@ -23,10 +23,19 @@ def world():
     loss = torch.nn.CrossEntropyLoss()
 
     def plan(**change):
-        return Plan(**{
-            "clients": 8, "records": 50, "largest": 12, "client_rate": 0.5, "record_rate": 0.4, "rounds": 6,
-            "noise_multiplier": 1.0, "clip_norm": 0.5, **change,
-        })  # fmt: skip
+        return Plan(
+            **{
+                "clients": 8,
+                "records": 50,
+                "largest": 12,
+                "client_rate": 0.5,
+                "record_rate": 0.4,
+                "rounds": 6,
+                "noise_multiplier": 1.0,
+                "clip_norm": 0.5,
+                **change,
+            }
+        )
 
     def make():
         torch.manual_seed(0)
@@ -56,9 +65,21 @@ def world():
         head.step()
 
     return SimpleNamespace(
-        sizes=sizes, starts=starts, x=x, y=y, loss=loss, plan=plan, make=make, own=own, sgd=sgd, client=client,
-        clients=clients, server=server, one_round=one_round, torch=torch,
-    )  # fmt: skip
+        sizes=sizes,
+        starts=starts,
+        x=x,
+        y=y,
+        loss=loss,
+        plan=plan,
+        make=make,
+        own=own,
+        sgd=sgd,
+        client=client,
+        clients=clients,
+        server=server,
+        one_round=one_round,
+        torch=torch,
+    )
 
 
 @pytest.fixture(scope="session")

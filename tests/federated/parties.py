@@ -24,10 +24,19 @@ def world(change):
     x = torch.randn(15, 6, generator=torch.Generator().manual_seed(1))
     y = torch.randint(0, 3, (15,), generator=torch.Generator().manual_seed(2))
     starts = [sum(SIZES[:i]) for i in range(3)]
-    plan = Plan(**{
-        "clients": 3, "records": 15, "largest": 8, "client_rate": 0.5, "record_rate": 0.4, "rounds": 4,
-        "noise_multiplier": 1.0, "clip_norm": 0.5, **change,
-    })  # fmt: skip
+    plan = Plan(
+        **{
+            "clients": 3,
+            "records": 15,
+            "largest": 8,
+            "client_rate": 0.5,
+            "record_rate": 0.4,
+            "rounds": 4,
+            "noise_multiplier": 1.0,
+            "clip_norm": 0.5,
+            **change,
+        }
+    )
 
     def make():
         torch.manual_seed(0)
@@ -78,13 +87,19 @@ def server(folder, port, plan, seed=None, again=False, asynchronous=False, dies_
             os.kill(os.getpid(), signal.SIGKILL)
 
     app = server_app(
-        head, keys, Waiting(**{"gather": 600.0, "answers": 600.0, "farewell": 600.0, **waiting}),
+        head,
+        keys,
+        Waiting(**{"gather": 600.0, "answers": 600.0, "farewell": 600.0, **waiting}),
         after,
-    )  # fmt: skip
+    )
     serve(
-        app, keys, f"{folder}/server.pem", f"{folder}/server.key", port=port,
+        app,
+        keys,
+        f"{folder}/server.pem",
+        f"{folder}/server.key",
+        port=port,
         ready=lambda port: print(f"port {port}", flush=True),
-    )  # fmt: skip
+    )
     np.save(f"{folder}/weights.npy", head.model().weights)
     print(f"refused {json.dumps(dict(head.refused))}")
 

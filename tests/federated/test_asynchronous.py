@@ -346,13 +346,18 @@ def test_it_learns_although_models_are_stale_and_messages_are_lost(world):
     hands = [
         AsyncClient(
             Client(
-                i, (x[200 * i : 200 * i + 200], y[200 * i : 200 * i + 200]), run, torch.nn.Linear(2, 2), world.loss,
+                i,
+                (x[200 * i : 200 * i + 200], y[200 * i : 200 * i + 200]),
+                run,
+                torch.nn.Linear(2, 2),
+                world.loss,
                 insecure_seed=1,
             ),
-            step, permitted,
+            step,
+            permitted,
         )
         for i in range(5)
-    ]  # fmt: skip
+    ]
     head = AsyncServer(run, np.zeros(6, np.float32), step, permitted)
     simulate(head, hands, Network(2, 0.2, 0.2), permitted, [])
     w = head.model().weights

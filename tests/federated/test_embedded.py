@@ -17,9 +17,15 @@ from verax.training import LocalSteps  # noqa: E402
 def engine(world, run, seed=5, model=None, **options):
     options.setdefault("loss", world.loss)
     return Embedded(
-        run, model or world.make(), options.pop("loss"), (world.x, world.y), world.sizes, world.sgd,
-        insecure_seed=seed, **options,
-    )  # fmt: skip
+        run,
+        model or world.make(),
+        options.pop("loss"),
+        (world.x, world.y),
+        world.sizes,
+        world.sgd,
+        insecure_seed=seed,
+        **options,
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,9 +71,7 @@ def test_all_records_of_a_round_go_through_one_pass(world):
         return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
 
     run = world.plan(client_rate=1.0, record_rate=1.0, rounds=4)
-    whole = Embedded(
-        run, world.make(), loss, {"x": world.x, "y": world.y}, world.sizes, world.sgd, insecure_seed=5
-    )  # fmt: skip
+    whole = Embedded(run, world.make(), loss, {"x": world.x, "y": world.y}, world.sizes, world.sgd, insecure_seed=5)
     for _ in range(3):  # the model is also checked, in rounds 1, 2, 3, 5, 9 ...
         whole.step()
     calls.clear()
@@ -158,7 +162,7 @@ def test_clients_with_rates_of_their_own(world, kind, unit):
     hands = [
         world.client(i, run, client_rates=every[0][:, i].tolist(), record_rates=every[1][:, i].tolist())
         for i in range(8)
-    ]  # fmt: skip
+    ]
     for _ in range(run.rounds):
         world.one_round(head, hands)
     whole = engine(world, run, client_rates=p, record_rates=q)
@@ -180,9 +184,16 @@ def test_rates_of_their_own_after_a_crash(world, tmp_path):
     first.step()
     first.server.close()
     again = Embedded.restart(
-        world.plan(), world.make(), world.loss, (world.x, world.y), world.sizes, world.sgd, insecure_seed=5, **own,
+        world.plan(),
+        world.make(),
+        world.loss,
+        (world.x, world.y),
+        world.sizes,
+        world.sgd,
+        insecure_seed=5,
+        **own,
         **files,
-    )  # fmt: skip
+    )
     assert again.server._expected == first.server._expected
     assert len(set(again.server._expected)) > 1
     again.run()

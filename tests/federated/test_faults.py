@@ -303,7 +303,7 @@ def test_a_client_that_is_not_finite_counts_as_nothing_and_the_other_clients_as_
         model = world.make() if kind == "chain" else torch.nn.Sequential(world.make(), torch.nn.LayerNorm(3))
         whole = Embedded(
             run, model, world.loss, (x, world.y), world.sizes, world.sgd, insecure_seed=5, micro_batch=micro_batch
-        )  # fmt: skip
+        )
         if left_out is None:
             whole.step()
         else:

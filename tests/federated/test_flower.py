@@ -52,9 +52,13 @@ def nursery():
     """Starts parties, each in a process of its own; all of them end with the tests."""
     quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
     source = subprocess.Popen(
-        [sys.executable, str(PARTIES)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=quiet,
+        [sys.executable, str(PARTIES)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=quiet,
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         assert source.stdout.readline() == "ready\n"
 
@@ -84,9 +88,14 @@ class Federation:
 
     def serve(self, **options):
         pid = self.start(
-            role="server", folder=self.folder, port=self.port, plan=self.plan, log=self.folder / "server.log",
-            **self.options, **options,
-        )  # fmt: skip
+            role="server",
+            folder=self.folder,
+            port=self.port,
+            plan=self.plan,
+            log=self.folder / "server.log",
+            **self.options,
+            **options,
+        )
         self.port = int(self.sees("server", r"port (\d+)").group(1))
         return pid
 
@@ -94,11 +103,17 @@ class Federation:
         common = {key: value for key, value in self.options.items() if key in ("seed", "asynchronous")}
         return [
             self.start(
-                role="client", number=i, folder=self.folder, port=self.port, plan=self.plan,
-                log=self.folder / f"{i}.log", **common, **options,
+                role="client",
+                number=i,
+                folder=self.folder,
+                port=self.port,
+                plan=self.plan,
+                log=self.folder / f"{i}.log",
+                **common,
+                **options,
             )
             for i in numbers
-        ]  # fmt: skip
+        ]
 
     def log(self, who):
         path = self.folder / f"{who}.log"
@@ -164,7 +179,7 @@ def test_the_same_weights_as_the_objects_and_nothing_secret_in_logs(federation, 
     if noise == "central":
         whole = Embedded(
             here.plan, here.make(), here.loss, (here.x, here.y), parties.SIZES, here.sgd, insecure_seed=SEED
-        )  # fmt: skip
+        )
         whole.run()
         np.testing.assert_allclose(found, whole.server.weights.numpy(), rtol=2e-5, atol=2e-6)
     assert there.sees("server", r"refused (.*)\n").group(1) == "{}"

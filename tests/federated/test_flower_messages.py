@@ -249,9 +249,10 @@ def test_what_is_there_by_the_end_of_a_round_is_heard_however_late_the_server_lo
     clock = iter([0.0, 100.0, 100.0])
     monkeypatch.setattr(flower, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=None))
     reply = SimpleNamespace(
-        metadata=SimpleNamespace(reply_to_message_id="1"), has_error=lambda: False,
+        metadata=SimpleNamespace(reply_to_message_id="1"),
+        has_error=lambda: False,
         content=SimpleNamespace(config_records={}),
-    )  # fmt: skip
+    )
     grid = SimpleNamespace(get_nodes=list, pull_messages=lambda asked: [reply])
     fleet = flower._Fleet(grid, [b"a", b"b"], Waiting(answers=1.0), {"1": 0, "2": 1})
     assert list(fleet.answers()) == [(0, [])]
@@ -377,5 +378,5 @@ def test_nothing_is_sent_to_the_makers_of_flower(module):
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("FLWR")}
     found = subprocess.run(
         [sys.executable, "-c", look], capture_output=True, text=True, check=True, env=inherited, timeout=PATIENCE
-    )  # fmt: skip
+    )
     assert found.stdout == "0\n"

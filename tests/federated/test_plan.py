@@ -17,9 +17,15 @@ from verax.reporting.statement import Statement
 from verax.training import Ledger
 
 PLAN = Plan(
-    clients=40, records=800, largest=30, client_rate=0.25, record_rate=0.2, rounds=20, noise_multiplier=1.5,
+    clients=40,
+    records=800,
+    largest=30,
+    client_rate=0.25,
+    record_rate=0.2,
+    rounds=20,
+    noise_multiplier=1.5,
     clip_norm=2.0,
-)  # fmt: skip
+)
 
 
 def upper(guarantee, delta=1e-5):
@@ -38,23 +44,26 @@ def test_sums_are_divided_by_what_is_expected():
         ({}, "record", Mechanism(RandomParticipation(0.25, 0.2, 30, 20), 1.5, Individual(2.0))),
         ({"noise": "local"}, "record", Mechanism(RandomParticipation(0.25, 0.2, 30, 20), 1.5, Individual(2.0))),
         (
-            {"noise": "visible"}, "record",
+            {"noise": "visible"},
+            "record",
             Mechanism(RandomParticipation(0.25, 0.2, 30, 20, revealed=True), 1.5, Individual(2.0)),
         ),
         ({"unit": "client"}, "client", Mechanism(Poisson(0.25, 20), 1.5, Individual(2.0))),
         ({"unit": "client"}, "record", Mechanism(RandomParticipation(0.25, 0.2, 30, 20), 1.5, Batch(2.0))),
         (
-            {"unit": "client", "noise": "local"}, "client",
+            {"unit": "client", "noise": "local"},
+            "client",
             Mechanism(Poisson(0.25, 20), 1.5, Individual(2.0), "zero-out"),
         ),
         (
-            {"unit": "client", "noise": "visible"}, "client",
+            {"unit": "client", "noise": "visible"},
+            "client",
             Mechanism(RandomParticipation(0.25, 1.0, 0, 20, revealed=True), 1.5, Individual(2.0), "zero-out"),
         ),
         ({"unit": "client", "bins": 4}, "client", Mechanism(BallsInBins(4, 5), 1.5, Individual(2.0))),
         ({"unit": "client", "bins": 4}, "record", Mechanism(BallsInBins(4, 5), 1.5, Individual(2.0), "replace")),
     ],
-)  # fmt: skip
+)
 def test_every_mode_is_priced_as_what_it_is(change, unit, want):
     plan = replace(PLAN, **change)
     assert plan.mechanism(unit=unit) == want
@@ -79,9 +88,14 @@ def test_a_client_with_more_records_has_the_weaker_guarantee():
 
 @settings(max_examples=5)
 @given(
-    st.sampled_from(("central", "visible")), st.sampled_from(("record", "client")), st.floats(0.05, 1.0),
-    st.floats(0.05, 1.0), st.integers(0, 30), st.floats(0.1, 1.0), st.floats(0.1, 1.0),
-)  # fmt: skip
+    st.sampled_from(("central", "visible")),
+    st.sampled_from(("record", "client")),
+    st.floats(0.05, 1.0),
+    st.floats(0.05, 1.0),
+    st.integers(0, 30),
+    st.floats(0.1, 1.0),
+    st.floats(0.1, 1.0),
+)
 def test_smaller_rates_are_covered_by_the_largest(noise, unit, p, q, records, less, fewer):
     """Theorem 5, one round as it is used: no smaller rate may cost more, at small and at large losses."""
     plan = replace(PLAN, noise=noise, unit=unit, client_rate=p, record_rate=q, rounds=2)
@@ -162,11 +176,15 @@ def test_every_statement_of_a_plan_for_clients_protects_clients(world, tmp_path,
     budgeted = world.client(1, run, budget=Budget(9.0, 1e-5, relation=run.mechanism().relation))
     whole = Embedded(run, world.make(), world.loss, (world.x, world.y), world.sizes, world.sgd, insecure_seed=5)
     found = [
-        run.guarantee().statement(1e-5), head.statement(1e-5), hand.statement(1e-5), budgeted.statement(1e-5),
-        whole.statement(1e-5), *(guarantee.statement(1e-5) for guarantee in whole.guarantees()),
+        run.guarantee().statement(1e-5),
+        head.statement(1e-5),
+        hand.statement(1e-5),
+        budgeted.statement(1e-5),
+        whole.statement(1e-5),
+        *(guarantee.statement(1e-5) for guarantee in whole.guarantees()),
         whole.guarantee_of(3).statement(1e-5),
         *(Statement.of_runs([ledger.read(tmp_path / f"{who}.ledger")], 1e-5) for who in ("server", "client")),
-    ]  # fmt: skip
+    ]
     assert {statement.content()["protected"]["unit"] for statement in found} == {"client"}
     assert world.server(world.plan()).statement(1e-5).content()["protected"]["unit"] == "record"
     same = Ledger.create(tmp_path / "record.ledger", run.mechanism(), insecure_seed=True)

@@ -87,9 +87,15 @@ def contents(path):
     whole, state = path.read_bytes(), torch.load(path, weights_only=True)
     yield from (b"", b"hello\n", b"\0" * 1000, b"PK\x03\x04", whole[:100], whole[: len(whole) // 2], whole[:-1])
     for value in (
-        3, [], {}, {"plan": "x"}, {"plan": 1, "run": 2, "weights": 3}, torch.zeros(3),
-        state | {"weights": torch.tensor([float("nan")])}, state | {"run": "\x1b[2J"},
-    ):  # fmt: skip
+        3,
+        [],
+        {},
+        {"plan": "x"},
+        {"plan": 1, "run": 2, "weights": 3},
+        torch.zeros(3),
+        state | {"weights": torch.tensor([float("nan")])},
+        state | {"run": "\x1b[2J"},
+    ):
         torch.save(value, path)
         yield path.read_bytes()
 

@@ -212,11 +212,14 @@ def test_a_scheduled_ledger_cut_after_any_byte_still_counts_its_rounds(path):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (b'"clip_norms":[[2.0,3]', b'"clip_norms":[[2.0,2]'), (b'"clip_norms":[[2.0,3]', b'"clip_norms":[[-2.0,3]'),
-        (b'"clip_norms":[[2.0,3]', b'"clip_norms":[3'), (b'"verax_ledger":2', b'"verax_ledger":1'),
-        (b'"round":3,"clip_norm":0.5', b'"round":3,"clip_norm":5.0'), (b'"round":3,"clip_norm":0.5', b'"round":3'),
+        (b'"clip_norms":[[2.0,3]', b'"clip_norms":[[2.0,2]'),
+        (b'"clip_norms":[[2.0,3]', b'"clip_norms":[[-2.0,3]'),
+        (b'"clip_norms":[[2.0,3]', b'"clip_norms":[3'),
+        (b'"verax_ledger":2', b'"verax_ledger":1'),
+        (b'"round":3,"clip_norm":0.5', b'"round":3,"clip_norm":5.0'),
+        (b'"round":3,"clip_norm":0.5', b'"round":3'),
     ],
-)  # fmt: skip
+)
 def test_edited_clip_norms_are_noticed_even_if_every_hash_fits(path, old, new):
     content = scheduled(path, 5).read_bytes()
     assert old in content

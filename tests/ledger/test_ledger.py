@@ -195,8 +195,12 @@ def test_a_run_is_resumed_as_what_it_is(path, written):
 def test_a_crash_never_makes_the_ledger_forget(tmp_path, how, least):
     done = subprocess.run(
         [sys.executable, str(CRASH), how, str(tmp_path)],
-        capture_output=True, text=True, timeout=600, check=False, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert int(done.stdout.split()[0]) >= least  # a busy machine needs more until a run ends

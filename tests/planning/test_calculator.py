@@ -21,9 +21,10 @@ def test_the_papers_settings(population, epochs, sigma, batch, asymptotic):
     assert "theorem B.4" in answer.minimum.granted_by
     assert answer.asymptotic.granted_by == ()
     brute = [
-        s for s in range(1, 2 * batch)
+        s
+        for s in range(1, 2 * batch)
         if theorem_b4(Work(population, epochs * population / s, epochs), sigma, target.epsilon, target.delta)
-    ]  # fmt: skip
+    ]
     assert brute == list(range(1, batch + 1))
     tight = answer.minimum.mechanism().guarantee().epsilon(target.delta).upper
     assert 3.0 < target.epsilon / tight < 5.5
@@ -72,9 +73,8 @@ def test_a_second_phase_by_brute_force():
     done, sigma, delta = ((408, 882),), 9.0, 1 / 60_000
     phase = next_phase(60_000, done, epochs=2, epsilon=0.3, sigma=sigma)
     granted = [
-        s for s in range(1, 700)
-        if theorem_b4(SampleSizes(60_000, (*done, (s, 120_000 // s))).work, sigma, 0.3, delta)
-    ]  # fmt: skip
+        s for s in range(1, 700) if theorem_b4(SampleSizes(60_000, (*done, (s, 120_000 // s))).work, sigma, 0.3, delta)
+    ]
     assert max(granted) == phase.batch
     assert phase.epsilon <= 0.3
     assert theorem_b4(phase.sizes.work, sigma, phase.epsilon, delta)

@@ -31,10 +31,19 @@ def digits():
 def graph(digits):
     examples, public, _ = digits
     return utility_graph(
-        lambda: build("logistic", examples), LOSS, public, lambda m: accuracy(m, examples.test), public=True,
-        clip_norms=[1.0, 2.0], sigmas=[0.02, 0.05, 0.1, 0.2, 0.4], learning_rate=0.5, batch=100, epochs=8, draws=200,
+        lambda: build("logistic", examples),
+        LOSS,
+        public,
+        lambda m: accuracy(m, examples.test),
+        public=True,
+        clip_norms=[1.0, 2.0],
+        sigmas=[0.02, 0.05, 0.1, 0.2, 0.4],
+        learning_rate=0.5,
+        batch=100,
+        epochs=8,
+        draws=200,
         insecure_seed=1,
-    )  # fmt: skip
+    )
 
 
 def run(digits, graph, budget, goal, **change):
@@ -42,9 +51,19 @@ def run(digits, graph, budget, goal, **change):
     torch.manual_seed(0)
     model = build("logistic", examples)
     return proactive(
-        model, LOSS, private, lambda m: accuracy(m, examples.test), goal=goal, graph=graph, budget=budget,
-        records=len(private[1]), batch=300, epochs=12, insecure_seed=3, **change,
-    )  # fmt: skip
+        model,
+        LOSS,
+        private,
+        lambda m: accuracy(m, examples.test),
+        goal=goal,
+        graph=graph,
+        budget=budget,
+        records=len(private[1]),
+        batch=300,
+        epochs=12,
+        insecure_seed=3,
+        **change,
+    )
 
 
 def test_reaches_its_goal_and_stays_within_budget(digits, graph, tmp_path):

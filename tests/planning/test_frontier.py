@@ -100,9 +100,12 @@ def test_groups_go_to_the_accountant_itself():
 
 
 @given(
-    power=st.floats(0.5, 12.0), scale=st.floats(1e-3, 1e3), target=st.floats(1e-3, 1e2), off=st.floats(-4.0, 4.0),
+    power=st.floats(0.5, 12.0),
+    scale=st.floats(1e-3, 1e3),
+    target=st.floats(1e-3, 1e2),
+    off=st.floats(-4.0, 4.0),
     fall=st.floats(0.3, 30.0),
-)  # fmt: skip
+)
 def test_the_search_ends_just_above_the_boundary(power, scale, target, off, fall):
     boundary = scale * target ** (-1.0 / power)
     if not 1e-4 < boundary < 1e6:
@@ -288,10 +291,12 @@ def test_bad_grids(arguments, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"records": 0}, "records"), ({"epsilon": 0.0}, "epsilon must be positive"), ({"delta": 1.0}, "delta must lie"),
+        ({"records": 0}, "records"),
+        ({"epsilon": 0.0}, "epsilon must be positive"),
+        ({"delta": 1.0}, "delta must lie"),
         ({"group": 11, "records": 10}, "group .* at most 10"),
     ],
-)  # fmt: skip
+)
 def test_bad_targets(fields, message):
     with pytest.raises(ValueError, match=message):
         Target(**{"records": 100, "epsilon": 1.0, "delta": 1e-5, **fields})

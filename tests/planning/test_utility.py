@@ -43,10 +43,25 @@ def accuracy(model):
 
 def measured(public=True, **change):
     return utility_graph(
-        lambda: torch.nn.Linear(4, 2), torch.nn.CrossEntropyLoss(), blobs(), accuracy,
-        **({"public": public, "clip_norms": [1.0, 0.5], "sigmas": SIGMAS, "learning_rate": 0.5, "batch": 100,
-            "epochs": 3, "draws": 12, "insecure_seed": 3, "data": "blobs"} | change),
-    )  # fmt: skip
+        lambda: torch.nn.Linear(4, 2),
+        torch.nn.CrossEntropyLoss(),
+        blobs(),
+        accuracy,
+        **(
+            {
+                "public": public,
+                "clip_norms": [1.0, 0.5],
+                "sigmas": SIGMAS,
+                "learning_rate": 0.5,
+                "batch": 100,
+                "epochs": 3,
+                "draws": 12,
+                "insecure_seed": 3,
+                "data": "blobs",
+            }
+            | change
+        ),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -121,11 +136,16 @@ def test_private_data_are_warned_of(tmp_path):
         assert not read(tmp_path / "graph.json").public
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"sigmas": []}, "at least one value"), ({"clip_norms": []}, "at least one value"),
-    ({"sigmas": [0.0]}, "sigmas must be positive"), ({"draws": 1}, "draws must be"),
-    ({"confidence": 1.0}, "confidence must lie"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sigmas": []}, "at least one value"),
+        ({"clip_norms": []}, "at least one value"),
+        ({"sigmas": [0.0]}, "sigmas must be positive"),
+        ({"draws": 1}, "draws must be"),
+        ({"confidence": 1.0}, "confidence must lie"),
+    ],
+)
 def test_bad_input(change, message):
     with pytest.raises(ValueError, match=message):
         measured(**change)

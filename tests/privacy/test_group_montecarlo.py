@@ -180,9 +180,7 @@ def test_bad_input(change, message):
         simulate(**({"mechanism": ONE_STEP} | change))
 
 
-@pytest.mark.parametrize(
-    "run", [Mechanism(Deterministic(4), 1.0), Mechanism(Poisson(0.1, 1), 1.0, relation="replace")]
-)  # fmt: skip
+@pytest.mark.parametrize("run", [Mechanism(Deterministic(4), 1.0), Mechanism(Poisson(0.1, 1), 1.0, relation="replace")])
 def test_other_runs_are_not_simulated(run):
     with pytest.raises(NoGuarantee, match=r"the simulation is of Poisson batches under relation .*; use Mechanism"):
         simulate(run)

@@ -237,10 +237,13 @@ def test_far_tails_in_sixty_digits():
 
 @settings(deadline=None, max_examples=15)
 @given(
-    st.floats(1e-3, 0.999), st.floats(1e-3, 1.0), st.floats(0.05, 4.0),
-    st.one_of(st.just(0.0), st.floats(1e-3, 9.0)), st.floats(1e-9, 9.0),
+    st.floats(1e-3, 0.999),
+    st.floats(1e-3, 1.0),
+    st.floats(0.05, 4.0),
+    st.one_of(st.just(0.0), st.floats(1e-3, 9.0)),
+    st.floats(1e-9, 9.0),
     st.sampled_from([1, -1]),
-)  # fmt: skip
+)
 def test_the_pair_is_a_pair(p, q, shift, absent, more, sign):
     """Masses sum to one on both sides, losses rise along the cells, distances obey the triangle inequality."""
     pair = Glued(p, q, (0.25, 0.75), (shift,) * 2, (shift + absent, math.inf), (absent, math.inf), sign=sign)
@@ -368,8 +371,12 @@ def test_noise_for_the_papers_two_cases(p, q, records):
 
 @settings(deadline=None, max_examples=5)
 @given(
-    st.floats(0.01, 0.9), st.floats(0.01, 0.9), st.integers(1, 200), st.floats(0.6, 6.0), st.integers(1, 50),
-)  # fmt: skip
+    st.floats(0.01, 0.9),
+    st.floats(0.01, 0.9),
+    st.integers(1, 200),
+    st.floats(0.6, 6.0),
+    st.integers(1, 50),
+)
 def test_between_its_baselines(p, q, records, noise, rounds):
     sampler = RandomParticipation(p, q, records, rounds)
     mine = Mechanism(sampler, noise).guarantee().epsilon(1e-5)

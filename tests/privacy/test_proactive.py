@@ -262,15 +262,17 @@ WORK = Work(60_000, 4000, 10.0)
         (proactive.moment_bound, (0.01, 2.0, 99), "on lambda", 99),
         (proactive.moment_bound, (0.3, 1.5, 1), "on U_0", 2 * math.sqrt(0.3) / 1.05),
     ],
-)  # fmt: skip
+)
 def test_the_first_condition_that_fails(theorem, arguments, condition, value):
     refused = theorem(*arguments)
     assert not refused
     assert refused.condition == condition
     assert refused.value == pytest.approx(value)
     holds = {
-        "<": refused.value < refused.bound, "<=": refused.value <= refused.bound, ">=": refused.value >= refused.bound,
-    }  # fmt: skip
+        "<": refused.value < refused.bound,
+        "<=": refused.value <= refused.bound,
+        ">=": refused.value >= refused.bound,
+    }
     assert not holds[refused.sense]
     assert f"condition {condition}: {refused.quantity} {refused.sense}" in str(refused)
 

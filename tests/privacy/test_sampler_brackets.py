@@ -131,11 +131,15 @@ def test_two_records_cost_more_than_one(sampler):
 @pytest.mark.parametrize(
     ("sampler", "noise"),
     [
-        (BallsInBins(5), 1.4), (RandomAllocation(2, 8), 3.0), (Shuffle(10), 4.225), (BufferedShuffle(10, 2), 4.225),
-        (WithoutReplacement(5, 100, 10), 1.9), (TruncatedPoisson(0.05, 10, 20, 100), 1.3),
+        (BallsInBins(5), 1.4),
+        (RandomAllocation(2, 8), 3.0),
+        (Shuffle(10), 4.225),
+        (BufferedShuffle(10, 2), 4.225),
+        (WithoutReplacement(5, 100, 10), 1.9),
+        (TruncatedPoisson(0.05, 10, 20, 100), 1.3),
     ],
     ids=IDS,
-)  # fmt: skip
+)
 def test_calibration_meets_its_target(sampler, noise):
     found = calibrate.noise_multiplier(sampler, epsilon=1.0, delta=1e-6)
     assert found == pytest.approx(noise, rel=0.5)
@@ -306,8 +310,10 @@ def test_three_records_without_replacement(batch, relation):
     pairs = []
     for others in itertools.combinations_with_replacement((-1, 0, 1), 2):
         for old, new in itertools.product((-1, 0, 1), (0,) if relation == "zero-out" else (-1, 0, 1)):
-            pairs += [(subset_law(batch, (g, *others), noise), subset_law(batch, (h, *others), noise))
-                      for g, h in ((old, new), (new, old))]  # fmt: skip
+            pairs += [
+                (subset_law(batch, (g, *others), noise), subset_law(batch, (h, *others), noise))
+                for g, h in ((old, new), (new, old))
+            ]
     once = [run(WithoutReplacement(batch, 3, 1), noise, relation=relation).delta(e) for e in epsilons]
     twice = [run(WithoutReplacement(batch, 3, 2), noise, relation=relation).delta(e) for e in epsilons]
     for p, q in pairs:
@@ -388,8 +394,10 @@ def test_few_records_truncated(rate, most, population, noise):
 
 def test_two_truncated_rounds():
     guarantee = run(TruncatedPoisson(0.3, 2, 1, 3), 0.8)
-    laws = [(truncated_law(0.3, 1, (*others, 1), 0.8), truncated_law(0.3, 1, others, 0.8))
-            for others in itertools.combinations_with_replacement((-1, 0, 1), 2)]  # fmt: skip
+    laws = [
+        (truncated_law(0.3, 1, (*others, 1), 0.8), truncated_law(0.3, 1, others, 0.8))
+        for others in itertools.combinations_with_replacement((-1, 0, 1), 2)
+    ]
     bounds = {epsilon: guarantee.delta(epsilon).upper for epsilon in (0.0, 0.5, 2.0)}
     for first, second in itertools.combinations_with_replacement(laws, 2):
         p, q = (np.multiply.outer(a, b) for a, b in zip(first, second, strict=True))

@@ -16,9 +16,14 @@ from verax.privacy.renyi.accountant import DEFAULT_ORDERS, Renyi, epsilon_from_r
 from verax.privacy.tuning import PoissonTrials, TruncatedNegativeBinomial, _Selected, tuned
 
 LAWS = [
-    TruncatedNegativeBinomial(5.0), TruncatedNegativeBinomial(20.0), TruncatedNegativeBinomial(5.0, 1.0),
-    TruncatedNegativeBinomial(8.0, 2.5), TruncatedNegativeBinomial(3.0, -0.5), PoissonTrials(0.4), PoissonTrials(4.0),
-]  # fmt: skip
+    TruncatedNegativeBinomial(5.0),
+    TruncatedNegativeBinomial(20.0),
+    TruncatedNegativeBinomial(5.0, 1.0),
+    TruncatedNegativeBinomial(8.0, 2.5),
+    TruncatedNegativeBinomial(3.0, -0.5),
+    PoissonTrials(0.4),
+    PoissonTrials(4.0),
+]
 
 
 def law_of(trials, most=4000):
@@ -120,11 +125,16 @@ def papernot_steinke(curve, trials, delta):
     return epsilon_from_rdp(orders, total, delta)
 
 
-@pytest.mark.parametrize(("noise", "trials", "peer"), [
-    # peer: dp-accounting 0.6.0, RepeatAndSelectDpEvent of 1,000 Poisson rounds at rate .01, delta 1e-5
-    (1.0, TruncatedNegativeBinomial(10.0), 3.5226), (1.0, TruncatedNegativeBinomial(10.0, 1.0), 4.1033),
-    (2.0, PoissonTrials(2.0), 0.8766), (2.0, PoissonTrials(5.0), 1.1567),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("noise", "trials", "peer"),
+    [
+        # peer: dp-accounting 0.6.0, RepeatAndSelectDpEvent of 1,000 Poisson rounds at rate .01, delta 1e-5
+        (1.0, TruncatedNegativeBinomial(10.0), 3.5226),
+        (1.0, TruncatedNegativeBinomial(10.0, 1.0), 4.1033),
+        (2.0, PoissonTrials(2.0), 0.8766),
+        (2.0, PoissonTrials(5.0), 1.1567),
+    ],
+)
 def test_tighter_than_papernot_and_steinke(noise, trials, peer):
     run = Mechanism(Poisson(0.01, 1000), noise)
     found = tuned(run, trials).epsilon(1e-5)
@@ -168,13 +178,16 @@ def test_hardly_any_trial_costs_hardly_anything():
     assert found.epsilon(1e-5).upper == 0.0
 
 
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda: TruncatedNegativeBinomial(1.0), "mean must lie above 1"),
-    (lambda: TruncatedNegativeBinomial(5.0, -1.0), "shape must lie in"),
-    (lambda: TruncatedNegativeBinomial(1e6, -0.99), "cannot be reached"),
-    (lambda: PoissonTrials(0.0), "mean must be positive"),
-    (lambda: tuned([], PoissonTrials(1.0)), "at least one"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TruncatedNegativeBinomial(1.0), "mean must lie above 1"),
+        (lambda: TruncatedNegativeBinomial(5.0, -1.0), "shape must lie in"),
+        (lambda: TruncatedNegativeBinomial(1e6, -0.99), "cannot be reached"),
+        (lambda: PoissonTrials(0.0), "mean must be positive"),
+        (lambda: tuned([], PoissonTrials(1.0)), "at least one"),
+    ],
+)
 def test_bad_input(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -171,11 +171,16 @@ class TestBoth:
     @pytest.mark.parametrize(
         "spoiled",
         [
-            {"into": np.zeros(4, dtype=np.int64)}, {"into": np.zeros((4, 4))[:, 0]}, {"into": [0.0] * 4},
-            {"draws": np.zeros(3)}, {"draws": np.zeros(4, dtype=np.float32)}, {"doubts": np.zeros(3, dtype=np.int64)},
-            {"doubts": np.zeros(4, dtype=np.int32)}, {"sigma": "much"},
+            {"into": np.zeros(4, dtype=np.int64)},
+            {"into": np.zeros((4, 4))[:, 0]},
+            {"into": [0.0] * 4},
+            {"draws": np.zeros(3)},
+            {"draws": np.zeros(4, dtype=np.float32)},
+            {"doubts": np.zeros(3, dtype=np.int64)},
+            {"doubts": np.zeros(4, dtype=np.int32)},
+            {"sigma": "much"},
         ],
-    )  # fmt: skip
+    )
     def test_wrong_arrays_are_refused(self, spoiled):
         fine = {"into": np.zeros(4), "draws": np.ones(4), "sigma": 1.0, "magic": 1.5 * 2.0**32, "limit": 1.0}
         fine["doubts"] = np.zeros(4, dtype=np.int64)

@@ -37,8 +37,12 @@ def test_columns_come_when_they_matter(plans):
     assert "records" in table(plans, unknown="records")[0]
     assert "delta" in table(plans, unknown="delta")[0]
     assert set(EXPLAINED) & set(table(plans, 1.0)[0]) == {
-        "noise", "noise/batch", "of full batch", "records touched", "closed form"
-    }  # fmt: skip
+        "noise",
+        "noise/batch",
+        "of full batch",
+        "records touched",
+        "closed form",
+    }
     assert describe(Individual()) == "individual"
 
 

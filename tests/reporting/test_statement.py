@@ -44,13 +44,33 @@ VOID = {"meta", "line", "polygon", "polyline", "circle"}
 # --- the schema, checked by the few rules it uses -------------------------------------------------------------------
 
 TYPES = {
-    "object": dict, "array": list, "string": str, "boolean": bool, "null": type(None), "number": (int, float),
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "null": type(None),
+    "number": (int, float),
     "integer": int,
-}  # fmt: skip
+}
 RULES = {
-    "$schema", "$defs", "title", "description", "type", "additionalProperties", "required", "properties", "items",
-    "minItems", "enum", "const", "anyOf", "$ref", "minimum", "maximum", "pattern",
-}  # fmt: skip
+    "$schema",
+    "$defs",
+    "title",
+    "description",
+    "type",
+    "additionalProperties",
+    "required",
+    "properties",
+    "items",
+    "minItems",
+    "enum",
+    "const",
+    "anyOf",
+    "$ref",
+    "minimum",
+    "maximum",
+    "pattern",
+}
 
 
 def wrong(value, schema, where="statement"):
@@ -120,9 +140,11 @@ def cases(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: None)
         whole, part, seeded, torn = (
-            recorded(folder), recorded(folder, 7), recorded(folder, insecure_seed=True, population=500),
+            recorded(folder),
+            recorded(folder, 7),
+            recorded(folder, insecure_seed=True, population=500),
             recorded(folder, 9, "gradients of round 9 are not finite <b>"),
-        )  # fmt: skip
+        )
         clients = recorded(folder, unit="client")
     return {
         "plain": RUN.guarantee().statement(1e-5),
@@ -148,9 +170,26 @@ def cases(tmp_path_factory):
 
 
 NAMES = (
-    "plain", "group", "told", "shuffled", "replaced", "noiseless", "phases", "searched", "whole", "several", "part",
-    "rare", "budget", "unspent", "observed", "client", "clients", "client seen", "client spent",
-)  # fmt: skip
+    "plain",
+    "group",
+    "told",
+    "shuffled",
+    "replaced",
+    "noiseless",
+    "phases",
+    "searched",
+    "whole",
+    "several",
+    "part",
+    "rare",
+    "budget",
+    "unspent",
+    "observed",
+    "client",
+    "clients",
+    "client seen",
+    "client spent",
+)
 
 
 # --- numbers --------------------------------------------------------------------------------------------------------
@@ -335,9 +374,12 @@ def test_json_follows_the_published_schema(cases, name):
 
 def test_the_validator_can_fail(cases):
     for change, complaint in (
-        ({"delta": 2.0}, "out of range"), ({"relation": {"name": "none", "words": ""}}, "not allowed"),
-        ({"more": 1}, "unknown"), ({"private": 1}, "is no"), ({"runs": [{}]}, "missing"),
-    ):  # fmt: skip
+        ({"delta": 2.0}, "out of range"),
+        ({"relation": {"name": "none", "words": ""}}, "not allowed"),
+        ({"more": 1}, "unknown"),
+        ({"private": 1}, "is no"),
+        ({"runs": [{}]}, "missing"),
+    ):
         assert complaint in wrong(cases["whole"].content() | change, SCHEMA)
     content = cases["whole"].content()
     content.pop("software")
@@ -427,10 +469,16 @@ def test_the_page_says_what_the_prose_says(cases):
     text = "".join(Page(cases["several"].html()).said)
     facts = cases["several"].facts
     for words in (
-        "NOT private", "Any 2 records are protected", facts.epsilon.upper_by, facts.epsilon.lower_by,
-        *(run.head for run in facts.runs), "7 released of 40 declared", "Poisson(rate=0.05, steps=40)",
-        "gradients of round 9 are not finite <b>", "Reviewed by",
-    ):  # fmt: skip
+        "NOT private",
+        "Any 2 records are protected",
+        facts.epsilon.upper_by,
+        facts.epsilon.lower_by,
+        *(run.head for run in facts.runs),
+        "7 released of 40 declared",
+        "Poisson(rate=0.05, steps=40)",
+        "gradients of round 9 are not finite <b>",
+        "Reviewed by",
+    ):
         assert words in text
 
 

@@ -37,8 +37,16 @@ def test_the_files_hold_every_line(run):
         lines = list(csv.DictReader(file))
     assert tuple(lines[0]) == paper_000.COLUMNS
     assert {(line["table"], line["row"]) for line in lines} == {
-        ("1", "1"), ("1", "2"), ("1", "3"), ("1", "4"), ("1", "5"), ("1", "6"), ("2", "1"), ("2", "2"), ("2", "3"),
-    }  # fmt: skip
+        ("1", "1"),
+        ("1", "2"),
+        ("1", "3"),
+        ("1", "4"),
+        ("1", "5"),
+        ("1", "6"),
+        ("2", "1"),
+        ("2", "2"),
+        ("2", "3"),
+    }
     for line in lines:
         a1 = float(line["a1_lower"]), float(line["a1_upper"])
         assert a1[0] <= a1[1] <= a1[0] * (1 + 1e-6)

@@ -63,9 +63,16 @@ def test_every_file_is_there(run):
 
 def test_figure_1_is_ordered(run):
     tight, f_dp, box, printed, low, high, group = numbers(
-        run, "figure-1", "tight_lower", "f_dp_black_box", "black_box", "black_box_with_factor_k",
-        "monte_carlo_lower", "monte_carlo_upper", "group",
-    )  # fmt: skip
+        run,
+        "figure-1",
+        "tight_lower",
+        "f_dp_black_box",
+        "black_box",
+        "black_box_with_factor_k",
+        "monte_carlo_lower",
+        "monte_carlo_upper",
+        "group",
+    )
     assert group.tolist() == [1, 8, 48, 64]
     assert (tight <= f_dp).all()
     assert (f_dp <= box).all()

@@ -30,13 +30,18 @@ def test_one_class_may_have_several_names():
         ("poisson", {"--rate": 0.07, "--epochs": 7}, Poisson(0.07, 100)),
         ("poisson", {"--records": 49, "--batch": 7, "--epochs": 3}, Poisson(1 / 7, 21)),
         ("balls-in-bins", {"--records": 49, "--batch": 10}, BallsInBins(5)),
-        ("truncated-poisson", {"--records": 100, "--batch": 7, "--steps": 3, "--max-batch": 20},
-         TruncatedPoisson(0.07, 3, 20, 100)),
-        ("random-participation",
-         {"--client-rate": 0.1, "--record-rate": 0.5, "--other-records": 9, "--rounds": 4, "--revealed": True},
-         RandomParticipation(0.1, 0.5, 9, 4, revealed=True)),
+        (
+            "truncated-poisson",
+            {"--records": 100, "--batch": 7, "--steps": 3, "--max-batch": 20},
+            TruncatedPoisson(0.07, 3, 20, 100),
+        ),
+        (
+            "random-participation",
+            {"--client-rate": 0.1, "--record-rate": 0.5, "--other-records": 9, "--rounds": 4, "--revealed": True},
+            RandomParticipation(0.1, 0.5, 9, 4, revealed=True),
+        ),
     ],
-)  # fmt: skip
+)
 def test_options_make_the_sampler(name, given, made):
     assert build(name, given) == made
 

@@ -19,9 +19,13 @@ if not SCRIPT.exists():  # as in a source distribution
 
 CSV = SCRIPT.parents[1] / "docs" / "study-mnist.csv"
 PAPER = {
-    ("subsampling", "individual"): 98.41, ("subsampling", "batch"): 98.21, ("subsampling", "mixed"): 97.50,
-    ("shuffling", "individual"): 98.38, ("shuffling", "batch"): 98.33, ("shuffling", "mixed"): 96.97,
-}  # fmt: skip
+    ("subsampling", "individual"): 98.41,
+    ("subsampling", "batch"): 98.21,
+    ("subsampling", "mixed"): 97.50,
+    ("shuffling", "individual"): 98.38,
+    ("shuffling", "batch"): 98.33,
+    ("shuffling", "mixed"): 96.97,
+}
 
 
 @pytest.fixture(scope="module")

@@ -90,8 +90,16 @@ def test_what_is_in_the_file_is_not_run_again(study, held, setting, tmp_path, mo
 
 def test_the_learning_rate_is_the_first_seeds_best(study):
     def row(rate, seed, accuracy):
-        return {"setting": "a", "target": "b", "arm": "c", "rounds": "8", "round": "8", "rate": rate, "seed": seed,
-                "accuracy": accuracy}  # fmt: skip
+        return {
+            "setting": "a",
+            "target": "b",
+            "arm": "c",
+            "rounds": "8",
+            "round": "8",
+            "rate": rate,
+            "seed": seed,
+            "accuracy": accuracy,
+        }
 
     found = [row("0.1", "0", "9.5"), row("0.2", "0", "80"), row("0.1", "1", "99"), row("0.2", "1", "70")]
     assert study.best(found) == [found[1], found[3]]

@@ -185,9 +185,13 @@ def noise_is_added_once(top: Path) -> None:
 def fit_works_in_several_processes(top: Path) -> None:
     def work(rank: int) -> Any:
         found = fit(
-            make(rank), LOSS, (X, Y), Mechanism(Poisson(0.2, 4), 1.0), lambda p: torch.optim.SGD(p, 0.1),
+            make(rank),
+            LOSS,
+            (X, Y),
+            Mechanism(Poisson(0.2, 4), 1.0),
+            lambda p: torch.optim.SGD(p, 0.1),
             ledger=top / "run.ledger",
-        )  # fmt: skip
+        )
         return weights(found.trainer.model), found.statement(top / f"{rank}.html").splitlines()[0]
 
     first, second = done(run(2, work, top / "2"))
@@ -307,9 +311,12 @@ def the_same_program_goes_on_with_the_state_that_it_kept(top: Path) -> None:
         model = make(rank)
         others = top / "not looked at" if until > 0 else None
         trainer = PrivateTrainer(
-            model, torch.optim.SGD(model.parameters(), 0.1), mechanism, ledger=top / "run.ledger",
+            model,
+            torch.optim.SGD(model.parameters(), 0.1),
+            mechanism,
+            ledger=top / "run.ledger",
             state=top / "state" if rank == 0 else others,
-        )  # fmt: skip
+        )
         numbers = []
         for batch in trainer.batches((X, Y)):
             if batch.number == until:
@@ -397,9 +404,12 @@ def processes_must_agree(top: Path) -> None:
         rate = 0.2 if (rank, what) == (1, "optimizer") else 0.1
         optimizer = torch.optim.SGD(model.parameters(), rate)
         trainer = PrivateTrainer(
-            model, optimizer, Mechanism(Poisson(0.2, 4), noise), records=39 + rank if what == "records" else None,
+            model,
+            optimizer,
+            Mechanism(Poisson(0.2, 4), noise),
+            records=39 + rank if what == "records" else None,
             schedule=ExponentialLR(optimizer, 0.9) if (rank, what) == (0, "schedule") else None,
-        )  # fmt: skip
+        )
         records = 39 if (rank, what) == (1, "dataset") else 40
         for batch in trainer.batches((X[:records], Y[:records])):
             trainer.step(batch, LOSS)

@@ -16,9 +16,12 @@ CRASH = Path(__file__).with_name("crash_trainer.py")
 
 def crash(kills, folder):
     done = subprocess.run(
-        [sys.executable, str(CRASH), str(kills), str(folder)], capture_output=True, text=True, timeout=600,
+        [sys.executable, str(CRASH), str(kills), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=600,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

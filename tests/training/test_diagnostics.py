@@ -153,9 +153,13 @@ def test_outputs_that_are_no_classes_have_no_accuracy(tmp_path):
     path = tmp_path / "run.private"
     x = data()[0]
     fit(
-        network, torch.nn.MSELoss(), (x, x[:, :1]), Mechanism(Deterministic(1), 1.0), lambda p: torch.optim.SGD(p, 0.1),
+        network,
+        torch.nn.MSELoss(),
+        (x, x[:, :1]),
+        Mechanism(Deterministic(1), 1.0),
+        lambda p: torch.optim.SGD(p, 0.1),
         diagnostics=path,
-    )  # fmt: skip
+    )
     assert "loss" in lines(path)[1]
     assert "accuracy" not in lines(path)[1]
 

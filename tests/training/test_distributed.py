@@ -116,11 +116,37 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
 @pytest.mark.slow
 def test_the_command_line_under_torchrun(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone", "--nproc-per-node", "2",
-         str(Path(sys.executable).with_name("verax")), "train", "--data", "digits", "--model", "logistic", "-z", "1",
-         "--epochs", "4", "--lr", "0.05", "--ledger", str(tmp_path / "run.ledger"), "--json", "--insecure-seed", "1"],
-        capture_output=True, text=True, timeout=200, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--no-python",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            str(Path(sys.executable).with_name("verax")),
+            "train",
+            "--data",
+            "digits",
+            "--model",
+            "logistic",
+            "-z",
+            "1",
+            "--epochs",
+            "4",
+            "--lr",
+            "0.05",
+            "--ledger",
+            str(tmp_path / "run.ledger"),
+            "--json",
+            "--insecure-seed",
+            "1",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["accuracy"] > 0.5  # once: the other process prints nothing
     assert ledger.read(tmp_path / "run.ledger").complete

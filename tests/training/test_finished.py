@@ -47,9 +47,15 @@ def run(folder, book=None, seed=0, model=None, stop=None, lr=0.1, **more):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PrivateTrainer, "step", stopping)
         return model, fit(
-            model, LOSS, (X, Y), MECHANISM, lambda p: torch.optim.Adam(p, lr), state=folder / "state",
-            ledger=book and folder / book, **more,
-        )  # fmt: skip
+            model,
+            LOSS,
+            (X, Y),
+            MECHANISM,
+            lambda p: torch.optim.Adam(p, lr),
+            state=folder / "state",
+            ledger=book and folder / book,
+            **more,
+        )
 
 
 def interrupted(folder, **more):
@@ -86,9 +92,12 @@ def test_a_seed_is_never_forgotten(tmp_path, book, broken):
     (interrupted if broken else run)(tmp_path, book=book, insecure_seed=5)
     model = make()
     trainer = PrivateTrainer(
-        model, torch.optim.Adam(model.parameters(), 0.1), MECHANISM, state=tmp_path / "state",
+        model,
+        torch.optim.Adam(model.parameters(), 0.1),
+        MECHANISM,
+        state=tmp_path / "state",
         ledger=book and tmp_path / book,
-    )  # fmt: skip
+    )
     assert trainer.rounds == (4 if broken else 8)
     assert not trainer.statement(1e-5).facts.private
     trainer.close()

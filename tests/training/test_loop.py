@@ -107,13 +107,27 @@ def test_step_sizes_follow_a_schedule():
 
 def test_a_schedule_that_looks_at_a_loss_is_refused():
     with pytest.raises(ValueError, match="ReduceLROnPlateau"):
-        fit(nn.Linear(5, 2), nn.CrossEntropyLoss(), clouds(40), Mechanism(Poisson(0.2, 4), 1.0), sgd,
-            schedule=torch.optim.lr_scheduler.ReduceLROnPlateau)  # fmt: skip
+        fit(
+            nn.Linear(5, 2),
+            nn.CrossEntropyLoss(),
+            clouds(40),
+            Mechanism(Poisson(0.2, 4), 1.0),
+            sgd,
+            schedule=torch.optim.lr_scheduler.ReduceLROnPlateau,
+        )
 
 
 def test_options_reach_the_trainer(tmp_path):
-    run = fit(nn.Linear(5, 2), nn.CrossEntropyLoss(), clouds(40), Mechanism(Poisson(0.2, 4), 1.0), sgd, records=50,
-              clip_norms=lambda t: 1.0 + t, ledger=tmp_path / "run.ledger")  # fmt: skip
+    run = fit(
+        nn.Linear(5, 2),
+        nn.CrossEntropyLoss(),
+        clouds(40),
+        Mechanism(Poisson(0.2, 4), 1.0),
+        sgd,
+        records=50,
+        clip_norms=lambda t: 1.0 + t,
+        ledger=tmp_path / "run.ledger",
+    )
     assert run.guarantee.assuming == ""
     assert ledger.read(tmp_path / "run.ledger").clip_norms == ((1.0, 1), (2.0, 1), (3.0, 1), (4.0, 1))
 
@@ -144,9 +158,13 @@ def test_a_fit_that_fails_lets_go_of_its_ledger(tmp_path):
 def test_a_finished_run_lets_go_of_its_ledger_too(tmp_path):
     path = tmp_path / "run.ledger"
     run = fit(
-        nn.Linear(3, 2), nn.CrossEntropyLoss(), (torch.randn(20, 3), torch.randint(0, 2, (20,))),
-        Mechanism(Poisson(0.5, 4), 1.0), lambda p: torch.optim.SGD(p, 0.1), ledger=path,
-    )  # fmt: skip
+        nn.Linear(3, 2),
+        nn.CrossEntropyLoss(),
+        (torch.randn(20, 3), torch.randint(0, 2, (20,))),
+        Mechanism(Poisson(0.5, 4), 1.0),
+        lambda p: torch.optim.SGD(p, 0.1),
+        ledger=path,
+    )
     with pytest.raises(RunOver):
         Ledger.open(path)
     assert "epsilon" in run.statement()

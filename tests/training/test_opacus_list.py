@@ -169,18 +169,26 @@ MODELS = {
     "a module used twice": (Twice, FLAT, 3),
     "multi-head attention": (Attention, torch.randn(RECORDS, 4, 6), 3),
     "transformer encoder layer": (
-        lambda: Last(nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)), torch.randn(RECORDS, 4, 6), 3
+        lambda: Last(nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)),
+        torch.randn(RECORDS, 4, 6),
+        3,
     ),
     "lstm": (lambda: Last(nn.LSTM(6, 6, batch_first=True)), torch.randn(RECORDS, 4, 6), 3),
     "gru": (lambda: Last(nn.GRU(6, 6, 2, batch_first=True)), torch.randn(RECORDS, 4, 6), 3),
-    "linear on 3-D": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Flatten(), nn.Linear(16, 3)),
-                      torch.randn(RECORDS, 4, 6), 3),
-    "linear on 4-D": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Flatten(), nn.Linear(24, 3)),
-                      torch.randn(RECORDS, 2, 3, 6), 3),
+    "linear on 3-D": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.Flatten(), nn.Linear(16, 3)),
+        torch.randn(RECORDS, 4, 6),
+        3,
+    ),
+    "linear on 4-D": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.Flatten(), nn.Linear(24, 3)),
+        torch.randn(RECORDS, 2, 3, 6),
+        3,
+    ),
     "expanded indices": (Expanded, WORDS, 3),
     "unused parameters": (Unused, FLAT, 3),
     "checkpointed activations": (Checkpointed, FLAT, 3),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -216,11 +224,13 @@ def test_parameters_frozen_and_unfrozen_between_steps():
 @pytest.mark.parametrize(
     "norm",
     [
-        lambda: nn.BatchNorm1d(5), lambda: nn.BatchNorm1d(5, affine=False),
-        lambda: nn.BatchNorm1d(5).requires_grad_(False), lambda: nn.BatchNorm1d(5, track_running_stats=False).eval(),
+        lambda: nn.BatchNorm1d(5),
+        lambda: nn.BatchNorm1d(5, affine=False),
+        lambda: nn.BatchNorm1d(5).requires_grad_(False),
+        lambda: nn.BatchNorm1d(5, track_running_stats=False).eval(),
         lambda: nn.SyncBatchNorm(5),
     ],
-)  # fmt: skip
+)
 def test_batch_norm_in_any_disguise_is_refused_under_individual_clipping(norm):
     model = nn.Sequential(nn.Linear(6, 5), norm(), nn.Linear(5, 3))
     trainer = trainer_of(model, Mechanism(Deterministic(1), 1.0))
@@ -238,10 +248,13 @@ def test_batch_norm_in_any_disguise_is_refused_under_individual_clipping(norm):
 @pytest.mark.parametrize(
     "loss",
     [
-        nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum"), nn.CrossEntropyLoss(reduction="none"),
-        functional.cross_entropy, lambda out, y: functional.cross_entropy(out, y, reduction="none"),
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(reduction="sum"),
+        nn.CrossEntropyLoss(reduction="none"),
+        functional.cross_entropy,
+        lambda out, y: functional.cross_entropy(out, y, reduction="none"),
     ],
-)  # fmt: skip
+)
 def test_no_reduction_makes_a_silent_factor(loss):
     check(nn.Linear(6, 3), FLAT, loss=loss)
 
@@ -269,10 +282,12 @@ class Named(Dataset):
 @pytest.mark.parametrize(
     "data",
     [
-        (FLAT, torch.zeros(RECORDS, dtype=torch.long)), {"x": FLAT, "y": torch.zeros(RECORDS, dtype=torch.long)},
-        TensorDataset(FLAT, torch.zeros(RECORDS, dtype=torch.long)), Named(),
+        (FLAT, torch.zeros(RECORDS, dtype=torch.long)),
+        {"x": FLAT, "y": torch.zeros(RECORDS, dtype=torch.long)},
+        TensorDataset(FLAT, torch.zeros(RECORDS, dtype=torch.long)),
+        Named(),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("clipping", [Individual(), Batch(), Mixed(groups=2)])
 def test_empty_batches(data, clipping, tmp_path):
     model = nn.Linear(6, 3)

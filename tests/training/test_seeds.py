@@ -35,9 +35,11 @@ def masks(clipping, rounds=1, seed=None, model=None):
     torch.manual_seed(0)
     model = model or Masks(24)
     trainer = PrivateTrainer(
-        model, torch.optim.SGD(model.parameters(), 0.0), Mechanism(Deterministic(1, rounds), 1.0, clipping),
+        model,
+        torch.optim.SGD(model.parameters(), 0.0),
+        Mechanism(Deterministic(1, rounds), 1.0, clipping),
         insecure_seed=seed,
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     for batch in trainer.batches((X, Y)):
         trainer.step(batch, nn.CrossEntropyLoss())

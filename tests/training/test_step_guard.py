@@ -270,12 +270,16 @@ def test_a_round_is_of_one_thread_and_others_are_refused(tmp_path, how, call):
     trainer, *_ = begun(ledger=tmp_path / "run.ledger", insecure_seed=3)
     batches = trainer.batches((X, Y))
     batch = next(batches)
-    loss = Meanwhile(how({
-        "step": lambda: trainer.step(batch, LOSS),
-        "batches": lambda: next(batches),
-        "save": lambda: trainer.save(tmp_path / "state"),
-        "load": lambda: trainer.load(tmp_path / "state", (X, Y)),
-    }[call]))  # fmt: skip
+    loss = Meanwhile(
+        how(
+            {
+                "step": lambda: trainer.step(batch, LOSS),
+                "batches": lambda: next(batches),
+                "save": lambda: trainer.save(tmp_path / "state"),
+                "load": lambda: trainer.load(tmp_path / "state", (X, Y)),
+            }[call]
+        )
+    )
     trainer.step(batch, loss)
     (said,) = loss.raised
     assert f"{call} was called while the trainer is in step" in said

@@ -101,10 +101,12 @@ def test_mixed_clipping_with_one_group_is_batch_clipping():
 @pytest.mark.parametrize(
     "factory",
     [
-        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), lambda p: torch.optim.Adam(p, 0.1),
-        lambda p: torch.optim.Adagrad(p, 0.1), lambda p: torch.optim.RMSprop(p, 0.1),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+        lambda p: torch.optim.Adam(p, 0.1),
+        lambda p: torch.optim.Adagrad(p, 0.1),
+        lambda p: torch.optim.RMSprop(p, 0.1),
     ],
-)  # fmt: skip
+)
 def test_local_steps_are_clipped_as_a_displacement(factory):
     model, reference = make(), make()
     local = factory(list(reference.parameters()))
@@ -151,9 +153,12 @@ def test_all_kinds_of_data_give_the_same_run():
     mechanism, results = Mechanism(Poisson(0.2, 4), 1.0), []
     named = {"x": X, "y": Y}
     for data, loss in (
-        ((X, Y), LOSS), (TensorDataset(X, Y), LOSS), (Items(), LOSS), ((X.numpy(), Y.numpy()), LOSS),
+        ((X, Y), LOSS),
+        (TensorDataset(X, Y), LOSS),
+        (Items(), LOSS),
+        ((X.numpy(), Y.numpy()), LOSS),
         (named, lambda model, batch: functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")),
-    ):  # fmt: skip
+    ):
         results.append(weights(trained(mechanism, data=data, loss=loss)[1]))
     for other in results[1:]:
         torch.testing.assert_close(other, results[0], rtol=1e-4, atol=1e-6)
@@ -208,9 +213,13 @@ def started(tmp_path, mechanism=None, **options):
     model = make()
     path = tmp_path / "run.ledger"
     trainer = PrivateTrainer(
-        model, torch.optim.SGD(model.parameters(), 0.1), mechanism or Mechanism(Poisson(0.5, 4), 1.0), ledger=path,
-        insecure_seed=1, **options,
-    )  # fmt: skip
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        mechanism or Mechanism(Poisson(0.5, 4), 1.0),
+        ledger=path,
+        insecure_seed=1,
+        **options,
+    )
     return trainer, model, path
 
 
@@ -489,9 +498,11 @@ def test_a_state_holds_no_noise_unless_it_came_from_a_seed(tmp_path):
     for seed in (None, 3):
         model = make()
         trainer = PrivateTrainer(
-            model, torch.optim.SGD(model.parameters(), 0.1), Mechanism(Poisson(0.3, 4), 1.0, Mixed(1.0, 2)),
+            model,
+            torch.optim.SGD(model.parameters(), 0.1),
+            Mechanism(Poisson(0.3, 4), 1.0, Mixed(1.0, 2)),
             insecure_seed=seed,
-        )  # fmt: skip
+        )
         trainer.step(next(trainer.batches((X, Y))), LOSS)
         trainer.save(tmp_path / "state")
         held = torch.load(tmp_path / "state", weights_only=True)
@@ -535,18 +546,19 @@ def test_a_ledger_must_declare_the_run_that_is_trained(tmp_path):
             model = make()
             with pytest.raises(ValueError, match=words):
                 PrivateTrainer(
-                    model, torch.optim.SGD(model.parameters(), 0.1), mechanism, ledger=book,
+                    model,
+                    torch.optim.SGD(model.parameters(), 0.1),
+                    mechanism,
+                    ledger=book,
                     insecure_seed=None if number < 2 else 1,
-                )  # fmt: skip
+                )
 
 
 def test_a_seeded_state_does_not_go_into_a_ledger_that_says_it_is_secret(tmp_path):
     mechanism, model = Mechanism(Poisson(0.5, 4), 1.0), make()
     trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, insecure_seed=1)
     trainer.save(tmp_path / "state")
-    later = PrivateTrainer(
-        model, torch.optim.SGD(model.parameters(), 0.1), mechanism, ledger=tmp_path / "run.ledger"
-    )  # fmt: skip
+    later = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, ledger=tmp_path / "run.ledger")
     with pytest.raises(ValueError, match="insecure_seed must not"):
         later.load(tmp_path / "state", (X, Y))
 
@@ -639,10 +651,11 @@ def test_clip_norms_follow_their_schedule_and_noise_is_in_proportion(tmp_path, c
 @pytest.mark.parametrize(
     ("norms", "words"),
     [
-        ([1.0, 2.0], "one norm for each of the 4 rounds"), (lambda t: -1.0, "clip_norms of round 0 must be positive"),
+        ([1.0, 2.0], "one norm for each of the 4 rounds"),
+        (lambda t: -1.0, "clip_norms of round 0 must be positive"),
         (lambda t: math.nan if t == 2 else 1.0, "clip_norms of round 2"),
     ],
-)  # fmt: skip
+)
 def test_clip_norms_must_be_norms_of_all_rounds(norms, words):
     model = make()
     with pytest.raises(ValueError, match=words):

@@ -52,9 +52,16 @@ class TestHosts:
 class TestOtherSites:
     @pytest.mark.parametrize(
         "headers",
-        [{"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"origin": "http://evil.example"},
-         {"origin": "null"}, {"origin": "http://["}, {"origin": ""}, {"origin": "http://[::1"}],
-    )  # fmt: skip
+        [
+            {"sec-fetch-site": "cross-site"},
+            {"sec-fetch-site": "same-site"},
+            {"origin": "http://evil.example"},
+            {"origin": "null"},
+            {"origin": "http://["},
+            {"origin": ""},
+            {"origin": "http://[::1"},
+        ],
+    )
     def test_are_refused(self, quiet, headers):
         answer = quiet.get("/api/about", headers=headers)
         assert answer.status_code == 403
@@ -180,9 +187,19 @@ class TestFolder:
         assert "link.ledger" not in answer["runs"]
 
     @pytest.mark.parametrize(
-        "name", ["../outside.ledger", "/etc/passwd", "link.ledger", "part.log", "nothing.ledger", "a\x00b.ledger",
-                 "x" * 400, ".", "whole.ledger/../../outside.ledger"],
-    )  # fmt: skip
+        "name",
+        [
+            "../outside.ledger",
+            "/etc/passwd",
+            "link.ledger",
+            "part.log",
+            "nothing.ledger",
+            "a\x00b.ledger",
+            "x" * 400,
+            ".",
+            "whole.ledger/../../outside.ledger",
+        ],
+    )
     def test_nothing_else_is_read(self, client, name):
         for path in ("/api/run", "/api/run/stream", "/api/run/statement"):
             assert client.get(path, params={"name": name}).status_code == 404

@@ -88,11 +88,13 @@ def test_extreme_parameters_are_answered_or_refused(tight):
 
 def test_hostile_ledgers_are_refused(tight, tmp_path):
     """A ledger may declare what no machine can price."""
-    for i, mechanism in enumerate([
-        Mechanism(BallsInBins(bins=2**31, epochs=2**20), 0.01),
-        Mechanism(RandomAllocation(times=7_919, steps=10**9), 1.0),
-        Mechanism(Poisson(1e-9, 2**52), 1e-3),
-    ]):  # fmt: skip
+    for i, mechanism in enumerate(
+        [
+            Mechanism(BallsInBins(bins=2**31, epochs=2**20), 0.01),
+            Mechanism(RandomAllocation(times=7_919, steps=10**9), 1.0),
+            Mechanism(Poisson(1e-9, 2**52), 1e-3),
+        ]
+    ):
         path = tmp_path / f"{i}.ledger"
         Ledger.create(path, mechanism).close()
         for where in ("/api/run", "/api/run/statement"):

@@ -128,13 +128,15 @@ class CanaryAudit:
             if self.refuted
             else "these guesses do not contradict the claim. They do not prove it: that is what the accountant is for"
         )
-        return "\n".join([
-            f"Claimed: epsilon at most {shown(self.claim.upper, UPPER, 4)} at delta {self.delta!r}.",
-            f"{verdict}: the run has epsilon at least {shown(self.lower, LOWER, 4)}, with "
-            f"{100.0 * self.confidence:g} % confidence.",
-            f"Attack: {self.right:,} of {self.guesses:,} guesses at {self.canaries:,} canaries were right.",
-            f"What it means: {meaning}.",
-        ])  # fmt: skip
+        return "\n".join(
+            [
+                f"Claimed: epsilon at most {shown(self.claim.upper, UPPER, 4)} at delta {self.delta!r}.",
+                f"{verdict}: the run has epsilon at least {shown(self.lower, LOWER, 4)}, with "
+                f"{100.0 * self.confidence:g} % confidence.",
+                f"Attack: {self.right:,} of {self.guesses:,} guesses at {self.canaries:,} canaries were right.",
+                f"What it means: {meaning}.",
+            ]
+        )
 
 
 def audit_canaries(

@@ -87,24 +87,29 @@ class SamplerAudit:
             f"{self.false_hits:,} in the other. On average the target was in {self.participation:.4g} of "
             f"{len(self.mechanism.sampler):,} rounds."
         )
+        found = f"have epsilon at least {least}, with {percent} confidence."
         if self.refuted:
-            return "\n".join([
+            return "\n".join(
+                [
+                    first,
+                    f"Refuted: the batches drawn by {self.drawn} {found}",
+                    evidence,
+                    "What it means: the batches that are drawn are not the batches that were priced, and their "
+                    "privacy is worse than claimed.",
+                    f"What to do: draw the batches with {self.mechanism.sampler!r}, or price the sampler that really "
+                    "runs and report that epsilon.",
+                ]
+            )
+        return "\n".join(
+            [
                 first,
-                f"Refuted: the batches drawn by {self.drawn} have epsilon at least {least}, with {percent} confidence.",
+                f"Not refuted: the batches drawn by {self.drawn} {found}",
                 evidence,
-                "What it means: the batches that are drawn are not the batches that were priced, and their privacy is "
-                "worse than claimed.",
-                f"What to do: draw the batches with {self.mechanism.sampler!r}, or price the sampler that really runs "
-                "and report that epsilon.",
-            ])  # fmt: skip
-        return "\n".join([
-            first,
-            f"Not refuted: the batches drawn by {self.drawn} have epsilon at least {least}, with {percent} confidence.",
-            evidence,
-            "What it means: this attack found nothing that contradicts the claim. It does not prove the claim: that is "
-            "what the accountant is for.",
-            "What to do: nothing, or more trials for a sharper bound.",
-        ])  # fmt: skip
+                "What it means: this attack found nothing that contradicts the claim. It does not prove the claim: "
+                "that is what the accountant is for.",
+                "What to do: nothing, or more trials for a sharper bound.",
+            ]
+        )
 
 
 def audit_sampler(

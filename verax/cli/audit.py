@@ -121,9 +121,17 @@ def sampler(
     mechanism = Mechanism(shape.drawn_by(claim or drawn), noise_multiplier, kind, named)
     with _shown_progress() as progress:
         result = audit_sampler(
-            shape.drawn_by(drawn), mechanism, epsilon=epsilon, delta=delta, confidence=confidence,
-            trials=trials, population=shape.records, target=target, insecure_seed=insecure_seed, progress=progress,
-        )  # fmt: skip
+            shape.drawn_by(drawn),
+            mechanism,
+            epsilon=epsilon,
+            delta=delta,
+            confidence=confidence,
+            trials=trials,
+            population=shape.records,
+            target=target,
+            insecure_seed=insecure_seed,
+            progress=progress,
+        )
     if json:
         common.print_json(_plain(result))
     else:

@@ -120,9 +120,14 @@ class _Attack:
 
         before = own()
         fit(
-            self._model, loss, self._data | {"counts": counts}, self._mechanism,
-            lambda p: torch.optim.SGD(p, self._learning_rate), records=len(counts), insecure_seed=self._seed,
-        )  # fmt: skip
+            self._model,
+            loss,
+            self._data | {"counts": counts},
+            self._mechanism,
+            lambda p: torch.optim.SGD(p, self._learning_rate),
+            records=len(counts),
+            insecure_seed=self._seed,
+        )
         return (own() - before).numpy()
 
 

@@ -66,9 +66,12 @@ def plain(value: Any) -> Any:
     """What JSON can hold: brackets as objects, infinities as words."""
     if isinstance(value, Bracket):
         return {
-            "lower": plain(value.lower), "upper": plain(value.upper), "evidence": value.evidence,
-            "lower_by": value.lower_by, "upper_by": value.upper_by,
-        }  # fmt: skip
+            "lower": plain(value.lower),
+            "upper": plain(value.upper),
+            "evidence": value.evidence,
+            "lower_by": value.lower_by,
+            "upper_by": value.upper_by,
+        }
     if isinstance(value, float) and math.isinf(value):
         return "inf"
     if isinstance(value, dict):
@@ -92,7 +95,7 @@ def patience(what: str) -> Iterator[None]:
         return
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True
-    )  # fmt: skip
+    )
     timer = threading.Timer(1.0, progress.start)
     progress.add_task(what, total=None)
     timer.daemon = True

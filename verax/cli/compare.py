@@ -46,9 +46,17 @@ def compare(
     kind = clippings_by_name(clip_groups, [clipping.value])[clipping.value]
     with common.patience("comparing"):
         rows = price_all(
-            noise_multiplier, batches, epochs, delta=delta, epsilon=epsilon, records=records, clipping=kind,
-            relation=relation.value if relation else "", group=group, rtol=rtol,
-        )  # fmt: skip
+            noise_multiplier,
+            batches,
+            epochs,
+            delta=delta,
+            epsilon=epsilon,
+            records=records,
+            clipping=kind,
+            relation=relation.value if relation else "",
+            group=group,
+            rtol=rtol,
+        )
     quantity = f"epsilon at delta = {delta!r}" if delta is not None else f"delta at epsilon = {epsilon!r}"
     setting = (
         f"noise {noise_multiplier!r}, {batches} batches, {epochs} epoch{'s' * (epochs > 1)}, "
@@ -110,10 +118,13 @@ def _show(rows: Sequence[Priced], quantity: str, setting: str) -> None:
         low, high = row.bracket.lower, row.bracket.upper
         times = against_poisson(row, rows)
         table.add_row(
-            row.name, row.relation, shown(low, LOWER), shown(high, UPPER),
+            row.name,
+            row.relation,
+            shown(low, LOWER),
+            shown(high, UPPER),
             f"{_factor(times.lower, LOWER)} to {_factor(times.upper, UPPER)}" if times else "",
             f"{note(row.bracket.lower_by)} {note(row.bracket.upper_by)}",
-        )  # fmt: skip
+        )
     table.print(out)
     out.print("by: what proves the lower bound, then the upper", style="dim")
     for text, letter in notes.items():

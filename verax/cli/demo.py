@@ -110,9 +110,13 @@ def _plan(console: Console, say: Say) -> Plan:
     table = Table("batch", "epochs", "rounds", "noise", "epsilon", "signal to noise")
     for plan in plans[:4]:
         table.add_row(
-            str(plan.batch), str(plan.epochs), str(plan.rounds), shown(plan.noise_multiplier, UPPER, 4),
-            f"<= {shown(plan.epsilon, UPPER, 4)}", f"{plan.signal_of_run:.0f}",
-        )  # fmt: skip
+            str(plan.batch),
+            str(plan.epochs),
+            str(plan.rounds),
+            shown(plan.noise_multiplier, UPPER, 4),
+            f"<= {shown(plan.epsilon, UPPER, 4)}",
+            f"{plan.signal_of_run:.0f}",
+        )
     console.print(table)
     say(f"   Budget: epsilon {EPSILON:g} at delta {DELTA:g}. The best four plans; the first one is run.")
     return plans[0]
@@ -133,9 +137,15 @@ def _train(plan: Plan, folder: Path, say: Say) -> Statement | None:
     model = build("mlp", examples)
     ledger = _free(folder, "digits.ledger")
     run = fit(
-        model, torch.nn.CrossEntropyLoss(), examples.train, plan.mechanism,
-        lambda p: torch.optim.Adam(p, LEARNING_RATE), ledger=ledger, delta=DELTA, records=RECORDS,
-    )  # fmt: skip
+        model,
+        torch.nn.CrossEntropyLoss(),
+        examples.train,
+        plan.mechanism,
+        lambda p: torch.optim.Adam(p, LEARNING_RATE),
+        ledger=ledger,
+        delta=DELTA,
+        records=RECORDS,
+    )
     say(f"   {plan.rounds} rounds; batches drawn by {plan.sampler!r}, as priced.")
     say(f"   Accuracy on held-out digits: {accuracy(model, examples.test):.1%}.")
     say(f"   Every release was written to {ledger} before its noise was added.")

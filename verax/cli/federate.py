@@ -109,9 +109,18 @@ def federate(
     keep_freed_blocks()
     found = split(data, clients, by)
     plan = Plan(
-        len(found.sizes), int(found.sizes.sum()), int(found.sizes.max()), client_rate, record_rate, rounds,
-        noise_multiplier or 0.0, clip_norm, unit.value, noise.value, bins,
-    )  # fmt: skip
+        len(found.sizes),
+        int(found.sizes.sum()),
+        int(found.sizes.max()),
+        client_rate,
+        record_rate,
+        rounds,
+        noise_multiplier or 0.0,
+        clip_norm,
+        unit.value,
+        noise.value,
+        bins,
+    )
     if epsilon is not None:
         plan = _planned(plan, epsilon, delta)
     if insecure_seed is not None:
@@ -122,9 +131,15 @@ def federate(
     how = kind.restart if resume else kind
     files: dict[str, Any] = {"ledger": ledger, "state": state}
     run = how(
-        plan, network, torch.nn.CrossEntropyLoss(), found.examples.train, found.sizes,
-        lambda p: kinds[optimizer](p, learning_rate), insecure_seed=insecure_seed, **files,
-    )  # fmt: skip
+        plan,
+        network,
+        torch.nn.CrossEntropyLoss(),
+        found.examples.train,
+        found.sizes,
+        lambda p: kinds[optimizer](p, learning_rate),
+        insecure_seed=insecure_seed,
+        **files,
+    )
     console = Console(highlight=False, markup=False, soft_wrap=True, quiet=json)
     console.print(_opening(plan))
     spent = _Spent(run, delta, epsilon)
@@ -137,12 +152,19 @@ def federate(
         statement.write(report)
     least, most = spent.whole
     if json:
-        common.print_json({
-            "plan": {name: getattr(plan, name) for name in plan.__dataclass_fields__}, "delta": delta,
-            "accuracy": accuracy(network, found.examples.test), "epsilon": most, "epsilon_of_smallest_client": least,
-            "private": insecure_seed is None, "ledger": ledger and str(ledger), "log": entries,
-            "statement": statement.content(),
-        })  # fmt: skip
+        common.print_json(
+            {
+                "plan": {name: getattr(plan, name) for name in plan.__dataclass_fields__},
+                "delta": delta,
+                "accuracy": accuracy(network, found.examples.test),
+                "epsilon": most,
+                "epsilon_of_smallest_client": least,
+                "private": insecure_seed is None,
+                "ledger": ledger and str(ledger),
+                "log": entries,
+                "statement": statement.content(),
+            }
+        )
         return
     console.print(
         f"accuracy on held-out records {accuracy(network, found.examples.test):.1%}; every client accounts for itself: "
@@ -251,6 +273,10 @@ def _entry(spent: _Spent, accuracy: float) -> dict[str, Any]:
     """Where the run is."""
     run, plan = spent.run, spent.run.plan
     return {
-        "round": run.round, "rounds": plan.rounds, "participants_expected": plan.client_rate * plan.clients,
-        "accuracy": accuracy, "epsilon_so_far": spent.so_far(), "delta": spent.delta,
-    }  # fmt: skip
+        "round": run.round,
+        "rounds": plan.rounds,
+        "participants_expected": plan.client_rate * plan.clients,
+        "accuracy": accuracy,
+        "epsilon_so_far": spent.so_far(),
+        "delta": spent.delta,
+    }

@@ -96,12 +96,21 @@ def group(
     if figure is not None:
         tables.groups_figure(blocks, _setting(mechanism), figure)
     if json:
-        common.print_json({
-            "mechanism": repr(mechanism), "relation": mechanism.relation, "geometry": geometry.value,
-            "monte_carlo": {"samples": simulated, "sampling": sampling.value, "confidence": confidence,
-                            "why_not": why or None},
-            "figure": figure and str(figure), "blocks": [_plain(block) for block in blocks],
-        })  # fmt: skip
+        common.print_json(
+            {
+                "mechanism": repr(mechanism),
+                "relation": mechanism.relation,
+                "geometry": geometry.value,
+                "monte_carlo": {
+                    "samples": simulated,
+                    "sampling": sampling.value,
+                    "confidence": confidence,
+                    "why_not": why or None,
+                },
+                "figure": figure and str(figure),
+                "blocks": [_plain(block) for block in blocks],
+            }
+        )
         return
     _show(mechanism, geometry.value, blocks, simulated, settings, why)
     _saved(figure)
@@ -135,13 +144,19 @@ def _setting(mechanism: Mechanism) -> str:
 
 def _plain(block: tables.Block) -> dict[str, Any]:
     return {
-        "quantity": block.quantity, "at": block.at,
+        "quantity": block.quantity,
+        "at": block.at,
         "rows": [
-            {"group": row.group, "tight": row.tight, "black_box": row.black_box, "f_dp_black_box": row.f_dp,
-             "monte_carlo": row.monte_carlo}
+            {
+                "group": row.group,
+                "tight": row.tight,
+                "black_box": row.black_box,
+                "f_dp_black_box": row.f_dp,
+                "monte_carlo": row.monte_carlo,
+            }
             for row in block.rows
         ],
-    }  # fmt: skip
+    }
 
 
 def _saved(figure: Path | None) -> None:
@@ -166,9 +181,15 @@ def _show(
         for i, row in enumerate(block.rows):
             drawn = [f"{_low(row.monte_carlo)} to {_high(row.monte_carlo)}"] if row.monte_carlo else []
             table.add_row(
-                block.quantity if i == 0 else "", str(row.group), _low(row.tight), _high(row.tight),
-                shown(row.black_box, UPPER), shown(row.f_dp, UPPER), *drawn, end_section=i == len(block.rows) - 1,
-            )  # fmt: skip
+                block.quantity if i == 0 else "",
+                str(row.group),
+                _low(row.tight),
+                _high(row.tight),
+                shown(row.black_box, UPPER),
+                shown(row.f_dp, UPPER),
+                *drawn,
+                end_section=i == len(block.rows) - 1,
+            )
     table.print(out)
     first = blocks[0].rows[-1].tight
     notes = [
@@ -222,19 +243,27 @@ def _clippings(
         setting = f"{mechanism.sampler!r}, noise {mechanism.noise_multiplier:g}, {mechanism.relation}"
         tables.clippings_figure(found, names, setting, figure)
     if json:
-        common.print_json({
-            "sampler": repr(mechanism.sampler), "noise_multiplier": mechanism.noise_multiplier,
-            "relation": mechanism.relation, "clippings": names, "figure": figure and str(figure),
-            "blocks": [
-                {"quantity": quantity, "at": at,
-                 "rows": [{"group": size, "brackets": brackets} for size, brackets in rows.items()]}
-                for quantity, at, rows in found
-            ],
-            "crossovers": [
-                {"from": names[i], "to": names[j], "last_dearer": last, "first_cheaper": first}
-                for i, j, (last, first) in ((i, j, where or (None, None)) for i, j, where in crossings)
-            ],
-        })  # fmt: skip
+        common.print_json(
+            {
+                "sampler": repr(mechanism.sampler),
+                "noise_multiplier": mechanism.noise_multiplier,
+                "relation": mechanism.relation,
+                "clippings": names,
+                "figure": figure and str(figure),
+                "blocks": [
+                    {
+                        "quantity": quantity,
+                        "at": at,
+                        "rows": [{"group": size, "brackets": brackets} for size, brackets in rows.items()],
+                    }
+                    for quantity, at, rows in found
+                ],
+                "crossovers": [
+                    {"from": names[i], "to": names[j], "last_dearer": last, "first_cheaper": first}
+                    for i, j, (last, first) in ((i, j, where or (None, None)) for i, j, where in crossings)
+                ],
+            }
+        )
         return
     out = console()
     out.print(
@@ -250,7 +279,8 @@ def _clippings(
     table.print(out)
     for i, j, where in crossings:
         out.print(
-            f"{names[j]} costs less than {names[i]} from a group of {where[1]} on, more up to {where[0]}" if where
+            f"{names[j]} costs less than {names[i]} from a group of {where[1]} on, more up to {where[0]}"
+            if where
             else f"{names[j]} and {names[i]}: no crossing is proved"
-        )  # fmt: skip
+        )
     _saved(figure)

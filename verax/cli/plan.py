@@ -93,10 +93,16 @@ def frontier(
     if figure is not None:
         writable(drawable(figure).parent)
     asked = _Asked(
-        records, epsilon, delta, _whole_numbers("--epochs", epochs, _CLOSE_EPOCHS),
-        _whole_numbers("--batch", batch, 2.0), _names("--sampler", sampler, plannable()),
-        _clippings(clipping, clip_groups), relation.value if relation else "", group,
-    )  # fmt: skip
+        records,
+        epsilon,
+        delta,
+        _whole_numbers("--epochs", epochs, _CLOSE_EPOCHS),
+        _whole_numbers("--batch", batch, 2.0),
+        _names("--sampler", sampler, plannable()),
+        _clippings(clipping, clip_groups),
+        relation.value if relation else "",
+        group,
+    )
     limits = {"noise_at_most": noise_at_most, "ratio_at_most": ratio_at_most}
     if noise_multiplier is None:
         unknown = "noise"
@@ -157,9 +163,14 @@ def _frontier(asked: _Asked, rounds_at_least: int, rounds_at_most: int | None) -
     for target in asked.targets():
         with _progress() as progress:
             plans += planning.frontier(
-                target, asked.batches or usual_batches(target.records), asked.epochs, asked.ways,
-                rounds_at_least=rounds_at_least, rounds_at_most=rounds_at_most, progress=progress,
-            )  # fmt: skip
+                target,
+                asked.batches or usual_batches(target.records),
+                asked.epochs,
+                asked.ways,
+                rounds_at_least=rounds_at_least,
+                rounds_at_most=rounds_at_most,
+                progress=progress,
+            )
     return plans
 
 
@@ -278,34 +289,53 @@ def _setting(plan: Plan, unknown: str) -> str:
 
 
 def _print_json(
-    plans: Sequence[Plan], changes: Sequence[Change], unknown: str, rank: str, best: float | None,
-    figure: Path | None, joined: _Joined | None,
-) -> None:  # fmt: skip
+    plans: Sequence[Plan],
+    changes: Sequence[Change],
+    unknown: str,
+    rank: str,
+    best: float | None,
+    figure: Path | None,
+    joined: _Joined | None,
+) -> None:
     starred = set(map(id, planning.undominated(plans)))
     accuracies = {} if joined is None else {id(p): {"expected_accuracy": joined.accuracy(p)} for p in plans}
-    common.print_json({
-        "unknown": unknown, "setting": _setting(plans[0], unknown), "ranked_by": rank, "full_batch_signal": best,
-        "figure": figure and str(figure),
-        "plans": [reporting.plain(p, id(p) in starred) | accuracies.get(id(p), {}) for p in plans],
-        "utility": joined and {
-            "clip_norm": joined.choice.clip_norm, "learning_rate": joined.choice.learning_rate,
-            "expected_accuracy": joined.choice.accuracy, "public": joined.graph.public,
-        },
-        "changes_to_the_first": [reporting.plain_change(change) for change in changes],
-        "columns": reporting.EXPLAINED,
-    })  # fmt: skip
+    common.print_json(
+        {
+            "unknown": unknown,
+            "setting": _setting(plans[0], unknown),
+            "ranked_by": rank,
+            "full_batch_signal": best,
+            "figure": figure and str(figure),
+            "plans": [reporting.plain(p, id(p) in starred) | accuracies.get(id(p), {}) for p in plans],
+            "utility": joined
+            and {
+                "clip_norm": joined.choice.clip_norm,
+                "learning_rate": joined.choice.learning_rate,
+                "expected_accuracy": joined.choice.accuracy,
+                "public": joined.graph.public,
+            },
+            "changes_to_the_first": [reporting.plain_change(change) for change in changes],
+            "columns": reporting.EXPLAINED,
+        }
+    )
 
 
 def _show(
-    plans: Sequence[Plan], changes: Sequence[Change], unknown: str, rank: str, show: int, best: float | None,
+    plans: Sequence[Plan],
+    changes: Sequence[Change],
+    unknown: str,
+    rank: str,
+    show: int,
+    best: float | None,
     joined: _Joined | None,
-) -> None:  # fmt: skip
+) -> None:
     out = console()
     shown = plans[:show]
     order = f"best {rank} first" if joined is None else f"the utility graph's choice first, then best {rank}"
-    out.print(f"{_setting(plans[0], unknown)}: {_count(len(plans), 'plan')}, {order}" + (
-        f", {len(shown)} shown" if len(shown) < len(plans) else ""
-    ))  # fmt: skip
+    out.print(
+        f"{_setting(plans[0], unknown)}: {_count(len(plans), 'plan')}, {order}"
+        + (f", {len(shown)} shown" if len(shown) < len(plans) else "")
+    )
     rows = reporting.table(shown, best, unknown)
     starred = set(map(id, planning.undominated(plans)))
     grid = Table(["", *rows[0], *(["expected accuracy"] if joined else [])], _SPARE)

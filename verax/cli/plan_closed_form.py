@@ -46,10 +46,12 @@ def closed_form(
     with common.patience("accounting"):
         tight = {name: run.mechanism().guarantee().epsilon(run.delta) for name, run in columns.items()}
     if json:
-        common.print_json({
-            name: {**_quantities(run), "granted_by": list(run.granted_by), "accountant_epsilon": tight[name]}
-            for name, run in columns.items()
-        })  # fmt: skip
+        common.print_json(
+            {
+                name: {**_quantities(run), "granted_by": list(run.granted_by), "accountant_epsilon": tight[name]}
+                for name, run in columns.items()
+            }
+        )
         return
     console = Console(highlight=False, markup=False, soft_wrap=True)
     table = Table("quantity", *columns)
@@ -66,9 +68,16 @@ def closed_form(
 
 def _quantities(run: Setting) -> dict[str, Any]:
     return {
-        "epsilon": run.epsilon, "delta": run.delta, "sigma": run.sigma, "gamma": run.gamma, "theta": run.theta,
-        "k": run.epochs, "N": run.population, "s": run.batch, "T": run.rounds,
-    }  # fmt: skip
+        "epsilon": run.epsilon,
+        "delta": run.delta,
+        "sigma": run.sigma,
+        "gamma": run.gamma,
+        "theta": run.theta,
+        "k": run.epochs,
+        "N": run.population,
+        "s": run.batch,
+        "T": run.rounds,
+    }
 
 
 def _number(value: float) -> str:
@@ -119,9 +128,16 @@ def _phase(
 def _after(phase: Phase) -> dict[str, Any]:
     work = phase.sizes.work
     return {
-        "epsilon": phase.epsilon, "delta": phase.delta, "sigma": phase.sigma, "gamma": phase.gamma,
-        "theta": phase.theta, "k": work.epochs, "N": work.population, "s": phase.batch, "T": phase.rounds,
-    }  # fmt: skip
+        "epsilon": phase.epsilon,
+        "delta": phase.delta,
+        "sigma": phase.sigma,
+        "gamma": phase.gamma,
+        "theta": phase.theta,
+        "k": work.epochs,
+        "N": work.population,
+        "s": phase.batch,
+        "T": phase.rounds,
+    }
 
 
 def _earlier(text: str) -> tuple[int, int]:

@@ -55,22 +55,42 @@ def utility(
     with common.patience("training"), warnings.catch_warnings():
         warnings.simplefilter("ignore", graphs.PrivateData)  # said below, in words
         graph = graphs.utility_graph(
-            lambda: build(model.value, examples), torch.nn.CrossEntropyLoss(), examples.train,
-            lambda network: accuracy(network, examples.test), public=public, clip_norms=norms, sigmas=grid,
-            learning_rate=learning_rate, batch=batch, epochs=epochs, draws=draws, data=data,
+            lambda: build(model.value, examples),
+            torch.nn.CrossEntropyLoss(),
+            examples.train,
+            lambda network: accuracy(network, examples.test),
+            public=public,
+            clip_norms=norms,
+            sigmas=grid,
+            learning_rate=learning_rate,
+            batch=batch,
+            epochs=epochs,
+            draws=draws,
+            data=data,
             insecure_seed=insecure_seed,
-        )  # fmt: skip
+        )
     picked = graph.pick(drop)
     if out is not None:
         graph.save(out)
     if figure is not None:
         graphs.figure(graph, figure, drop)
     if json:
-        lines = [{"clip_norm": line.clip_norm, "accuracy": line.accuracy,
-                  "points": [vars(point) for point in line.points]} for line in graph.lines]  # fmt: skip
+        lines = [
+            {"clip_norm": line.clip_norm, "accuracy": line.accuracy, "points": [vars(point) for point in line.points]}
+            for line in graph.lines
+        ]
         choice = None if picked is None else {"clip_norm": picked[0].clip_norm, "sigma": picked[1]}
-        common.print_json({"data": data, "public": public, "drop": drop, "pick": choice, "path": graph.path,
-                           "warning": None if public else graphs.LEAKS, "lines": lines})  # fmt: skip
+        common.print_json(
+            {
+                "data": data,
+                "public": public,
+                "drop": drop,
+                "pick": choice,
+                "path": graph.path,
+                "warning": None if public else graphs.LEAKS,
+                "lines": lines,
+            }
+        )
         return
     console = Console(highlight=False, markup=False, soft_wrap=True)
     table = Table("sigma", *(f"C = {line.clip_norm:g}" for line in graph.lines), title="accuracy with noise / without")

@@ -44,9 +44,14 @@ def serve(
             f"verax serve needs {error.name}, which comes with the extra web: pip install 'verax[web]'"
         ) from error
     settings = Settings(
-        host=host, token=_token(token_file), names=tuple(allow_host or ()), runs=runs, diagnostics=diagnostics,
-        workers=workers, seconds=seconds,
-    )  # fmt: skip
+        host=host,
+        token=_token(token_file),
+        names=tuple(allow_host or ()),
+        runs=runs,
+        diagnostics=diagnostics,
+        workers=workers,
+        seconds=seconds,
+    )
     listening = _listening(host, port)
     shown = f"[{host}]" if ":" in host else host
     console = Console(highlight=False, markup=False, soft_wrap=True)

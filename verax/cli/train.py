@@ -186,11 +186,18 @@ def train(
     kinds: dict[OptimizerName, Any] = {OptimizerName.sgd: torch.optim.SGD, OptimizerName.adam: torch.optim.Adam}
     with launched() as first, _interruptible(state, ledger, delta):
         fitted = fit(
-            network, torch.nn.CrossEntropyLoss(), examples.train, mechanism,
-            lambda p: kinds[optimizer](p, learning_rate), ledger=ledger, delta=delta,
-            records=records if examples.public else public, state=state, diagnostics=diagnostics,
+            network,
+            torch.nn.CrossEntropyLoss(),
+            examples.train,
+            mechanism,
+            lambda p: kinds[optimizer](p, learning_rate),
+            ledger=ledger,
+            delta=delta,
+            records=records if examples.public else public,
+            state=state,
+            diagnostics=diagnostics,
             insecure_seed=insecure_seed,
-        )  # fmt: skip
+        )
     if not first:
         return
     right = accuracy(network, examples.test)
@@ -201,11 +208,18 @@ def train(
     number = [] if public is not None else [f"that there are {here:,} records to train on"]
     taken = "" if examples.public else " and ".join([*number, f"that there are {examples.classes} classes"])
     if json:
-        common.print_json({
-            "mechanism": repr(mechanism), "noise_multiplier": noise, "accuracy": right, "delta": delta,
-            "epsilon": found, "private": statement.facts.private and math.isfinite(found.upper),
-            "taken_to_be_public": taken, "ledger": ledger and str(ledger),
-        })  # fmt: skip
+        common.print_json(
+            {
+                "mechanism": repr(mechanism),
+                "noise_multiplier": noise,
+                "accuracy": right,
+                "delta": delta,
+                "epsilon": found,
+                "private": statement.facts.private and math.isfinite(found.upper),
+                "taken_to_be_public": taken,
+                "ledger": ledger and str(ledger),
+            }
+        )
         return
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"noise multiplier {shown(noise, LOWER, 5)}, accuracy on held-out records {right:.1%}")

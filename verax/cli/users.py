@@ -58,14 +58,24 @@ def users(
         rows = user_epsilons(mechanism, sizes, delta, geometry=geometry.value, rtol=rtol)
         cap = None if epsilon is None else largest_group(mechanism, epsilon, delta, geometry=geometry.value)
     if json:
-        common.print_json({
-            "mechanism": repr(mechanism), "relation": mechanism.relation, "geometry": geometry.value, "delta": delta,
-            "users": sum(sizes.values()), "records": total,
-            "rows": [{"records": row.records, "users": row.users, "epsilon": row.epsilon} for row in rows],
-            "within": None if epsilon is None else {
-                "epsilon": epsilon, "users": _within(rows, epsilon), "most_records": cap,
-            },
-        })  # fmt: skip
+        common.print_json(
+            {
+                "mechanism": repr(mechanism),
+                "relation": mechanism.relation,
+                "geometry": geometry.value,
+                "delta": delta,
+                "users": sum(sizes.values()),
+                "records": total,
+                "rows": [{"records": row.records, "users": row.users, "epsilon": row.epsilon} for row in rows],
+                "within": None
+                if epsilon is None
+                else {
+                    "epsilon": epsilon,
+                    "users": _within(rows, epsilon),
+                    "most_records": cap,
+                },
+            }
+        )
         return
     _show(mechanism, geometry.value, delta, rows, total, epsilon, cap)
 
@@ -143,10 +153,11 @@ def _ranges(rows: Sequence[Users]) -> list[tuple[str, int, Bracket]]:
     return [
         (
             f"{some[0].records} to {some[-1].records}" if len(some) > 1 else str(some[0].records),
-            sum(row.users for row in some), Bracket(some[0].epsilon.lower, some[-1].epsilon.upper),
+            sum(row.users for row in some),
+            Bracket(some[0].epsilon.lower, some[-1].epsilon.upper),
         )
         for some in merged.values()
-    ]  # fmt: skip
+    ]
 
 
 def _show(
@@ -182,5 +193,6 @@ def _show(
     if epsilon is not None:
         out.print(
             f"within {epsilon!r}: {_within(rows, epsilon)} of {everyone} users; with at most {cap} records each, all"
-            if cap else f"within {epsilon!r}: {_within(rows, epsilon)} of {everyone} users; not even one record is"
-        )  # fmt: skip
+            if cap
+            else f"within {epsilon!r}: {_within(rows, epsilon)} of {everyone} users; not even one record is"
+        )

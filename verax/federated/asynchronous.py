@@ -133,9 +133,7 @@ class AsyncClient:
         # Rounds of which a crash left no message are paid for; nothing is sent in their place but that they are over.
         for number in range(receipt.below, self._lost):
             nothing = np.zeros(self._client.dimension, dtype=np.float32)
-            self._waiting[number] = Update(
-                receipt.run, self._client.number, number, nothing, self._client.seen(number)
-            )  # fmt: skip
+            self._waiting[number] = Update(receipt.run, self._client.number, number, nothing, self._client.seen(number))
         self._lost = 0
         for number in [n for n in self._waiting if n < receipt.below]:
             del self._waiting[number]
@@ -273,17 +271,25 @@ class AsyncServer:
 
     def _save(self) -> None:
         if self._state is not None:
-            write_secret(self._state, {
-                "plan": repr(self.plan), "run": self._run.hex(), "weights": torch.from_numpy(self._weights),
-                "below": self._below, "gone": sorted(self._gone),
-                "ahead": {client: sorted(rounds) for client, rounds in self._ahead.items()},
-            })  # fmt: skip
+            write_secret(
+                self._state,
+                {
+                    "plan": repr(self.plan),
+                    "run": self._run.hex(),
+                    "weights": torch.from_numpy(self._weights),
+                    "below": self._below,
+                    "gone": sorted(self._gone),
+                    "ahead": {client: sorted(rounds) for client, rounds in self._ahead.items()},
+                },
+            )
 
 
 def together(
-    server: AsyncServer, hands: Sequence[AsyncClient], turns: Iterable[int] | None = None,
+    server: AsyncServer,
+    hands: Sequence[AsyncClient],
+    turns: Iterable[int] | None = None,
     after: Callable[[AsyncServer], None] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """The embedded engine: all parties in one process, one client at a time.
 
     Args:

@@ -284,9 +284,7 @@ def taking_part(lots: Lots, plan: Plan, number: int, clients: Numbers, rate: Rat
     return np.flatnonzero(lots.clients(rate, number, clients))
 
 
-def used(
-    lots: Lots, rate: Rates, number: int, clients: Numbers, sizes: Numbers, starts: Numbers
-) -> Numbers:  # fmt: skip
+def used(lots: Lots, rate: Rates, number: int, clients: Numbers, sizes: Numbers, starts: Numbers) -> Numbers:
     """The numbers of the records that clients which take part use; ``starts`` are those of their first records."""
     chosen = np.flatnonzero(lots.records(rate, number, clients, sizes))
     owners = np.searchsorted(np.cumsum(sizes), chosen, side="right")

@@ -95,9 +95,14 @@ class Embedded:
         self._rates = _Rates.of(plan, client_rates, record_rates)
         source = Source.system() if insecure_seed is None else Source.insecure(insecure_seed)
         self.server = server or Server(
-            plan, weights_of(model), optimizer, expected=self._rates.expected(plan, self.sizes), ledger=ledger,
-            state=state, insecure_seed=insecure_seed,
-        )  # fmt: skip
+            plan,
+            weights_of(model),
+            optimizer,
+            expected=self._rates.expected(plan, self.sizes),
+            ledger=ledger,
+            state=state,
+            insecure_seed=insecure_seed,
+        )
         self.model, self._lock = model, threading.RLock()
         try:
             self._set_up(loss, inner, micro_batch, source)
@@ -119,20 +124,41 @@ class Embedded:
 
     @classmethod
     def restart(
-        cls, plan: Plan, model: nn.Module, loss: Criterion, data: Any, sizes: Sequence[int] | Numbers,
-        optimizer: Optimizer, *, ledger: str | os.PathLike[str], state: str | os.PathLike[str],
-        client_rates: ArrayLike | None = None, record_rates: ArrayLike | None = None, inner: Inner | None = None,
-        micro_batch: int = MICRO_BATCH, insecure_seed: int | None = None,
-    ) -> Embedded:  # fmt: skip
+        cls,
+        plan: Plan,
+        model: nn.Module,
+        loss: Criterion,
+        data: Any,
+        sizes: Sequence[int] | Numbers,
+        optimizer: Optimizer,
+        *,
+        ledger: str | os.PathLike[str],
+        state: str | os.PathLike[str],
+        client_rates: ArrayLike | None = None,
+        record_rates: ArrayLike | None = None,
+        inner: Inner | None = None,
+        micro_batch: int = MICRO_BATCH,
+        insecure_seed: int | None = None,
+    ) -> Embedded:
         """Go on after a crash, from the server's ledger and state; see :meth:`Server.restart`."""
         expected = _Rates.of(plan, client_rates, record_rates).expected(plan, _checked(sizes, plan))
         server = Server.restart(
             plan, optimizer, ledger=ledger, state=state, expected=expected, insecure_seed=insecure_seed
         )
         return cls(
-            plan, model, loss, data, sizes, optimizer, client_rates=client_rates, record_rates=record_rates,
-            inner=inner, micro_batch=micro_batch, insecure_seed=insecure_seed, server=server,
-        )  # fmt: skip
+            plan,
+            model,
+            loss,
+            data,
+            sizes,
+            optimizer,
+            client_rates=client_rates,
+            record_rates=record_rates,
+            inner=inner,
+            micro_batch=micro_batch,
+            insecure_seed=insecure_seed,
+            server=server,
+        )
 
     @property
     def round(self) -> int:
@@ -228,9 +254,7 @@ class _Rates:
         """Those of a round."""
         return self.clients[min(number, len(self.clients) - 1)], self.records[min(number, len(self.records) - 1)]
 
-    def of_all_rounds(
-        self, plan: Plan, which: Callable[[NDArray[np.float64]], Any]
-    ) -> tuple[list[float], list[float]]:  # fmt: skip
+    def of_all_rounds(self, plan: Plan, which: Callable[[NDArray[np.float64]], Any]) -> tuple[list[float], list[float]]:
         """One rate of each row, for every round."""
         p, q = ([float(which(row)) for row in table] for table in (self.clients, self.records))
         return p * (plan.rounds // len(p)), q * (plan.rounds // len(q))

@@ -158,9 +158,11 @@ WAITING = Waiting()
 
 
 def server_app(
-    server: Server | AsyncServer, keys: Sequence[bytes], waiting: Waiting = WAITING,
+    server: Server | AsyncServer,
+    keys: Sequence[bytes],
+    waiting: Waiting = WAITING,
     after: Callable[[Any], None] | None = None,
-) -> ServerApp:  # fmt: skip
+) -> ServerApp:
     """A ServerApp that runs all rounds that are left. Nodes with other keys are neither asked nor heard.
 
     Args:

@@ -57,9 +57,14 @@ _LEAVE = 2  # seconds that open connections get when the run is over
 
 
 def serve(
-    app: ServerApp, keys: Sequence[bytes], certificate: AnyPath, private_key: AnyPath, host: str = "127.0.0.1",
-    port: int = 9092, ready: Callable[[int], None] | None = None,
-) -> None:  # fmt: skip
+    app: ServerApp,
+    keys: Sequence[bytes],
+    certificate: AnyPath,
+    private_key: AnyPath,
+    host: str = "127.0.0.1",
+    port: int = 9092,
+    ready: Callable[[int], None] | None = None,
+) -> None:
     """Run a ServerApp to its end, for nodes with these public keys and for no others.
 
     Args:
@@ -217,7 +222,9 @@ async def _own_name_only(request: Any, call_next: Any) -> Any:
 def _fleet(factory: LinkStateFactory) -> FastAPI:
     """The interface of nodes, each request authenticated."""
     app = FastAPI(
-        docs_url=None, redoc_url=None, openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
         middleware=[
             Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
             Middleware(BaseHTTPMiddleware, dispatch=_known_only),
@@ -225,7 +232,7 @@ def _fleet(factory: LinkStateFactory) -> FastAPI:
             Middleware(NodeAuthMiddleware),
             Middleware(BaseHTTPMiddleware, dispatch=_own_name_only),
         ],
-    )  # fmt: skip
+    )
     app.state.linkstate_factory = factory
     app.state.enable_supernode_auth = True  # so that no node can register itself
     app.include_router(router)
@@ -237,9 +244,14 @@ def _listening(
     factory: LinkStateFactory, certificate: AnyPath, private_key: AnyPath, host: str, port: int
 ) -> Iterator[int]:
     config = uvicorn.Config(
-        _fleet(factory), ssl_certfile=os.fspath(certificate), ssl_keyfile=os.fspath(private_key),
-        log_level="warning", access_log=False, timeout_keep_alive=_IDLE, timeout_graceful_shutdown=_LEAVE,
-    )  # fmt: skip
+        _fleet(factory),
+        ssl_certfile=os.fspath(certificate),
+        ssl_keyfile=os.fspath(private_key),
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=_IDLE,
+        timeout_graceful_shutdown=_LEAVE,
+    )
     with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as door:
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([door],), daemon=True)

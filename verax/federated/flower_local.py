@@ -43,9 +43,18 @@ class OneHost(Embedded):
     """
 
     def __init__(
-        self, plan: Plan, model: nn.Module, loss: Criterion, data: Any, sizes: Sequence[int] | Numbers,
-        optimizer: Optimizer, *, insecure_seed: int | None = None, pace: float = 0.5, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        plan: Plan,
+        model: nn.Module,
+        loss: Criterion,
+        data: Any,
+        sizes: Sequence[int] | Numbers,
+        optimizer: Optimizer,
+        *,
+        insecure_seed: int | None = None,
+        pace: float = 0.5,
+        **options: Any,
+    ) -> None:
         if plan.clients > MOST:
             raise ValueError(
                 f"clients must be at most {MOST} for the engine flower on one host, a process each, got "
@@ -113,9 +122,7 @@ class _Party:
     def __call__(self) -> None:
         torch.set_num_threads(1)
         data, (p, q), plan, model, loss = pickle.loads(self.own)
-        client = Client(
-            self.number, data, plan, model, loss, client_rates=p, record_rates=q, insecure_seed=self.seed
-        )  # fmt: skip
+        client = Client(self.number, data, plan, model, loss, client_rates=p, record_rates=q, insecure_seed=self.seed)
         key = os.path.join(self.folder, f"{self.number}.key")
         root = os.path.join(self.folder, "ca.pem")
         join(client_app(client), key, root, f"{_HOST}:{self.port}", self.pace)

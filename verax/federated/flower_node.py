@@ -57,9 +57,14 @@ class NotAdmitted(ValueError):  # noqa: N818 - public name, says what happened
 
 
 def join(
-    app: ClientApp, key: AnyPath, root: AnyPath, server: str, pace: float = 1.0, poll: float = 0.2,
+    app: ClientApp,
+    key: AnyPath,
+    root: AnyPath,
+    server: str,
+    pace: float = 1.0,
+    poll: float = 0.2,
     patience: float = 600.0,
-) -> None:  # fmt: skip
+) -> None:
     """Answer a server's messages until it says that the run is over.
 
     Args:
@@ -136,10 +141,14 @@ def _received(client: FleetHttpClient, node: Node) -> Message | None:
         return None
     tree, run = found.message_object_trees[0], found.messages_list[0].metadata.run_id
     message = pull_and_inflate_object_from_tree(
-        tree, make_pull_object_fn_protobuf(client.PullObject, node, run),
-        make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run), return_type=Message,
-        max_time=_DOWNLOAD, initial_backoff=_LOOK, backoff_cap=_LONGEST,
-    )  # fmt: skip
+        tree,
+        make_pull_object_fn_protobuf(client.PullObject, node, run),
+        make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run),
+        return_type=Message,
+        max_time=_DOWNLOAD,
+        initial_backoff=_LOOK,
+        backoff_cap=_LONGEST,
+    )
     message.metadata.__dict__["_message_id"] = tree.object_id  # as Flower does: a message does not hold its own number
     return message
 
@@ -150,10 +159,12 @@ def _send(client: FleetHttpClient, node: Node, reply: Message) -> None:
     with no_object_id_recompute():
         answer = client.PushMessages(
             PushMessagesRequest(
-                node=node, messages_list=[head], message_object_trees=[get_object_tree(reply)],
+                node=node,
+                messages_list=[head],
+                message_object_trees=[get_object_tree(reply)],
                 clientapp_runtime_list=[0.0],  # how long the work took is nobody's business
             )
-        )  # fmt: skip
+        )
         push = make_push_object_fn_protobuf(client.PushObject, node, run, answer.session_id)
         push_objects(get_all_nested_objects(reply), push, object_ids_to_push=set(answer.objects_to_push))
 

@@ -145,7 +145,7 @@ class Plan:
 
     def phases(
         self, records: int, record_rates: Sequence[float], client_rates: Sequence[float] | None = None
-    ) -> Phases:  # fmt: skip
+    ) -> Phases:
         """The same with rates for every round, all declared in advance."""
         client_rates = [self.client_rate] * self.rounds if client_rates is None else client_rates
         for name, rates in (("record_rates", record_rates), ("client_rates", client_rates)):

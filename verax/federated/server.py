@@ -234,11 +234,18 @@ class Server:
     def _save(self) -> None:
         """Keep what :meth:`restart` needs, before anybody sees the new model. It holds no secret of the noise."""
         if self._state is not None:
-            write_secret(self._state, {
-                "plan": repr(self.plan), "run": self._run.hex(), "rounds": self._round,
-                "weights": self._weights.detach(), "optimizer": plain(self._optimizer.state_dict()),
-                "optimizer_kind": type(self._optimizer).__name__, "settings": settings_of(self._optimizer),
-            })  # fmt: skip
+            write_secret(
+                self._state,
+                {
+                    "plan": repr(self.plan),
+                    "run": self._run.hex(),
+                    "rounds": self._round,
+                    "weights": self._weights.detach(),
+                    "optimizer": plain(self._optimizer.state_dict()),
+                    "optimizer_kind": type(self._optimizer).__name__,
+                    "settings": settings_of(self._optimizer),
+                },
+            )
 
     # --- what it cost -----------------------------------------------------------------------------------------------
 

@@ -17,9 +17,7 @@ from verax import checks
 from verax.training.data.download import checked
 from verax.training.data.examples import Examples, load
 
-QMNIST = (
-    "qmnist-train-labels-idx2-int.gz", "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f"
-)  # fmt: skip
+QMNIST = ("qmnist-train-labels-idx2-int.gz", "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f")
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 # What a value is divided by: round numbers above what is medically usual, chosen without the data.
 _SCALES = (100.0, 1.0, 4.0, 200.0, 600.0, 1.0, 2.0, 220.0, 1.0, 6.0, 3.0, 3.0, 7.0)

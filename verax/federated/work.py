@@ -55,9 +55,15 @@ class Worker:
     """
 
     def __init__(
-        self, model: nn.Module, loss: Criterion, plan: Plan, inner: Inner | None = None,
-        micro_batch: int = MICRO_BATCH, weights: Tensor | None = None, draws: Draws | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        loss: Criterion,
+        plan: Plan,
+        inner: Inner | None = None,
+        micro_batch: int = MICRO_BATCH,
+        weights: Tensor | None = None,
+        draws: Draws | None = None,
+    ) -> None:
         refuse_model(model)
         refuse_inner(inner)
         self.model, self._loss = model, loss

@@ -130,9 +130,7 @@ class Ledger:
         return cls(name, fd, Log(name, header, digest, len(line)))
 
     @classmethod
-    def open(
-        cls, path: Path, mechanism: Mechanism | Phases | None = None, *, finished: bool = False
-    ) -> Ledger:  # fmt: skip
+    def open(cls, path: Path, mechanism: Mechanism | Phases | None = None, *, finished: bool = False) -> Ledger:
         """Go on with a run after a crash or a pause: check the whole ledger and note that the run was resumed.
 
         The next round is ``released``. If the trainer's own state is older, the rounds in between are spent: draw their

@@ -63,10 +63,20 @@ class Run:
         """What a checked ledger says."""
         header = log.header
         return cls(
-            log.name, header.mechanism, log.released, tuple(log.events), log.head, header.run, header.time,
-            header.verax, header.population, header.insecure_seed, bool(log.missing),
-            header.clip_norms, header.unit,
-        )  # fmt: skip
+            log.name,
+            header.mechanism,
+            log.released,
+            tuple(log.events),
+            log.head,
+            header.run,
+            header.time,
+            header.verax,
+            header.population,
+            header.insecure_seed,
+            bool(log.missing),
+            header.clip_norms,
+            header.unit,
+        )
 
     @property
     def name(self) -> str:

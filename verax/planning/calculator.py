@@ -144,9 +144,17 @@ def _setting(population: int, target: Target, batch: int, rounds: int, theta: fl
     found = [theorem(work, target.sigma, target.epsilon, target.delta) for theorem in (theorem_b4, theorem_31)]
     gamma = proactive.gamma(proactive.sigma(target.epsilon, target.delta), target.epsilon, work.epochs)
     return Setting(
-        target.epsilon, target.delta, target.sigma, gamma, theta, work.epochs, population, batch, rounds,
+        target.epsilon,
+        target.delta,
+        target.sigma,
+        gamma,
+        theta,
+        work.epochs,
+        population,
+        batch,
+        rounds,
         tuple(verdict.theorem for verdict in found if isinstance(verdict, Granted)),
-    )  # fmt: skip
+    )
 
 
 def _why(verdict: Callable[[int, float], Granted | Refused], batch: int, rounds: int, population: int) -> str:

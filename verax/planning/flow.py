@@ -125,10 +125,16 @@ def proactive(
             phase = replace(phase, sampler=replace(phase.sampler, steps=refused.most_rounds))  # type: ignore[type-var]
             budget.spend(phase)
         fit(
-            model, loss, dataset, phase, lambda p, rate=learning_rate: torch.optim.SGD(p, rate),  # type: ignore[misc]
-            ledger=None if ledgers is None else ledgers / f"phase-{number}.ledger", delta=budget.delta, progress=False,
+            model,
+            loss,
+            dataset,
+            phase,
+            lambda p, rate=learning_rate: torch.optim.SGD(p, rate),  # type: ignore[misc]
+            ledger=None if ledgers is None else ledgers / f"phase-{number}.ledger",
+            delta=budget.delta,
+            progress=False,
             insecure_seed=None if insecure_seed is None else insecure_seed + number,
-        )  # fmt: skip
+        )
         ran.append(Ran(phase, drop, learning_rate, check(model), budget.used))
         if ran[-1].accuracy >= goal:
             return Flow(tuple(ran), "goal")

@@ -223,10 +223,14 @@ def _no_rounds(
     target: Target, sizes: Sequence[int], passes: Sequence[int], ways: Sequence[str], least: int, most: float
 ) -> str:
     """Which bound on the rounds cannot be met, and the nearest that can."""
-    counts = sorted({
-        (len(planned(way, target.records, batch, count)), batch, count)
-        for way in ways for batch in sizes for count in passes
-    })  # fmt: skip
+    counts = sorted(
+        {
+            (len(planned(way, target.records, batch, count)), batch, count)
+            for way in ways
+            for batch in sizes
+            for count in passes
+        }
+    )
     fewest, batch, count = counts[0]
     if fewest > most:
         return (
@@ -254,9 +258,11 @@ def full_batch_signal(target: Target) -> float:
     160...
     """
     found = smallest_noise(
-        lambda noise: target.epsilon_at(Poisson(1.0, 1), noise), target.epsilon,
-        1.0 / gaussian_shift(target.epsilon, target.delta), 1.0,
-    )  # fmt: skip
+        lambda noise: target.epsilon_at(Poisson(1.0, 1), noise),
+        target.epsilon,
+        1.0 / gaussian_shift(target.epsilon, target.delta),
+        1.0,
+    )
     if found is None:
         raise ValueError(
             f"epsilon = {target.epsilon!r} needs a noise multiplier above {LARGEST_NOISE:g}: raise epsilon"

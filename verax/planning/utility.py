@@ -206,8 +206,15 @@ def utility_graph(
         network = model()
         name = type(network).__name__
         run = Mechanism(Poisson(rate, rounds), 0.0, Individual(norm))
-        fit(network, loss, train, run, lambda p: torch.optim.SGD(p, learning_rate), progress=False,
-            insecure_seed=insecure_seed)  # fmt: skip
+        fit(
+            network,
+            loss,
+            train,
+            run,
+            lambda p: torch.optim.SGD(p, learning_rate),
+            progress=False,
+            insecure_seed=insecure_seed,
+        )
         clean = accuracy(network)
         if not clean > 0.0:
             raise ValueError(

@@ -207,8 +207,12 @@ class _Table:
             value = np.concatenate([mixture.log_likelihood(part) for part in parts])
         slope = np.concatenate([mixture.mean_shift(part) for part in parts]) * self._step
         rise = np.diff(value)
-        self._cubic = (value[:-1], slope[:-1], 3.0 * rise - 2.0 * slope[:-1] - slope[1:],
-                       slope[:-1] + slope[1:] - 2.0 * rise)  # fmt: skip
+        self._cubic = (
+            value[:-1],
+            slope[:-1],
+            3.0 * rise - 2.0 * slope[:-1] - slope[1:],
+            slope[:-1] + slope[1:] - 2.0 * rise,
+        )
         spread = largest - min(mixture.shifts)
         self.error = self._step**4 / 384.0 * 3.0 * spread**4 / 16.0
 
@@ -228,10 +232,12 @@ def _sums(runs: int, rounds: int, draw: Callable[[tuple[int, int]], Array]) -> A
             yield min(size, total - start)
 
     wide = min(rounds, _BLOCK)
-    return np.concatenate([
-        np.sum([draw((some, length)).sum(axis=1) for length in blocks(rounds, wide)], axis=0)
-        for some in blocks(runs, max(_BLOCK // wide, 1))
-    ])  # fmt: skip
+    return np.concatenate(
+        [
+            np.sum([draw((some, length)).sum(axis=1) for length in blocks(rounds, wide)], axis=0)
+            for some in blocks(runs, max(_BLOCK // wide, 1))
+        ]
+    )
 
 
 def _excess(log_ratio: Array) -> Array:

@@ -82,9 +82,11 @@ def user_epsilons(
         while ladder[at] < size:
             at += 1
         above, below = priced[ladder[at]], priced[ladder[at if ladder[at] == size else at - 1]]
-        shared = above if above is below else Bracket(
-            min(below.lower, above.upper), above.upper, above.evidence, below.lower_by, above.upper_by
-        )  # fmt: skip
+        shared = (
+            above
+            if above is below
+            else Bracket(min(below.lower, above.upper), above.upper, above.evidence, below.lower_by, above.upper_by)
+        )
         rows.append(Users(size, sizes[size], shared))
     return rows
 
@@ -102,10 +104,12 @@ def _each(name: str, values: Iterable[int]) -> Iterable[int]:
 
 def _histogram(counts: Iterable[int] | Mapping[int, int]) -> dict[int, int]:
     if isinstance(counts, Mapping):
-        found = Counter({
-            checks.count("records of a user", size, minimum=0): checks.count("users", users, minimum=0)
-            for size, users in counts.items()
-        })  # fmt: skip
+        found = Counter(
+            {
+                checks.count("records of a user", size, minimum=0): checks.count("users", users, minimum=0)
+                for size, users in counts.items()
+            }
+        )
     else:
         found = Counter(checks.count("records of a user", size, minimum=0) for size in _each("counts", counts))
     sizes = {size: found[size] for size in sorted(found) if found[size] > 0}
@@ -212,9 +216,12 @@ def _share(name: str, value: float) -> float:
 def _after(guarantee: Guarantee, probability: float) -> Bracket:
     why = "the trade-off curve of the group"
     return Bracket(
-        max(1.0 - _most_likely(guarantee, 1.0 - probability), 0.0), _most_likely(guarantee, probability), "proved",
-        why, why,
-    )  # fmt: skip
+        max(1.0 - _most_likely(guarantee, 1.0 - probability), 0.0),
+        _most_likely(guarantee, probability),
+        "proved",
+        why,
+        why,
+    )
 
 
 def _most_likely(guarantee: Guarantee, probability: float) -> float:

@@ -84,9 +84,14 @@ def participating(client_rate: float, record_rate: float, records: int, unit: fl
     weights, far = np.append(weights[kept], _TAILS), np.append(most[kept], np.inf)
     kinds = len(weights)
     return Glued(
-        client_rate, record_rate, tuple(weights.tolist()), (unit,) * kinds,
-        tuple(((far + 1.0) * unit).tolist()), tuple((far * unit).tolist()), error,
-    )  # fmt: skip
+        client_rate,
+        record_rate,
+        tuple(weights.tolist()),
+        (unit,) * kinds,
+        tuple(((far + 1.0) * unit).tolist()),
+        tuple((far * unit).tolist()),
+        error,
+    )
 
 
 def silent(client_rate: float, record_rate: float, unit: float, revealed: bool) -> Glued:

@@ -174,13 +174,18 @@ def tuned(mechanism: Mechanism | Phases | Sequence[Mechanism | Phases], trials: 
     one = replace(one, lowers=one.uppers) if all(g.uppers is g.lowers for g in ones) else one
     picked = ", for the law that always picks the costliest of the settings" if len(ones) > 1 else ""
     return Tuned(
-        first.mechanism, group, [_Selected(one, trials)], [_Diluted(curve, trials.some) for curve in one.lowers],
+        first.mechanism,
+        group,
+        [_Selected(one, trials)],
+        [_Diluted(curve, trials.some) for curve in one.lowers],
         f"the best of a random number of trials (docs/tuning.md, theorem 1); each trial: {one.upper_by}",
         f"trials that all score the same, so that the first is released{picked}; each trial: {one.lower_by}",
         min(trials.mean * one.visible * _ROUND_UP, 1.0),
         f"that the number of trials is drawn from {trials!r} and kept secret, and that only the best trial is released",
-        one=one, trials=trials, settings=tuple(settings),
-    )  # fmt: skip
+        one=one,
+        trials=trials,
+        settings=tuple(settings),
+    )
 
 
 @dataclass(frozen=True)

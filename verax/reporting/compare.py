@@ -158,9 +158,16 @@ def comparison_figure(rows: Sequence[Priced], quantity: str, title: str, path: P
             axes.axvline(poisson.upper, color=OKABE_ITO["blue"], linewidth=1, linestyle=":")
         for i, row in enumerate(rows):
             if row.bracket is None:
-                axes.text(0.01, i, "no proved bracket", transform=axes.get_yaxis_transform(), va="center",
-                          color=OKABE_ITO["grey"], style="italic",
-                          bbox={"color": "white", "pad": 1.0})  # fmt: skip
+                axes.text(
+                    0.01,
+                    i,
+                    "no proved bracket",
+                    transform=axes.get_yaxis_transform(),
+                    va="center",
+                    color=OKABE_ITO["grey"],
+                    style="italic",
+                    bbox={"color": "white", "pad": 1.0},
+                )
             else:
                 _bar(axes, i, row, left, right)
         axes.set_yticks(range(len(rows)), [row.name for row in rows])
@@ -181,8 +188,15 @@ def _bar(axes: Any, i: int, row: Priced, left: float, right: float) -> None:
     axes.plot([start, stop], [i, i], color=colour, linewidth=5, alpha=0.45, solid_capstyle="butt")
     for value in (low, high):
         mark = "<" if value < left else ">" if value > right else "|"
-        axes.plot([min(max(value, left), right)], [i], marker=mark, color=colour, markersize=11,
-                  markeredgewidth=2 if mark == "|" else 0, clip_on=False)  # fmt: skip
+        axes.plot(
+            [min(max(value, left), right)],
+            [i],
+            marker=mark,
+            color=colour,
+            markersize=11,
+            markeredgewidth=2 if mark == "|" else 0,
+            clip_on=False,
+        )
     words = "infinite" if low == math.inf else f"{shown(low, LOWER, 4)} to {shown(high, UPPER, 4)}"
     if row.relation == "replace":
         words += " (replace)"
@@ -190,5 +204,13 @@ def _bar(axes: Any, i: int, row: Priced, left: float, right: float) -> None:
     x, offset, side = (last, (9, 0), "left") if last < 0.7 else (first, (-9, 0), "right")
     if first < 0.3 and last >= 0.7:
         x, offset, side = (first + last) / 2, (0, 9), "center"
-    axes.annotate(words, (x, i), xytext=offset, xycoords=axes.get_yaxis_transform(), textcoords="offset points",
-                  ha=side, va="center", fontsize=8.5)  # fmt: skip
+    axes.annotate(
+        words,
+        (x, i),
+        xytext=offset,
+        xycoords=axes.get_yaxis_transform(),
+        textcoords="offset points",
+        ha=side,
+        va="center",
+        fontsize=8.5,
+    )

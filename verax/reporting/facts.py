@@ -116,9 +116,16 @@ class Facts:
 
     @classmethod
     def of(
-        cls, guarantee: Guarantee, delta: float, runs: tuple[Run, ...] = (), *, private: bool = True,
-        independent: Guarantee | None = None, context: str = "", records: int | None = None,
-    ) -> Facts:  # fmt: skip
+        cls,
+        guarantee: Guarantee,
+        delta: float,
+        runs: tuple[Run, ...] = (),
+        *,
+        private: bool = True,
+        independent: Guarantee | None = None,
+        context: str = "",
+        records: int | None = None,
+    ) -> Facts:
         """The facts of a guarantee, with what ledgers say about the runs it is the guarantee of.
 
         They do not depend on what the guarantee was asked before, so a statement and a report of its ledger agree.

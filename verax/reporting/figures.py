@@ -9,9 +9,15 @@ from typing import Any
 
 _COLOURS = ("#1b6ca8", "#c8553d", "#3a7d44", "#8e6c8a", "#b08900")
 OKABE_ITO = {
-    "black": "#000000", "orange": "#E69F00", "sky": "#56B4E9", "green": "#009E73", "blue": "#0072B2",
-    "red": "#D55E00", "pink": "#CC79A7", "grey": "#767676",
-}  # fmt: skip
+    "black": "#000000",
+    "orange": "#E69F00",
+    "sky": "#56B4E9",
+    "green": "#009E73",
+    "blue": "#0072B2",
+    "red": "#D55E00",
+    "pink": "#CC79A7",
+    "grey": "#767676",
+}
 """Colours that people with any kind of colour vision can tell apart (Okabe and Ito 2008), and a grey."""
 FORMATS = (".png", ".svg", ".pdf")
 

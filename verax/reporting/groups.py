@@ -92,9 +92,14 @@ def price_groups(
         run = None
         if settings.samples != 0:
             run = simulate(
-                mechanism, size, samples=settings.samples, sampling=settings.sampling, geometry=settings.geometry,
-                confidence=settings.confidence, insecure_seed=settings.insecure_seed,
-            )  # fmt: skip
+                mechanism,
+                size,
+                samples=settings.samples,
+                sampling=settings.sampling,
+                geometry=settings.geometry,
+                confidence=settings.confidence,
+                insecure_seed=settings.insecure_seed,
+            )
         for quantity, at in asked:
             drawn = None if run is None else run.epsilon(at) if quantity == "epsilon" else run.delta(at)
             tight = _read(replace(guarantee), quantity, at, settings.rtol)  # as if nothing else were asked
@@ -253,8 +258,9 @@ def _bars(axes: Any, bars: Sequence[tuple[int, Bracket]]) -> None:
         axes.plot([size, size], [low, high], color=colour, linewidth=5, alpha=0.45, solid_capstyle="butt", label=label)
         for beyond, end, mark in ((found.lower < bottom, 0.0, "v"), (found.upper > top, 1.0, "^")):
             if beyond:
-                axes.plot([size], [end], mark, color=colour, markersize=6, clip_on=False,
-                          transform=axes.get_xaxis_transform())  # fmt: skip
+                axes.plot(
+                    [size], [end], mark, color=colour, markersize=6, clip_on=False, transform=axes.get_xaxis_transform()
+                )
         label = "_nolegend_"
 
 

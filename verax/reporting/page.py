@@ -109,9 +109,12 @@ def _attacker(facts: Facts) -> list[str]:
         f"<figure>{svg.reach(facts)}<figcaption>Above the solid line: out of reach of every attacker, proved. Below "
         "the dashed line: no analysis by epsilon and delta can rule it out. Between the two nothing is known. Dotted: "
         "guessing blindly.</figcaption></figure>",
-        _table("Members found at rates of false alarms; guessing blindly finds as many as there are false alarms",
-               header, rows),
-    ]  # fmt: skip
+        _table(
+            "Members found at rates of false alarms; guessing blindly finds as many as there are false alarms",
+            header,
+            rows,
+        ),
+    ]
 
 
 def _evidence(facts: Facts) -> list[str]:

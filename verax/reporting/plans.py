@@ -122,9 +122,12 @@ def plain(plan: Plan, starred: bool = False) -> dict[str, Any]:
 def plain_change(change: Change) -> dict[str, Any]:
     """A change and its cost."""
     return {
-        "change": change.words, "noise": change.noise, "signal_of_run": change.signal, "rounds": change.rounds,
+        "change": change.words,
+        "noise": change.noise,
+        "signal_of_run": change.signal,
+        "rounds": change.rounds,
         "plan": plain(change.after),
-    }  # fmt: skip
+    }
 
 
 def plans_figure(plans: Sequence[Plan], title: str, path: Path, best_signal: float | None = None) -> Path:
@@ -139,8 +142,9 @@ def plans_figure(plans: Sequence[Plan], title: str, path: Path, best_signal: flo
     ways = list(dict.fromkeys(plan.way for plan in plans))
     sizes = sorted({plan.batch for plan in plans})
     lined = _some(sizes, MOST_LINES)
-    colours = dict(zip(sizes, matplotlib().colormaps["viridis"]([i / max(len(sizes), 2) for i in range(len(sizes))]),
-                       strict=True))  # fmt: skip
+    colours = dict(
+        zip(sizes, matplotlib().colormaps["viridis"]([i / max(len(sizes), 2) for i in range(len(sizes))]), strict=True)
+    )
     with panels(1, 2, 11.0, 4.6, path) as ((left, right),):
         for (way, batch, _), group in groupby(sorted(plans, key=_line), key=lambda plan: _line(plan)[:3]):
             line = list(group)
@@ -155,14 +159,26 @@ def plans_figure(plans: Sequence[Plan], title: str, path: Path, best_signal: flo
             left.plot([p.work / p.target.records for p in line], [p.noise_multiplier for p in line], label=name, **look)
             right.plot([p.rounds for p in line], [p.signal_of_run for p in line], **look)
         rings = undominated(plans)
-        right.plot([p.rounds for p in rings], [p.signal_of_run for p in rings], "o", markersize=8,
-                   markerfacecolor="none", color=OKABE_ITO["red"],
-                   label="nothing beats it for its work and rounds")  # fmt: skip
+        right.plot(
+            [p.rounds for p in rings],
+            [p.signal_of_run for p in rings],
+            "o",
+            markersize=8,
+            markerfacecolor="none",
+            color=OKABE_ITO["red"],
+            label="nothing beats it for its work and rounds",
+        )
         if best_signal is not None and math.isfinite(best_signal):
             right.axhline(best_signal, color=OKABE_ITO["grey"], linewidth=1)
-            right.annotate("every record in every round", (0.02, best_signal), xycoords=right.get_yaxis_transform(),
-                           xytext=(0, 4), textcoords="offset points", fontsize=8,
-                           color=OKABE_ITO["grey"])  # fmt: skip
+            right.annotate(
+                "every record in every round",
+                (0.02, best_signal),
+                xycoords=right.get_yaxis_transform(),
+                xytext=(0, 4),
+                textcoords="offset points",
+                fontsize=8,
+                color=OKABE_ITO["grey"],
+            )
         left.set(xscale="log", yscale="log", xlabel="epochs", ylabel="smallest noise multiplier, proved to suffice")
         right.set(xscale="log", yscale="log", xlabel="rounds", ylabel="signal to noise of the run")
         left.legend(frameon=False, title="batch", fontsize=8)

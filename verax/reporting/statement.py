@@ -72,9 +72,15 @@ class Statement(str):
 
     @classmethod
     def of(
-        cls, guarantee: Guarantee, delta: float, runs: Sequence[Run] = (), *, private: bool = True, context: str = "",
+        cls,
+        guarantee: Guarantee,
+        delta: float,
+        runs: Sequence[Run] = (),
+        *,
+        private: bool = True,
+        context: str = "",
         records: int | None = None,
-    ) -> Statement:  # fmt: skip
+    ) -> Statement:
         """The statement of a guarantee.
 
         Args:
@@ -176,9 +182,12 @@ def _content(facts: Facts) -> dict[str, Any]:
 
 def _bracket(bracket: Bracket) -> dict[str, Any]:
     return {
-        "lower": _number(bracket.lower), "upper": _number(bracket.upper), "evidence": bracket.evidence,
-        "lower_by": bracket.lower_by, "upper_by": bracket.upper_by,
-    }  # fmt: skip
+        "lower": _number(bracket.lower),
+        "upper": _number(bracket.upper),
+        "evidence": bracket.evidence,
+        "lower_by": bracket.lower_by,
+        "upper_by": bracket.upper_by,
+    }
 
 
 def _number(value: float) -> float | str:

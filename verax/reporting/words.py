@@ -112,9 +112,10 @@ def guesses(facts: Facts) -> str:
 
 def runs(facts: Facts) -> str:
     """What runs, as the code that describes it."""
-    return " or ".join(
-        "; then ".join(repr(phase) for phase in setting.mechanisms) for setting in facts.settings
-    ) or "nothing yet"  # fmt: skip
+    return (
+        " or ".join("; then ".join(repr(phase) for phase in setting.mechanisms) for setting in facts.settings)
+        or "nothing yet"
+    )
 
 
 def small(facts: Facts) -> str:

@@ -31,9 +31,23 @@ POPULATION, BATCH, CLIP_GROUPS = 60_000, 60, 4  # as many records as MNIST; the 
 SIGMA, DELTA = 2.0, 1e-5  # the paper's sigma
 EPOCHS, GROUPS = (20, 100), (1, 4, 32)
 COLUMNS = (
-    "table", "row", "clipping", "sampling", "epochs", "group", "c_squared", "mu_at_most", "mu_at_least",
-    "epsilon_at_most", "epsilon_at_least", "a1_lower", "a1_upper", "a0_lower", "a0_upper", "verdict",
-)  # fmt: skip
+    "table",
+    "row",
+    "clipping",
+    "sampling",
+    "epochs",
+    "group",
+    "c_squared",
+    "mu_at_most",
+    "mu_at_least",
+    "epsilon_at_most",
+    "epsilon_at_least",
+    "a1_lower",
+    "a1_upper",
+    "a0_lower",
+    "a0_upper",
+    "verdict",
+)
 
 
 @dataclass(frozen=True)
@@ -69,8 +83,10 @@ class Case:
     def run(self) -> Mechanism:
         """The same as a mechanism, for A0; its clip-groups are drawn independently, of which A0 makes no use here."""
         clippings: dict[str, Clipping] = {
-            "individual": Individual(), "batch": Batch(), "mixed": Mixed(groups=CLIP_GROUPS),
-        }  # fmt: skip
+            "individual": Individual(),
+            "batch": Batch(),
+            "mixed": Mixed(groups=CLIP_GROUPS),
+        }
         rounds = POPULATION // BATCH
         sampler: Sampler = WithoutReplacement(BATCH, POPULATION, rounds * self.epochs)
         if self.sampling == "shuffling":
@@ -136,9 +152,23 @@ def judge(case: Case) -> tuple[Row, list[object]]:
         here = f"A0 {shown(min(standard.lower, a0), LOWER)} to {shown(a0, UPPER)}; A1 {shown(high, UPPER)}"
     row = Row(f"table {case.table}, row {case.row}", what, _printed(case, most, least), here, found, remark)
     line: list[object] = [
-        case.table, case.row, case.clipping, case.sampling, case.epochs, case.group, case.formula,
-        case.ceiling, case.floor, most, least, low, high, standard.lower, a0, found,
-    ]  # fmt: skip
+        case.table,
+        case.row,
+        case.clipping,
+        case.sampling,
+        case.epochs,
+        case.group,
+        case.formula,
+        case.ceiling,
+        case.floor,
+        most,
+        least,
+        low,
+        high,
+        standard.lower,
+        a0,
+        found,
+    ]
     return row, line
 
 
@@ -196,24 +226,33 @@ def _tails() -> Iterator[Row]:
     edge = epochs + math.sqrt(epochs / 2.0)
     tail = law.above(edge)[0]
     yield Row(
-        "E.2 and E.5", f"P[c² > E + √(E/2)], N={population}, m={batch}, E={epochs}",
-        f"<= {math.exp(-epochs):.3g}", f">= {shown(tail, LOWER, 3)}", ERRATUM,
+        "E.2 and E.5",
+        f"P[c² > E + √(E/2)], N={population}, m={batch}, E={epochs}",
+        f"<= {math.exp(-epochs):.3g}",
+        f">= {shown(tail, LOWER, 3)}",
+        ERRATUM,
         f"Hoeffding's inequality without its 1/n: with it the bound is e^(-m/N) = {math.exp(-batch / population):.4f}",
-    )  # fmt: skip
+    )
     claimed = gaussian_epsilon(math.sqrt(edge) / SIGMA, DELTA - math.exp(-epochs))
     low, high = curve(law).epsilon(DELTA, 1e-6)
     yield Row(
-        "lemma E.2", "ε of the same run",
-        f"<= {claimed:.5g}", f"{shown(low, LOWER)} to {shown(high, UPPER)}", ERRATUM,
+        "lemma E.2",
+        "ε of the same run",
+        f"<= {claimed:.5g}",
+        f"{shown(low, LOWER)} to {shown(high, UPPER)}",
+        ERRATUM,
         "the lower end of the range is false; no counterexample to its upper end was found",
-    )  # fmt: skip
+    )
     run = Mechanism(WithoutReplacement(batch, population, population * epochs // batch), 2.0 * SIGMA)
     standard = run.guarantee().epsilon(DELTA)
     yield Row(
-        "E.2", "C_{m/N}(G_{1/σ})^⊗ is tight for A1", "ε is the same",
-        f"A0 <= {shown(standard.upper, UPPER)}, A1 >= {shown(low, LOWER)}", ERRATUM,
+        "E.2",
+        "C_{m/N}(G_{1/σ})^⊗ is tight for A1",
+        "ε is the same",
+        f"A0 <= {shown(standard.upper, UPPER)}, A1 >= {shown(low, LOWER)}",
+        ERRATUM,
         "that curve is A0's, as appendix G says; lemma E.2's range excludes it",
-    )  # fmt: skip
+    )
 
 
 def printed_occupancy(batches: int, group: int) -> Law:
@@ -227,22 +266,34 @@ def _occupancy() -> Iterator[Row]:
     batches, size, group, sigma, alpha = 10, 8, 4, 1.0, 0.05
     right, wrong = occupancy.shuffling(batches * size, size, 1, 1, group), printed_occupancy(batches, group)
     yield Row(
-        "F.3", f"P[c²={group}], {batches} batches of {size}, g={group}", f"{wrong.weights[-1]:.3f}",
-        f"{right.weights[-1]:.3f}", ERRATUM, "stars and bars weigh batch contents alike; shuffles do not",
-    )  # fmt: skip
+        "F.3",
+        f"P[c²={group}], {batches} batches of {size}, g={group}",
+        f"{wrong.weights[-1]:.3f}",
+        f"{right.weights[-1]:.3f}",
+        ERRATUM,
+        "stars and bars weigh batch contents alike; shuffles do not",
+    )
     claimed = mixture_tradeoff(wrong.scaled(sigma**-2.0), alpha, LOWER)
     beta = mixture_tradeoff(right.scaled(sigma**-2.0), alpha, UPPER)
     yield Row(
-        "lemma F.4", f"f({alpha:g}) from that law, σ={sigma:g}", f">= {claimed:.4g}", f"<= {shown(beta, UPPER, 4)}",
-        ERRATUM, "promises more privacy than there is",
-    )  # fmt: skip
+        "lemma F.4",
+        f"f({alpha:g}) from that law, σ={sigma:g}",
+        f">= {claimed:.4g}",
+        f"<= {shown(beta, UPPER, 4)}",
+        ERRATUM,
+        "promises more privacy than there is",
+    )
     group = 32
     tail = exact("shuffling", 1, 1, group).below(float(group))[0]
     rounds = POPULATION // BATCH
     yield Row(
-        "theorem F.1", f"tail u at g={group}, N/s={rounds}", f"{group**2 / (rounds - group - group**2):.3g}",
-        f">= {shown(tail, LOWER, 3)}", ERRATUM, "no probability: the condition 2g² + g <= N/s is missing",
-    )  # fmt: skip
+        "theorem F.1",
+        f"tail u at g={group}, N/s={rounds}",
+        f"{group**2 / (rounds - group - group**2):.3g}",
+        f">= {shown(tail, LOWER, 3)}",
+        ERRATUM,
+        "no probability: the condition 2g² + g <= N/s is missing",
+    )
 
 
 def _definitions() -> Iterator[Row]:
@@ -250,21 +301,31 @@ def _definitions() -> Iterator[Row]:
     empty = law.below(0.5)[0]
     first, last = blind_range(law.scaled(SIGMA**-2.0))
     yield Row(
-        "definition 5.2", "a Λ for every α (subsampling, E=1, g=1)", "exists",
-        f"none for α from {first:.3f} to {last:.3f}", ERRATUM,
+        "definition 5.2",
+        "a Λ for every α (subsampling, E=1, g=1)",
+        "exists",
+        f"none for α from {first:.3f} to {last:.3f}",
+        ERRATUM,
         f"c = 0 has probability {empty:.3f}: there the curve is a line of slope -1",
-    )  # fmt: skip
+    )
     yield Row(
-        "C.4", "|U-U'| for k=4 orthogonal terms", "8C", "4C", ERRATUM,
+        "C.4",
+        "|U-U'| for k=4 orthogonal terms",
+        "8C",
+        "4C",
+        ERRATUM,
         "2kC is met by parallel differences; orthogonal ones give 2√k C",
-    )  # fmt: skip
+    )
     kept = Law.of([0.0, 1.0], occupancy.thinned(np.array([0.0, 1.0]), 0.5))
     low = curve(kept, 1.0).delta(2.0, 1e-6)[0]
     yield Row(
-        "D", "filtered, k=1, σ=1: δ at ε=2", f"~{gaussian_delta(0.5, 2.0):.3g} (G_{{k/2σ}})",
-        f">= {shown(low, LOWER, 3)}", ERRATUM,
+        "D",
+        "filtered, k=1, σ=1: δ at ε=2",
+        f"~{gaussian_delta(0.5, 2.0):.3g} (G_{{k/2σ}})",
+        f">= {shown(low, LOWER, 3)}",
+        ERRATUM,
         "the average shift is no bound; over many rounds c falls by √2 at g = 1, not by 2",
-    )  # fmt: skip
+    )
 
 
 def blind_range(law: Law) -> tuple[float, float]:
@@ -277,18 +338,31 @@ def blind_range(law: Law) -> tuple[float, float]:
 def _side_remarks() -> Iterator[Row]:
     value = clt_mu(SIGMA)
     yield Row(
-        "G", f"h(σ) against 1/σ at σ={SIGMA:g}", "slightly smaller", f"{value:.4f} > {1.0 / SIGMA:g}", ERRATUM,
+        "G",
+        f"h(σ) against 1/σ at σ={SIGMA:g}",
+        "slightly smaller",
+        f"{value:.4f} > {1.0 / SIGMA:g}",
+        ERRATUM,
         "the expansion is σ⁻¹√(1 + 2σ⁻¹/√(2π)), not σ⁻¹√(1 - ⅝σ⁻¹/√(2π))",
-    )  # fmt: skip
+    )
     epsilon, group = 2.0, 2
     needed = black_box_group(epsilon, 1e-6, group)[1] / 1e-6
     yield Row(
-        "2", f"δ for g={group} records, ε={epsilon:g} each", f"g·e^(g-1)·δ = {group * math.e:.3g}·δ",
-        f"{needed:.3g}·δ", ERRATUM, "the factor is e^((g-1)ε); without epsilon it is too small above epsilon 1",
-    )  # fmt: skip
+        "2",
+        f"δ for g={group} records, ε={epsilon:g} each",
+        f"g·e^(g-1)·δ = {group * math.e:.3g}·δ",
+        f"{needed:.3g}·δ",
+        ERRATUM,
+        "the factor is e^((g-1)ε); without epsilon it is too small above epsilon 1",
+    )
     yield Row(
-        "A", "f_{ε,δ}(0) at ε=1, δ=0", "min{0, 1, 1/e} = 0", "1", ERRATUM, "a maximum, not a minimum",
-    )  # fmt: skip
+        "A",
+        "f_{ε,δ}(0) at ε=1, δ=0",
+        "min{0, 1, 1/e} = 0",
+        "1",
+        ERRATUM,
+        "a maximum, not a minimum",
+    )
 
 
 def clt_mu(sigma: float) -> float:

@@ -36,7 +36,7 @@ from verax.reproduce.paper_001_appendix import (
     powers_of_two,
     run_of,
     some_of,
-)  # fmt: skip
+)
 from verax.reproduce.rows import AGREES, DIFFERS, ERRATUM, Progress, Row, quiet, write_csv, write_rows
 
 GROUPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -56,8 +56,13 @@ def reproduce(folder: Path, progress: Progress = quiet, every: int = 1) -> list[
         every: compute only every so many points, for a quick look.
     """
     rows: list[Row] = []
-    parts = (("figure 1", _figure_1), ("figure 2", _figure_2), ("figure 3", _figure_3),
-             ("appendix B.1", growth_with_steps), ("appendix B.2", effect_of_the_rate))  # fmt: skip
+    parts = (
+        ("figure 1", _figure_1),
+        ("figure 2", _figure_2),
+        ("figure 3", _figure_3),
+        ("appendix B.1", growth_with_steps),
+        ("appendix B.2", effect_of_the_rate),
+    )
     for name, part in parts:
         with progress(f"{name}, of {len(parts)} parts"):
             rows += part(folder, every)
@@ -74,13 +79,32 @@ def _figure_1(folder: Path, every: int) -> list[Row]:
     (block,) = price_groups(run, some_of(GROUPS, every), delta=delta, settings=settings)
     box = BlackBox(run.guarantee())
     printed = {row.group: box.epsilon(row.group, delta / row.group) for row in block.rows}  # delta times k
-    header = ["group", "tight_lower", "tight_upper", "black_box", "black_box_with_factor_k", "f_dp_black_box",
-              "monte_carlo_lower", "monte_carlo_upper"]  # fmt: skip
-    write_csv(folder / "figure-1.csv", header, [
-        [r.group, r.tight.lower, r.tight.upper, r.black_box, printed[r.group], r.f_dp,
-         *((r.monte_carlo.lower, r.monte_carlo.upper) if r.monte_carlo else ())]
-        for r in block.rows
-    ])  # fmt: skip
+    header = [
+        "group",
+        "tight_lower",
+        "tight_upper",
+        "black_box",
+        "black_box_with_factor_k",
+        "f_dp_black_box",
+        "monte_carlo_lower",
+        "monte_carlo_upper",
+    ]
+    write_csv(
+        folder / "figure-1.csv",
+        header,
+        [
+            [
+                r.group,
+                r.tight.lower,
+                r.tight.upper,
+                r.black_box,
+                printed[r.group],
+                r.f_dp,
+                *((r.monte_carlo.lower, r.monte_carlo.upper) if r.monte_carlo else ()),
+            ]
+            for r in block.rows
+        ],
+    )
     with drawing(7.0, 4.6, *files(folder, "figure-1")) as axes:
         draw_block(axes, block)
         axes.set_title("Figure 1: 10 steps, noise multiplier 1, rate 0.01", loc="left")
@@ -104,23 +128,48 @@ def _claims_1(run: Mechanism, block: Block, delta: float, printed: Mapping[int, 
     steepest = power(middle.group, middle.tight.lower, last.group, last.tight.upper)
     linear = last.tight.lower / (last.group * first.tight.upper), last.tight.upper / (last.group * first.tight.lower)
     return [
-        Row("figure 1", f"black box over tight, {finite.group} records", "significantly more", f"{times:.3g} times",
+        Row(
+            "figure 1",
+            f"black box over tight, {finite.group} records",
+            "significantly more",
+            f"{times:.3g} times",
             AGREES if times > 1.2 else DIFFERS,
-            f"from {min(beyond)} records on it would take one record's delta below 1e-150" if beyond else ""),
-        Row("theorem 4", f"black box as printed, {finite.group} records", "tight as a black box",
-            f"{printed[finite.group]:.4g}, enough is {finite.black_box:.4g}", ERRATUM,
-            "the statement multiplies delta by k once more than its proof"),
-        Row("figure 1", f"power of k, {middle.group} to {last.group} records", "close to linear",
-            between(flattest, steepest, 3), AGREES if steepest < 1.3 else DIFFERS,
+            f"from {min(beyond)} records on it would take one record's delta below 1e-150" if beyond else "",
+        ),
+        Row(
+            "theorem 4",
+            f"black box as printed, {finite.group} records",
+            "tight as a black box",
+            f"{printed[finite.group]:.4g}, enough is {finite.black_box:.4g}",
+            ERRATUM,
+            "the statement multiplies delta by k once more than its proof",
+        ),
+        Row(
+            "figure 1",
+            f"power of k, {middle.group} to {last.group} records",
+            "close to linear",
+            between(flattest, steepest, 3),
+            AGREES if steepest < 1.3 else DIFFERS,
             f"epsilon of {last.group} records is {between(*linear, 3)} times {last.group} epsilons of one: a straight "
-            "line, but a steeper one than the first point suggests"),
-        Row("figure 1", f"f-DP black box, {min(small)} to {max(small)} records", "strictly worse",
+            "line, but a steeper one than the first point suggests",
+        ),
+        Row(
+            "figure 1",
+            f"f-DP black box, {min(small)} to {max(small)} records",
+            "strictly worse",
             f"by {100 * worse[min(small)]:.2g} to {100 * worse[max(small)]:.2g} % at least",
             AGREES if min(worse.values()) > 0.0 else DIFFERS,
-            "proposition 20, proved here for this setting; that it is no better follows from theorem 5 at once"),
-        Row("figure 1", "f-DP black box", "infeasible", f"certified up to {largest} records", DIFFERS,
-            "it is the triangle inequality with the best shares of epsilon (docs/group-privacy.md)"),
-    ]  # fmt: skip
+            "proposition 20, proved here for this setting; that it is no better follows from theorem 5 at once",
+        ),
+        Row(
+            "figure 1",
+            "f-DP black box",
+            "infeasible",
+            f"certified up to {largest} records",
+            DIFFERS,
+            "it is the triangle inequality with the best shares of epsilon (docs/group-privacy.md)",
+        ),
+    ]
 
 
 def f_dp_at_least(curve: TradeOff, group: int, delta: float) -> float:
@@ -143,8 +192,9 @@ def f_dp_at_least(curve: TradeOff, group: int, delta: float) -> float:
 def _simulated(run: Mechanism, block: Block) -> list[Row]:
     """Algorithm 2: its printed line 21, its intervals, and the samples that its accuracy takes."""
     drawn = [row for row in block.rows if row.monte_carlo]
-    inside = sum(r.monte_carlo.lower <= r.tight.upper and r.tight.lower <= r.monte_carlo.upper
-                 for r in drawn if r.monte_carlo)  # fmt: skip
+    inside = sum(
+        r.monte_carlo.lower <= r.tight.upper and r.tight.lower <= r.monte_carlo.upper for r in drawn if r.monte_carlo
+    )
     row = min(block.rows, key=lambda r: abs(r.group - 8))
     epsilon = round(row.tight.upper, 1)
     truth = run.guarantee(row.group).delta(epsilon)
@@ -153,15 +203,31 @@ def _simulated(run: Mechanism, block: Block) -> list[Row]:
     printed = 1.0 - scale + scale * float(np.mean(np.maximum(-np.expm1(-epsilon - paper.absent), 0.0)))
     needed = [samples_needed(r.tight.upper, 0.01 * block.at, 0.99) for r in (block.rows[0], block.rows[-1])]
     return [
-        Row("algorithm 2", f"delta_2({epsilon:g}), {row.group} records, as printed", "unbiased", f"{printed:.3g}",
-            ERRATUM, f"line 21 has the ratio upside down; corrected it gives {paper.estimate(epsilon):.3g} from "
-            f"{RUNS} runs, proved is {between(truth.lower, truth.upper)}"),
-        Row("algorithm 2", "corrected: intervals that hold the bracket", "99 %", f"{inside} of {len(drawn)}",
-            AGREES if inside >= len(drawn) - 1 else DIFFERS),
-        Row("section 5", "samples for 1 % with probability .99", "large enough",
-            f"{needed[0]:.1g} to {needed[1]:.1g}", DIFFERS,
-            "what the proof of proposition 21 asks for at 1 and 64 records; the printed probability exceeds 1"),
-    ]  # fmt: skip
+        Row(
+            "algorithm 2",
+            f"delta_2({epsilon:g}), {row.group} records, as printed",
+            "unbiased",
+            f"{printed:.3g}",
+            ERRATUM,
+            f"line 21 has the ratio upside down; corrected it gives {paper.estimate(epsilon):.3g} from "
+            f"{RUNS} runs, proved is {between(truth.lower, truth.upper)}",
+        ),
+        Row(
+            "algorithm 2",
+            "corrected: intervals that hold the bracket",
+            "99 %",
+            f"{inside} of {len(drawn)}",
+            AGREES if inside >= len(drawn) - 1 else DIFFERS,
+        ),
+        Row(
+            "section 5",
+            "samples for 1 % with probability .99",
+            "large enough",
+            f"{needed[0]:.1g} to {needed[1]:.1g}",
+            DIFFERS,
+            "what the proof of proposition 21 asks for at 1 and 64 records; the printed probability exceeds 1",
+        ),
+    ]
 
 
 def samples_needed(epsilon: float, error: float, confidence: float) -> float:
@@ -200,10 +266,22 @@ def _figure_2(folder: Path, every: int) -> list[Row]:
             for kind, colour, words in (("fixed", "blue", "epsilon = 2"), ("growing", "red", "epsilon = records / 2")):
                 lines = [line for line in table if line[:2] == (noise, kind)]
                 x = [line[2] for line in lines]
-                axes.plot(x, [line[5] for line in lines], color=OKABE_ITO[colour], marker="o", markersize=4,
-                          label=f"{words}: tight")  # fmt: skip
-                axes.plot(x, [line[6] for line in lines], color=OKABE_ITO[colour], linestyle="--", marker=".",
-                          label=f"{words}: black box")  # fmt: skip
+                axes.plot(
+                    x,
+                    [line[5] for line in lines],
+                    color=OKABE_ITO[colour],
+                    marker="o",
+                    markersize=4,
+                    label=f"{words}: tight",
+                )
+                axes.plot(
+                    x,
+                    [line[6] for line in lines],
+                    color=OKABE_ITO[colour],
+                    linestyle="--",
+                    marker=".",
+                    label=f"{words}: black box",
+                )
             axes.set(xlabel="records in the group", ylabel="delta", yscale="log", ylim=(None, 2.0))
             powers_of_two(axes)
             axes.set_title(f"Figure 2: 20 steps, noise multiplier {noise:g}, rate 0.01", loc="left", fontsize=10)
@@ -225,17 +303,32 @@ def _claims_2(noise: float, table: Sequence[tuple[Any, ...]]) -> list[Row]:
     rises = last[4] > start[5]
     full = min((line[2] for line in growing if line[6] >= 1.0), default=0)
     return [
-        Row(where, f"delta at epsilon 2, 1 to {last[2]} records", "grows really fast",
-            f"{shown(grown, LOWER, 2)} times", AGREES),
-        Row(where, f"delta at epsilon k/2, 1 to {last[2]} records", "almost constant",
-            f"within {shown(spread, UPPER, 2)} times", AGREES if spread < 10.0 else DIFFERS,
+        Row(
+            where,
+            f"delta at epsilon 2, 1 to {last[2]} records",
+            "grows really fast",
+            f"{shown(grown, LOWER, 2)} times",
+            AGREES,
+        ),
+        Row(
+            where,
+            f"delta at epsilon k/2, 1 to {last[2]} records",
+            "almost constant",
+            f"within {shown(spread, UPPER, 2)} times",
+            AGREES if spread < 10.0 else DIFFERS,
             f"within {shown(near, UPPER, 2)} times up to 16 records; from {shown(start[5], UPPER, 2)} it "
             f"{'rises' if rises else 'falls'} to {shown(last[5], UPPER, 2)}"
-            + (f"; the black box says 1 from {full} records on" if full else "")),
-        Row(where, f"epsilon of {last[2]} records over k epsilons, same delta", "almost linear",
-            between(*ratio), AGREES if ratio[0] > 0.8 and ratio[1] < 1.25 else DIFFERS,
-            "the noise multiplier is 1 in the caption and 2 in the text" if noise == 2.0 else ""),
-    ]  # fmt: skip
+            + (f"; the black box says 1 from {full} records on" if full else ""),
+        ),
+        Row(
+            where,
+            f"epsilon of {last[2]} records over k epsilons, same delta",
+            "almost linear",
+            between(*ratio),
+            AGREES if ratio[0] > 0.8 and ratio[1] < 1.25 else DIFFERS,
+            "the noise multiplier is 1 in the caption and 2 in the text" if noise == 2.0 else "",
+        ),
+    ]
 
 
 # --- figure 3: the sampling rate at equal epsilon --------------------------------------------------------------------
@@ -258,16 +351,27 @@ def _figure_3(folder: Path, every: int) -> list[Row]:
         epsilons = {size: g.epsilon(DELTA, 5e-4) for size, g in groups.items()}
         found[rate] = Equal(noise, epsilons, {size: g.delta(1.0, ROUGH) for size, g in groups.items()})
     header = ["rate", "noise_multiplier", "group", "epsilon_lower", "epsilon_upper", "delta_lower", "delta_upper"]
-    write_csv(folder / "figure-3.csv", header, [
-        (rate, f.noise, size, e.lower, e.upper, f.deltas[size].lower, f.deltas[size].upper)
-        for rate, f in found.items() for size, e in f.epsilons.items()
-    ])  # fmt: skip
+    write_csv(
+        folder / "figure-3.csv",
+        header,
+        [
+            (rate, f.noise, size, e.lower, e.upper, f.deltas[size].lower, f.deltas[size].upper)
+            for rate, f in found.items()
+            for size, e in f.epsilons.items()
+        ],
+    )
     with panels(2, 1, 7.0, 8.2, *files(folder, "figure-3")) as grid:
         for (axes,), words in zip(grid, ("delta at epsilon = 1", f"epsilon at delta = {DELTA:g}"), strict=True):
             for (rate, f), colour in zip(found.items(), _COLOURS, strict=False):
                 data = f.deltas if words.startswith("delta") else f.epsilons
-                axes.plot(sizes, [data[size].upper for size in sizes], "--o" if rate == 1.0 else "-o", markersize=4,
-                          color=OKABE_ITO[colour], label=f"rate {rate:g}, noise {f.noise:.4g}")  # fmt: skip
+                axes.plot(
+                    sizes,
+                    [data[size].upper for size in sizes],
+                    "--o" if rate == 1.0 else "-o",
+                    markersize=4,
+                    color=OKABE_ITO[colour],
+                    label=f"rate {rate:g}, noise {f.noise:.4g}",
+                )
             axes.set(xlabel="records in the group", ylabel=words, yscale="log")
             powers_of_two(axes)
             axes.grid(alpha=0.25)
@@ -284,10 +388,15 @@ def _claims_3(found: Mapping[float, Equal], sizes: Sequence[int]) -> list[Row]:
     two = {rate: BlackBox(run_of(rate, 100, found[rate].noise).guarantee()).epsilon(2, DELTA) for rate in RATES}
     spread = max(two.values()) - min(two.values())
     rows.append(
-        Row("section 5", "black box, 2 records, rates 0.001 to 1", "the same", f"{two[RATES[0]]:.4g} to {two[1.0]:.4g}",
+        Row(
+            "section 5",
+            "black box, 2 records, rates 0.001 to 1",
+            "the same",
+            f"{two[RATES[0]]:.4g} to {two[1.0]:.4g}",
             DIFFERS if spread > 0.01 else AGREES,
-            "the same only if nothing but (1, 1e-5) is known; at equal delta the rest of the curve matters")
-    )  # fmt: skip
+            "the same only if nothing but (1, 1e-5) is known; at equal delta the rest of the curve matters",
+        )
+    )
     return rows
 
 
@@ -296,10 +405,13 @@ def _linear(rate: float, size: int, found: Bracket) -> Row:
     low, high = found.lower / size, found.upper / size
     small = rate <= 0.01
     return Row(
-        "figure 3", f"epsilon of {size} records over {size}, rate {rate:g}", "almost linear" if small else "not said",
-        between(low, high), (AGREES if low > 0.5 and high < 2.0 else DIFFERS) if small else "",
+        "figure 3",
+        f"epsilon of {size} records over {size}, rate {rate:g}",
+        "almost linear" if small else "not said",
+        between(low, high),
+        (AGREES if low > 0.5 and high < 2.0 else DIFFERS) if small else "",
         "less than linear" if high < 0.5 else "",
-    )  # fmt: skip
+    )
 
 
 def _graceful(small: Equal, large: Equal, what: str, sizes: Sequence[int]) -> Row:
@@ -318,9 +430,13 @@ def _graceful(small: Equal, large: Equal, what: str, sizes: Sequence[int]) -> Ro
     gain = max(large.epsilons[k].lower / small.epsilons[k].upper for k in sizes)
     here = f"cheaper for {len(cheaper)} of {len(sizes)} groups" + f", up to {gain:.3g} times" * bool(cheaper)
     return Row(
-        "figure 3", what, "more graceful", here,
-        AGREES if len(cheaper) == len(sizes) else DIFFERS, remark,
-    )  # fmt: skip
+        "figure 3",
+        what,
+        "more graceful",
+        here,
+        AGREES if len(cheaper) == len(sizes) else DIFFERS,
+        remark,
+    )
 
 
 def _listed(sizes: Sequence[int]) -> str:

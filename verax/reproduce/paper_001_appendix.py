@@ -89,8 +89,10 @@ def growth_with_steps(folder: Path, every: int) -> list[Row]:
     steps, rates, noises = some_of(B1_STEPS, min(every, 2)), some_of(B1_RATES, every), some_of(B1_NOISES, every)
     found = {
         (rate, noise, size): [run_of(rate, t, noise).guarantee(size).epsilon(DELTA, ROUGH) for t in steps]
-        for rate in rates for noise in noises for size in B1_GROUPS
-    }  # fmt: skip
+        for rate in rates
+        for noise in noises
+        for size in B1_GROUPS
+    }
     header = ["rate", "noise_multiplier", "group", "steps", "epsilon_lower", "epsilon_upper"]
     lines = [(*key, t, b.lower, b.upper) for key, some in found.items() for t, b in zip(steps, some, strict=True)]
     write_csv(folder / "figure-b1.csv", header, lines)
@@ -104,12 +106,16 @@ def growth_with_steps(folder: Path, every: int) -> list[Row]:
     powers = [power(steps[0], some[0].upper, steps[-1], some[-1].lower) for some in found.values()]
     proved, against = slower.count(1), slower.count(-1)
     return [
-        Row("appendix B.1", "growth with steps slows down", "in general",
+        Row(
+            "appendix B.1",
+            "growth with steps slows down",
+            "in general",
             f"proved in {proved} of {len(slower)} cases, against it {against}",
             AGREES if proved > against == 0 else DIFFERS,
             f"epsilon grows as steps to a power of {min(powers):.2f} to {max(powers):.2f}, nearest to 1 where it is in "
-            "the hundreds"),
-    ]  # fmt: skip
+            "the hundreds",
+        ),
+    ]
 
 
 def _panel(axes: Any, x: Sequence[float], curves: Mapping[int, Sequence[float]], title: str) -> None:
@@ -166,8 +172,11 @@ def effect_of_the_rate(folder: Path, every: int) -> list[Row]:
             run = run_of(rate, count, noise)
             found[count, rate] = noise, {size: run.guarantee(size).epsilon(DELTA, ROUGH) for size in B2_GROUPS}
     header = ["steps", "rate", "noise_multiplier", "group", "epsilon_lower", "epsilon_upper"]
-    lines = [(*key, noise, size, b.lower, b.upper) for key, (noise, some) in sorted(found.items())
-             for size, b in some.items()]  # fmt: skip
+    lines = [
+        (*key, noise, size, b.lower, b.upper)
+        for key, (noise, some) in sorted(found.items())
+        for size, b in some.items()
+    ]
     write_csv(folder / "figure-b2.csv", header, lines)
     columns = min(5, len(steps))
     height = math.ceil(len(steps) / columns)
@@ -190,12 +199,16 @@ def _claims(
     gains = [found[t, most][1][size].lower / found[t, least][1][size].upper for t in steps]
     falls = all(later < earlier * (1.0 + 2.0 * ROUGH) for earlier, later in itertools.pairwise(gains))
     return [
-        Row("appendix B.2", f"epsilon of {size} records, rate {most:g} over {least:g}", "larger effect at few steps",
+        Row(
+            "appendix B.2",
+            f"epsilon of {size} records, rate {most:g} over {least:g}",
+            "larger effect at few steps",
             f"{gains[0]:.3g} at {steps[0]} to {gains[-1]:.3g} at {steps[-1]} steps",
             AGREES if falls and gains[0] > gains[-1] else DIFFERS,
             f"rates of {_plateau(steps[-1], rates, found, size):g} and more are within 2 % of each other at "
-            f"{steps[-1]} steps, {_plateau(steps[0], rates, found, size):g} and more at {steps[0]}"),
-    ]  # fmt: skip
+            f"{steps[-1]} steps, {_plateau(steps[0], rates, found, size):g} and more at {steps[0]}",
+        ),
+    ]
 
 
 def _plateau(count: int, rates: Iterable[float], found: Mapping[tuple[int, float], Any], size: int) -> float:

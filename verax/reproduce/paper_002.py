@@ -25,9 +25,14 @@ from verax.samplers import Deterministic, Poisson, Sampler, Shuffle
 
 CURVES = ("deterministic", "poisson", "renyi", "shuffle")
 COLUMNS = (
-    "deterministic_lower", "deterministic_upper", "poisson_lower", "poisson_upper", "poisson_renyi_upper",
-    "shuffle_lower", "shuffle_upper",
-)  # fmt: skip
+    "deterministic_lower",
+    "deterministic_upper",
+    "poisson_lower",
+    "poisson_upper",
+    "poisson_renyi_upper",
+    "shuffle_lower",
+    "shuffle_upper",
+)
 LETTERS = {"deterministic": "D", "poisson": "P", "renyi": "P", "shuffle": "S"}
 NAMED_RTOL, CURVE_RTOL = 1e-4, 5e-3  # of numbers, and of curves: a plotted line is wider than that
 
@@ -119,7 +124,11 @@ CLAIMS = (
     Claim(4, "deterministic", 0.5, "~", "10.997"),
     Claim(5, "poisson", 0.7, "<=", "0.61"),
     Claim(
-        5, "renyi", 0.7, "<=", "1.64",
+        5,
+        "renyi",
+        0.7,
+        "<=",
+        "1.64",
         "true of the run, but no real order gives it by the usual conversion; dp-accounting 0.6.0 prints 1.6532",
     ),
     Claim(5, "shuffle", 0.7, ">=", "6.528"),
@@ -132,7 +141,7 @@ CLAIMS = (
     Claim(7, "renyi", 1.0, "<=", "8.45e-5", "dp-accounting 0.6.0, with its list of orders, prints 8.448e-5 there", 0.5),
     Claim(7, "shuffle", 1.0, ">=", "0.004", "at 1 the paper's formula gives a quarter of what it prints", 0.5),
     Claim(7, "shuffle", 4.0, ">=", "4.38e-7"),
-)  # fmt: skip
+)
 
 
 def reproduce(folder: Path, progress: Progress = quiet, every: int = 1) -> list[Row]:
@@ -183,9 +192,13 @@ def judge(setting: Setting, claim: Claim) -> Row:
         there = _number(setting, claim, claim.meant)
         remark = f"printed for {claim.x:g}, it is the number at {claim.meant:g} (here {there}); {remark}"
     return Row(
-        f"figure {claim.figure}", what + ", Rényi" * (claim.curve == "renyi"), f"{claim.sense} {claim.printed}",
-        _number(setting, claim, claim.x), found, remark,
-    )  # fmt: skip
+        f"figure {claim.figure}",
+        what + ", Rényi" * (claim.curve == "renyi"),
+        f"{claim.sense} {claim.printed}",
+        _number(setting, claim, claim.x),
+        found,
+        remark,
+    )
 
 
 def _number(setting: Setting, claim: Claim, x: float) -> str:
@@ -269,8 +282,17 @@ def _marks(axes: Any, claims: Sequence[Claim]) -> None:
         colour = OKABE_ITO[_STYLES[claim.curve][0]]
         places = [(claim.x, "o")] if claim.meant is None else [(claim.x, "x"), (claim.meant, "o")]
         for place, mark in places:
-            axes.plot([place], [float(claim.printed)], mark, color=colour, markersize=7, markerfacecolor="none",
-                      markeredgewidth=1.6, zorder=4, clip_on=False)  # fmt: skip
+            axes.plot(
+                [place],
+                [float(claim.printed)],
+                mark,
+                color=colour,
+                markersize=7,
+                markerfacecolor="none",
+                markeredgewidth=1.6,
+                zorder=4,
+                clip_on=False,
+            )
     used = {mark for claim in claims for mark in ("ox" if claim.meant else "o")}
     for mark in sorted(used):
         axes.plot([], [], mark, color=OKABE_ITO["grey"], markerfacecolor="none", markeredgewidth=1.6, label=names[mark])

@@ -101,10 +101,19 @@ SETTINGS = (
     Setting(3, "noise", "delta", 0.5, 3.0, 26, (1, 10, 100), epsilon=0.1, remark="the text names no epsilon"),
     Setting(4, "epsilon", "delta", 0.0, 0.2, 41, (1, 10, 100), noise=3.0),
     Setting(
-        5, "record_rate", "epsilon", 1e-4, 1.0, 17, (10, 100, 1000), delta=1e-6, product=1e-4, logarithmic=True,
+        5,
+        "record_rate",
+        "epsilon",
+        1e-4,
+        1.0,
+        17,
+        (10, 100, 1000),
+        delta=1e-6,
+        product=1e-4,
+        logarithmic=True,
         remark="the text names neither delta nor the numbers of records",
     ),
-)  # fmt: skip
+)
 """The text gives sigma = 1, p = q = 0.1 and pq = 1e-4; what else a figure fixes, and its axes, are chosen here."""
 
 SCENARIOS = {"6.1": RandomParticipation(0.001, 0.1, 30, 1), "6.2": RandomParticipation(0.1, 0.001, 1000, 1)}

@@ -25,9 +25,21 @@ from verax.reproduce.rows import AGREES, DIFFERS, ERRATUM, TIGHTER, Progress, Ro
 from verax.samplers import Poisson
 
 COLUMNS = (
-    "table", "population", "epochs", "printed_epsilon", "printed_sigma", "printed_batch", "sigma", "batch", "rounds",
-    "first_step_epsilon", "first_step_sigma", "first_step_batch", "accountant_lower", "accountant_upper",
-)  # fmt: skip
+    "table",
+    "population",
+    "epochs",
+    "printed_epsilon",
+    "printed_sigma",
+    "printed_batch",
+    "sigma",
+    "batch",
+    "rounds",
+    "first_step_epsilon",
+    "first_step_sigma",
+    "first_step_batch",
+    "accountant_lower",
+    "accountant_upper",
+)
 
 
 @dataclass(frozen=True)
@@ -58,16 +70,27 @@ class Comparison:
 
 _A9A, _MNIST, _CIFAR = (6, 10_000, 5), (7, 60_000, 6), (8, 50_000, 7)
 LINES = (
-    Line(*_A9A, "0.04945", "19.29962", 26), Line(*_A9A, "0.1", "13.06742", 55), Line(*_A9A, "0.25", "8.59143", 103),
-    Line(*_A9A, "0.5", "6.05868", 168), Line(*_A9A, "1.0", "4.27273", 265), Line(*_A9A, "2.0", "3.03241", 400),
-    Line(*_MNIST, "0.15007", "12.10881", 370), Line(*_MNIST, "0.2", "10.48452", 460),
-    Line(*_MNIST, "0.25", "9.37379", 543), Line(*_MNIST, "0.5", "6.63120", 889),
-    Line(*_MNIST, "0.75", "5.41887", 1168), Line(*_MNIST, "1.0", "4.69244", 1409),
+    Line(*_A9A, "0.04945", "19.29962", 26),
+    Line(*_A9A, "0.1", "13.06742", 55),
+    Line(*_A9A, "0.25", "8.59143", 103),
+    Line(*_A9A, "0.5", "6.05868", 168),
+    Line(*_A9A, "1.0", "4.27273", 265),
+    Line(*_A9A, "2.0", "3.03241", 400),
+    Line(*_MNIST, "0.15007", "12.10881", 370),
+    Line(*_MNIST, "0.2", "10.48452", 460),
+    Line(*_MNIST, "0.25", "9.37379", 543),
+    Line(*_MNIST, "0.5", "6.63120", 889),
+    Line(*_MNIST, "0.75", "5.41887", 1168),
+    Line(*_MNIST, "1.0", "4.69244", 1409),
     Line(*_MNIST, "2.0", "3.31648", 2159),
-    Line(*_CIFAR, "0.25", "9.29838", 417), Line(*_CIFAR, "0.5", "6.57192", 689), Line(*_CIFAR, "0.75", "5.36937", 909),
-    Line(*_CIFAR, "1.0", "4.65014", 1099), Line(*_CIFAR, "1.5", "4.16111", 1267),
-    Line(*_CIFAR, "2.0", "3.28831", 1690), Line(*_CIFAR, "3.0", "2.68273", 1994),
-)  # fmt: skip
+    Line(*_CIFAR, "0.25", "9.29838", 417),
+    Line(*_CIFAR, "0.5", "6.57192", 689),
+    Line(*_CIFAR, "0.75", "5.36937", 909),
+    Line(*_CIFAR, "1.0", "4.65014", 1099),
+    Line(*_CIFAR, "1.5", "4.16111", 1267),
+    Line(*_CIFAR, "2.0", "3.28831", 1690),
+    Line(*_CIFAR, "3.0", "2.68273", 1994),
+)
 COMPARISONS = (
     Comparison(9, 10_000, 5, 19.29962, "0.0497", ("26", "198"), ("0.0105", "0.0533"), ("4.7234", "0.9328")),
     Comparison(10, 60_000, 6, 12.10881, "0.1521", ("288", "3042"), ("0.0389", "0.2097"), ("3.9147", "0.7257")),
@@ -134,18 +157,37 @@ def judge(line: Line) -> tuple[list[Row], list[object]]:
     origin, mislabelled = _origin(line, first)
     short = "; with the ε that (1) has, (35) asks for more noise" if sigma < needed else ""
     noise = Row(
-        where, f"σ, {which}", line.sigma, f"{needed:.5f}", ERRATUM if mislabelled else DIFFERS,
+        where,
+        f"σ, {which}",
+        line.sigma,
+        f"{needed:.5f}",
+        ERRATUM if mislabelled else DIFFERS,
         f"{origin}{short}; the accountant gives ε <= {shown(tight.upper, UPPER, 4)} for the printed line",
-    )  # fmt: skip
+    )
     size = Row(
-        where, f"s, {which}", str(line.batch), str(ours.batch), DIFFERS if ours.batch != line.batch else AGREES,
+        where,
+        f"s, {which}",
+        str(line.batch),
+        str(ours.batch),
+        DIFFERS if ours.batch != line.batch else AGREES,
         f"largest that theorem B.4 grants at ε={line.epsilon} with σ={needed:.5g}: gamma is {ours.gamma:.4g} at its "
         f"fixed point; printed s and ε make it {epsilon * n / (line.batch * k):.4g}",
-    )  # fmt: skip
+    )
     columns: list[object] = [
-        line.table, n, k, epsilon, sigma, line.batch, needed, ours.batch, ours.rounds, *first,
-        first_step_d4(n, k, sigma, 2.0 * math.log(n) / sigma**2), tight.lower, tight.upper,
-    ]  # fmt: skip
+        line.table,
+        n,
+        k,
+        epsilon,
+        sigma,
+        line.batch,
+        needed,
+        ours.batch,
+        ours.rounds,
+        *first,
+        first_step_d4(n, k, sigma, 2.0 * math.log(n) / sigma**2),
+        tight.lower,
+        tight.upper,
+    ]
     return [noise, size], columns
 
 
@@ -174,20 +216,32 @@ def compare(table: Comparison) -> Iterator[Row]:
     answer = simple(n, target, epochs=k)
     epsilon = target.epsilon
     yield Row(
-        where, "ε_target", table.epsilon, f"{epsilon:.5f}", verdict(table.epsilon, "~", epsilon, epsilon),
+        where,
+        "ε_target",
+        table.epsilon,
+        f"{epsilon:.5f}",
+        verdict(table.epsilon, "~", epsilon, epsilon),
         "2 ln(1/δ)/(σ²-2), the same as solving (1)",
-    )  # fmt: skip
+    )
     first = first_step_d4(n, k, sigma, epsilon)
     yield Row(
-        where, "s_max", table.batches[0], str(answer.minimum.batch), DIFFERS,
+        where,
+        "s_max",
+        table.batches[0],
+        str(answer.minimum.batch),
+        DIFFERS,
         f"the printed rule stops D.4 after one step, at s={first:.1f}; gamma is {epsilon * n / (first * k):.4g} there, "
         f"{answer.minimum.gamma:.4g} at its fixed point",
-    )  # fmt: skip
+    )
     own = accountant(n, k, answer.minimum.batch, sigma)
     yield Row(
-        where, f"ε of s={answer.minimum.batch}", "not given", _shown(own), TIGHTER,
+        where,
+        f"ε of s={answer.minimum.batch}",
+        "not given",
+        _shown(own),
+        TIGHTER,
         f"the accountant for our s_max, {epsilon / own.upper:.3g} times below ε_target",
-    )  # fmt: skip
+    )
     same = str(answer.asymptotic.batch) == table.batches[1]
     yield Row(where, "s_max,asym", table.batches[1], str(answer.asymptotic.batch), AGREES if same else DIFFERS)
     for column, twice in ((0, False), (1, True)):
@@ -209,9 +263,10 @@ def _f_dp(table: Comparison, epsilon: float, column: int, twice: bool) -> Iterat
     remark = "ε_target over the number above"
     if twice:
         remark = (
-            "above 1: ε_target is reached with T_min,asym, contrary to the conclusion drawn in D.4" if low > 1.0
+            "above 1: ε_target is reached with T_min,asym, contrary to the conclusion drawn in D.4"
+            if low > 1.0
             else "below 1: ε_target is not reached with T_min,asym, as the paper says"
-        )  # fmt: skip
+        )
     judged = ERRATUM if twice and low > 1.0 else DIFFERS
     yield Row(where, f"factor, s={batch}", table.factors[column], f"{low:.4f} to {high:.4f}", judged, remark)
 
@@ -227,24 +282,34 @@ def errata() -> Iterator[Row]:
     """Steps that fail, and the numbers that show it."""
     a, sigma = 0.02, 10.0
     yield Row(
-        "(39) and (55)", f"gamma's right-hand side, ā={a:g}, σ={sigma:g}", f"{printed_gamma(a, sigma):.4f}",
-        f"{proactive.gamma_at(a, sigma):.4f}", ERRATUM, "1-u_0 is (1-a-2√a)/(1-a), not (1-√a)²/(1-a)",
-    )  # fmt: skip
+        "(39) and (55)",
+        f"gamma's right-hand side, ā={a:g}, σ={sigma:g}",
+        f"{printed_gamma(a, sigma):.4f}",
+        f"{proactive.gamma_at(a, sigma):.4f}",
+        ERRATUM,
+        "1-u_0 is (1-a-2√a)/(1-a), not (1-√a)²/(1-a)",
+    )
     rate = 0.01
     order = math.floor(sigma**2 * math.log(1.0 / (rate * sigma)))
     ratio = 2.0 * order * rate * math.exp(order / (2.0 * sigma**2)) / ((1.0 - rate) * sigma)
     yield Row(
-        "lemma B.3, proof", f"ratio of the series, q={rate:g}, σ={sigma:g}, λ={order}",
-        f"<= {2.0 * math.sqrt(order * rate) / ((1.0 - rate) * sigma):.4f}", f"{ratio:.4f}", ERRATUM,
+        "lemma B.3, proof",
+        f"ratio of the series, q={rate:g}, σ={sigma:g}, λ={order}",
+        f"<= {2.0 * math.sqrt(order * rate) / ((1.0 - rate) * sigma):.4f}",
+        f"{ratio:.4f}",
+        ERRATUM,
         "needs λ <= σ, used up to σ² ln(N/sσ); the lemma stands, see docs/reproduce-004.md",
-    )  # fmt: skip
+    )
     done, noise, epsilon, n = (408, 882), 9.0, 0.3, 60_000
     grants = {s: theorem_b4(SampleSizes(n, (done, (s, 2 * n // s))).work, noise, epsilon, 1.0 / n) for s in (1, 408)}
     yield Row(
-        "E.1", f"second phase, {done[1]} rounds of {done[0]} before, σ={noise:g}, ε={epsilon:g}, k=2",
-        "s=1, 2, ... until one fails", f"s=1 {_word(grants[1])}, s=408 {_word(grants[408])}", ERRATUM,
+        "E.1",
+        f"second phase, {done[1]} rounds of {done[0]} before, σ={noise:g}, ε={epsilon:g}, k=2",
+        "s=1, 2, ... until one fails",
+        f"s=1 {_word(grants[1])}, s=408 {_word(grants[408])}",
+        ERRATUM,
         "theta counts the largest batch in every round, so the search must start there",
-    )  # fmt: skip
+    )
 
 
 def _word(found: object) -> str:

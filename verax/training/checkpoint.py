@@ -29,9 +29,14 @@ _HELD = {"mechanism", "clip_norms", "run", "records", "rounds", "model", "optimi
 
 
 def read_state(
-    path: str | os.PathLike[str], mechanism: Mechanism, norms: list[float] | None, records: int | None,
-    ledger: Ledger | None, schedule: torch.optim.lr_scheduler.LRScheduler | None = None, device: str = "cpu",
-) -> dict[str, Any]:  # fmt: skip
+    path: str | os.PathLike[str],
+    mechanism: Mechanism,
+    norms: list[float] | None,
+    records: int | None,
+    ledger: Ledger | None,
+    schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+    device: str = "cpu",
+) -> dict[str, Any]:
     """A state that ``PrivateTrainer.save`` wrote, if it is of this very run.
 
     "spent" is how many rounds the ledger knows beyond it, "blind" whether there may be some that no ledger knows, and
@@ -110,9 +115,11 @@ def spend(drawn: Iterator[Any], schedule: torch.optim.lr_scheduler.LRScheduler |
 
 
 def put_back(
-    state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler | None,
-) -> None:  # fmt: skip
+) -> None:
     """Weights, optimizer and schedule as they were: of the same kinds, since another would fail in its first step."""
     for what, now in (("optimizer", optimizer), ("schedule", schedule)):
         kind = state.get("kinds", {}).get(what)

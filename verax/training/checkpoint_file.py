@@ -15,9 +15,20 @@ from verax.durable import refuse_special, sync_directory
 
 # What torch.load raises for bytes that are no state: pickles and archives fail wherever they are cut or changed.
 _UNREADABLE = (
-    UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError,
-    AssertionError, ImportError, MemoryError, OSError, struct.error,
-)  # fmt: skip
+    UnpicklingError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    ImportError,
+    MemoryError,
+    OSError,
+    struct.error,
+)
 
 
 def fresh_of(path: str | os.PathLike[str]) -> Path:

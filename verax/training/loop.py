@@ -143,10 +143,20 @@ def fit(
     chosen = optimizer([p for p in model.parameters() if p.requires_grad])
     sizes = None if schedule is None else schedule(chosen)
     trainer = PrivateTrainer(
-        model, chosen, mechanism, ledger=ledger, inner=inner, micro_batch=micro_batch, clip_norms=clip_norms,
-        schedule=sizes, state=state, records=records, processes=processes, diagnostics=diagnostics,
+        model,
+        chosen,
+        mechanism,
+        ledger=ledger,
+        inner=inner,
+        micro_batch=micro_batch,
+        clip_norms=clip_norms,
+        schedule=sizes,
+        state=state,
+        records=records,
+        processes=processes,
+        diagnostics=diagnostics,
         insecure_seed=insecure_seed,
-    )  # fmt: skip
+    )
     try:
         with _bar(len(mechanism.sampler), progress and trainer.first) as show:
             for batch in trainer.batches(dataset, collate_fn):

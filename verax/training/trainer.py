@@ -153,9 +153,16 @@ class PrivateTrainer:
                 raise ValueError("diagnostics are of one process, which sees whole batches: leave them out here")
             else:
                 self._join(ledger)
-            self._diagnostics = None if diagnostics is None else Diagnostics(
-                diagnostics, len(mechanism.sampler), mechanism.noise_multiplier, resumed=self._next > 0 or self._goes_on
-            )  # fmt: skip
+            self._diagnostics = (
+                None
+                if diagnostics is None
+                else Diagnostics(
+                    diagnostics,
+                    len(mechanism.sampler),
+                    mechanism.noise_multiplier,
+                    resumed=self._next > 0 or self._goes_on,
+                )
+            )
         except BaseException:  # in a notebook the traceback keeps the trainer, and with it what it opened
             self._ledger = None if isinstance(ledger, Ledger) else self._ledger
             self.close()
@@ -170,9 +177,13 @@ class PrivateTrainer:
         if ledger is not None:
             if not isinstance(ledger, Ledger):
                 begin = partial(
-                    Ledger.create, ledger, self.mechanism, population=self._nominal,
-                    insecure_seed=not self._secure, clip_norms=self._norms,
-                )  # fmt: skip
+                    Ledger.create,
+                    ledger,
+                    self.mechanism,
+                    population=self._nominal,
+                    insecure_seed=not self._secure,
+                    clip_norms=self._norms,
+                )
                 file = self._file
                 ledger = begin() if file is None else file.ledger(Path(ledger), self.mechanism, begin, self._goes_on)
             self._ledger, self._next = ledger, ledger.released
@@ -186,12 +197,17 @@ class PrivateTrainer:
         assert peers is not None  # noqa: S101
         peers.by_first(lambda: self._open(ledger))
         peers.together(lambda: refuse_opened(ledger, peers.first))
-        peers.agree({
-            "mechanism": repr(self.mechanism), "clip_norms": self._norms, "records": self._nominal,
-            "parameters": [(p.shape, p.dtype) for p in self.model.parameters()],
-            "optimizer": (type(self.optimizer).__name__, repr(self.optimizer.defaults)),
-            "inner": type(self._inner).__name__, "schedule": type(self._schedule).__name__,
-        })  # fmt: skip
+        peers.agree(
+            {
+                "mechanism": repr(self.mechanism),
+                "clip_norms": self._norms,
+                "records": self._nominal,
+                "parameters": [(p.shape, p.dtype) for p in self.model.parameters()],
+                "optimizer": (type(self.optimizer).__name__, repr(self.optimizer.defaults)),
+                "inner": type(self._inner).__name__,
+                "schedule": type(self._schedule).__name__,
+            }
+        )
         mine = self._groups.state(), self._sampling.state(), self._next, self._goes_on, self._secure, self._blind
         groups, sampling, self._next, self._goes_on, self._secure, self._blind = peers.share(mine)
         if not peers.first:

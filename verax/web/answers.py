@@ -189,29 +189,29 @@ def federated(asked: questions.Federated) -> list[Step]:
 
     steps = [Step.of(task(name, _RTOL), kind="row", sampler=name) for name in NAMES]
     steps += [
-        Step.of(Task("observer", (asked.federation(trusted), observer, asked.delta, _RTOL), True), kind="observer",
-                observer=observer, trusted=trusted)
+        Step.of(
+            Task("observer", (asked.federation(trusted), observer, asked.delta, _RTOL), True),
+            kind="observer",
+            observer=observer,
+            trusted=trusted,
+        )
         for observer in OBSERVERS
         for trusted in (True, False)
-    ]  # fmt: skip
+    ]
     match asked.figure:
         case "noise":
             points = [
                 (value, task(name, _FIGURE_RTOL, value), name) for value in coarse_first(NOISES) for name in NAMES
             ]
         case "rounds":
-            points = [
-                (v, task(name, _FIGURE_RTOL, rounds=v), name) for v in coarse_first(ROUNDS) for name in NAMES
-            ]  # fmt: skip
+            points = [(v, task(name, _FIGURE_RTOL, rounds=v), name) for v in coarse_first(ROUNDS) for name in NAMES]
         case "client-rate":
             points = [
                 (v, task(name, _FIGURE_RTOL, client_rate=v), name) for v in coarse_first(CLIENT_RATES) for name in NAMES
             ]
         case "delta" | "tradeoff":
             curves = (Task("participation-curve", (name, asked.client(), noise, asked.delta), True) for name in NAMES)
-            return steps + [
-                Step.of(task, kind="curve", sampler=name) for name, task in zip(NAMES, curves, strict=True)
-            ]  # fmt: skip
+            return steps + [Step.of(task, kind="curve", sampler=name) for name, task in zip(NAMES, curves, strict=True)]
         case _:
             points = []
     return steps + [Step.of(one, kind="point", sampler=name, x=value) for value, one, name in points]

@@ -73,10 +73,16 @@ def create_app(settings: Settings | None = None) -> Guard:
         await desk.pool.stop()
 
     api = FastAPI(
-        title="verax", version=verax.__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-        openapi_url="/api/openapi.json", responses=shapes.PROBLEMS, dependencies=[Depends(_once)],
+        title="verax",
+        version=verax.__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/api/openapi.json",
+        responses=shapes.PROBLEMS,
+        dependencies=[Depends(_once)],
         description="The privacy of DP-SGD: brackets, plans, ledgers. Words and units are those of the Python API.",
-    )  # fmt: skip
+    )
     large = dict.fromkeys(("/api/run", "/api/run/statement"), settings.upload)
     api.add_middleware(BodyLimit, large=large, seconds=settings.stream_seconds)
     _problems(api)

@@ -51,11 +51,16 @@ def python_code(plan: Plan) -> str:
     mechanism, target = plan.mechanism, plan.target
     names = sorted({type(part).__name__ for part in (mechanism, mechanism.sampler, mechanism.clipping)})
     return _TEMPLATE.format(
-        names=", ".join(names), sampler=_call(mechanism.sampler), noise=mechanism.noise_multiplier,
-        clipping=_call(mechanism.clipping), relation=mechanism.relation,
+        names=", ".join(names),
+        sampler=_call(mechanism.sampler),
+        noise=mechanism.noise_multiplier,
+        clipping=_call(mechanism.clipping),
+        relation=mechanism.relation,
         group=f"group={target.group}" if target.group > 1 else "",
-        delta=target.delta, epsilon=target.epsilon, records=target.records,
-    )  # fmt: skip
+        delta=target.delta,
+        epsilon=target.epsilon,
+        records=target.records,
+    )
 
 
 def _call(value: Any) -> str:
@@ -78,18 +83,41 @@ def command_lines(plan: Plan) -> list[str]:
     if isinstance(target.clipping, Mixed):
         clipping += ["--clip-groups", str(target.clipping.groups)]
     account = [
-        "verax", "account", "--sampler", plan.way, *options.describe(plan.sampler), *noise, *clipping,
-        "--relation", plan.mechanism.relation, "--delta", repr(target.delta),
-    ]  # fmt: skip
+        "verax",
+        "account",
+        "--sampler",
+        plan.way,
+        *options.describe(plan.sampler),
+        *noise,
+        *clipping,
+        "--relation",
+        plan.mechanism.relation,
+        "--delta",
+        repr(target.delta),
+    ]
     if target.group > 1:
         account += ["--group", str(target.group)]
     lines = [shlex.join(account)]
     if _trainable(plan):
         train = [
-            "verax", "train", "--data", "yours.csv", "--sampler", plan.way, "--batch", str(plan.batch),
-            "--epochs", str(plan.epochs), *_special(plan), *noise, *clipping, "--delta", repr(target.delta),
-            "--ledger", "run.ledger",
-        ]  # fmt: skip
+            "verax",
+            "train",
+            "--data",
+            "yours.csv",
+            "--sampler",
+            plan.way,
+            "--batch",
+            str(plan.batch),
+            "--epochs",
+            str(plan.epochs),
+            *_special(plan),
+            *noise,
+            *clipping,
+            "--delta",
+            repr(target.delta),
+            "--ledger",
+            "run.ledger",
+        ]
         lines.append(shlex.join(train))
     return lines
 

@@ -86,9 +86,11 @@ def summary(source: Source, delta: float, group: int, diagnostics: bool = False)
     """What a ledger proves; then its epsilon against the number of rounds, for a figure."""
     run = opened(source)
     about = _about(run) | {
-        "delta": delta, "group": group, "log": _log(source, LOG_SUFFIX),
+        "delta": delta,
+        "group": group,
+        "log": _log(source, LOG_SUFFIX),
         "diagnostics": _log(source, PRIVATE_SUFFIX) if diagnostics else None,
-    }  # fmt: skip
+    }
     try:
         declared = run.guarantee(group).epsilon(delta)
         independent = if_independent([run], group)
@@ -141,18 +143,28 @@ def _about(run: Run) -> Part:
     ended = run.ended
     norms = run.clip_norms and [norm for norm, _ in run.clip_norms]
     return {
-        "name": run.path, "run": run.id, "begun": run.time, "verax": run.verax, "head": run.head,
-        "declared": run.declared, "released": run.released, "complete": run.complete, "over": ended is not None,
+        "name": run.path,
+        "run": run.id,
+        "begun": run.time,
+        "verax": run.verax,
+        "head": run.head,
+        "declared": run.declared,
+        "released": run.released,
+        "complete": run.complete,
+        "over": ended is not None,
         "ended": ended and {"how": ended.kind, "reason": ended.reason, "private": ended.private},
-        "resumed": sum(event.kind == "resumed" for event in run.events), "torn": run.torn,
-        "population": run.population, "insecure_seed": run.insecure_seed, "unit": run.unit,
+        "resumed": sum(event.kind == "resumed" for event in run.events),
+        "torn": run.torn,
+        "population": run.population,
+        "insecure_seed": run.insecure_seed,
+        "unit": run.unit,
         "relation": run.mechanism.relation,
         "mechanism": [repr(phase) for phase in run.mechanism.mechanisms],
         "noise_multiplier": [float(phase.noise_multiplier) for phase in run.mechanism.mechanisms],
         "clip_norm": norms or [float(phase.clipping.norm) for phase in run.mechanism.mechanisms],
         "signal": [_signal(phase, run.population) for phase in run.mechanism.mechanisms],
         "account": run.account(),
-    }  # fmt: skip
+    }
 
 
 def _signal(phase: Mechanism, population: int | None) -> Part:

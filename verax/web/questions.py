@@ -118,10 +118,14 @@ class Compare(Described):
     def setting(self, sampler: str, **other: Any) -> Setting:
         """The run with this sampler, and with other noise or epochs if they are given."""
         known: dict[str, Any] = {
-            "records": self.records, "batch": self.batch, "epochs": self.epochs,
-            "noise_multiplier": self.noise_multiplier, "clipping": clipping_of(self.clipping, self.clip_groups),
-            "relation": self.relation, "group": self.group,
-        }  # fmt: skip
+            "records": self.records,
+            "batch": self.batch,
+            "epochs": self.epochs,
+            "noise_multiplier": self.noise_multiplier,
+            "clipping": clipping_of(self.clipping, self.clip_groups),
+            "relation": self.relation,
+            "group": self.group,
+        }
         return Setting(sampler, **(known | other))
 
 
@@ -172,9 +176,9 @@ class Plan(Described):
     ratio_at_most: Annotated[
         float, Field(ge=1e-9, le=LARGEST_LIMIT, allow_inf_nan=False, description="Leave out more noise / batch.")
     ] = LARGEST_LIMIT
-    rank: Annotated[
-        Literal["signal", "noise", "ratio", "work", "rounds"], Field(description="What comes first.")
-    ] = "signal"  # fmt: skip
+    rank: Annotated[Literal["signal", "noise", "ratio", "work", "rounds"], Field(description="What comes first.")] = (
+        "signal"
+    )
 
     @field_validator("epochs", "batch")
     @classmethod
@@ -208,9 +212,7 @@ class Plan(Described):
     def limits(self) -> Limits:
         """What plans must keep besides; what is at its end is no limit."""
         most = None if self.rounds_at_most == MOST_ROUNDS else self.rounds_at_most
-        noise, ratio = (
-            None if limit == LARGEST_LIMIT else limit for limit in (self.noise_at_most, self.ratio_at_most)
-        )  # fmt: skip
+        noise, ratio = (None if limit == LARGEST_LIMIT else limit for limit in (self.noise_at_most, self.ratio_at_most))
         return Limits(self.rounds_at_least, most, noise, ratio)
 
     def points(self) -> tuple[tuple[str, int, int], ...]:
@@ -311,9 +313,11 @@ class Federated(Question):
     def client(self, **other: Any) -> RandomParticipation:
         """The client, with something else in the place of what was asked if that is given."""
         known: dict[str, Any] = {
-            "client_rate": self.client_rate, "record_rate": self.record_rate, "records": self.records,
+            "client_rate": self.client_rate,
+            "record_rate": self.record_rate,
+            "records": self.records,
             "rounds": self.rounds,
-        }  # fmt: skip
+        }
         return RandomParticipation(**(known | other))
 
     def federation(self, trusted: bool) -> Federation:

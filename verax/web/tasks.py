@@ -73,10 +73,13 @@ def number(value: float) -> float | str:
 def plain(bracket: Bracket) -> Part:
     """A bracket, with its sides also in a few digits, each rounded to its safe side."""
     return {
-        "lower": number(bracket.lower), "upper": number(bracket.upper), "evidence": bracket.evidence,
-        "lower_by": bracket.lower_by, "upper_by": bracket.upper_by,
+        "lower": number(bracket.lower),
+        "upper": number(bracket.upper),
+        "evidence": bracket.evidence,
+        "lower_by": bracket.lower_by,
+        "upper_by": bracket.upper_by,
         "shown": {"lower": shown(bracket.lower, LOWER), "upper": shown(bracket.upper, UPPER)},
-    }  # fmt: skip
+    }
 
 
 def epsilon(setting: Setting, delta: float, rtol: float) -> Iterator[Part]:

@@ -184,11 +184,14 @@ def missing(drawn: Iterable[tuple[float, tuple[int, ...]]], clip_groups: int, gr
 @pytest.mark.parametrize(
     "sampler",
     [
-        TruncatedPoisson(0.5, 1, 3, 5), TruncatedPoisson(0.6, 1, 4, 5), WithoutReplacement(2, 5, 1),
-        WithoutReplacement(4, 5, 1), RandomParticipation(1.0, 0.6, 4, 1),
+        TruncatedPoisson(0.5, 1, 3, 5),
+        TruncatedPoisson(0.6, 1, 4, 5),
+        WithoutReplacement(2, 5, 1),
+        WithoutReplacement(4, 5, 1),
+        RandomParticipation(1.0, 0.6, 4, 1),
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_missing_company_is_never_more_likely_than_said(sampler, group, clip_groups):
     mechanism = Mechanism(sampler, 1.0, Mixed(groups=clip_groups), "add-remove")
     said = lacking(mechanism, group, 5)
@@ -254,8 +257,10 @@ def test_a_charged_curve_is_inverse_to_itself(chance):
 
 def test_zero_out_of_a_clipped_subset_has_no_turns():
     """In a reversed round every batch without the record would have to sum to u, and every one with it to -u."""
-    names = [set(analysis_of(m, Group()).lowers or ()) for m in (
-        small(WithoutReplacement(5, 100, 4), Batch(), relation) for relation in ("zero-out", "replace"))]  # fmt: skip
+    names = [
+        set(analysis_of(m, Group()).lowers or ())
+        for m in (small(WithoutReplacement(5, 100, 4), Batch(), relation) for relation in ("zero-out", "replace"))
+    ]
     assert [("alternate" in found) for found in names] == [False, True]
 
 

@@ -100,8 +100,10 @@ def test_definition_5_2_leaves_out_runs_that_see_nothing():
     few, many = (tests.alarms(0.0, blind) for blind in (False, True))
     assert many - few == pytest.approx(0.4)
     thresholds = np.concatenate([-np.geomspace(1e-9, 9.0, 40), np.geomspace(1e-9, 9.0, 40)])
-    printed = [1 - sum(c * stats.norm.cdf(t / m + m / 2) for m, c in zip(MUS[1:], CHANCES[1:], strict=True))
-               - 0.4 * (t > 0) for t in thresholds]  # fmt: skip
+    printed = [
+        1 - sum(c * stats.norm.cdf(t / m + m / 2) for m, c in zip(MUS[1:], CHANCES[1:], strict=True)) - 0.4 * (t > 0)
+        for t in thresholds
+    ]
     assert not [alpha for alpha in printed if few + 1e-6 < alpha < many - 1e-6]
     inside = np.linspace(few, many, 7)
     sums = [a + gaussian_mixture.mixture_tradeoff(LAW, a, LOWER) for a in inside]

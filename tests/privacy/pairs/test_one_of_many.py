@@ -224,8 +224,11 @@ def test_one_factor_is_within_its_stated_errors(shift):
     grid = one_of_many._ticks(
         -shift * shift / 2.0 - math.sqrt(184.0) * shift,
         shift * shift / 2.0 + math.sqrt(184.0) * shift,
-        -shift * shift / 2.0, shift, 0.2, 0.1 * shift,
-    )  # fmt: skip
+        -shift * shift / 2.0,
+        shift,
+        0.2,
+        0.1 * shift,
+    )
     with mpmath.workdps(40):
         u = mpmath.mpf(shift)
         ends = [mpmath.mpf("-inf"), *(mpmath.mpf(g) / u + u / 2 for g in grid.tolist()), mpmath.mpf("inf")]

@@ -156,9 +156,15 @@ def test_sixteen_records_in_a_hundred_bins_are_known_to_a_tenth():
     assert "share rounds" in bracket.upper_by  # the smallest, not all of them
 
 
-@pytest.mark.parametrize(("size", "bins", "epochs", "noise", "width"), [
-    (2, 100, 10, 1.0, 0.03), (4, 100, 10, 2.0, 0.01), (16, 1000, 1, 1.0, 0.05), (4, 100, 10, 0.2, 0.12),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("size", "bins", "epochs", "noise", "width"),
+    [
+        (2, 100, 10, 1.0, 0.03),
+        (4, 100, 10, 2.0, 0.01),
+        (16, 1000, 1, 1.0, 0.05),
+        (4, 100, 10, 0.2, 0.12),
+    ],
+)
 def test_groups_are_known_to_a_few_percent(size, bins, epochs, noise, width):
     bracket = Mechanism(BallsInBins(bins, epochs), noise).guarantee(group=size).epsilon(1e-5)
     assert bracket.upper <= bracket.lower / (1.0 - width)

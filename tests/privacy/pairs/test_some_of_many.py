@@ -191,10 +191,20 @@ def test_two_of_three_rounds_are_known_exactly(shift, epsilon, put):
     assert truth * (1.0 - 1e-3) <= high <= low * 1.002
 
 
-@pytest.mark.parametrize(("times", "steps", "noise", "width"), [
-    (500, 1000, 0.5, 0.01), (500, 1000, 0.3, 0.01), (500, 1000, 1.0, 0.04), (999, 1000, 1.0, 0.001),
-    (900, 1000, 0.5, 0.01), (2, 3, 1.0, 0.001), (3, 4, 0.5, 0.002), (600, 1000, 0.5, 0.01), (5, 100, 0.02, 0.01),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("times", "steps", "noise", "width"),
+    [
+        (500, 1000, 0.5, 0.01),
+        (500, 1000, 0.3, 0.01),
+        (500, 1000, 1.0, 0.04),
+        (999, 1000, 1.0, 0.001),
+        (900, 1000, 0.5, 0.01),
+        (2, 3, 1.0, 0.001),
+        (3, 4, 0.5, 0.002),
+        (600, 1000, 0.5, 0.01),
+        (5, 100, 0.02, 0.01),
+    ],
+)
 def test_a_large_share_of_the_rounds_is_known_to_a_few_percent(times, steps, noise, width):
     bracket = Mechanism(RandomAllocation(times, steps), noise).guarantee().epsilon(1e-5)
     assert bracket.lower >= (1.0 - width) * bracket.upper > 0.0

@@ -91,10 +91,16 @@ def curve_of(outcomes, epsilon):
 
 @pytest.mark.parametrize("infinite", [0.0, 1e-6])
 @pytest.mark.parametrize("total", [1.0, 1.0 + 1e-9, 1.02])
-@pytest.mark.parametrize(("losses", "shares"), [
-    ((-0.1, 0.1), (0.5, 0.5)), ((-1e-3, 8.0), (0.999, 1e-3)), ((-0.3, 0.0, 3.0), (0.6, 0.3, 0.1)),
-    ((-1e-6, 300.0), (1.0 - 1e-9, 1e-9)), ((0.5, 2.0, 40.0), (0.9, 0.1, 1e-12)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("losses", "shares"),
+    [
+        ((-0.1, 0.1), (0.5, 0.5)),
+        ((-1e-3, 8.0), (0.999, 1e-3)),
+        ((-0.3, 0.0, 3.0), (0.6, 0.3, 0.1)),
+        ((-1e-6, 300.0), (1.0 - 1e-9, 1e-9)),
+        ((0.5, 2.0, 40.0), (0.9, 0.1, 1e-12)),
+    ],
+)
 def test_upper_bounds_hold_for_every_outcome_of_a_few_rounds(losses, shares, total, infinite):
     step = 1e-6
     index = np.round(np.array(losses) / step).astype(np.int64)
@@ -140,10 +146,15 @@ def test_grids_that_may_be_off_have_more_mass():
     assert apart >= math.exp(1e-3) * (1.0 - 1e-9)
 
 
-@pytest.mark.parametrize(("p", "q"), [
-    ((0.5, 0.5), (0.9, 0.1)), ((0.999, 1e-3), (1.0 - 1e-9, 1e-9)), ((0.2, 0.3, 0.5), (0.6, 0.3, 0.1)),
-    ((0.9, 0.1, 1e-5), (0.9, 0.1, 1e-60)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        ((0.5, 0.5), (0.9, 0.1)),
+        ((0.999, 1e-3), (1.0 - 1e-9, 1e-9)),
+        ((0.2, 0.3, 0.5), (0.6, 0.3, 0.1)),
+        ((0.9, 0.1, 1e-5), (0.9, 0.1, 1e-60)),
+    ],
+)
 def test_the_attack_finds_no_more_than_there_is(p, q):
     attack = OneRound(
         [(Table.of(np.array(p), np.array(q)), 4)], [math.log(max(a / b for a, b in zip(p, q, strict=True)))]

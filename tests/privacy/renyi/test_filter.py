@@ -153,9 +153,13 @@ def test_moments_of_truncated_poisson_average_over_the_crowd():
         assert exact <= bound <= exact * (1.0 + 1e-5) + 1e-12
 
 
-@pytest.mark.parametrize("run", [
-    Mechanism(WithoutReplacement(10, 100, 1), 3.0), Mechanism(Poisson(0.1, 1), 3.0, Batch(), "replace"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "run",
+    [
+        Mechanism(WithoutReplacement(10, 100, 1), 3.0),
+        Mechanism(Poisson(0.1, 1), 3.0, Batch(), "replace"),
+    ],
+)
 def test_moments_of_symmetric_rounds_cover_the_larger_curve(run):
     """E exp(sZ) = 1 + a(a-1) int (e^{s eps} + e^{-a eps}) delta(eps), with the curve of either direction."""
     pair = Pair.subsampled(0.1, 2.0 / 3.0)
@@ -243,12 +247,18 @@ def test_epochs_are_counted_where_the_sampler_counts_them():
     assert 10 < refused.value.most_rounds < 50
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"epsilon": 0.0}, "epsilon must be positive"), ({"delta": 1.0}, "delta must lie strictly"),
-    ({"relation": "swap"}, "relation must be one of"), ({"group": 0}, "group must be"),
-    ({"orders": {}}, "orders must map"), ({"orders": {1.0: 0.5}}, "orders must map"),
-    ({"orders": {2.0: 0.7, 3.0: 0.7}}, "sum to at most 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be positive"),
+        ({"delta": 1.0}, "delta must lie strictly"),
+        ({"relation": "swap"}, "relation must be one of"),
+        ({"group": 0}, "group must be"),
+        ({"orders": {}}, "orders must map"),
+        ({"orders": {1.0: 0.5}}, "orders must map"),
+        ({"orders": {2.0: 0.7, 3.0: 0.7}}, "sum to at most 1"),
+    ],
+)
 def test_bad_budgets(change, message):
     with pytest.raises(ValueError, match=message):
         Budget(**({"epsilon": 1.0, "delta": 1e-5} | change))

@@ -50,10 +50,14 @@ def epsilon(run, group=1, population=None, delta=DELTA, **more):
 @pytest.mark.parametrize(
     ("clipping", "relation", "unit"),
     [
-        (Individual(), "zero-out", 1.0), (Individual(), "replace", 2.0), (Batch(), "zero-out", 2.0),
-        (Batch(norm=3.0), "replace", 2.0), (Mixed(groups=4), "zero-out", 2.0), (Mixed(groups=4), "replace", 2.0),
+        (Individual(), "zero-out", 1.0),
+        (Individual(), "replace", 2.0),
+        (Batch(), "zero-out", 2.0),
+        (Batch(norm=3.0), "replace", 2.0),
+        (Mixed(groups=4), "zero-out", 2.0),
+        (Mixed(groups=4), "replace", 2.0),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("reshuffle", [True, False])
 def test_one_shuffled_record_is_gaussian(clipping, relation, unit, reshuffle):
     """Lemma F.2: G_{sqrt(E)/sigma} exactly, where 1/sigma = unit/z: sigma is half the noise multiplier in the paper."""

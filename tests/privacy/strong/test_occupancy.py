@@ -167,10 +167,12 @@ def test_the_general_formula_of_section_e1():
         hits, batch = sum(parts), groups * size
         if hits <= group:
             expected[sum(1 for part in parts if part) ** 2] += Fraction(
-                math.comb(population - group, batch - hits) * math.comb(group, hits) * ways(hits, parts)
+                math.comb(population - group, batch - hits)
+                * math.comb(group, hits)
+                * ways(hits, parts)
                 * ways(batch - hits, [size - part for part in parts]),
                 math.comb(population, batch) * ways(batch, [size] * groups),
-            )  # fmt: skip
+            )
     assert sum(expected.values()) == 1
     agree(occupancy.subsampling(population, size, groups, 1, group), expected)
 

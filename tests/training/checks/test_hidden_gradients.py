@@ -25,9 +25,12 @@ CLIPPINGS = [Individual(0.5), Batch(0.5), Mixed(0.5, 3)]
 
 def trained(model, data, clipping, rounds=1, **options):
     trainer = PrivateTrainer(
-        model, torch.optim.SGD(model.parameters(), 0.0), Mechanism(Deterministic(1, rounds), 1.0, clipping),
-        insecure_seed=1, **options,
-    )  # fmt: skip
+        model,
+        torch.optim.SGD(model.parameters(), 0.0),
+        Mechanism(Deterministic(1, rounds), 1.0, clipping),
+        insecure_seed=1,
+        **options,
+    )
     for batch in trainer.batches(data):
         trainer.step(batch, nn.CrossEntropyLoss())
     return trainer
@@ -146,9 +149,12 @@ def test_looking_for_memory_leaves_randomness_alone():
 
 def in_rounds(model, loss, data, clipping, rounds=4, **options):
     trainer = PrivateTrainer(
-        model, torch.optim.SGD(model.parameters(), 0.0), Mechanism(Deterministic(2, rounds // 2), 1.0, clipping),
-        insecure_seed=1, **options,
-    )  # fmt: skip
+        model,
+        torch.optim.SGD(model.parameters(), 0.0),
+        Mechanism(Deterministic(2, rounds // 2), 1.0, clipping),
+        insecure_seed=1,
+        **options,
+    )
     for batch in trainer.batches(data):
         trainer.step(batch, loss)
     return trainer
@@ -203,8 +209,12 @@ def test_memory_of_one_record_or_read_later_is_refused(clipping):
             self.past = [*rest, self.what(y.detach())]
             return y + first
 
-    for model in (Holds(lambda y: y[0]), Holds(lambda y: y[-1]), Holds(lambda y: y.mean(0), later=3),
-                  Holds(lambda y: y.new_tensor([0.1 * len(y), 0.0, 0.0]))):  # fmt: skip
+    for model in (
+        Holds(lambda y: y[0]),
+        Holds(lambda y: y[-1]),
+        Holds(lambda y: y.mean(0), later=3),
+        Holds(lambda y: y.new_tensor([0.1 * len(y), 0.0, 0.0])),
+    ):
         with pytest.raises(ValueError, match="depend on earlier batches"):
             in_rounds(model, nn.CrossEntropyLoss(), (X, Y), clipping, rounds=8)
     with pytest.raises(ValueError, match="depend on earlier batches"):

@@ -20,9 +20,12 @@ CLIPPINGS = [Individual(0.5), Batch(0.5), Mixed(0.5, 3)]
 
 def trained(model, data, clipping, rounds=1, **options):
     trainer = PrivateTrainer(
-        model, torch.optim.SGD(model.parameters(), 0.0), Mechanism(Deterministic(1, rounds), 1.0, clipping),
-        insecure_seed=1, **options,
-    )  # fmt: skip
+        model,
+        torch.optim.SGD(model.parameters(), 0.0),
+        Mechanism(Deterministic(1, rounds), 1.0, clipping),
+        insecure_seed=1,
+        **options,
+    )
     for batch in trainer.batches(data):
         trainer.step(batch, nn.CrossEntropyLoss())
     return trainer
@@ -135,9 +138,7 @@ def test_what_an_inner_algorithm_does_to_the_weights_is_undone(clipping):
         model[0].bias.requires_grad_(False)
         start = [p.detach().clone() for p in model.parameters()]
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1.0)
-        trainer = PrivateTrainer(
-            model, optimizer, Mechanism(Shuffle(2), 1.0, clipping), inner=inner, insecure_seed=1
-        )  # fmt: skip
+        trainer = PrivateTrainer(model, optimizer, Mechanism(Shuffle(2), 1.0, clipping), inner=inner, insecure_seed=1)
         for batch in trainer.batches((X, Y)):
             trainer.step(batch, nn.CrossEntropyLoss())
         assert torch.equal(model[0].bias, start[1])
@@ -220,9 +221,17 @@ class Keeps(nn.Module):
 
 
 WAYS = [
-    "largest", "once", "once_by_a_flag", "by_data", "new", "filled", "child", "frozen_by_data", "layer_by_data",
+    "largest",
+    "once",
+    "once_by_a_flag",
+    "by_data",
+    "new",
+    "filled",
+    "child",
+    "frozen_by_data",
+    "layer_by_data",
     "later",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)

@@ -48,10 +48,15 @@ def test_a_trainer_takes_an_optimizer(optimizer):
 @pytest.mark.parametrize(
     "inner",
     [
-        torch.optim.Adam, sgd(nn.Linear(4, 3).parameters()), sgd, partial(torch.optim.SGD, lr=0.1), LocalSteps, 3,
+        torch.optim.Adam,
+        sgd(nn.Linear(4, 3).parameters()),
+        sgd,
+        partial(torch.optim.SGD, lr=0.1),
+        LocalSteps,
+        3,
         lambda model, losses, batch, records: [],
     ],
-)  # fmt: skip
+)
 def test_an_optimizer_is_no_inner_algorithm(inner):
     with pytest.raises(
         ValueError, match=r"inner must be LocalSteps\(lambda p: torch\.optim\.Adam\(p, 0\.01\), steps=3\)"
@@ -62,10 +67,13 @@ def test_an_optimizer_is_no_inner_algorithm(inner):
 @pytest.mark.parametrize(
     "inner",
     [
-        LocalSteps(sgd), MeanGradient(), lambda *given: MeanGradient()(*given), partial(MeanGradient().__call__),
+        LocalSteps(sgd),
+        MeanGradient(),
+        lambda *given: MeanGradient()(*given),
+        partial(MeanGradient().__call__),
         lambda model, losses, batch, records, parameters, more=0: [torch.ones_like(p) for p in parameters],
     ],
-)  # fmt: skip
+)
 def test_inner_algorithms_of_every_form_run(inner):
     assert fitted(inner=inner).trainer.rounds == 2
 

@@ -77,9 +77,12 @@ def test_one_pass_equals_a_loop_over_groups(make, clipping):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    records=st.integers(1, 40), groups=st.integers(1, 9), held=st.integers(1, 5), norm=st.floats(1e-3, 10.0),
+    records=st.integers(1, 40),
+    groups=st.integers(1, 9),
+    held=st.integers(1, 5),
+    norm=st.floats(1e-3, 10.0),
     seed=st.integers(0, 2**16),
-)  # fmt: skip
+)
 def test_any_groups_and_any_number_held_at_once(records, groups, held, norm, seed):
     model, batch = perceptron(), data(records, seed)
     labels = np.random.default_rng(seed).integers(0, groups, records)

@@ -220,10 +220,21 @@ def test_clip_groups_that_would_be_others_in_pieces_stay_whole(layer):
         By(lambda x: x * {RECORDS: 1.0}[len(x)]),
     ],
     ids=[
-        "a sequence", "from behind", "to the first", "by place", "in pairs", "in threes", "in fours", "in fives",
-        "in tens", "pairs only", "in the derivative", "by assertion", "by a table",
+        "a sequence",
+        "from behind",
+        "to the first",
+        "by place",
+        "in pairs",
+        "in threes",
+        "in fours",
+        "in fives",
+        "in tens",
+        "pairs only",
+        "in the derivative",
+        "by assertion",
+        "by a table",
     ],
-)  # fmt: skip
+)
 def test_whoever_mixes_records_in_whatever_way_has_the_gradient_of_the_whole(layer):
     x, y = data()
     model = Large(layer)

@@ -58,9 +58,19 @@ def shared():
 def squashed():
     """Activations at the beginning, in a row, and behind a layer that only looks at values in another way."""
     return nn.Sequential(
-        nn.Flatten(), nn.Tanh(), nn.Linear(12, 8), nn.ReLU(), nn.Tanh(), nn.Sigmoid(),
-        nn.Linear(8, 6), nn.Flatten(), nn.ReLU(), nn.ReLU(), nn.Linear(6, 3), nn.Tanh(),
-    )  # fmt: skip
+        nn.Flatten(),
+        nn.Tanh(),
+        nn.Linear(12, 8),
+        nn.ReLU(),
+        nn.Tanh(),
+        nn.Sigmoid(),
+        nn.Linear(8, 6),
+        nn.Flatten(),
+        nn.ReLU(),
+        nn.ReLU(),
+        nn.Linear(6, 3),
+        nn.Tanh(),
+    )
 
 
 def test_activations_in_place_leave_the_data_alone():

@@ -98,15 +98,28 @@ class Cross(nn.Module):
 
 
 CONV = nn.Sequential(
-    nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2, dilation=2), nn.GroupNorm(2, 8), nn.ReLU(),
-    nn.Conv2d(8, 4, (3, 1), padding="same", padding_mode="circular"), nn.Flatten(), nn.Linear(64, 3),
-)  # fmt: skip
+    nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2, dilation=2),
+    nn.GroupNorm(2, 8),
+    nn.ReLU(),
+    nn.Conv2d(8, 4, (3, 1), padding="same", padding_mode="circular"),
+    nn.Flatten(),
+    nn.Linear(64, 3),
+)
 MODELS = {
     "logistic": (nn.Linear(7, 3), (7,)),
     "mlp, relu in place": (nn.Sequential(nn.Linear(7, 6), nn.ReLU(inplace=True), nn.Linear(6, 3)), (7,)),
     "lenet": (
-        nn.Sequential(nn.Conv2d(1, 4, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(4, 6, 3), nn.ReLU(),
-                      nn.Flatten(), nn.Linear(96, 3)), (1, 12, 12)),
+        nn.Sequential(
+            nn.Conv2d(1, 4, 5, padding=2),
+            nn.ReLU(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(4, 6, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(96, 3),
+        ),
+        (1, 12, 12),
+    ),
     "convolutions": (CONV, (4, 9, 9)),
     "instance norm": (nn.Sequential(nn.InstanceNorm2d(2, affine=True), nn.Flatten(), nn.Linear(18, 3)), (2, 3, 3)),
     "conv1d": (nn.Sequential(nn.Conv1d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(56, 3)), (4, 9)),
@@ -121,7 +134,7 @@ MODELS = {
     "rnn": (Recurrent(nn.RNN, False, nonlinearity="relu", bias=False), (4, 4)),
     "attention": (Cross(), (4, 8)),
     "attention, other key width": (Cross(kdim=5, vdim=5), (4, 8)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -308,13 +321,20 @@ def test_half_precision():
 
 @settings(max_examples=60, deadline=None)
 @given(
-    dims=st.integers(1, 3), into=st.sampled_from([1, 2, 6, 40]), out=st.sampled_from([2, 6, 32, 34]),
-    groups=st.sampled_from([1, 1, 2]), kernel=st.integers(1, 3), stride=st.integers(1, 2), dilation=st.integers(1, 2),
-    padding=st.sampled_from([0, 1, "circular"]), last=st.booleans(), seed=st.integers(0, 2**16),
-)  # fmt: skip
+    dims=st.integers(1, 3),
+    into=st.sampled_from([1, 2, 6, 40]),
+    out=st.sampled_from([2, 6, 32, 34]),
+    groups=st.sampled_from([1, 1, 2]),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 2),
+    dilation=st.integers(1, 2),
+    padding=st.sampled_from([0, 1, "circular"]),
+    last=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
 def test_every_order_that_a_convolution_may_lie_in(
     dims, into, out, groups, kernel, stride, dilation, padding, last, seed
-):  # fmt: skip
+):
     torch.manual_seed(seed)
     kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
     groups, mode = (groups if into % groups == 0 else 1), {"padding_mode": "circular"} if padding == "circular" else {}

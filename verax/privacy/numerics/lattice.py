@@ -115,9 +115,12 @@ class Law:
     def _paired(self) -> Law:
         weights = np.append(self.weights, 0.0) if len(self.weights) % 2 else self.weights
         return replace(
-            self, step=2.0 * self.step, weights=weights[::2] + weights[1::2],
-            spread=self.spread + self.step, error=self.error + UNIT,
-        )  # fmt: skip
+            self,
+            step=2.0 * self.step,
+            weights=weights[::2] + weights[1::2],
+            spread=self.spread + self.step,
+            error=self.error + UNIT,
+        )
 
     def _on_step(self, step: float) -> Law:
         """The same law on cells of another width, each value in the cell that starts below it."""
@@ -125,9 +128,13 @@ class Law:
         index = np.floor((self.lows - start) / step).astype(np.int64)
         weights = np.asarray(np.bincount(index, weights=self.weights), dtype=float)
         return replace(
-            self, start=start, step=step, weights=weights,
-            spread=self.spread + step * (1.0 + 2e-9), error=self.error + UNIT * len(self.weights),
-        )  # fmt: skip
+            self,
+            start=start,
+            step=step,
+            weights=weights,
+            spread=self.spread + step * (1.0 + 2e-9),
+            error=self.error + UNIT * len(self.weights),
+        )
 
     def plus(self, other: Law, cells: int = CELLS) -> Law:
         """The law of the sum with an independent variable."""
@@ -136,9 +143,14 @@ class Law:
         first, last, cut = kept(weights)
         error = a.error + b.error + a.error * b.error + UNIT * (min(len(a.weights), len(b.weights)) + 4.0)
         law = Law(
-            a.start + b.start + a.step * first, a.step, weights[first:last], a.spread + b.spread,
-            (a.lost + b.lost + cut) * (1.0 + 8.0 * UNIT) + _TINY, a.top + b.top, error,
-        )  # fmt: skip
+            a.start + b.start + a.step * first,
+            a.step,
+            weights[first:last],
+            a.spread + b.spread,
+            (a.lost + b.lost + cut) * (1.0 + 8.0 * UNIT) + _TINY,
+            a.top + b.top,
+            error,
+        )
         return law.merged(cells)
 
     def times(self, count: int, cells: int = CELLS) -> Law:

@@ -252,8 +252,10 @@ class Budget:
         return OverBudget(
             f"the phase would need epsilon {needed} in total, the budget is {self.epsilon!r} at delta = "
             f"{self.delta!r}, of which {used} is used; {ways}",
-            most, noise, unit,
-        )  # fmt: skip
+            most,
+            noise,
+            unit,
+        )
 
     # --- the file ---------------------------------------------------------------------------------------------------
 
@@ -319,8 +321,16 @@ class Budget:
                 "Budget.open goes on with an old one"
             ) from error
         orders = None if self.orders is None else sorted(self.orders.items())
-        self._append({"verax_budget": FORMAT, "epsilon": self.epsilon, "delta": self.delta, "relation": self.relation,
-                      "group": self.group, "orders": orders})  # fmt: skip
+        self._append(
+            {
+                "verax_budget": FORMAT,
+                "epsilon": self.epsilon,
+                "delta": self.delta,
+                "relation": self.relation,
+                "group": self.group,
+                "orders": orders,
+            }
+        )
         sync_directory(name)
 
     def _append(self, content: dict[str, Any]) -> None:

@@ -49,8 +49,13 @@ class DeterministicPricing(SamplerPricing[Deterministic]):
             "a Gaussian mechanism, with the group's records where they shift the sums most (docs/proofs.md, theorem 4)"
         )
         if isinstance(mechanism.clipping, Mixed) and size > 1:
-            return Analysis({"any": [(worst, epochs)]}, {"any": [(Round(Pair.gaussian(unit)), epochs)]}, theorem,
-                            "one record of the group alone", 1.0)  # fmt: skip
+            return Analysis(
+                {"any": [(worst, epochs)]},
+                {"any": [(Round(Pair.gaussian(unit)), epochs)]},
+                theorem,
+                "one record of the group alone",
+                1.0,
+            )
         return Analysis({"any": [(worst, epochs)]}, None, theorem, "achieved by fixed gradients of full norm", 1.0)
 
     def moves(self, mechanism: Mechanism, group: Group) -> Moves:

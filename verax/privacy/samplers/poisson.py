@@ -55,10 +55,12 @@ class PoissonPricing(SamplerPricing[Poisson]):
         shifts = unit * np.arange(len(weights), dtype=float)
         if replaced and isinstance(clipping, Individual):
             return Analysis(
-                {"replace": [(mixture_round(weights, shifts, size, two_sided=True), count)]}, None,
+                {"replace": [(mixture_round(weights, shifts, size, two_sided=True), count)]},
+                None,
                 "opposite-sided mixtures (docs/proofs.md, theorem 1)",
-                "achieved by gradients that point in opposite directions", visible,
-            )  # fmt: skip
+                "achieved by gradients that point in opposite directions",
+                visible,
+            )
         once = mixture_round(weights, shifts, size)
         directions = {"remove": [(once, count)], "add": [(once.reverse(), count)]}
         attack = "achieved by fixed gradients of full norm in one direction"
@@ -76,8 +78,9 @@ class PoissonPricing(SamplerPricing[Poisson]):
             {"replace": [(dominating, count)]},
             {**directions, "alternate": [(once, count - count // 2), (once.reverse(), count // 2)]},
             theorem,
-            "achieved by gradients that hide the old record in some rounds and the new one in the others", visible,
-        )  # fmt: skip
+            "achieved by gradients that hide the old record in some rounds and the new one in the others",
+            visible,
+        )
 
     def moves(self, mechanism: Mechanism, group: Group) -> Moves:
         """As adversary A1 sees them; under replacement also in two steps."""

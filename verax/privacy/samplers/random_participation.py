@@ -56,19 +56,26 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
         uppers = both_ways(worst, count)
         if sampler.revealed and individual:
             return Analysis(
-                uppers, None, "participation known: a Poisson round or none (docs/random-participation.md, theorem 3)",
-                "achieved by fixed gradients of full norm in one direction", visible,
-            )  # fmt: skip
+                uppers,
+                None,
+                "participation known: a Poisson round or none (docs/random-participation.md, theorem 3)",
+                "achieved by fixed gradients of full norm in one direction",
+                visible,
+            )
         tried = leans(records * q) if individual and unit <= LARGEST_UNIT else ()
         seen = {f"{rank}": Round(leaning(p, q, records, unit, lean)) for rank, lean in enumerate(tried)}
         seen["alone"] = Round(Pair.subsampled(p * q, unit if individual else unit / 2.0))
         how = "the others' gradients 0, or all alike and the record's at an angle"
         why = f"{how} (docs/random-participation.md, section 3)"
         return Analysis(
-            uppers, {f"remove, {name}": [(rnd, count)] for name, rnd in seen.items()},
+            uppers,
+            {f"remove, {name}": [(rnd, count)] for name, rnd in seen.items()},
             "the number of other records told, their gradients in the worst directions (docs/random-participation.md, "
-            "theorem 2)", why, visible, sure=True,
-        )  # fmt: skip
+            "theorem 2)",
+            why,
+            visible,
+            sure=True,
+        )
 
     def moves(self, mechanism: Mechanism, group: Group) -> Moves:
         """A record's own participation, as that of Poisson sampling with the product of the rates."""

@@ -101,7 +101,9 @@ def shuffled(
     else:  # the others make up for the record's absence: all sums alike without it
         seen = {"opposed": at_least_one_round_of(hidden, 2.0 * scale, _ROUGH)}
     return Analysis(
-        fixed.uppers, each_way(seen, count),
+        fixed.uppers,
+        each_way(seen, count),
         f"shuffling cannot hurt: {fixed.upper_by}",
-        f"{why} ('how private is DP-SGD', section 4)", 1.0,
-    )  # fmt: skip
+        f"{why} ('how private is DP-SGD', section 4)",
+        1.0,
+    )

@@ -65,10 +65,13 @@ class TruncatedPoissonPricing(SamplerPricing[TruncatedPoisson]):
         dominating = Revealed(tuple(chance for chance, _, _ in kinds), pairs) if len(pairs) > 1 else pairs[0]
         once = Round(dominating, Pair.subsampled(inside, unit))
         return Analysis(
-            {"remove": [(once, count)], "add": [(once.reverse(), count)]}, None,
+            {"remove": [(once, count)], "add": [(once.reverse(), count)]},
+            None,
             "a Poisson round, or a shift of 2 where the batch is full without the record (docs/proofs.md, theorem 8)",
-            attack, visible, shown,
-        )  # fmt: skip
+            attack,
+            visible,
+            shown,
+        )
 
     def moves(self, mechanism: Mechanism, group: Group) -> Moves:
         """Told: its coins, and whether there is room for all. Sought: the group where there is, or one record of it."""

@@ -93,9 +93,7 @@ def _copy_function(value: Any, memo: dict[int, Any], cells: list[tuple[CellType,
         return
     filled = {id(cell): (cell, CellType()) for cell in value.__closure__ or () if _filled(cell)}
     closure = tuple(filled[id(cell)][1] if id(cell) in filled else cell for cell in value.__closure__ or ())
-    found = FunctionType(
-        value.__code__, value.__globals__, value.__name__, _copy_of(value.__defaults__, memo), closure
-    )  # fmt: skip
+    found = FunctionType(value.__code__, value.__globals__, value.__name__, _copy_of(value.__defaults__, memo), closure)
     found.__kwdefaults__ = _copy_of(value.__kwdefaults__, memo)
     found.__dict__.update(_copy_of(value.__dict__, memo))
     memo[id(value)] = found

@@ -86,15 +86,20 @@ class Tricks:
         for copy in (twins_of, tuple):
             usual, other = (
                 self._after(firsts, whole, parameters, *copy(self._things)) for firsts in ([whole] * _BACK, others)
-            )  # fmt: skip
+            )
             if any(bool(g.any()) for g in usual):  # else it may be that the loss uses another model than it is given
                 break
         return any(_differ(x, y) for x, y in zip(usual, other, strict=True))
 
     def _after(
-        self, firsts: Sequence[tuple[Any, int]], then: tuple[Any, int], parameters: list[nn.Parameter],
-        model: nn.Module, losses: Any, inner: Any,
-    ) -> list[Tensor]:  # fmt: skip
+        self,
+        firsts: Sequence[tuple[Any, int]],
+        then: tuple[Any, int],
+        parameters: list[nn.Parameter],
+        model: nn.Module,
+        losses: Any,
+        inner: Any,
+    ) -> list[Tensor]:
         """What a batch gives after others."""
         aggregate = self._computing(model, losses, inner)
         theirs = dict(zip(self._things[0].parameters(), model.parameters(), strict=True))

@@ -163,9 +163,12 @@ class Mixing:
         return repeatable(self.model, fixed, seed)
 
     def _differs(
-        self, first: list[Tensor], second: list[Tensor], look: Callable[[], tuple[Tensor, list[list[Tensor]]]],
+        self,
+        first: list[Tensor],
+        second: list[Tensor],
+        look: Callable[[], tuple[Tensor, list[list[Tensor]]]],
         allowed: float,
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Whether two gradients are not the same one, rounded; ``look`` takes the first again.
 
         Where parts cancel, as in a record that is fitted well, rounding is all that is left. So they must differ by

@@ -126,9 +126,14 @@ class Clipper:
     """
 
     def __init__(
-        self, model: nn.Module, losses: Losses, clipping: Clipping, inner: Inner | None = None,
-        micro_batch: int = MICRO_BATCH, draws: Draws | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        losses: Losses,
+        clipping: Clipping,
+        inner: Inner | None = None,
+        micro_batch: int = MICRO_BATCH,
+        draws: Draws | None = None,
+    ) -> None:
         if inner is not None and isinstance(clipping, Individual):
             raise ValueError("inner is for batch and mixed clipping: individual clipping clips every record's gradient")
         self.model, self.losses, self.clipping = model, losses, clipping
@@ -184,7 +189,7 @@ class Clipper:
 
     def _add(
         self, batch: Any, records: int, chain: list[nn.Module] | None, into: Flat, groups: list[int] | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         match self.clipping:
             case Individual(norm=norm):
                 layers = self._records.look()
@@ -210,9 +215,7 @@ class Clipper:
             for factor, view in used:
                 factor.add(weights, view)
 
-    def _add_groups(
-        self, batch: Any, sizes: list[int], chain: list[nn.Module] | None, norm: float, into: Flat
-    ) -> None:  # fmt: skip
+    def _add_groups(self, batch: Any, sizes: list[int], chain: list[nn.Module] | None, norm: float, into: Flat) -> None:
         """Clip-groups that lie one behind the other."""
         if self._means is not None:
             if self._add_small(batch, sizes, chain, norm, into):
@@ -236,9 +239,7 @@ class Clipper:
             row = torch.cat([g.detach().to(into.buffer.dtype).reshape(1, -1) for g in found], dim=1)
             into.buffer.addmv_(row.t(), self._weights(lengths(row), norm, into.denominator, _AGGREGATE))
 
-    def _add_small(
-        self, batch: Any, sizes: list[int], chain: list[nn.Module] | None, norm: float, into: Flat
-    ) -> bool:  # fmt: skip
+    def _add_small(self, batch: Any, sizes: list[int], chain: list[nn.Module] | None, norm: float, into: Flat) -> bool:
         """Small clip-groups, many in one pass, by way of their records' gradients; False if that is not to be done.
 
         It is done only if no record can reach another's clip-group, whatever the weights: known layers one after the

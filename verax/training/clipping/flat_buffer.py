@@ -31,9 +31,7 @@ class Flat:
         sizes = [p.numel() for p in self.parameters]
         first = self.parameters[0]
         self.buffer = torch.zeros(sum(sizes), dtype=torch.float32, device=first.device)
-        self.views = {
-            p: piece.view_as(p) for p, piece in zip(self.parameters, self.buffer.split(sizes), strict=True)
-        }  # fmt: skip
+        self.views = {p: piece.view_as(p) for p, piece in zip(self.parameters, self.buffer.split(sizes), strict=True)}
 
     def again(self, parameters: list[nn.Parameter], denominator: float) -> Flat:
         """Empty, for these parameters: the same buffer if they are the same."""

@@ -48,9 +48,12 @@ class WrongLength(ValueError):  # noqa: N818  it says what is wrong
 
 
 def taken_from(
-    source: Any, sampler: Sampler, records: int | None = None, clipping: Clipping | None = None,
+    source: Any,
+    sampler: Sampler,
+    records: int | None = None,
+    clipping: Clipping | None = None,
     collate: Collate | None = None,
-) -> Data | Stream:  # fmt: skip
+) -> Data | Stream:
     """The records of whatever a caller calls a data set, or an error that says what to pass instead.
 
     Unless the whole batch is clipped at once, it is watched how batches are made (see ``Watched``).

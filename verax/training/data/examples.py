@@ -73,7 +73,7 @@ def _mnist() -> Examples:
     x, y, x_test, y_test = (torch.from_numpy(array) for array in arrays)
     return Examples(
         (x.float().unsqueeze(1) / 255.0, y.long()), (x_test.float().unsqueeze(1) / 255.0, y_test.long()), 10
-    )  # fmt: skip
+    )
 
 
 def _idx(packed: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
@@ -164,9 +164,19 @@ def _lenet(shape: torch.Size, classes: int) -> nn.Module:
     scaled = [] if shape == (1, 28, 28) else [nn.Upsample((28, 28), mode="bilinear")]
     return nn.Sequential(
         *scaled,
-        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.AvgPool2d(2),
-        nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes),
-    )  # fmt: skip
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, classes),
+    )
 
 
 def _cnn(shape: torch.Size, classes: int) -> nn.Module:
@@ -181,8 +191,11 @@ def _cnn(shape: torch.Size, classes: int) -> nn.Module:
 
 
 MODELS: dict[str, Callable[[torch.Size, int], nn.Module]] = {
-    "logistic": _logistic, "mlp": _mlp, "lenet": _lenet, "cnn": _cnn,
-}  # fmt: skip
+    "logistic": _logistic,
+    "mlp": _mlp,
+    "lenet": _lenet,
+    "cnn": _cnn,
+}
 
 
 def build(name: str, examples: Examples) -> nn.Module:

@@ -15,8 +15,9 @@ from verax.training.gradients.hooks import OPAQUE, Tape
 from verax.training.gradients.layer_rules import Factors
 
 
-def _product(tape: Tape, module: nn.Module, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None,
-             rows: slice = slice(None)) -> Tensor:  # fmt: skip
+def _product(
+    tape: Tape, module: nn.Module, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, rows: slice = slice(None)
+) -> Tensor:
     """``x @ weight[rows].T + bias[rows]``, watched; x is (records, positions, width)."""
     y = functional.linear(x, weight[rows], None if bias is None else bias[rows])
     seen = x.detach()
@@ -42,9 +43,15 @@ def attention(tape: Tape, module: nn.Module) -> Callable[..., Any] | None:
     plain = type(module).forward.__get__(module)
 
     def forward(
-        query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = True,
-        attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
-    ) -> Any:  # fmt: skip
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> Any:
         if query.dim() != 3 or not torch.is_grad_enabled():
             return plain(query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
         if is_causal and attn_mask is None:

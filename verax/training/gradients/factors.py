@@ -123,9 +123,8 @@ class Looks:
         """From Gram matrices in double precision, a few records at a time: nothing is lost where places cancel."""
         few = max(_NEAR // (8 * self.x.shape[1] * (self.x.shape[2] + self.g.shape[2])), 1)
         found = [
-            _double_squares(x.double(), g.double())
-            for x, g in zip(self.x.split(few), self.g.split(few), strict=True)
-        ]  # fmt: skip
+            _double_squares(x.double(), g.double()) for x, g in zip(self.x.split(few), self.g.split(few), strict=True)
+        ]
         return torch.cat(found).float()
 
     def add(self, weights: Tensor, total: Tensor) -> None:

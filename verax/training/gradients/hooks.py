@@ -51,8 +51,13 @@ class Tape:
 
     uses: list[Use] = field(default_factory=list)
 
-    def watch(self, module: nn.Module, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
-              finish: Callable[[Sequence[Tensor], int], Factors]) -> None:  # fmt: skip
+    def watch(
+        self,
+        module: nn.Module,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        finish: Callable[[Sequence[Tensor], int], Factors],
+    ) -> None:
         """Remember a use, if gradients will come by."""
         if all(output.requires_grad for output in outputs):
             edges = [get_gradient_edge(output) for output in outputs]

@@ -161,9 +161,7 @@ def patches(module: Convolution, x: Tensor, places_last: bool, keep: bool = Fals
     if module.padding_mode != "zeros":
         x = functional.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
     around = _padding(module)
-    inner = [
-        slice(before, before + size) for (before, _), size in zip(around, x.shape[2:], strict=True)
-    ]  # fmt: skip
+    inner = [slice(before, before + size) for (before, _), size in zip(around, x.shape[2:], strict=True)]
     sizes = [before + size + after for (before, after), size in zip(around, x.shape[2:], strict=True)]
     channel = 1 if places_last else -1
     padded = x.movedim(1, channel)

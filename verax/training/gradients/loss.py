@@ -168,6 +168,14 @@ _CLOSED: dict[type, Callable[[Any, Tensor, Tensor], Tensor | None]] = {
     nn.BCEWithLogitsLoss: _logistic,
     nn.MSELoss: _square,
 }
-_ELEMENTWISE = frozenset({
-    nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss,
-})  # fmt: skip
+_ELEMENTWISE = frozenset(
+    {
+        nn.MSELoss,
+        nn.L1Loss,
+        nn.SmoothL1Loss,
+        nn.HuberLoss,
+        nn.BCELoss,
+        nn.BCEWithLogitsLoss,
+        nn.SoftMarginLoss,
+    }
+)

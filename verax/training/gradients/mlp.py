@@ -51,9 +51,12 @@ def in_order(model: nn.Module) -> list[nn.Module] | None:
     while waiting:
         module = waiting.pop()
         if (
-            module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-            or module._backward_pre_hooks or not _PATCHED.isdisjoint(module.__dict__)
-        ):  # fmt: skip
+            module._forward_hooks
+            or module._forward_pre_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
+            or not _PATCHED.isdisjoint(module.__dict__)
+        ):
             return None
         kind = type(module)
         if kind is nn.Sequential:
@@ -63,13 +66,36 @@ def in_order(model: nn.Module) -> list[nn.Module] | None:
     return layers
 
 
-_APART = frozenset({
-    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.GroupNorm,
-    nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d,
-    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
-    nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Hardtanh, nn.Dropout,
-    nn.Upsample, nn.ZeroPad2d,
-})  # fmt: skip
+_APART = frozenset(
+    {
+        nn.Linear,
+        nn.Conv1d,
+        nn.Conv2d,
+        nn.Conv3d,
+        nn.GroupNorm,
+        nn.AvgPool1d,
+        nn.AvgPool2d,
+        nn.AvgPool3d,
+        nn.MaxPool1d,
+        nn.MaxPool2d,
+        nn.MaxPool3d,
+        nn.AdaptiveAvgPool1d,
+        nn.AdaptiveAvgPool2d,
+        nn.AdaptiveAvgPool3d,
+        nn.ReLU,
+        nn.Tanh,
+        nn.Sigmoid,
+        nn.GELU,
+        nn.SiLU,
+        nn.ELU,
+        nn.LeakyReLU,
+        nn.Softplus,
+        nn.Hardtanh,
+        nn.Dropout,
+        nn.Upsample,
+        nn.ZeroPad2d,
+    }
+)
 
 
 def keeps_apart(model: nn.Module) -> bool:

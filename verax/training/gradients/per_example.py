@@ -279,9 +279,7 @@ class Records:
                 self._dims[use.module] = dim
         return True
 
-    def _agrees(
-        self, parameters: list[nn.Parameter], factors: Found, losses: Tensor, records: int
-    ) -> bool | None:  # fmt: skip
+    def _agrees(self, parameters: list[nn.Parameter], factors: Found, losses: Tensor, records: int) -> bool | None:
         """Whether the sum of all gradients, the first and the last are what plain autograd says; None if not finite."""
         squares = [factor.squares() for factor in factors.values()]
         norms = torch.stack(squares).sum(dim=0).sqrt() if squares else single_precision(torch.zeros_like(losses))
