@@ -24,7 +24,9 @@ from verax.privacy.pricing import FEW_PHASES, Analysis, Group, one_record_only, 
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
 _MORE_LEANS = (0.7, 0.25, 0.12)  # and where one round's noise is low
 _LOW_NOISE = 1.2  # in shifts
-_FOLLOWED = 2  # different phases in which the ways of sharing rounds are followed
+_FEW_RECORDS, _FOLLOWED_FEW, _FOLLOWED = 4, 2, 8
+"""Up to how many records a group is small; in how many different phases the ways of sharing rounds are followed, for
+small groups and for others. One record's curve soon proves as much of small ones, and tables take a while."""
 _SHARPEST = 1e3  # shift beyond which rounds' scores are too far apart
 
 
@@ -108,7 +110,7 @@ def sharing_rounds(mechanism: Mechanism, group: Group, times: int, bins: int, ep
         return Analysis(
             {"remove": same, "add": same}, None, "a Gaussian mechanism", "fixed gradients of full norm", 1.0
         )
-    if group.phases > _FOLLOWED:  # one record's curve gives less soon, and these tables take long
+    if group.phases > (_FOLLOWED_FEW if size <= _FEW_RECORDS else _FOLLOWED):
         forth = near = back = Round(Pair.gaussian(together.reach))
     else:
         forth, near, back = (Round(pair) for pair in group_bounds(together, epochs))
