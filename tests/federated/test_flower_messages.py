@@ -380,3 +380,22 @@ def test_nothing_is_sent_to_the_makers_of_flower(module):
         [sys.executable, "-c", look], capture_output=True, text=True, check=True, env=inherited, timeout=PATIENCE
     )
     assert found.stdout == "0\n"
+
+
+def test_nothing_is_announced_between_a_look_at_the_answers_and_their_delivery(linked, monkeypatch):
+    """Or the server would be given half an answer, and wait for the other half."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+
+    seen = []
+
+    def look(request, state, task):
+        with ThreadPoolExecutor(1) as other:
+            seen.append((list(request.message_ids), other.submit(state.lock.acquire, blocking=False).result()))
+
+    monkeypatch.setattr(link.handlers, "pull_messages", look)
+    here = link._Here.__new__(link._Here)
+    here._state, here._task = linked.state, None
+    here.PullMessages(PullAppMessagesRequest(message_ids=["unanswered"]))
+    assert seen == [(["unanswered"], False)]

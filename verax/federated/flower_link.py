@@ -151,15 +151,6 @@ class _Here(HttpGrid):
         sent: Iterable[str] = super().push_messages(said)
         return sent
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The answers that are there as a whole; for others Flower would wait, and let everybody wait."""
-        found = self._state.message_ins_id_to_message_res_id
-        answers = {question: found.get(question) for question in message_ids}
-        store = self._state.object_store
-        there = [question for question, answer in answers.items() if answer is None or store.whole(answer)]
-        found_there: Iterable[Message] = super().pull_messages(there)
-        return found_there
-
     def GetNodes(self, request: Any) -> Any:  # noqa: N802 - names of Flower's protocol, here and below
         return handlers.get_nodes(request, self._state, self._task)
 
@@ -167,7 +158,12 @@ class _Here(HttpGrid):
         return handlers.push_messages(request, self._state, self._task)
 
     def PullMessages(self, request: Any) -> Any:  # noqa: N802
-        return handlers.pull_messages(request, self._state, self._task)
+        """The answers that are there as a whole; for others Flower would wait, and let everybody wait."""
+        with self._state.lock:  # nothing is announced between the look and the answer
+            found, store = self._state.message_ins_id_to_message_res_id, self._state.object_store
+            answers = {question: found.get(question) for question in request.message_ids}
+            there = [question for question, answer in answers.items() if answer is None or store.whole(answer)]
+            return handlers.pull_messages(type(request)(message_ids=there), self._state, self._task)
 
     def PushObject(self, request: Any) -> Any:  # noqa: N802
         return handlers.push_object(request, self._state, self._task)
