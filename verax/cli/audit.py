@@ -29,7 +29,7 @@ from verax.cli.options import (
 )
 from verax.samplers import registry
 from verax.samplers.base import Sampler
-from verax.samplers.options import build, flags_of
+from verax.samplers.options import build, flags_of, owners_of
 
 audit = typer.Typer(cls=Group, help="Attack what runs, for a lower bound on its epsilon.", no_args_is_help=True)
 
@@ -69,7 +69,7 @@ class Shape:
         for flag, value in self.special.items():
             often = flag == "--times" and flags & {"--rate", "--batch"}
             if value is not None and flag not in flags and not often:
-                owners = ", ".join(name for name in registry.names() if flag in flags_of(name))
+                owners = ", ".join(owners_of(flag))
                 raise ValueError(f"{flag} {value} is not for --sampler {names[0]}, but for {owners}")
 
 

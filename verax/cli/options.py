@@ -19,7 +19,7 @@ from verax import Batch, Individual, Mechanism, Mixed
 from verax.mechanism import Clipping
 from verax.samplers import registry
 from verax.samplers.base import Sampler
-from verax.samplers.options import SHARED, all_options, build
+from verax.samplers.options import SHARED, Option, all_options, build
 
 
 class ClippingName(StrEnum):
@@ -42,17 +42,17 @@ class SamplerFlags(dict[str, Any]):
     """What was typed of every option that some sampler has, by flag; None where it was left out."""
 
     @classmethod
-    def flags(cls) -> dict[str, tuple[type, str]]:
-        """The options to offer: their types and help."""
-        return {flag: (kind, option.help) for flag, (kind, option) in all_options().items()}
+    def flags(cls) -> dict[str, tuple[type, Option]]:
+        """The options to offer, and their types."""
+        return all_options()
 
 
 class SpecialFlags(SamplerFlags):
     """The same without the options that many samplers share, for commands that know the data."""
 
     @classmethod
-    def flags(cls) -> dict[str, tuple[type, str]]:
-        """The options to offer: their types and help."""
+    def flags(cls) -> dict[str, tuple[type, Option]]:
+        """The options to offer, and their types."""
         return {flag: found for flag, found in super().flags().items() if flag not in SHARED}
 
 
@@ -127,9 +127,7 @@ def flat(command: Callable[..., Any]) -> Callable[..., Any]:
 def _expanded(name: str, hint: Any, default: Any) -> list[inspect.Parameter]:
     """The parameters that stand for one of this type."""
     if isinstance(hint, type) and issubclass(hint, SamplerFlags):
-        return [
-            _parameter(_name(flag), _optional(flag, kind, words), None) for flag, (kind, words) in hint.flags().items()
-        ]
+        return [_parameter(option.parameter, _optional(kind, option), None) for kind, option in hint.flags().values()]
     if isinstance(hint, type) and is_dataclass(hint):
         inner = get_type_hints(hint, include_extras=True)
         return [one for part in fields(hint) for one in _expanded(part.name, inner[part.name], _default(part))]
@@ -139,7 +137,7 @@ def _expanded(name: str, hint: Any, default: Any) -> list[inspect.Parameter]:
 def _gathered(name: str, hint: Any, given: Mapping[str, Any]) -> Any:
     """The value of this type, put together from what was typed."""
     if isinstance(hint, type) and issubclass(hint, SamplerFlags):
-        return hint({flag: given[_name(flag)] for flag in hint.flags()})
+        return hint({flag: given[option.parameter] for flag, (_, option) in hint.flags().items()})
     if isinstance(hint, type) and is_dataclass(hint):
         inner = get_type_hints(hint, include_extras=True)
         return hint(**{part.name: _gathered(part.name, inner[part.name], given) for part in fields(hint)})
@@ -154,11 +152,7 @@ def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def _optional(flag: str, kind: type, words: str) -> Any:
+def _optional(kind: type, option: Option) -> Any:
     if kind is bool:
-        return Annotated[bool | None, typer.Option(flag, help=words, show_default=False)]
-    return Annotated[kind | None, typer.Option(flag, help=words)]
-
-
-def _name(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")
+        return Annotated[bool | None, typer.Option(option.flag, help=option.help, show_default=False)]
+    return Annotated[kind | None, typer.Option(option.flag, help=option.help)]

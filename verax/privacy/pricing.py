@@ -99,7 +99,8 @@ def one_record_only(mechanism: Mechanism, group: Group, absent: bool = False) ->
 class SamplerPricing(ABC, Generic[S]):
     """Everything that a sampler costs; one subclass per sampler, registered with :func:`prices`.
 
-    Nothing has a default: a new sampler says all of it, if only that nothing is known (``NoGuarantee``, or None).
+    What decides a bound has no default: a new sampler says all of it, if only that nothing is known (``NoGuarantee``,
+    or None). What has one only saves time.
     """
 
     slow_bound: ClassVar[bool]
@@ -144,17 +145,17 @@ class SamplerPricing(ABC, Generic[S]):
         None where rounds are not independent and identically distributed.
         """
 
-    @abstractmethod
     def similar(self) -> Sampler:
         """A sampler that costs about as much and is priced at once: where a search begins."""
+        return self.sampler
 
-    @abstractmethod
     def dominating(self) -> Sampler:
         """A sampler that costs one record no less and has no slow attacks; itself if there is none."""
+        return self.sampler
 
-    @abstractmethod
     def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
         """Dominating rounds on a coarser grid, with their theorem, for searches over many plans; or None."""
+        return None
 
     def refuse_larger_group(self, size: int) -> None:
         """Raise ``ValueError`` for a group of more records than the sampler declares."""

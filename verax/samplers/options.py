@@ -135,10 +135,15 @@ def _refuse_others(name: str, flags: set[str], options: Mapping[str, Any]) -> No
         accepted.add("--epochs")
     for flag, value in options.items():
         if flag not in accepted and value is not False:
-            owners = [other for other in registry.names() if flag in flags_of(other)]
+            owners = owners_of(flag)
             if len(owners) == 1:
                 raise ValueError(f"{flag} is for --sampler {owners[0]}, got --sampler {name}")
             raise ValueError(f"{flag} {value} is not for --sampler {name}: it takes {', '.join(sorted(accepted))}")
+
+
+def owners_of(flag: str) -> list[str]:
+    """Names of the samplers that have this option."""
+    return [name for name in registry.names() if flag in flags_of(name)]
 
 
 def flags_of(name: str) -> set[str]:

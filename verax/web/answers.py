@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from verax.privacy.participation import OBSERVERS
-from verax.privacy.pricing import SamplerPricing, pricing
-from verax.samplers import registry
 from verax.web import questions
 from verax.web.pool import Emit, Pool, Refused, Task, TooCostly
 
@@ -107,14 +105,19 @@ async def answer(pool: Pool, known: Known, steps: Sequence[Step], emit: Emit, se
 
 def compare(asked: questions.Compare) -> list[Step]:
     """Rows first, the quick ones before the slow ones, then what the figure needs."""
-    ways = sorted(dict.fromkeys(asked.sampler), key=lambda way: (_priced(way).slow_bound, _priced(way).slow_attack))
+    ways = sorted(
+        dict.fromkeys(asked.sampler),
+        key=lambda way: (questions.pricing_named(way).slow_bound, questions.pricing_named(way).slow_attack),
+    )
     rows = {way: _epsilon(asked, way, _RTOL) for way in ways}
     steps = [Step.of(task, kind="row", sampler=way) for way, task in rows.items() if not task.slow]
     if asked.group == 1:
         steps += [
-            Step.of(Task("at-most", task.arguments, _priced(way).slow_bound), task, kind="row", sampler=way)
+            Step.of(
+                Task("at-most", task.arguments, questions.pricing_named(way).slow_bound), task, kind="row", sampler=way
+            )
             for way, task in rows.items()
-            if _priced(way).slow_attack
+            if questions.pricing_named(way).slow_attack
         ]
     steps += [Step.of(task, kind="row", sampler=way) for way, task in rows.items() if task.slow]
     match asked.figure:
@@ -139,12 +142,12 @@ def _along(asked: questions.Compare, ways: Sequence[str], name: str, values: Seq
     ]
 
 
-def _priced(name: str) -> type[SamplerPricing[Any]]:
-    return pricing(registry.named(name).kind)
-
-
 def _epsilon(asked: questions.Compare, way: str, rtol: float, **other: Any) -> Task:
-    slow = rtol != _RTOL or _priced(way).slow_attack or (asked.group > 1 and _priced(way).slow_groups)
+    slow = (
+        rtol != _RTOL
+        or questions.pricing_named(way).slow_attack
+        or (asked.group > 1 and questions.pricing_named(way).slow_groups)
+    )
     return Task("epsilon", (asked.setting(way, **other), asked.delta, rtol), slow)
 
 

@@ -16,7 +16,7 @@ from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.planning import Target
 from verax.planning.grid import spread, usual_batches
 from verax.privacy.participation import Federation
-from verax.privacy.pricing import pricing
+from verax.privacy.pricing import SamplerPricing, pricing
 from verax.samplers import RandomParticipation, registry
 from verax.web.tasks import Limits, Setting
 
@@ -26,9 +26,14 @@ LARGEST_LIMIT = 1e9  # of noise: none
 MOST_SLOW_PLANS = 60  # of samplers whose plans take a third of a second each
 
 
+def pricing_named(name: str) -> type[SamplerPricing[Any]]:
+    """The pricing of the sampler of this name."""
+    return pricing(registry.named(name).kind)
+
+
 def slow(name: str) -> bool:
     """Whether a plan with the sampler of this name takes long."""
-    return pricing(registry.named(name).kind).slow_bound
+    return pricing_named(name).slow_bound
 
 
 def _known(name: str) -> str:

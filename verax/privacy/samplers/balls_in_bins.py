@@ -56,9 +56,6 @@ class BallsInBinsPricing(SamplerPricing[BallsInBins]):
     def similar(self) -> Sampler:
         return Poisson(1.0 / self.sampler.bins, len(self.sampler))
 
-    def dominating(self) -> Sampler:
-        return self.sampler
-
     def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
         """One of many rounds at random (docs/proofs.md, theorem 5), on a coarser grid, which is sound."""
         bins, unit = self.sampler.bins, presence_shift(mechanism)

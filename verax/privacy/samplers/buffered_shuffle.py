@@ -6,7 +6,6 @@ from verax.mechanism import Mechanism
 from verax.privacy.curves.empty_groups import alone_in_fixed_batch
 from verax.privacy.numerics.lattice import Law
 from verax.privacy.pairs.gaussian_mixture import Array
-from verax.privacy.pld.directions import Rounds
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -52,12 +51,6 @@ class BufferedShufflePricing(SamplerPricing[BufferedShuffle]):
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
         return None
 
-    def similar(self) -> Sampler:
-        return self.sampler
-
     def dominating(self) -> Sampler:
         """Fixed batches: knowing the order cannot hurt (docs/proofs.md, theorem 4)."""
         return Deterministic(self.sampler.batches, self.sampler.epochs)
-
-    def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
-        return None

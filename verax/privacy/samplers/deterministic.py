@@ -9,7 +9,6 @@ from verax.privacy.curves.empty_groups import alone_in_fixed_batch
 from verax.privacy.numerics.lattice import Law
 from verax.privacy.pairs.gaussian_mixture import Array, Pair
 from verax.privacy.pld.composition import Round
-from verax.privacy.pld.directions import Rounds
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -20,7 +19,6 @@ from verax.privacy.pricing import (
 )
 from verax.privacy.strong.curve import Who, anywhere
 from verax.privacy.strong.moves import Moves, seen
-from verax.samplers.base import Sampler
 from verax.samplers.deterministic import Deterministic
 
 
@@ -71,13 +69,4 @@ class DeterministicPricing(SamplerPricing[Deterministic]):
         return alone_in_fixed_batch(clip_groups, group, population, relation, size, at_random=False)
 
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
-        return None
-
-    def similar(self) -> Sampler:
-        return self.sampler
-
-    def dominating(self) -> Sampler:
-        return self.sampler
-
-    def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
         return None

@@ -14,7 +14,6 @@ from verax.privacy.numerics.lattice import Law
 from verax.privacy.pairs.gaussian_mixture import Array, Pair
 from verax.privacy.pairs.mixture_weights import distinct_groups, mixture_round
 from verax.privacy.pld.composition import Round
-from verax.privacy.pld.directions import Rounds
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -24,7 +23,6 @@ from verax.privacy.pricing import (
 )
 from verax.privacy.strong.curve import Who, independent_rounds
 from verax.privacy.strong.moves import Moves, seen, touched
-from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
 
 
@@ -95,15 +93,6 @@ class PoissonPricing(SamplerPricing[Poisson]):
         return clip_groups * nobody_comes(self.sampler.rate / clip_groups, max(population - group, 0))
 
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
-        return None
-
-    def similar(self) -> Sampler:
-        return self.sampler
-
-    def dominating(self) -> Sampler:
-        return self.sampler
-
-    def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
         return None
 
 

@@ -8,7 +8,6 @@ from verax.privacy.allocation import rounds_at_random, sharing_rounds
 from verax.privacy.curves.empty_groups import nobody_comes
 from verax.privacy.numerics.lattice import Law
 from verax.privacy.pairs.gaussian_mixture import Array
-from verax.privacy.pld.directions import Rounds
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -77,9 +76,6 @@ class RandomAllocationPricing(SamplerPricing[RandomAllocation]):
         """Equal blocks with one round picked in each (docs/proofs.md, theorem 6)."""
         times, steps = self.sampler.times, self.sampler.steps
         return self.sampler if steps % times else BallsInBins(steps // times, times * self.sampler.epochs)
-
-    def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
-        return None
 
 
 def _squares(sampler: RandomAllocation, mechanism: Mechanism, size: int) -> tuple[float, float]:

@@ -13,7 +13,6 @@ from verax.privacy.numerics.lattice import Law
 from verax.privacy.pairs.gaussian_mixture import Array, Pair
 from verax.privacy.participation import LARGEST_UNIT, both_ways, leaning, leans, participating, silent
 from verax.privacy.pld.composition import Round
-from verax.privacy.pld.directions import Rounds
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -27,7 +26,6 @@ from verax.privacy.pricing import (
 from verax.privacy.samplers.poisson import in_two_steps
 from verax.privacy.strong.curve import Who
 from verax.privacy.strong.moves import Moves, seen
-from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
 from verax.samplers.random_participation import RandomParticipation
 
@@ -106,15 +104,6 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
         rate = self.sampler.client_rate * self.sampler.record_rate
         absent = binomial_law(population - 1, rate)
         return absent, absent * (1.0 - rate), absent * rate
-
-    def similar(self) -> Sampler:
-        return self.sampler
-
-    def dominating(self) -> Sampler:
-        return self.sampler
-
-    def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
-        return None
 
     def refuse_larger_group(self, size: int) -> None:
         """Records of one client are protected, so there are no more than it holds."""

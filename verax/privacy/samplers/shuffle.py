@@ -11,7 +11,7 @@ from verax.privacy.pairs.gaussian_mixture import Array
 from verax.privacy.pairs.largest_sum import largest_sum
 from verax.privacy.pairs.one_round import at_least_one_round_of
 from verax.privacy.pld.composition import Round
-from verax.privacy.pld.directions import Rounds, each_way
+from verax.privacy.pld.directions import each_way
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -75,15 +75,9 @@ class ShufflePricing(SamplerPricing[Shuffle]):
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
         return None
 
-    def similar(self) -> Sampler:
-        return self.sampler
-
     def dominating(self) -> Sampler:
         """Fixed batches: knowing the order cannot hurt (docs/proofs.md, theorem 4)."""
         return Deterministic(self.sampler.batches, self.sampler.epochs)
-
-    def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
-        return None
 
 
 def shuffled(

@@ -16,7 +16,6 @@ from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Pair
 from verax.privacy.pairs.mixture_weights import crowded, truncated_rate
 from verax.privacy.pairs.public_coin import Revealed
 from verax.privacy.pld.composition import Round
-from verax.privacy.pld.directions import Rounds
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -28,7 +27,6 @@ from verax.privacy.pricing import (
 )
 from verax.privacy.strong.curve import Who
 from verax.privacy.strong.moves import Laws, Moves, seen, touched
-from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
 from verax.samplers.truncated_poisson import TruncatedPoisson
 
@@ -101,15 +99,6 @@ class TruncatedPoissonPricing(SamplerPricing[TruncatedPoisson]):
         absent, sizes = (_cut(binomial_law(count, rate), most) for count in (population - 1, population))
         inside = sizes[1:] * np.arange(1.0, len(sizes)) / population
         return absent, sizes * (1.0 - np.arange(float(len(sizes))) / population), inside
-
-    def similar(self) -> Sampler:
-        return self.sampler
-
-    def dominating(self) -> Sampler:
-        return self.sampler
-
-    def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
-        return None
 
 
 def _crowded_moves(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group) -> Laws:

@@ -13,7 +13,7 @@ from verax.privacy.numerics.lattice import Law
 from verax.privacy.pairs.discrete import Table
 from verax.privacy.pairs.gaussian_mixture import Array, Pair
 from verax.privacy.pld.composition import Round
-from verax.privacy.pld.directions import Rounds, each_way
+from verax.privacy.pld.directions import each_way
 from verax.privacy.pricing import (
     Analysis,
     Group,
@@ -25,7 +25,6 @@ from verax.privacy.pricing import (
 )
 from verax.privacy.strong.curve import Who, independent_rounds
 from verax.privacy.strong.moves import Moves, seen
-from verax.samplers.base import Sampler
 from verax.samplers.without_replacement import WithoutReplacement
 
 
@@ -78,12 +77,3 @@ class WithoutReplacementPricing(SamplerPricing[WithoutReplacement]):
         inside, outside = np.zeros(batch), np.zeros(batch + 1)
         inside[-1], outside[-1] = batch / population, 1.0 - batch / population
         return outside + np.append(inside, 0.0), outside, inside
-
-    def similar(self) -> Sampler:
-        return self.sampler
-
-    def dominating(self) -> Sampler:
-        return self.sampler
-
-    def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
-        return None
