@@ -7,7 +7,8 @@ from importlib.util import find_spec
 
 from hypothesis import settings
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # jobs in the background inherit that, and our children would
+# jobs in the background inherit that, and our children would
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NEEDS = {
@@ -18,7 +19,9 @@ NEEDS = {
     "web/*": "fastapi",
 }
 
-collect_ignore_glob = [f"verax/{files}" for files, library in NEEDS.items() if find_spec(library) is None]
+collect_ignore_glob = [
+    f"verax/{files}" for files, library in NEEDS.items() if find_spec(library) is None
+]
 
 settings.register_profile("verax", deadline=None, derandomize=True)
 settings.load_profile("verax")

@@ -1,6 +1,7 @@
 """Compiles the inner loops of the noise when verax is installed or a wheel is built.
 
-Without a compiler verax does the same with numpy, in the time that ``benchmarks/noise.py`` shows as pure.
+Without a compiler verax does the same with numpy, in the time that ``benchmarks/noise.py`` shows as
+pure.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from packaging.tags import platform_tags
 
 SOURCE = "verax/randomness/_kernel.c"
 ENDINGS = (".so", ".pyd")
-EXACT = ("-O3", "-ffp-contract=off", "-fno-fast-math", "-fno-associative-math")  # whatever CFLAGS say
+# whatever CFLAGS say
+EXACT = ("-O3", "-ffp-contract=off", "-fno-fast-math", "-fno-associative-math")
 ABI = "0x030B0000"  # the stable interface of Python 3.11: one build for it and all that come after
 
 
@@ -32,7 +34,9 @@ class Kernel(BuildHookInterface[Any]):
                 return
             compiled(Path(self.root))
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a compiler may lack
-            self.app.display_warning(f"no compiled noise, numpy does it instead ({type(error).__name__}: {error})")
+            self.app.display_warning(
+                f"no compiled noise, numpy does it instead ({type(error).__name__}: {error})"
+            )
             return
         build_data["artifacts"] += [SOURCE.replace(".c", f"*{ending}") for ending in ENDINGS]
         build_data["pure_python"] = False
@@ -56,8 +60,16 @@ def compiled(root: Path) -> None:
     before = Path.cwd()
     os.chdir(root)
     try:
-        command = build_ext(Distribution({"name": "verax", "ext_modules": [module], "packages": ["verax.randomness"]}))
-        command.inplace, command.build_lib, command.build_temp = True, "build/kernel", "build/kernel"
+        command = build_ext(
+            Distribution(
+                {"name": "verax", "ext_modules": [module], "packages": ["verax.randomness"]}
+            )
+        )
+        command.inplace, command.build_lib, command.build_temp = (
+            True,
+            "build/kernel",
+            "build/kernel",
+        )
         command.force = True
         command.ensure_finalized()
         command.run()

@@ -3,11 +3,12 @@
     pip install torch==2.13.0 && pip install -r benchmarks/requirements.txt
     python benchmarks/accounting.py [--only A,D] [--quick] [--slow] [--markdown]
 
-How it is measured. The process and its children are pinned to one core and BLAS to one thread. Times are CPU seconds
-(``time.process_time``), equal to wall time on an idle core and little moved by neighbours on a busy one. Entrants take
-turns; every repeat builds its objects afresh and asks a question that differs from the last in the twelfth digit, so no
-cache can answer it. verax's time is the median of its repeats, a peer's the minimum of its own, which favours the peer.
-Imports are outside the clock, except in section F.
+How it is measured. The process and its children are pinned to one core and BLAS to one thread.
+Times are CPU seconds (``time.process_time``), equal to wall time on an idle core and little moved
+by neighbours on a busy one. Entrants take turns; every repeat builds its objects afresh and asks a
+question that differs from the last in the twelfth digit, so no cache can answer it. verax's time is
+the median of its repeats, a peer's the minimum of its own, which favours the peer. Imports are
+outside the clock, except in section F.
 """
 
 from __future__ import annotations
@@ -71,14 +72,28 @@ class Table:
 
     def text(self, markdown: bool) -> str:
         """The table for a terminal, or as markdown."""
-        widths = [max(len(row[i]) for row in [list(self.header), *self.rows]) for i in range(len(self.header))]
+        widths = [
+            max(len(row[i]) for row in [list(self.header), *self.rows])
+            for i in range(len(self.header))
+        ]
         if markdown:
-            lines = [f"### {self.title}", "", _markdown_row(self.header), _markdown_row(["---:"] * len(widths))]
+            lines = [
+                f"### {self.title}",
+                "",
+                _markdown_row(self.header),
+                _markdown_row(["---:"] * len(widths)),
+            ]
             lines += [_markdown_row(row) for row in self.rows]
             return "\n".join([*lines, "", *(f"- {note}" for note in self.notes), ""])
-        lines = [self.title, "  ".join(name.rjust(w) for name, w in zip(self.header, widths, strict=True))]
+        lines = [
+            self.title,
+            "  ".join(name.rjust(w) for name, w in zip(self.header, widths, strict=True)),
+        ]
         lines.append("  ".join("-" * w for w in widths))
-        lines += ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in self.rows]
+        lines += [
+            "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True))
+            for row in self.rows
+        ]
         return "\n".join([*lines, *(f"  {note}" for note in self.notes), ""])
 
     def target(self, name: str, value: float | None, limit: float, *, at_least: bool) -> None:
@@ -165,7 +180,11 @@ def width(bracket: Any) -> float | None:
 
 def sides(bracket: Any, digits: int = 7) -> list[str]:
     """Lower and upper side as cells."""
-    return ["-", "-"] if bracket is None else [number(bracket.lower, digits), number(bracket.upper, digits)]
+    return (
+        ["-", "-"]
+        if bracket is None
+        else [number(bracket.lower, digits), number(bracket.upper, digits)]
+    )
 
 
 def rounding(truth: str) -> float:
@@ -176,7 +195,10 @@ def rounding(truth: str) -> float:
 
 def holds(bracket: Any, truth: str) -> bool:
     """Whether the bracket can contain the reference value."""
-    return bool(bracket.lower <= float(truth) + rounding(truth) and bracket.upper >= float(truth) - rounding(truth))
+    return bool(
+        bracket.lower <= float(truth) + rounding(truth)
+        and bracket.upper >= float(truth) - rounding(truth)
+    )
 
 
 def verax_mechanism(noise: float, rate: float, steps: int) -> Any:
@@ -237,7 +259,11 @@ def nine_cases(options: Options) -> list[Table]:
     race({"warm": (lambda _: verax_mechanism(1.3, 0.02, 50).guarantee().epsilon(delta=1e-4), 1)})
     for case, truth in NINE:
         runs = _nine_race(case, options)
-        prv = None if options.quick else _prv_apart(values, [Phase(*case[:3])], case.delta, 0.01, PRV_TIMEOUT)
+        prv = (
+            None
+            if options.quick
+            else _prv_apart(values, [Phase(*case[:3])], case.delta, 0.01, PRV_TIMEOUT)
+        )
         ours, dp = runs["verax"], runs["dp PLD"]
         speed, tightness = ratio(dp.fastest, ours.median), width(ours.value)
         ratios += [] if speed is None else [speed]
@@ -277,10 +303,18 @@ def nine_cases(options: Options) -> list[Table]:
         if ours.value is not None and not holds(ours.value, truth):
             values.notes.append(f"WRONG: verax's bracket misses the reference value at {case}")
     complete = len(ratios) == len(NINE)
-    values.notes.append(f"prv-accountant at error 0.01, '-' where it took over {PRV_TIMEOUT:.0f} s or was skipped")
-    values.target("widest bracket, %", max(widths) if len(widths) == len(NINE) else None, 0.1, at_least=False)
-    times.notes.append("'first' is the first time the case is asked; verax's time is for both sides together")
-    times.target("median dp PLD / verax", statistics.median(ratios) if complete else None, 20, at_least=True)
+    values.notes.append(
+        f"prv-accountant at error 0.01, '-' where it took over {PRV_TIMEOUT:.0f} s or was skipped"
+    )
+    values.target(
+        "widest bracket, %", max(widths) if len(widths) == len(NINE) else None, 0.1, at_least=False
+    )
+    times.notes.append(
+        "'first' is the first time the case is asked; verax's time is for both sides together"
+    )
+    times.target(
+        "median dp PLD / verax", statistics.median(ratios) if complete else None, 20, at_least=True
+    )
     times.target("worst dp PLD / verax", min(ratios) if complete else None, 5, at_least=True)
     _note_memory(times)
     return [values, times]
@@ -321,7 +355,9 @@ def _note_memory(table: Table) -> None:
         table.notes.append(f"peak memory of verax not measured: {failure}")
         return
     megabytes = None if measured is None else measured.megabytes
-    table.target("peak memory of a process running verax on all nine, MB", megabytes, 300, at_least=False)
+    table.target(
+        "peak memory of a process running verax on all nine, MB", megabytes, 300, at_least=False
+    )
 
 
 def calibration(options: Options) -> list[Table]:
@@ -332,7 +368,9 @@ def calibration(options: Options) -> list[Table]:
         import verax
 
         sampler = verax.Poisson(rate=rate, steps=steps)
-        return float(verax.calibrate.noise_multiplier(sampler, epsilon=nudged(epsilon, turn), delta=delta))
+        return float(
+            verax.calibrate.noise_multiplier(sampler, epsilon=nudged(epsilon, turn), delta=delta)
+        )
 
     runs = race(
         {
@@ -342,7 +380,9 @@ def calibration(options: Options) -> list[Table]:
                 options.repeats(2),
             ),
             "dp-accounting, told 1 to 2": (
-                lambda turn: peers.dp_calibrate(rate, steps, nudged(epsilon, turn), delta, (1.0, 2.0)),
+                lambda turn: peers.dp_calibrate(
+                    rate, steps, nudged(epsilon, turn), delta, (1.0, 2.0)
+                ),
                 options.repeats(2),
             ),
         }
@@ -377,9 +417,20 @@ def _epsilon_at(noise: float | None, rate: float, steps: int, delta: float) -> s
 
     if noise is None:
         return "-"
-    answer = race({"verax": (lambda _: verax_mechanism(noise, rate, steps).guarantee().epsilon(delta=delta), 1)})
+    answer = race(
+        {
+            "verax": (
+                lambda _: verax_mechanism(noise, rate, steps).guarantee().epsilon(delta=delta),
+                1,
+            )
+        }
+    )
     bracket = answer["verax"].value
-    return "-" if bracket is None else f"{shown(bracket.lower, LOWER, 7)} to {shown(bracket.upper, UPPER, 7)}"
+    return (
+        "-"
+        if bracket is None
+        else f"{shown(bracket.lower, LOWER, 7)} to {shown(bracket.upper, UPPER, 7)}"
+    )
 
 
 def different_rounds(options: Options) -> list[Table]:
@@ -390,7 +441,9 @@ def different_rounds(options: Options) -> list[Table]:
     rng = np.random.default_rng(0)
     noises = rng.uniform(0.8, 2.0, 100)[:count]
     rates = np.exp(rng.uniform(math.log(0.001), math.log(0.02), 100))[:count]
-    phases = [Phase(float(noise), float(rate), 100) for noise, rate in zip(noises, rates, strict=True)]
+    phases = [
+        Phase(float(noise), float(rate), 100) for noise, rate in zip(noises, rates, strict=True)
+    ]
 
     def ours(turn: int) -> Any:
         first, *rest = [verax_mechanism(nudged(p.noise, turn), p.rate, p.steps) for p in phases]
@@ -411,7 +464,14 @@ def different_rounds(options: Options) -> list[Table]:
     dp = runs["dp-accounting PLD"]
     slower = {"dp-accounting PLD": ratio(dp.fastest, mine)}
     table.rows.append(
-        ["dp-accounting PLD", "-", number(dp.value, 7), "-", number(dp.fastest, 3), number(ratio(dp.fastest, mine), 3)]
+        [
+            "dp-accounting PLD",
+            "-",
+            number(dp.value, 7),
+            "-",
+            number(dp.fastest, 3),
+            number(ratio(dp.fastest, mine), 3),
+        ]
     )
     for error in [0.1, 0.01] if options.slow else [0.1]:
         name = f"prv-accountant, error {error:g}"
@@ -421,7 +481,14 @@ def different_rounds(options: Options) -> list[Table]:
             low, _, high = prv.value
             gap = number(100 * (high - low) / high, 2)
             table.rows.append(
-                [name, number(low, 7), number(high, 7), gap, number(prv.seconds, 3), number(slower[name], 3)]
+                [
+                    name,
+                    number(low, 7),
+                    number(high, 7),
+                    gap,
+                    number(prv.seconds, 3),
+                    number(slower[name], 3),
+                ]
             )
     complaints(table, runs, "different rounds")
     for name, value in slower.items():
@@ -453,7 +520,9 @@ def groups(options: Options) -> list[Table]:
         for size in sizes:
             case = Case(1.0, 0.01, steps, delta)
             runs = _group_race(case, size, options)
-            ours, mixture, plain = (runs.get(name, Run()) for name in ("verax", "dp mixture", "dp plain"))
+            ours, mixture, plain = (
+                runs.get(name, Run()) for name in ("verax", "dp mixture", "dp plain")
+            )
             speed = ratio(mixture.fastest, ours.median)
             ratios += [speed] if "dp mixture" in runs else []
             slowest.append(ours.median)
@@ -472,12 +541,26 @@ def groups(options: Options) -> list[Table]:
                 ]
             )
             complaints(table, runs, f"steps {steps}, k {size}")
-    table.notes.append("dp mixture: from_mixture_gaussian_mechanism with Binomial(k, rate) sensitivities, default grid")
-    table.notes.append("dp plain: its accountant for one record, the cheaper way to the same number at k = 1")
+    table.notes.append(
+        "dp mixture: from_mixture_gaussian_mechanism with Binomial(k, rate) sensitivities, default grid"
+    )
+    table.notes.append(
+        "dp plain: its accountant for one record, the cheaper way to the same number at k = 1"
+    )
     known = [r for r in ratios if r is not None]
-    table.target("least dp mixture / verax", min(known) if len(known) == len(ratios) else None, 100, at_least=True)
+    table.target(
+        "least dp mixture / verax",
+        min(known) if len(known) == len(ratios) else None,
+        100,
+        at_least=True,
+    )
     cells = [s for s in slowest if s is not None]
-    table.target("slowest verax cell, s", max(cells) if len(cells) == len(slowest) else None, 1, at_least=False)
+    table.target(
+        "slowest verax cell, s",
+        max(cells) if len(cells) == len(slowest) else None,
+        1,
+        at_least=False,
+    )
     return [table]
 
 
@@ -501,7 +584,17 @@ def tiny_deltas(options: Options) -> list[Table]:
     noise, rate, steps = 0.8, 0.001, 1000
     table = Table(
         "E. Tiny deltas: noise .8, rate .001, 1000 steps",
-        ["epsilon", "truth", "verax lower", "verax upper", "width %", "verax ms", "dp upper", "dp lower", "dp verdict"],
+        [
+            "epsilon",
+            "truth",
+            "verax lower",
+            "verax upper",
+            "width %",
+            "verax ms",
+            "dp upper",
+            "dp lower",
+            "dp verdict",
+        ],
     )
     for epsilon, truth in TINY:
         runs = _tiny_race(noise, rate, steps, epsilon, options)
@@ -525,19 +618,29 @@ def tiny_deltas(options: Options) -> list[Table]:
         )
         complaints(table, runs, f"epsilon {epsilon}")
         if ours.value is not None and not holds(ours.value, truth):
-            table.notes.append(f"WRONG: verax's bracket misses the reference value at epsilon {epsilon}")
+            table.notes.append(
+                f"WRONG: verax's bracket misses the reference value at epsilon {epsilon}"
+            )
     return [table]
 
 
-def _tiny_race(noise: float, rate: float, steps: int, epsilon: float, options: Options) -> dict[str, Run]:
+def _tiny_race(
+    noise: float, rate: float, steps: int, epsilon: float, options: Options
+) -> dict[str, Run]:
     def ours(turn: int) -> Any:
         return verax_mechanism(nudged(noise, turn), rate, steps).guarantee().delta(epsilon=epsilon)
 
     return race(
         {
             "verax": (ours, options.repeats(5)),
-            "dp upper": (lambda _: peers.dp_delta(noise, rate, steps, epsilon, pessimistic=True), 1),
-            "dp lower": (lambda _: peers.dp_delta(noise, rate, steps, epsilon, pessimistic=False), 1),
+            "dp upper": (
+                lambda _: peers.dp_delta(noise, rate, steps, epsilon, pessimistic=True),
+                1,
+            ),
+            "dp lower": (
+                lambda _: peers.dp_delta(noise, rate, steps, epsilon, pessimistic=False),
+                1,
+            ),
         }
     )
 
@@ -549,7 +652,8 @@ def import_time(options: Options) -> list[Table]:
         "print(time.perf_counter() - wall, time.process_time() - cpu, 'torch' in sys.modules)"
     )
     table = Table(
-        "F. Import in a fresh interpreter", ["module", "median wall s", "fastest wall s", "median CPU s", "loads torch"]
+        "F. Import in a fresh interpreter",
+        ["module", "median wall s", "fastest wall s", "median CPU s", "loads torch"],
     )
     modules = ["verax", "numpy, scipy", "dp_accounting", "prv_accountant", "opacus"]
     walls: dict[str, list[float]] = {module: [] for module in modules}
@@ -557,7 +661,9 @@ def import_time(options: Options) -> list[Table]:
     torch: dict[str, str] = {}
     for _ in range(3 if options.quick else 9):
         for module in modules:
-            done = subprocess.run([sys.executable, "-c", script.format(module)], capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, "-c", script.format(module)], capture_output=True, text=True
+            )
             if done.returncode == 0:
                 wall, cpu, loaded = done.stdout.split()[-3:]
                 walls[module].append(float(wall))
@@ -565,10 +671,19 @@ def import_time(options: Options) -> list[Table]:
                 torch[module] = "yes" if loaded == "True" else "no"
     for module in modules:
         if walls[module]:
-            seconds = [statistics.median(walls[module]), min(walls[module]), statistics.median(cpus[module])]
+            seconds = [
+                statistics.median(walls[module]),
+                min(walls[module]),
+                statistics.median(cpus[module]),
+            ]
             table.rows.append([module, *(number(second, 3) for second in seconds), torch[module]])
     ours = walls["verax"]
-    table.target("import verax, median wall s", statistics.median(ours) if ours else None, 0.4, at_least=False)
+    table.target(
+        "import verax, median wall s",
+        statistics.median(ours) if ours else None,
+        0.4,
+        at_least=False,
+    )
     return [table]
 
 
@@ -590,11 +705,21 @@ def machine(cores: int) -> str:
         named = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
         model = named[0].split(":", 1)[1].strip() if named else model
     versions = [f"Python {platform.python_version()}"]
-    for package in ("verax", "numpy", "scipy", "dp-accounting", "prv-accountant", "opacus", "torch"):
+    for package in (
+        "verax",
+        "numpy",
+        "scipy",
+        "dp-accounting",
+        "prv-accountant",
+        "opacus",
+        "torch",
+    ):
         try:
             versions.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
-            versions.append(f"{package} from source" if package == "verax" else f"{package} missing")
+            versions.append(
+                f"{package} from source" if package == "verax" else f"{package} missing"
+            )
     load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
     return f"{model}, 1 of {cores} cores, {load} at the start. {', '.join(versions)}."
 
@@ -613,11 +738,24 @@ def settle_down(core: int | None) -> int:
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="verax's accountant beside its peers.")
-    parser.add_argument("--only", metavar="SECTION", default="".join(SECTIONS), help="sections to run, e.g. A or A,D")
-    parser.add_argument("--quick", action="store_true", help="one repeat each, 20 phases in C, no prv-accountant in A")
-    parser.add_argument("--slow", action="store_true", help="C also with prv-accountant at error .01 (minutes)")
+    parser.add_argument(
+        "--only",
+        metavar="SECTION",
+        default="".join(SECTIONS),
+        help="sections to run, e.g. A or A,D",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="one repeat each, 20 phases in C, no prv-accountant in A",
+    )
+    parser.add_argument(
+        "--slow", action="store_true", help="C also with prv-accountant at error .01 (minutes)"
+    )
     parser.add_argument("--markdown", action="store_true", help="tables as markdown")
-    parser.add_argument("--core", type=int, help="the core to run on (default: the last one allowed)")
+    parser.add_argument(
+        "--core", type=int, help="the core to run on (default: the last one allowed)"
+    )
     chosen = parser.parse_args(argv)
     chosen.only = [letter for letter in chosen.only.upper() if letter not in ", "]
     unknown = sorted(set(chosen.only) - set(SECTIONS))
@@ -630,7 +768,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the sections and print each as soon as it is done."""
     chosen = arguments(argv)
     cores = settle_down(chosen.core)
-    for module in ("verax", "dp_accounting.pld", "dp_accounting.rdp", "prv_accountant", "opacus.accountants"):
+    for module in (
+        "verax",
+        "dp_accounting.pld",
+        "dp_accounting.rdp",
+        "prv_accountant",
+        "opacus.accountants",
+    ):
         try:
             importlib.import_module(module)
         except ImportError as missing:

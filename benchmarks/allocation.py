@@ -3,8 +3,9 @@
     pip install -r benchmarks/requirements.txt
     python benchmarks/allocation.py [--slow]
 
-CPU seconds of one process pinned to one core; the two take turns. Each question is asked once of the peer, three times
-of verax (the median; its cache is emptied before each). ``--slow`` adds the settings that take the peer minutes.
+CPU seconds of one process pinned to one core; the two take turns. Each question is asked once of
+the peer, three times of verax (the median; its cache is emptied before each). ``--slow`` adds the
+settings that take the peer minutes.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def main() -> None:
     """Print the table."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    print("| noise | rounds | epochs | delta | verax | width | s | PLD-accounting | width | s | ratio |")
+    print(
+        "| noise | rounds | epochs | delta | verax | width | s | PLD-accounting | width | s | ratio |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for setting in SETTINGS + (SLOW if "--slow" in sys.argv else []):
         noise, times, steps, epochs, delta = setting

@@ -2,8 +2,9 @@
 
     python benchmarks/clippings.py [--few]
 
-For each noise, rate and number of steps: the epsilon of one record under both, the group sizes between which the order
-is proved to change, and where it changes in the limit of large noise (docs/clipping-and-groups.md).
+For each noise, rate and number of steps: the epsilon of one record under both, the group sizes
+between which the order is proved to change, and where it changes in the limit of large noise
+(docs/clipping-and-groups.md).
 """
 
 from __future__ import annotations
@@ -61,14 +62,18 @@ def shown(where: tuple[int, int] | None) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--few", action="store_true", help="only the quick settings")
     few = parser.parse_args().few
     print("| " + " | ".join(COLUMNS) + " |\n" + "| --- " * len(COLUMNS) + "|")
     start = time.perf_counter()
     for noise, rate, steps in SETTINGS[-3:] if few else SETTINGS:
         clippings = (Individual(), Batch(), Mixed(groups=CLIP_GROUPS))
-        one, batch, mixed = (Mechanism(Poisson(rate, steps), noise, clipping) for clipping in clippings)
+        one, batch, mixed = (
+            Mechanism(Poisson(rate, steps), noise, clipping) for clipping in clippings
+        )
         epsilons = [above(run.guarantee().epsilon(DELTA).upper, UPPER, 4) for run in (one, batch)]
         first, second = (crossover(one, run, DELTA, most=MOST) for run in (batch, mixed))
         there = above(batch.guarantee(first[1]).epsilon(DELTA).upper, UPPER, 3) if first else ""

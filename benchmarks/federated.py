@@ -1,12 +1,13 @@
 """The embedded engine beside central training of as many records a round: rounds per second, on one core.
 
-Run it with ``python benchmarks/federated.py`` (``--clients``, ``--records``, ``--rounds``, ``--models`` to choose).
+Run it with ``python benchmarks/federated.py`` (``--clients``, ``--records``, ``--rounds``,
+``--models`` to choose).
 
-By default 23,264 clients hold 30 records each, a client takes part with probability .001 and uses a record with
-probability .1; central training draws every record with probability .0001 out of all 697,920. Both use the same
-clipping, noise and optimizer, and take turns in one process. Medians are shown, the ratio's of neighbouring turns: the
-fastest turns would be those that happened to draw few records. The last column says how long the engine takes over a
-round without any record.
+By default 23,264 clients hold 30 records each, a client takes part with probability .001 and uses a
+record with probability .1; central training draws every record with probability .0001 out of all
+697,920. Both use the same clipping, noise and optimizer, and take turns in one process. Medians are
+shown, the ratio's of neighbouring turns: the fastest turns would be those that happened to draw few
+records. The last column says how long the engine takes over a round without any record.
 """
 
 from __future__ import annotations
@@ -48,13 +49,19 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, 0.1)
 
 
-def federated(model: nn.Module, data: tuple[torch.Tensor, torch.Tensor], plan: Plan) -> Callable[[], None]:
+def federated(
+    model: nn.Module, data: tuple[torch.Tensor, torch.Tensor], plan: Plan
+) -> Callable[[], None]:
     sizes = np.full(plan.clients, plan.records // plan.clients)
     return Embedded(plan, model, LOSS, data, sizes, sgd).step
 
 
-def central(model: nn.Module, data: tuple[torch.Tensor, torch.Tensor], plan: Plan) -> Callable[[], None]:
-    mechanism = Mechanism(Poisson(plan.client_rate * plan.record_rate, plan.rounds), plan.noise_multiplier)
+def central(
+    model: nn.Module, data: tuple[torch.Tensor, torch.Tensor], plan: Plan
+) -> Callable[[], None]:
+    mechanism = Mechanism(
+        Poisson(plan.client_rate * plan.record_rate, plan.rounds), plan.noise_multiplier
+    )
     trainer = PrivateTrainer(model, sgd(list(model.parameters())), mechanism)
     batches = trainer.batches(data)
 
@@ -85,12 +92,16 @@ def main() -> None:
     keep_freed_blocks()  # for both sides
     total = given.clients * given.records
     rounds = (given.turns + 1) * given.rounds
-    plan = Plan(given.clients, total, given.records, given.client_rate, given.record_rate, rounds, 1.0)
+    plan = Plan(
+        given.clients, total, given.records, given.client_rate, given.record_rate, rounds, 1.0
+    )
     idle = Plan(given.clients, total, given.records, given.client_rate, 2.0**-60, rounds, 1.0)
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (total, 1, 28, 28), dtype=torch.uint8, generator=generator)
     data = pixels, torch.randint(0, 10, (total,), generator=generator)
-    print(f"{given.clients:,} clients x {given.records} records, {plan.expected:.1f} records a round expected")
+    print(
+        f"{given.clients:,} clients x {given.records} records, {plan.expected:.1f} records a round expected"
+    )
     print(f"{'model':<10}{'embedded /s':>14}{'central /s':>14}{'ratio':>8}{'idle, ms':>10}")
     for name in given.models:
 
@@ -98,13 +109,21 @@ def main() -> None:
             torch.manual_seed(0)
             return nn.Sequential(Scaled(), *MODELS[name]())  # type: ignore[misc]
 
-        ways = [federated(model(), data, plan), central(model(), data, plan), federated(model(), data, idle)]
+        ways = [
+            federated(model(), data, plan),
+            central(model(), data, plan),
+            federated(model(), data, idle),
+        ]
         for step in ways:
             seconds(step, given.rounds)  # warm up
-        times = np.array([[seconds(step, given.rounds) for step in ways] for _ in range(given.turns)])
+        times = np.array(
+            [[seconds(step, given.rounds) for step in ways] for _ in range(given.turns)]
+        )
         ours, theirs, empty = np.median(times, axis=0)
         ratio = np.median(times[:, 1] / times[:, 0])
-        print(f"{name:<10}{1.0 / ours:>14.0f}{1.0 / theirs:>14.0f}{ratio:>8.2f}{1e3 * empty:>10.2f}")
+        print(
+            f"{name:<10}{1.0 / ours:>14.0f}{1.0 / theirs:>14.0f}{ratio:>8.2f}{1e3 * empty:>10.2f}"
+        )
 
 
 class Scaled(nn.Module):

@@ -1,8 +1,9 @@
 """Flower's simulation on the rounds of federated.py: rounds per second, where only those who take part are asked.
 
-Run it with ``python benchmarks/federated_flower.py`` where ``flwr[simulation]`` is installed. That only those who take
-part are asked favours Flower: clients that toss coins of their own would all have to be asked in every round. Clients
-make up their records on the spot, so that no data are moved; clipping, noise and step are verax's.
+Run it with ``python benchmarks/federated_flower.py`` where ``flwr[simulation]`` is installed. That
+only those who take part are asked favours Flower: clients that toss coins of their own would all
+have to be asked in every round. Clients make up their records on the spot, so that no data are
+moved; clipping, noise and step are verax's.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def client_app(name: str, plan: Plan) -> ClientApp:
         chosen = np.random.default_rng().binomial(plan.largest, plan.record_rate)
         batch = torch.rand(chosen, 1, 28, 28), torch.randint(0, 10, (chosen,))
         update = Update(model.run, 0, model.round, worker.total(batch, chosen).copy())
-        return Message(RecordDict({"round": ConfigRecord({"update": update.pack()})}), reply_to=message)
+        return Message(
+            RecordDict({"round": ConfigRecord({"update": update.pack()})}), reply_to=message
+        )
 
     return app
 
@@ -69,7 +72,10 @@ def server_app(name: str, plan: Plan, warm: int) -> ServerApp:
             content = RecordDict({"round": ConfigRecord({"model": server.model().pack()})})
             left = set(
                 grid.push_messages(
-                    [Message(content, nodes[place], "train") for place in rng.integers(0, NODES, people)]
+                    [
+                        Message(content, nodes[place], "train")
+                        for place in rng.integers(0, NODES, people)
+                    ]
                 )
             )
             while left:

@@ -1,11 +1,13 @@
 """pfl's simulation on the rounds of federated.py beside the embedded engine: rounds per second, on one core.
 
-Run it with ``python benchmarks/federated_pfl.py`` where ``pfl[pytorch]`` is installed (pfl 0.6.0 with Python 3.11).
+Run it with ``python benchmarks/federated_pfl.py`` where ``pfl[pytorch]`` is installed (pfl 0.6.0
+with Python 3.11).
 
-Unit "client" is what pfl is made for: federated averaging, a local step on the records that a client has sampled, its
-difference clipped, Gaussian noise on the sum, all of it pfl's. Unit "record" is the same simulation in which a client's
-work is verax's clipped sum of its records; noise and step are pfl's. verax runs its own engine on the same data, model
-and rates. Both toss their coins every round (pfl only has to simulate those who take part), and take turns in one
+Unit "client" is what pfl is made for: federated averaging, a local step on the records that a
+client has sampled, its difference clipped, Gaussian noise on the sum, all of it pfl's. Unit
+"record" is the same simulation in which a client's work is verax's clipped sum of its records;
+noise and step are pfl's. verax runs its own engine on the same data, model and rates. Both toss
+their coins every round (pfl only has to simulate those who take part), and take turns in one
 process; medians are shown, the ratio's of neighbouring turns. Needs 3 GB of memory.
 """
 
@@ -61,7 +63,9 @@ class ClippedSums(FederatedAveraging):
         total = torch.from_numpy(self._worker.total((x, y), len(y)))
         parts = total.split([shape.numel() for shape in self._shapes])
         pieces = zip(self._names, parts, self._shapes, strict=True)
-        return MappedVectorStatistics({name: -part.view(shape) for name, part, shape in pieces}), Metrics()
+        return MappedVectorStatistics(
+            {name: -part.view(shape) for name, part, shape in pieces}
+        ), Metrics()
 
 
 def module(name: str) -> Model:
@@ -76,7 +80,9 @@ def simulated(name: str, data: tuple[torch.Tensor, torch.Tensor], plan: Plan) ->
 
     def records(client: int) -> Dataset:
         heads = np.flatnonzero(rng.random(per_client) < plan.record_rate)
-        chosen = torch.from_numpy(client * per_client + (heads if heads.size else np.zeros(1, np.int64)))
+        chosen = torch.from_numpy(
+            client * per_client + (heads if heads.size else np.zeros(1, np.int64))
+        )
         return Dataset([data[0][chosen], data[1][chosen]])  # one at least: pfl has no loss of none
 
     algorithm = FederatedAveraging()
@@ -84,14 +90,22 @@ def simulated(name: str, data: tuple[torch.Tensor, torch.Tensor], plan: Plan) ->
         parameters = dict(network.named_parameters())
         worker = Worker(network, LOSS, plan)  # its weights are the model's
         algorithm = ClippedSums(worker, list(parameters), [p.shape for p in parameters.values()])
-    model = PyTorchModel(network, lambda p, lr: torch.optim.SGD(p, lr), sgd(list(network.parameters())))
-    # A client's sum of records may be longer than one record's norm; pfl then clips nothing, and adds the same noise.
+    model = PyTorchModel(
+        network, lambda p, lr: torch.optim.SGD(p, lr), sgd(list(network.parameters()))
+    )
+    # A client's sum of records may be longer than one record's norm; pfl then clips nothing, and
+    # adds the same noise.
     bound = 1.0 if plan.unit == "client" else float(plan.largest)
-    noise = CentrallyAppliedPrivacyMechanism(GaussianMechanism(bound, plan.noise_multiplier / bound))
+    noise = CentrallyAppliedPrivacyMechanism(
+        GaussianMechanism(bound, plan.noise_multiplier / bound)
+    )
     everybody = FederatedDataset(records, lambda: int(rng.integers(plan.clients)))
     backend = SimulatedBackend(everybody, everybody, [noise])
     many = NNAlgorithmParams(
-        central_num_iterations=plan.rounds + 1, evaluation_frequency=10**9, train_cohort_size=1, val_cohort_size=0
+        central_num_iterations=plan.rounds + 1,
+        evaluation_frequency=10**9,
+        train_cohort_size=1,
+        val_cohort_size=0,
     )
     local = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=1.0, local_batch_size=None)
     number = 0
@@ -102,7 +116,9 @@ def simulated(name: str, data: tuple[torch.Tensor, torch.Tensor], plan: Plan) ->
         (context,), model, _ = algorithm.get_next_central_contexts(model, number, many, local)
         people = int(rng.binomial(plan.clients, plan.client_rate))
         context = dataclasses.replace(context, cohort_size=people)
-        found, metrics = backend.gather_results(model=model, training_algorithm=algorithm, central_context=context)
+        found, metrics = backend.gather_results(
+            model=model, training_algorithm=algorithm, central_context=context
+        )
         if found is not None:
             model, _ = algorithm.process_aggregated_statistics(context, metrics, model, found)
 
@@ -132,10 +148,15 @@ def main() -> None:
             ways = [federated.federated(ours_too, data, run), simulated(name, data, run)]
             for step in ways:
                 seconds(step, given.rounds)  # warm up
-            times = np.array([[seconds(step, given.rounds) for step in ways] for _ in range(given.turns)])
+            times = np.array(
+                [[seconds(step, given.rounds) for step in ways] for _ in range(given.turns)]
+            )
             ours, theirs = np.median(times, axis=0)
             ratio = np.median(times[:, 1] / times[:, 0])
-            print(f"{unit:<10}{name:<10}{1.0 / ours:>14.0f}{1.0 / theirs:>10.1f}{ratio:>8.1f}", flush=True)
+            print(
+                f"{unit:<10}{name:<10}{1.0 / ours:>14.0f}{1.0 / theirs:>10.1f}{ratio:>8.1f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Three hundred guarantees, to prove that moving code moved no number.
 
-    python benchmarks/guarantee_table.py write      # before: benchmarks/guarantee_table.csv
-    python benchmarks/guarantee_table.py compare    # after: every number that differs, and how many are equal
+    python benchmarks/guarantee_table.py write      # before: benchmarks/guarantee_table.csv python
+    benchmarks/guarantee_table.py compare    # after: every number that differs, and how many are
+    equal
 
-Every sampler under every clipping and relation, alone and in groups, for both adversaries: what is priced, and in which
-words what is not.
+Every sampler under every clipping and relation, alone and in groups, for both adversaries: what is
+priced, and in which words what is not.
 """
 
 from __future__ import annotations
@@ -48,14 +49,29 @@ SAMPLERS = (
 CLIPPINGS = (Individual(), Batch(), Mixed(groups=4))
 RELATIONS = ("add-remove", "zero-out", "replace")
 WHO = ((1, "A0"), (3, "A0"), (2, "A1"))
-FIELDS = ("mechanism", "group", "adversary", "lower", "upper", "delta_lower", "delta_upper", "refused")
+FIELDS = (
+    "mechanism",
+    "group",
+    "adversary",
+    "lower",
+    "upper",
+    "delta_lower",
+    "delta_upper",
+    "refused",
+)
 
 
 def rows() -> Iterator[dict[str, str]]:
     """One row per question."""
-    for sampler, clipping, relation, (group, adversary) in itertools.product(SAMPLERS, CLIPPINGS, RELATIONS, WHO):
+    for sampler, clipping, relation, (group, adversary) in itertools.product(
+        SAMPLERS, CLIPPINGS, RELATIONS, WHO
+    ):
         run = Mechanism(sampler, 1.5, clipping, relation)
-        row = dict.fromkeys(FIELDS, "") | {"mechanism": repr(run), "group": str(group), "adversary": adversary}
+        row = dict.fromkeys(FIELDS, "") | {
+            "mechanism": repr(run),
+            "group": str(group),
+            "adversary": adversary,
+        }
         try:
             guarantee = run.guarantee(group, adversary=adversary)
             epsilon, delta = guarantee.epsilon(1e-5), guarantee.delta(1.0)
@@ -78,7 +94,9 @@ def write() -> None:
 def compare() -> int:
     """Print what differs from the table; the number of rows that do."""
     with TABLE.open(newline="", encoding="utf-8") as file:
-        known = {(row["mechanism"], row["group"], row["adversary"]): row for row in csv.DictReader(file)}
+        known = {
+            (row["mechanism"], row["group"], row["adversary"]): row for row in csv.DictReader(file)
+        }
     equal = different = 0
     for row in rows():
         before = known.get((row["mechanism"], row["group"], row["adversary"]), {})
@@ -86,7 +104,11 @@ def compare() -> int:
             equal += 1
             continue
         different += 1
-        changed = {name: (before.get(name), row[name]) for name in FIELDS[3:] if before.get(name) != row[name]}
+        changed = {
+            name: (before.get(name), row[name])
+            for name in FIELDS[3:]
+            if before.get(name) != row[name]
+        }
         print(row["mechanism"], row["group"], row["adversary"], changed)
     print(f"{equal} equal, {different} different")
     return different

@@ -3,11 +3,12 @@
     pip install torch==2.13.0 && pip install '.[train]'
     python benchmarks/noise.py [--repeats 31] [--sampling] [--json]
 
-One process pinned to one core, one thread. Entrants take turns in every round; a time is the median of the rounds in
-CPU seconds, a ratio the median of the ratios within a round, so that a busy neighbour slows both sides of it alike.
-Every entrant writes into memory it already has. ``numpy`` is its default generator and ziggurat; the two entrants
-marked ``AES`` are other ways to make normal draws of the same keystream, those marked ``pure`` what verax is without
-its compiled loops. 248 is the number of parameters of the smallest model of ``benchmarks/training.py``.
+One process pinned to one core, one thread. Entrants take turns in every round; a time is the median
+of the rounds in CPU seconds, a ratio the median of the ratios within a round, so that a busy
+neighbour slows both sides of it alike. Every entrant writes into memory it already has. ``numpy``
+is its default generator and ziggurat; the two entrants marked ``AES`` are other ways to make normal
+draws of the same keystream, those marked ``pure`` what verax is without its compiled loops. 248 is
+the number of parameters of the smallest model of ``benchmarks/training.py``.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def entrants(size: int) -> Entrants:
     return {
         "torch.randn float32": lambda: torch.randn(size, out=fresh_single),
         "torch.randn float64": lambda: torch.randn(size, dtype=torch.float64, out=fresh_double),
-        "torch randn and add float32": lambda: torch_single.add_(torch.randn(size, out=fresh_single), alpha=SIGMA),
+        "torch randn and add float32": lambda: torch_single.add_(
+            torch.randn(size, out=fresh_single), alpha=SIGMA
+        ),
         "torch randn and add float64": lambda: torch_double.add_(
             torch.randn(size, dtype=torch.float64, out=fresh_double), alpha=SIGMA
         ),
@@ -153,7 +156,9 @@ def sampling(repeats: int) -> list[dict[str, object]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=31)
-    parser.add_argument("--sampling", action="store_true", help="epochs of sampling instead of noise")
+    parser.add_argument(
+        "--sampling", action="store_true", help="epochs of sampling instead of noise"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     if not COMPILED:
@@ -167,12 +172,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif options.sampling:
         print("| records | sampler | s an epoch | / PCG64 |\n| ---: | :--- | ---: | ---: |")
         for row in rows:
-            print(f"| {row['records']:,} | `{row['sampler']}` | {row['seconds']:.3f} | {row['ratio']:.2f} |")
+            print(
+                f"| {row['records']:,} | `{row['sampler']}` | {row['seconds']:.3f} | {row['ratio']:.2f} |"
+            )
     else:
-        print("| size | entrant | ns a value | / randn float32 | / randn float64 | / randn and add float32 |")
+        print(
+            "| size | entrant | ns a value | / randn float32 | / randn float64 | / randn and add float32 |"
+        )
         print("| ---: | :--- | ---: | ---: | ---: | ---: |")
         for row in rows:
-            ratios = " | ".join(f"{row[name]:.2f}" for name in ("ratio_float32", "ratio_float64", "ratio_add_float32"))
+            ratios = " | ".join(
+                f"{row[name]:.2f}"
+                for name in ("ratio_float32", "ratio_float64", "ratio_add_float32")
+            )
             print(f"| {row['size']:,} | {row['entrant']} | {row['nanoseconds']:.2f} | {ratios} |")
 
 

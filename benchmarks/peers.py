@@ -1,7 +1,7 @@
 """What the benchmarks ask of other accountants: one short function a question, libraries imported where they are used.
 
-Every function builds its objects afresh, so nothing is remembered between two calls. ``run_apart`` asks one of them
-in a process of its own, for questions that may take too long or too much memory.
+Every function builds its objects afresh, so nothing is remembered between two calls. ``run_apart``
+asks one of them in a process of its own, for questions that may take too long or too much memory.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def dp_pld_optimistic(case: Case) -> float:
     """dp-accounting's lower estimate (losses rounded down, default grid)."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    one = pld.from_gaussian_mechanism(case.noise, pessimistic_estimate=False, sampling_prob=case.rate)
+    one = pld.from_gaussian_mechanism(
+        case.noise, pessimistic_estimate=False, sampling_prob=case.rate
+    )
     return float(one.self_compose(case.steps).get_epsilon_for_delta(case.delta))
 
 
@@ -105,7 +107,9 @@ def dp_calibrate(
 
     search = None if within is None else dp.ExplicitBracketInterval(*within)
     return float(
-        dp.calibrate_dp_mechanism(PLDAccountant, lambda noise: _event(noise, rate, steps), epsilon, delta, search)
+        dp.calibrate_dp_mechanism(
+            PLDAccountant, lambda noise: _event(noise, rate, steps), epsilon, delta, search
+        )
     )
 
 
@@ -124,7 +128,9 @@ def dp_group(case: Case, size: int) -> float:
     from scipy.stats import binom
 
     hits = range(size + 1)
-    one = pld.from_mixture_gaussian_mechanism(case.noise, list(hits), list(binom.pmf(hits, size, case.rate)))
+    one = pld.from_mixture_gaussian_mechanism(
+        case.noise, list(hits), list(binom.pmf(hits, size, case.rate))
+    )
     return float(one.self_compose(case.steps).get_epsilon_for_delta(case.delta))
 
 
@@ -132,9 +138,14 @@ def prv(phases: Sequence[Phase], delta: float, error: float) -> list[float]:
     """prv-accountant's lower bound, estimate and upper bound on epsilon."""
     from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
 
-    rounds = [PoissonSubsampledGaussianMechanism(sampling_probability=p.rate, noise_multiplier=p.noise) for p in phases]
+    rounds = [
+        PoissonSubsampledGaussianMechanism(sampling_probability=p.rate, noise_multiplier=p.noise)
+        for p in phases
+    ]
     steps = [p.steps for p in phases]
-    accountant = PRVAccountant(rounds, eps_error=error, delta_error=delta / 1000, max_self_compositions=steps)
+    accountant = PRVAccountant(
+        rounds, eps_error=error, delta_error=delta / 1000, max_self_compositions=steps
+    )
     return [float(side) for side in accountant.compute_epsilon(delta, steps)]
 
 
@@ -177,8 +188,8 @@ def run_apart(name: str, *arguments: Any, timeout: float) -> Measured | None:
 def peak_megabytes() -> float:
     """Peak resident memory of this process.
 
-    Read from VmHWM where there is one: ru_maxrss survives exec on Linux, so a child reports at least what its parent
-    held when it was started.
+    Read from VmHWM where there is one: ru_maxrss survives exec on Linux, so a child reports at
+    least what its parent held when it was started.
     """
     status = Path("/proc/self/status")
     if status.exists():

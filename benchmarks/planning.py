@@ -2,10 +2,11 @@
 
     python benchmarks/planning.py [--points 1000] [--subset 20] [--markdown]
 
-One core, BLAS on one thread, CPU seconds. ``one by one`` calibrates each run on its own, ``dp-accounting`` does the
-same with that library where it is installed (pip install -r benchmarks/requirements.txt), on a subset of the frontier
-that is spread over it. Every noise of the frontier is checked at the end: the whole accountant confirms it, and the
-fraction by which it exceeds the one by one noise is printed.
+One core, BLAS on one thread, CPU seconds. ``one by one`` calibrates each run on its own,
+``dp-accounting`` does the same with that library where it is installed (pip install -r
+benchmarks/requirements.txt), on a subset of the frontier that is spread over it. Every noise of the
+frontier is checked at the end: the whole accountant confirms it, and the fraction by which it
+exceeds the one by one noise is printed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def grid(points: int) -> tuple[list[int], list[int]]:
     """Batches 64 to 8192 and epochs 1 to 100 or more: at least so many points."""
     batches = spread(64, 8192, 20)
     count = -(-points // len(batches))
-    return batches, sorted({round(1 + 99 * (i / (count - 1)) ** 1.5) for i in range(count)} | set(range(1, 8)))
+    return batches, sorted(
+        {round(1 + 99 * (i / (count - 1)) ** 1.5) for i in range(count)} | set(range(1, 8))
+    )
 
 
 def peer(plan: Plan) -> float:
@@ -47,7 +50,9 @@ def peer(plan: Plan) -> float:
     from dp_accounting import pld
 
     def event(noise: float) -> dp_accounting.DpEvent:
-        once = dp_accounting.PoissonSampledDpEvent(plan.batch / TARGET.records, dp_accounting.GaussianDpEvent(noise))
+        once = dp_accounting.PoissonSampledDpEvent(
+            plan.batch / TARGET.records, dp_accounting.GaussianDpEvent(noise)
+        )
         return dp_accounting.SelfComposedDpEvent(once, plan.rounds)
 
     return dp_accounting.calibrate_dp_mechanism(
@@ -65,7 +70,10 @@ def table(rows: list[list[str]], markdown: bool) -> str:
         head, *body = ["| " + " | ".join(row) + " |" for row in rows]
         return "\n".join([head, "|" + " --- |" * len(rows[0]), *body])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
 
 
 def main() -> None:
@@ -80,13 +88,23 @@ def main() -> None:
     seconds, plans = timed(lambda: frontier(TARGET, batches, epochs))
     each = seconds / len(plans)
     subset = plans[:: max(len(plans) // options.subset, 1)]
-    slow, noises = timed(lambda: [calibrate.noise_multiplier(p.sampler, TARGET.epsilon, TARGET.delta) for p in subset])
+    slow, noises = timed(
+        lambda: [
+            calibrate.noise_multiplier(p.sampler, TARGET.epsilon, TARGET.delta) for p in subset
+        ]
+    )
     excess = [p.noise_multiplier / noise - 1.0 for p, noise in zip(subset, noises, strict=True)]
     rows = [
         ["what", "points", "CPU s", "ms a point", "times the frontier's"],
         ["frontier", f"{len(plans)}", f"{seconds:.2f}", f"{1e3 * each:.1f}", "1"],
         ["single plan", "1", f"{alone:.3f}", f"{1e3 * alone:.1f}", f"{alone / each:.1f}"],
-        ["one by one", f"{len(subset)}", f"{slow:.2f}", f"{1e3 * slow / len(subset):.1f}", _times(slow, subset, each)],
+        [
+            "one by one",
+            f"{len(subset)}",
+            f"{slow:.2f}",
+            f"{1e3 * slow / len(subset):.1f}",
+            _times(slow, subset, each),
+        ],
     ]
     if find_spec("dp_accounting") is not None:
         other, theirs = timed(lambda: [peer(p) for p in subset])
@@ -102,11 +120,20 @@ def main() -> None:
         gap = [noise / p.noise_multiplier - 1.0 for p, noise in zip(subset, theirs, strict=True)]
         print(f"dp-accounting's noise beyond the frontier's: {min(gap):+.2%} to {max(gap):+.2%}")
     print(table(rows, options.markdown))
-    proved = sum(p.mechanism.guarantee().epsilon(TARGET.delta).upper <= TARGET.epsilon for p in plans)
+    proved = sum(
+        p.mechanism.guarantee().epsilon(TARGET.delta).upper <= TARGET.epsilon for p in plans
+    )
     print(f"confirmed by the whole accountant: {proved} of {len(plans)}")
-    print(f"noise beyond one by one: median {statistics.median(excess):+.3%}, most {max(excess):+.3%}")
-    for what, value, limit in (("frontier of 1,000 points", 1e3 * each, 20.0), ("single plan", alone, 1.0)):
-        print(f"target {what} <= {limit:g} s: {value:.3g} s, {'met' if value <= limit else 'MISSED'}")
+    print(
+        f"noise beyond one by one: median {statistics.median(excess):+.3%}, most {max(excess):+.3%}"
+    )
+    for what, value, limit in (
+        ("frontier of 1,000 points", 1e3 * each, 20.0),
+        ("single plan", alone, 1.0),
+    ):
+        print(
+            f"target {what} <= {limit:g} s: {value:.3g} s, {'met' if value <= limit else 'MISSED'}"
+        )
 
 
 def _times(seconds: float, subset: list[Plan], each: float) -> str:

@@ -1,6 +1,7 @@
 """How much one record changes the computed sum of the others' clipped gradients, by rounding alone.
 
-Run it with ``python benchmarks/rounding.py``. A sum of real numbers would not change at all; docs/noise.md, section 7.
+Run it with ``python benchmarks/rounding.py``. A sum of real numbers would not change at all;
+docs/noise.md, section 7.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def moved(name: str, records: int) -> float:
 
     whole = total(0, records)
     return max(
-        float((whole - total(0, records - away) - total(records - away, records)).norm()) / NORM for away in (1, 2, 3)
+        float((whole - total(0, records - away) - total(records - away, records)).norm()) / NORM
+        for away in (1, 2, 3)
     )
 
 

@@ -2,9 +2,10 @@
 
     python benchmarks/sampling.py [--records 10000000] [--json]
 
-One thread, best of ``--repeats`` runs. Opacus draws one uniform per record per round, so its rounds cost the same; a
-few are measured (``--opacus-rounds``) and scaled to the epoch, as the table says. Without Opacus the table has no
-ratios. To install it: ``pip install torch==2.13.0`` and then ``pip install opacus==1.6.0``.
+One thread, best of ``--repeats`` runs. Opacus draws one uniform per record per round, so its rounds
+cost the same; a few are measured (``--opacus-rounds``) and scaled to the epoch, as the table says.
+Without Opacus the table has no ratios. To install it: ``pip install torch==2.13.0`` and then ``pip
+install opacus==1.6.0``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def samplers(records: int) -> list[Sampler]:
     return [
         Poisson(rate=1e-3, steps=1000),
         Poisson(rate=1e-2, steps=100),
-        TruncatedPoisson(rate=1e-3, steps=1000, max_batch=batch + max(1, batch // 50), population=records),
+        TruncatedPoisson(
+            rate=1e-3, steps=1000, max_batch=batch + max(1, batch // 50), population=records
+        ),
         BallsInBins(bins=1000),
         Shuffle(batches=1000),
         BufferedShuffle(batches=1000, buffer=10),
@@ -118,11 +121,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if rows[0]["ratio"] is None:
         print(INSTALL)
     else:
-        print(f"Opacus: UniformWithReplacementSampler (Poisson), {options.opacus_rounds} rounds measured and scaled.")
-        print("Like for like for Poisson; for the other laws, Opacus's time for as many rounds of the same mean size.")
+        print(
+            f"Opacus: UniformWithReplacementSampler (Poisson), {options.opacus_rounds} rounds measured and scaled."
+        )
+        print(
+            "Like for like for Poisson; for the other laws, Opacus's time for as many rounds of the same mean size."
+        )
     print(f"{'seconds':>9} {'opacus s':>9} {'ratio':>7}  sampler")
     for row in rows:
-        peer, ratio = ("-", "-") if row["ratio"] is None else (f"{row['opacus_seconds']:.1f}", f"{row['ratio']:.0f}x")
+        peer, ratio = (
+            ("-", "-")
+            if row["ratio"] is None
+            else (f"{row['opacus_seconds']:.1f}", f"{row['ratio']:.0f}x")
+        )
         print(f"{row['seconds']:9.3f} {peer:>9} {ratio:>7}  {row['sampler']}")
 
 

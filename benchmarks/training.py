@@ -1,15 +1,18 @@
 """Private training beside plain SGD and every mode of Opacus: ratios of the time of one step, on one core.
 
-Run it with ``python benchmarks/training.py`` (``--models``, ``--batches``, ``--seconds`` to choose, ``--no-opacus``);
-``--memory`` shows peak memory in place of times: what a process of its own needs beyond model, data and libraries.
+Run it with ``python benchmarks/training.py`` (``--models``, ``--batches``, ``--seconds`` to choose,
+``--no-opacus``); ``--memory`` shows peak memory in place of times: what a process of its own needs
+beyond model, data and libraries.
 
-All variants of a cell run interleaved in one process, and the fastest of their repetitions counts, since the rest is
-the machine's noise. Plain SGD, verax and Opacus each choose their own micro-batch out of the same list; the allocator
-keeps freed blocks for all of them alike. Opacus and verax run without noise here; the noise has its own columns.
+All variants of a cell run interleaved in one process, and the fastest of their repetitions counts,
+since the rest is the machine's noise. Plain SGD, verax and Opacus each choose their own micro-batch
+out of the same list; the allocator keeps freed blocks for all of them alike. Opacus and verax run
+without noise here; the noise has its own columns.
 
 "--models resnet --batches 64" is a ResNet-18, which takes too long for the usual table.
 
-verax lays images out with their channels last by itself. "plain, last" is plain SGD by somebody who does so too.
+verax lays images out with their channels last by itself. "plain, last" is plain SGD by somebody who
+does so too.
 """
 
 from __future__ import annotations
@@ -25,7 +28,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_KEEP = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**33), "MALLOC_TOP_PAD_": str(2**26)}
+_KEEP = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**30),
+    "MALLOC_TRIM_THRESHOLD_": str(2**33),
+    "MALLOC_TOP_PAD_": str(2**26),
+}
 if any(os.environ.get(name) != value for name, value in _KEEP.items()):
     os.environ.update(_KEEP, OMP_NUM_THREADS="1")
     os.execv(sys.executable, [sys.executable, *sys.argv])
@@ -41,7 +48,9 @@ from verax.training import PrivateTrainer  # noqa: E402
 from verax.training.gradients.factors import lengths  # noqa: E402
 
 MICRO = (16, 32, 64, 128, 256, 1024)
-SHORT = 5e-3  # seconds; such a step is repeated before it is timed: who went before it would still be in the cache
+# seconds; such a step is repeated before it is timed: who went before it would still be in the
+# cache
+SHORT = 5e-3
 MODES = ("hooks", "functorch", "ew", "ghost", "ghost_fsdp")
 
 
@@ -115,7 +124,11 @@ class Block(nn.Module):
             nn.Conv2d(out, out, 3, 1, 1, bias=False),
             nn.GroupNorm(8, out),
         )
-        past = [] if into == out else [nn.Conv2d(into, out, 1, stride, bias=False), nn.GroupNorm(8, out)]
+        past = (
+            []
+            if into == out
+            else [nn.Conv2d(into, out, 1, stride, bias=False), nn.GroupNorm(8, out)]
+        )
         self.past = nn.Sequential(*past)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -151,7 +164,7 @@ def data(name: str, records: int) -> tuple[Tensor, Tensor]:
     return torch.randn(records, *shape, generator=rng), y
 
 
-# --- variants: each yields before a step and after it; drawing the batch is not part of the step ----------------------
+# --- variants: each yields before a step and after it; drawing the batch is not part of the step --
 
 Stepper = Iterator[None]
 
@@ -166,17 +179,23 @@ def plain(name: str, records: int, micro: int, last: bool = False) -> Stepper:
         yield
         optimizer.zero_grad()
         for start in range(0, records, micro):
-            loss = functional.cross_entropy(model(x[start : start + micro]), y[start : start + micro], reduction="sum")
+            loss = functional.cross_entropy(
+                model(x[start : start + micro]), y[start : start + micro], reduction="sum"
+            )
             (loss / records).backward()
         optimizer.step()
         yield
 
 
-def ours(name: str, records: int, micro: int | None, clipping: Individual | Batch | Mixed) -> Stepper:
+def ours(
+    name: str, records: int, micro: int | None, clipping: Individual | Batch | Mixed
+) -> Stepper:
     model = MODELS[name][0]()
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     mechanism = Mechanism(Deterministic(batches=1, epochs=10**6), 0.0, clipping, relation="replace")
-    trainer = PrivateTrainer(model, optimizer, mechanism, **({} if micro is None else {"micro_batch": micro}))
+    trainer = PrivateTrainer(
+        model, optimizer, mechanism, **({} if micro is None else {"micro_batch": micro})
+    )
     loss = nn.CrossEntropyLoss()
     for batch in trainer.batches(data(name, records)):
         yield
@@ -225,22 +244,34 @@ def best_micro(make: Callable[[int], Stepper], records: int) -> tuple[Stepper, i
     for micro in sorted({min(m, records) for m in MICRO}):
         step = make(micro)
         once = max(seconds(step), seconds(step))
-        tried.append((min(seconds(step) for _ in range(min(max(int(0.5 / once), 5), 200))), micro, step))
+        tried.append(
+            (min(seconds(step) for _ in range(min(max(int(0.5 / once), 5), 200))), micro, step)
+        )
     _, micro, step = min(tried, key=lambda entry: entry[0])
     return step, micro
 
 
 def cell(name: str, records: int, budget: float, modes: tuple[str, ...]) -> dict[str, Any]:
-    made: dict[str, tuple[Stepper, int]] = {"plain": best_micro(lambda micro: plain(name, records, micro), records)}
+    made: dict[str, tuple[Stepper, int]] = {
+        "plain": best_micro(lambda micro: plain(name, records, micro), records)
+    }
     if name in IMAGES:
-        made["plain, last"] = best_micro(lambda micro: plain(name, records, micro, last=True), records)
+        made["plain, last"] = best_micro(
+            lambda micro: plain(name, records, micro, last=True), records
+        )
     made["verax"] = best_micro(lambda micro: ours(name, records, micro, Individual(1.0)), records)
-    for label, clipping in (("default", Individual(1.0)), ("batch", Batch(1.0)), ("mixed 4", Mixed(1.0, 4))):
+    for label, clipping in (
+        ("default", Individual(1.0)),
+        ("batch", Batch(1.0)),
+        ("mixed 4", Mixed(1.0, 4)),
+    ):
         made[label] = ours(name, records, None, clipping), 0
     failures = {}
     for mode in modes:
         try:
-            made[mode] = best_micro(lambda micro, mode=mode: opacus(name, records, micro, mode), records)
+            made[mode] = best_micro(
+                lambda micro, mode=mode: opacus(name, records, micro, mode), records
+            )
         except Exception as error:  # noqa: BLE001  whatever a peer cannot do is a result
             failures[mode] = type(error).__name__
     times: dict[str, list[float]] = {label: [] for label in made}
@@ -253,7 +284,10 @@ def cell(name: str, records: int, budget: float, modes: tuple[str, ...]) -> dict
                 seconds(step)
             times[label].append(seconds(step))
     base = min(times["plain"])
-    row: dict[str, Any] = {"plain ms": 1e3 * base, "micro": f"{made['plain'][1]}/{made['verax'][1]}"}
+    row: dict[str, Any] = {
+        "plain ms": 1e3 * base,
+        "micro": f"{made['plain'][1]}/{made['verax'][1]}",
+    }
     row.update({label: min(t) / base for label, t in times.items() if label != "plain"})
     return row | failures | noise(sum(p.numel() for p in MODELS[name][0]().parameters()), base)
 
@@ -261,7 +295,8 @@ def cell(name: str, records: int, budget: float, modes: tuple[str, ...]) -> dict
 def noise(size: int, base: float) -> dict[str, float]:
     """Time of the secure noise: as a ratio to torch.randn, and as a part of a plain step."""
     source, buffer = Source.system(), np.zeros(size, dtype=np.float32)
-    calls = max(2**18 // size, 1)  # noise is drawn ahead in blocks of 2^16, so that is part of every timing
+    # noise is drawn ahead in blocks of 2^16, so that is part of every timing
+    calls = max(2**18 // size, 1)
 
     def once(work: Callable[[], object]) -> float:
         start = time.perf_counter()
@@ -277,7 +312,10 @@ def noise(size: int, base: float) -> dict[str, float]:
 def memory(name: str, records: int, variant: str) -> float:
     """Megabytes that six steps add to what was there after building everything, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, __file__, "--peak", f"{name}:{records}:{variant}"], check=True, capture_output=True, text=True
+        [sys.executable, __file__, "--peak", f"{name}:{records}:{variant}"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return float(done.stdout)
 
@@ -285,16 +323,21 @@ def memory(name: str, records: int, variant: str) -> float:
 def peak(name: str, records: int, variant: str) -> float:
     """Needs Linux, which can be told to forget the highest mark so far.
 
-    A few steps of both on eight records come first: the code that they load is as large as what small models need.
-    What they freed is given back.
+    A few steps of both on eight records come first: the code that they load is as large as what
+    small models need. What they freed is given back.
     """
     for step in (plain(name, 8, 8), ours(name, 8, None, Individual(1.0))):
         for _ in range(6):
             next(step)
     del step
-    lengths(torch.ones(2, 2**17))  # rows of eight records are too short for numpy's library, those to come are not
+    # rows of eight records are too short for numpy's library, those to come are not
+    lengths(torch.ones(2, 2**17))
     ctypes.CDLL(None).malloc_trim(0)
-    step = ours(name, records, None, Individual(1.0)) if variant == "verax" else plain(name, records, int(variant))
+    step = (
+        ours(name, records, None, Individual(1.0))
+        if variant == "verax"
+        else plain(name, records, int(variant))
+    )
     next(step)
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
@@ -314,12 +357,21 @@ def show_memory(names: list[str], batches: list[int]) -> None:
     print("|---|---|---|---|---|---|")
     for name in names:
         for records in batches:
-            found = [memory(name, records, variant) for variant in ("64", "256", str(records), "verax")]
-            print(f"| {name} | {records} |", " | ".join(f"{megabytes:.0f}" for megabytes in found), "|", flush=True)
+            found = [
+                memory(name, records, variant) for variant in ("64", "256", str(records), "verax")
+            ]
+            print(
+                f"| {name} | {records} |",
+                " | ".join(f"{megabytes:.0f}" for megabytes in found),
+                "|",
+                flush=True,
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", default=",".join(USUAL), help="of " + ", ".join(MODELS))
     parser.add_argument("--batches", default="64,256,1024")
     parser.add_argument("--seconds", type=float, default=8.0, help="for each cell")
@@ -332,7 +384,10 @@ def main() -> None:
         name, records, variant = options.peak.split(":")
         print(peak(name, int(records), variant))
         return
-    names, batches = options.models.split(","), [int(records) for records in options.batches.split(",")]
+    names, batches = (
+        options.models.split(","),
+        [int(records) for records in options.batches.split(",")],
+    )
     if options.memory:
         show_memory(names, batches)
         return

@@ -1,13 +1,14 @@
 """The five asynchronous clients of "Proactive DP", appendices A and D: logistic regression on a9a, LeNet on MNIST.
 
-Run it with ``VERAX_DATA=folder python studies/asynchronous.py``. It writes docs/study-asynchronous.csv line by line and
-can be interrupted: what is in the file already is not run again. Then it prints the tables of
-docs/studies-federated.md.
+Run it with ``VERAX_DATA=folder python studies/asynchronous.py``. It writes
+docs/study-asynchronous.csv line by line and can be interrupted: what is in the file already is not
+run again. Then it prints the tables of docs/studies-federated.md.
 
-The paper's clients hold N records each, and it does not say how five such clients are made from one data set. So both:
-``drawn`` gives every client N records of the whole set, drawn for it alone (of MNIST: all of them), so that one record
-is in several clients; ``split`` deals the N records out to the five. ``one`` is one client with all N, in the same
-engine. Noise, batches and rounds follow from the closed form for what each client holds.
+The paper's clients hold N records each, and it does not say how five such clients are made from one
+data set. So both: ``drawn`` gives every client N records of the whole set, drawn for it alone (of
+MNIST: all of them), so that one record is in several clients; ``split`` deals the N records out to
+the five. ``one`` is one client with all N, in the same engine. Noise, batches and rounds follow
+from the closed form for what each client holds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,17 @@ from proactive_data import read
 from torch import Tensor, nn
 
 from verax import Mechanism, Poisson
-from verax.federated import AsyncClient, AsyncServer, Client, Diminishing, Model, Plan, Update, put_weights, weights_of
+from verax.federated import (
+    AsyncClient,
+    AsyncServer,
+    Client,
+    Diminishing,
+    Model,
+    Plan,
+    Update,
+    put_weights,
+    weights_of,
+)
 from verax.planning.calculator import budget, simple
 from verax.privacy.guarantee import shown
 from verax.privacy.pld.composition import LOWER, UPPER
@@ -40,7 +51,8 @@ CLIENTS = 5
 PROBLEM = {"a9a": PROBLEMS["plain"], "mnist": PROBLEMS["non-convex"]}
 EPSILONS = {"a9a": (0.04945, 0.1), "mnist": (0.15007,)}
 STEPS = {"a9a": (0.1, 0.02), "mnist": (0.02, 0.06, 0.1)}
-LATENCY = 0.1  # of a message, where the fastest client's round takes 1; both are means of exponential times
+# of a message, where the fastest client's round takes 1; both are means of exponential times
+LATENCY = 0.1
 
 
 @dataclass(frozen=True)
@@ -104,7 +116,9 @@ def pool(name: str) -> tuple[Tensor, Tensor]:
     return x, y.unsqueeze(1)
 
 
-def shares(run: Run, data: Examples, whole: tuple[Tensor, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def shares(
+    run: Run, data: Examples, whole: tuple[Tensor, Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
     """What each client holds."""
     for client in range(run.clients):
         if run.holding == "drawn":
@@ -117,26 +131,47 @@ def shares(run: Run, data: Examples, whole: tuple[Tensor, Tensor]) -> Iterator[t
         yield (x, y) if len(chosen) == len(y) else (x[chosen], y[chosen])
 
 
-def runs(data: str, holdings: list[str], seeds: int, steps: tuple[float, ...], noiseless: bool) -> Iterator[Run]:
+def runs(
+    data: str, holdings: list[str], seeds: int, steps: tuple[float, ...], noiseless: bool
+) -> Iterator[Run]:
     """All runs on one data set, by holding, epsilon and step size; without noise the batch is the first epsilon's."""
     problem, population = PROBLEM[data], len(load(data).train[1])
     for holding in holdings:
         clients = 1 if holding == "one" else CLIENTS
         records = population // clients if holding == "split" else population
-        found = [simple(records, budget(records, epsilon=e), epochs=problem.epochs).minimum for e in EPSILONS[data]]
+        found = [
+            simple(records, budget(records, epsilon=e), epochs=problem.epochs).minimum
+            for e in EPSILONS[data]
+        ]
         cells = [(s.batch, round(s.sigma, 5), f"{s.epsilon:g}") for s in found]
         if noiseless:
             cells.insert(0, (found[0].batch, 0.0, "inf"))
         for (batch, noise, epsilon), step, seed in itertools.product(cells, steps, range(seeds)):
             rounds = problem.epochs * records // batch
-            yield Run(data, holding, clients, records, batch, rounds, noise, problem.norm, step, seed, epsilon)
+            yield Run(
+                data,
+                holding,
+                clients,
+                records,
+                batch,
+                rounds,
+                noise,
+                problem.norm,
+                step,
+                seed,
+                epsilon,
+            )
 
 
 class World:
     """Clients of different speeds around a server, and messages that take their time; repeatable."""
 
     def __init__(
-        self, server: AsyncServer, hands: list[AsyncClient], seed: int, watch: Callable[[Model], None]
+        self,
+        server: AsyncServer,
+        hands: list[AsyncClient],
+        seed: int,
+        watch: Callable[[Model], None],
     ) -> None:
         self.server, self.hands, self._watch = server, hands, watch
         self.behind = 0  # rounds that began with a model one round behind
@@ -151,7 +186,9 @@ class World:
             self._now, _, happen = heapq.heappop(self._queue)
             happen()
         if not self.server.done:
-            raise RuntimeError(f"clients stopped at round {self.server.round}: their models are never new enough")
+            raise RuntimeError(
+                f"clients stopped at round {self.server.round}: their models are never new enough"
+            )
 
     def _later(self, wait: float, happen: Callable[[], None]) -> None:
         when = self._now + self._random.expovariate(1.0 / wait)
@@ -171,7 +208,8 @@ class World:
     def _begin(self, client: int) -> None:
         if not self._busy[client] and self.hands[client].ready:
             self._busy[client] = True
-            self._later(1.0 + client / 4.0, partial(self._finish, client))  # the last takes twice as long as the first
+            # the last takes twice as long as the first
+            self._later(1.0 + client / 4.0, partial(self._finish, client))
 
     def _finish(self, client: int) -> None:
         """As in algorithms 3 and 4, a model that arrives during a round is used at once."""
@@ -194,7 +232,9 @@ def train(
     step = Diminishing(run.step, problem.beta, problem.root)
     model = problem.model(data, run.seed)
     parties = [
-        Client(i, held, run.plan, problem.model(data, run.seed), problem.loss, insecure_seed=run.seed)
+        Client(
+            i, held, run.plan, problem.model(data, run.seed), problem.loss, insecure_seed=run.seed
+        )
         for i, held in enumerate(shares(run, data, whole))
     ]
     server = AsyncServer(run.plan, weights_of(model), step)
@@ -202,7 +242,10 @@ def train(
     def watch(now: Model) -> None:
         if now.round and now.round % (run.rounds // problem.epochs) == 0:
             put_weights(model, now.weights)
-            print(f"round {now.round} of {run.rounds}: accuracy {100 * accuracy(model, data.test):.2f}", flush=True)
+            print(
+                f"round {now.round} of {run.rounds}: accuracy {100 * accuracy(model, data.test):.2f}",
+                flush=True,
+            )
 
     world = World(server, [AsyncClient(party, step) for party in parties], run.seed, watch)
     world.run()
@@ -210,7 +253,9 @@ def train(
     return model, parties, world
 
 
-def measure(run: Run, problem: Problem, data: Examples, whole: tuple[Tensor, Tensor]) -> dict[str, object]:
+def measure(
+    run: Run, problem: Problem, data: Examples, whole: tuple[Tensor, Tensor]
+) -> dict[str, object]:
     """Train and price one run."""
     started = time.process_time()
     model, parties, world = train(run, problem, data, whole)
@@ -228,15 +273,16 @@ def measure(run: Run, problem: Problem, data: Examples, whole: tuple[Tensor, Ten
     }
 
 
-# --- tables ---------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def tables(found: list[dict[str, str]]) -> Iterator[str]:
     """Markdown: a table per data set, a line per setting, a column per step size."""
     for (data,), part in grouped(found, "data").items():
         steps = sorted({row["step"] for row in part}, key=float)
-        yield f"\n{data}\n\n| clients | records of each | s | T | noise | ε | tight ε | a record in all | behind | " + (
-            " | ".join(f"η₀ = {step} (%)" for step in steps) + " |"
+        yield (
+            f"\n{data}\n\n| clients | records of each | s | T | noise | ε | tight ε | a record in all | behind | "
+            + (" | ".join(f"η₀ = {step} (%)" for step in steps) + " |")
         )
         yield "|" + " --- |" * (9 + len(steps))
         columns = (
@@ -258,13 +304,19 @@ def tables(found: list[dict[str, str]]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", default="a9a,mnist")
     parser.add_argument("--holdings", default="one,split,drawn")
     parser.add_argument("--seeds", type=int, help="by default 2 of a9a and 1 of MNIST")
     parser.add_argument("--steps", help="the paper's eta_0, comma separated; it has 0.1")
-    parser.add_argument("--noiseless", default="yes", choices=("yes", "no"), help="whether to run without noise too")
-    parser.add_argument("--minutes", type=float, default=90.0, help="of processor time after which no run is begun")
+    parser.add_argument(
+        "--noiseless", default="yes", choices=("yes", "no"), help="whether to run without noise too"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=90.0, help="of processor time after which no run is begun"
+    )
     parser.add_argument("--out", type=Path, default=Path("docs/study-asynchronous.csv"))
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -272,8 +324,13 @@ def main() -> None:
     for data in options.data.split(",") if options.data else []:
         steps = tuple(map(float, options.steps.split(","))) if options.steps else STEPS[data]
         seeds = options.seeds or {"a9a": 2, "mnist": 1}[data]
-        for run in runs(data, options.holdings.split(","), seeds, steps, options.noiseless == "yes"):
-            done = {tuple(row[column] for column in COLUMNS[: len(fields(Run))]) for row in rows(options.out)}
+        for run in runs(
+            data, options.holdings.split(","), seeds, steps, options.noiseless == "yes"
+        ):
+            done = {
+                tuple(row[column] for column in COLUMNS[: len(fields(Run))])
+                for row in rows(options.out)
+            }
             if run.key not in done and time.process_time() < 60.0 * options.minutes:
                 add(options.out, COLUMNS, [measure(run, PROBLEM[data], load(data), pool(data))])
     print("\n".join(tables(rows(options.out))))

@@ -1,8 +1,8 @@
 """Accuracy against epsilon for three ways of drawing batches, each with the noise that its own proved bound asks for.
 
-Run it with ``python studies/equal_epsilon.py``; it writes docs/study-equal-epsilon.csv and .svg, and goes on where it
-was interrupted. A perceptron on MNIST, the same epochs, batches and learning rate for all; only the sampler and the
-noise it needs differ.
+Run it with ``python studies/equal_epsilon.py``; it writes docs/study-equal-epsilon.csv and .svg,
+and goes on where it was interrupted. A perceptron on MNIST, the same epochs, batches and learning
+rate for all; only the sampler and the noise it needs differ.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def train(data: Examples, sampler: Sampler, noise: float, seed: int) -> float:
     model = build("mlp", data)
     mechanism = Mechanism(sampler, noise, Individual(1.0))
     trainer = PrivateTrainer(
-        model, torch.optim.SGD(model.parameters(), 1.0, momentum=0.0), mechanism, records=len(data.train[1])
+        model,
+        torch.optim.SGD(model.parameters(), 1.0, momentum=0.0),
+        mechanism,
+        records=len(data.train[1]),
     )
     for batch in trainer.batches(data.train):
         trainer.step(batch, nn.CrossEntropyLoss())
@@ -45,7 +48,9 @@ def train(data: Examples, sampler: Sampler, noise: float, seed: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epsilons", default="0.25,0.5,1,2,4,8")
@@ -59,7 +64,9 @@ def main() -> None:
         options.out.write_text("sampler,epsilon,noise multiplier,accuracy,least,most\n")
     with options.out.open(newline="") as file:
         for row in csv.DictReader(file):
-            found.setdefault(row["sampler"], []).append((float(row["epsilon"]), float(row["accuracy"]) / 100.0))
+            found.setdefault(row["sampler"], []).append(
+                (float(row["epsilon"]), float(row["accuracy"]) / 100.0)
+            )
     with options.out.open("a", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         for epsilon in map(float, options.epsilons.split(",")):
@@ -71,10 +78,17 @@ def main() -> None:
                 mean = sum(runs) / len(runs)
                 found.setdefault(name, []).append((epsilon, mean))
                 writer.writerow(
-                    [name, epsilon, f"{noise:.4f}", *(f"{100 * a:.2f}" for a in (mean, min(runs), max(runs)))]
+                    [
+                        name,
+                        epsilon,
+                        f"{noise:.4f}",
+                        *(f"{100 * a:.2f}" for a in (mean, min(runs), max(runs))),
+                    ]
                 )
                 file.flush()
-                print(f"{name}, epsilon {epsilon}: noise {noise:.3f}, accuracy {mean:.4f}", flush=True)
+                print(
+                    f"{name}, epsilon {epsilon}: noise {noise:.3f}, accuracy {mean:.4f}", flush=True
+                )
     draw(found, options.out.with_suffix(".svg"))
 
 

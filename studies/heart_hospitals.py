@@ -1,7 +1,8 @@
 """Four hospitals learn together who has a heart disease, and each knows what its patients pay: docs/heart-hospitals.md.
 
-Run it with ``VERAX_DATA=folder python studies/heart_hospitals.py``, where the folder has uci-heart-4centers. It trains
-every arm several times, which takes a minute, and prints the page's tables.
+Run it with ``VERAX_DATA=folder python studies/heart_hospitals.py``, where the folder has
+uci-heart-4centers. It trains every arm several times, which takes a minute, and prints the page's
+tables.
 """
 
 from __future__ import annotations
@@ -51,18 +52,31 @@ def federation(
     """
     sizes = [len(y) for _, y in shares]
     clip = 1.0 if noise else NO_CLIPPING
-    plan = Plan(len(shares), sum(sizes), max(sizes), 1.0, max(rates), rounds, noise, clip, noise=who)
+    plan = Plan(
+        len(shares), sum(sizes), max(sizes), 1.0, max(rates), rounds, noise, clip, noise=who
+    )
     if seed is not None:
         torch.manual_seed(seed)
     model = build("logistic", data)
     clients = [
         Client(
-            i, held, replace(plan, record_rate=rate), build("logistic", data), nn.CrossEntropyLoss(), insecure_seed=seed
+            i,
+            held,
+            replace(plan, record_rate=rate),
+            build("logistic", data),
+            nn.CrossEntropyLoss(),
+            insecure_seed=seed,
         )
         for i, (held, rate) in enumerate(zip(shares, rates, strict=True))
     ]
     expected = sum(rate * size for rate, size in zip(rates, sizes, strict=True))
-    server = Server(plan, weights_of(model), lambda p: torch.optim.SGD(p, STEP), expected=expected, insecure_seed=seed)
+    server = Server(
+        plan,
+        weights_of(model),
+        lambda p: torch.optim.SGD(p, STEP),
+        expected=expected,
+        insecure_seed=seed,
+    )
     for _ in range(rounds):
         message = server.model()
         for client in clients:
@@ -130,8 +144,12 @@ def scores(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epsilon", type=float, default=EPSILON, help="of the hospital with the highest rate")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--epsilon", type=float, default=EPSILON, help="of the hospital with the highest rate"
+    )
     parser.add_argument("--seeds", type=int, default=10)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,10 +1,11 @@
 """Table 3 of "Generalizing DP-SGD with shuffling and batch clipping": LeNet-5 on MNIST under three clippings.
 
-Run it with ``python studies/mnist_clippings.py`` (five hours on one core, a quarter of an hour for each long run); it
-writes docs/study-mnist.csv line by line and can be interrupted: what is in the file already is not run again.
+Run it with ``python studies/mnist_clippings.py`` (five hours on one core, a quarter of an hour for
+each long run); it writes docs/study-mnist.csv line by line and can be interrupted: what is in the
+file already is not run again.
 
-The paper adds noise 2Cσ with σ = 2, which is a noise multiplier of 4 here. Its learning rate is lowered by a tenth
-after every epoch in which the test accuracy fell. Subsampling is Poisson here.
+The paper adds noise 2Cσ with σ = 2, which is a noise multiplier of 4 here. Its learning rate is
+lowered by a tenth after every epoch in which the test accuracy fell. Subsampling is Poisson here.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ class Cell:
         }[self.clipping]()
         batches = records // self.batch
         if self.sampling == "subsampling":
-            return Mechanism(Poisson(self.batch / records, batches * self.epochs), self.noise, clipping)
+            return Mechanism(
+                Poisson(self.batch / records, batches * self.epochs), self.noise, clipping
+            )
         return Mechanism(Shuffle(batches, self.epochs), self.noise, clipping, relation="zero-out")
 
 
@@ -174,11 +177,16 @@ def study(cells: Iterable[Cell], data: Examples, out: Path) -> None:
 def finished(out: Path) -> list[tuple[Cell, dict[str, str]]]:
     """The runs in the file, with all that is known of them."""
     with out.open(newline="") as file:
-        return [(Cell.read(":".join(row[field.name] for field in fields(Cell))), row) for row in csv.DictReader(file)]
+        return [
+            (Cell.read(":".join(row[field.name] for field in fields(Cell))), row)
+            for row in csv.DictReader(file)
+        ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     names = ":".join(field.name for field in fields(Cell))
     parser.add_argument("--cells", default=",".join(CELLS), help=f"{names}, comma separated")
     parser.add_argument("--out", type=Path, default=Path("docs/study-mnist.csv"))

@@ -1,17 +1,20 @@
 """Section 6 of "Privacy amplification via random participation": accuracy against rounds, as its figures 6 and 7.
 
-Run it with ``VERAX_DATA=folder python studies/participation.py``. It writes docs/study-participation.csv, a line for
-every checkpoint of every run, and can be interrupted: what is in the file already is not run again. Then it draws
-docs/study-participation.svg and prints the tables of docs/studies-federated.md.
+Run it with ``VERAX_DATA=folder python studies/participation.py``. It writes
+docs/study-participation.csv, a line for every checkpoint of every run, and can be interrupted: what
+is in the file already is not run again. Then it draws docs/study-participation.svg and prints the
+tables of docs/studies-federated.md.
 
-A small network on MNIST, dealt out equally or held by the digits' real writers, by many clients that seldom take part
-and then use much of what they hold, or by few that take part often and use little: 70 digits a round in all cases.
-Every arm runs the same rounds with the noise that its own bound asks for: ``proposed`` (random participation, the
-corrected theorem), ``WCS`` (participation known), ``OLS`` (as if all always took part), and ``none``, without clipping
-and noise. The same privacy is asked for in each round, as in the paper, or for the whole run.
+A small network on MNIST, dealt out equally or held by the digits' real writers, by many clients
+that seldom take part and then use much of what they hold, or by few that take part often and use
+little: 70 digits a round in all cases. Every arm runs the same rounds with the noise that its own
+bound asks for: ``proposed`` (random participation, the corrected theorem), ``WCS`` (participation
+known), ``OLS`` (as if all always took part), and ``none``, without clipping and noise. The same
+privacy is asked for in each round, as in the paper, or for the whole run.
 
-Where there is much noise the learning rate is lower, as in the paper. ``--rates 0.005,0.02`` tries both everywhere;
-tables and figure show, for every arm, the rate that ended best with the first seed.
+Where there is much noise the learning rate is lower, as in the paper. ``--rates 0.005,0.02`` tries
+both everywhere; tables and figure show, for every arm, the rate that ended best with the first
+seed.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ DELTA = 1e-5  # of the whole run
 TARGETS = {"each round": (0.015, 1e-6), "whole run": (1.0, DELTA)}
 ARMS = ("proposed", "WCS", "OLS")
 NO_CLIPPING = 1e9
-FAST, SLOW, LOUD = 0.02, 0.005, 6.0  # learning rates, and the noise above which the slow one is used
+# learning rates, and the noise above which the slow one is used
+FAST, SLOW, LOUD = 0.02, 0.005, 6.0
 LITTLE, MUCH = 70 / 6000, 0.1  # 60,000 x LITTLE x MUCH = 70 digits a round, as in the paper
 
 
@@ -136,7 +140,11 @@ def noise(plan: Plan, arm: str, target: str) -> float:
 @cache
 def spent(plan: Plan) -> str:
     """The proved upper end of epsilon of all rounds of a plan, at DELTA, for any record of any client."""
-    return "inf" if plan.noise_multiplier == 0.0 else shown(plan.guarantee().epsilon(DELTA).upper, UPPER)
+    return (
+        "inf"
+        if plan.noise_multiplier == 0.0
+        else shown(plan.guarantee().epsilon(DELTA).upper, UPPER)
+    )
 
 
 def measure(
@@ -198,7 +206,7 @@ def best(found: list[dict[str, str]]) -> list[dict[str, str]]:
     return chosen
 
 
-# --- tables, figures ------------------------------------------------------------------------------------------------
+# --- tables, figures ------------------------------------------------------------------------------
 
 
 def tables(found: list[dict[str, str]]) -> Iterator[str]:
@@ -223,12 +231,21 @@ def draw(found: list[dict[str, str]], path: Path) -> None:
     with panels(len(targets), len(settings), 2.8 * len(settings), 2.9 * len(targets), path) as axes:
         for target, row in zip(targets, axes, strict=True):
             for setting, panel in zip(settings, row, strict=True):
-                part = [r for r in chosen if r["setting"] == setting and r["target"] in (target, "none")]
+                part = [
+                    r for r in chosen if r["setting"] == setting and r["target"] in (target, "none")
+                ]
                 part.sort(key=lambda r: list(colours).index(r["arm"]))
                 for (arm,), group in grouped(part, "arm").items():
-                    points = {int(n): [float(r["accuracy"]) for r in g] for (n,), g in grouped(group, "round").items()}
+                    points = {
+                        int(n): [float(r["accuracy"]) for r in g]
+                        for (n,), g in grouped(group, "round").items()
+                    }
                     x, colour = sorted(points), OKABE_ITO[colours[arm]]
-                    label = "no privacy" if arm == "none" else f"{arm}, noise {float(group[0]['noise']):.2f}"
+                    label = (
+                        "no privacy"
+                        if arm == "none"
+                        else f"{arm}, noise {float(group[0]['noise']):.2f}"
+                    )
                     panel.plot(
                         x,
                         [mean(points[n]) for n in x],
@@ -247,7 +264,12 @@ def draw(found: list[dict[str, str]], path: Path) -> None:
                         linewidth=0,
                     )
                 epsilon, delta = TARGETS[target]
-                panel.set(xlabel="rounds", ylabel="test accuracy (%)", ylim=(0, 150), yticks=range(0, 101, 20))
+                panel.set(
+                    xlabel="rounds",
+                    ylabel="test accuracy (%)",
+                    ylim=(0, 150),
+                    yticks=range(0, 101, 20),
+                )
                 panel.set_title(
                     f"{setting}\n({epsilon:g}, {delta:g}) in {target.replace('whole', 'the whole')}",
                     loc="left",
@@ -258,12 +280,18 @@ def draw(found: list[dict[str, str]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=400)
-    parser.add_argument("--rates", help="learning rates to try; by default the one for the arm's noise")
+    parser.add_argument(
+        "--rates", help="learning rates to try; by default the one for the arm's noise"
+    )
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--data", default="mnist")
-    parser.add_argument("--minutes", type=float, default=60.0, help="of processor time after which no run is begun")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="of processor time after which no run is begun"
+    )
     parser.add_argument("--out", type=Path, default=Path("docs/study-participation.csv"))
     options = parser.parse_args()
     torch.set_num_threads(1)

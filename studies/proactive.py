@@ -1,13 +1,15 @@
 """Section 4 of "Proactive DP": utility graphs, accuracy against the sample size s and against epsilon.
 
-Run it with ``VERAX_DATA=folder python studies/proactive.py``: a9a and phishing, with and without ridge; then
-``--problems non-convex`` for LeNet on MNIST. It writes docs/study-proactive.csv and docs/study-proactive-utility.csv
-line by line and can be interrupted: what is in the files already is not run again. With everything there it draws both
-as .svg and prints the tables of docs/studies.md.
+Run it with ``VERAX_DATA=folder python studies/proactive.py``: a9a and phishing, with and without
+ridge; then ``--problems non-convex`` for LeNet on MNIST. It writes docs/study-proactive.csv and
+docs/study-proactive-utility.csv line by line and can be interrupted: what is in the files already
+is not run again. With everything there it draws both as .svg and prints the tables of
+docs/studies.md.
 
-Algorithm 1 of the paper adds (step size) x (noisy sum of the batch) to the weights; verax divides the sum by s, so the
-learning rate is s times the paper's step size. The ridge's gradient depends on no record: it is added after clipping
-and noise, as the optimizer's weight decay, and costs nothing. One client, in step, where the paper has five.
+Algorithm 1 of the paper adds (step size) x (noisy sum of the batch) to the weights; verax divides
+the sum by s, so the learning rate is s times the paper's step size. The ridge's gradient depends on
+no record: it is added after clipping and noise, as the optimizer's weight decay, and costs nothing.
+One client, in step, where the paper has five.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ from verax.training.performance.malloc import keep_freed_blocks
 class Problem:
     """What is minimised, and the paper's schedule for it: step / (1 + beta t), or the root of t, t records seen.
 
-    The paper has step 0.1 for all. With ridge and one client that is too short a path to learn anything; 0.5 is as far
-    as its five clients walk together.
+    The paper has step 0.1 for all. With ridge and one client that is too short a path to learn
+    anything; 0.5 is as far as its five clients walk together.
     """
 
     name: str
@@ -69,10 +71,18 @@ class Problem:
 
 
 _LIBSVM, _SIGMAS = ("phishing", "a9a"), (2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0)
-_EPSILONS, _SIZES, _NORMS = (0.04945, 0.1, 0.25, 0.5, 1.0, 2.0), (5, 10, 20), (0.05, 0.075, 0.1, 0.2)
+_EPSILONS, _SIZES, _NORMS = (
+    (0.04945, 0.1, 0.25, 0.5, 1.0, 2.0),
+    (5, 10, 20),
+    (0.05, 0.075, 0.1, 0.2),
+)
 PROBLEMS = {
-    "ridge": Problem("ridge", _LIBSVM, 0.001, False, True, 0.1, 5, 0.5, _EPSILONS, _SIZES, _NORMS, _SIGMAS),
-    "plain": Problem("plain", _LIBSVM, 0.01, True, False, 0.1, 5, 0.1, _EPSILONS, _SIZES, _NORMS, _SIGMAS),
+    "ridge": Problem(
+        "ridge", _LIBSVM, 0.001, False, True, 0.1, 5, 0.5, _EPSILONS, _SIZES, _NORMS, _SIGMAS
+    ),
+    "plain": Problem(
+        "plain", _LIBSVM, 0.01, True, False, 0.1, 5, 0.1, _EPSILONS, _SIZES, _NORMS, _SIGMAS
+    ),
     "non-convex": Problem(
         "non-convex",
         ("mnist",),
@@ -109,7 +119,9 @@ class Run:
 
     @property
     def mechanism(self) -> Mechanism:
-        return Mechanism(Poisson(self.batch / self.records, self.rounds), self.noise, Individual(self.norm))
+        return Mechanism(
+            Poisson(self.batch / self.records, self.rounds), self.noise, Individual(self.norm)
+        )
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -132,7 +144,12 @@ class Bears:
     high: float
 
 
-COLUMNS = [field.name for field in fields(Run)] + ["accuracy", "epsilon lower", "epsilon upper", "seconds"]
+COLUMNS = [field.name for field in fields(Run)] + [
+    "accuracy",
+    "epsilon lower",
+    "epsilon upper",
+    "seconds",
+]
 GRAPH = [field.name for field in fields(Bears)]
 load = cache(examples)
 
@@ -145,9 +162,14 @@ def runs(problem: Problem, data: str, seeds: int, step: float) -> Iterator[Run]:
     def each(study: str, batch: int, noise: float, epsilon: str) -> Iterator[Run]:
         rounds, norm = work // batch, problem.norm
         for seed in range(seeds):
-            yield Run(study, problem.name, data, records, batch, rounds, noise, norm, step, seed, epsilon)
+            yield Run(
+                study, problem.name, data, records, batch, rounds, noise, norm, step, seed, epsilon
+            )
 
-    settings = [simple(records, budget(records, epsilon=e), epochs=problem.epochs).minimum for e in problem.epsilons]
+    settings = [
+        simple(records, budget(records, epsilon=e), epochs=problem.epochs).minimum
+        for e in problem.epsilons
+    ]
     first = settings[0]
     yield from each("no noise", first.batch, 0.0, "inf")
     for setting in settings:
@@ -157,10 +179,14 @@ def runs(problem: Problem, data: str, seeds: int, step: float) -> Iterator[Run]:
     if problem.name == "plain":  # the ridge changes nothing here
         for setting in settings:
             noise = calibrate.noise_multiplier(setting.mechanism().sampler, setting.epsilon, delta)
-            yield from each("tight epsilon", setting.batch, round(noise + 5e-6, 5), f"{setting.epsilon:g}")
+            yield from each(
+                "tight epsilon", setting.batch, round(noise + 5e-6, 5), f"{setting.epsilon:g}"
+            )
         spent = first.mechanism().guarantee().epsilon(delta).upper
         for batch in (1000, 300, 100, 20, 10):
-            noise = calibrate.noise_multiplier(Poisson(batch / records, work // batch), spent, delta)
+            noise = calibrate.noise_multiplier(
+                Poisson(batch / records, work // batch), spent, delta
+            )
             yield from each("equal tight epsilon", batch, round(noise + 5e-6, 5), f"{spent:.5f}")
 
 
@@ -221,7 +247,8 @@ def graph(problem: Problem, data: str, norm: float, step: float) -> Iterator[Bea
     run = Run("graph", problem.name, data, records, batch, rounds, 0.0, norm, step, 0, "inf")
     with torch.enable_grad():
         model = train(run, problem)
-    draws, tested = (200, 20_000) if len(load(data).shape) == 1 else (50, 1_000)  # images take their time
+    # images take their time
+    draws, tested = (200, 20_000) if len(load(data).shape) == 1 else (50, 1_000)
     x, y = load(data).test
     test = x[:tested], y[:tested]
     clean, weights = accuracy(model, test), [p.clone() for p in model.parameters()]
@@ -244,7 +271,7 @@ def graph(problem: Problem, data: str, norm: float, step: float) -> Iterator[Bea
         )
 
 
-# --- files, tables, figures -----------------------------------------------------------------------------------------
+# --- files, tables, figures -----------------------------------------------------------------------
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -267,7 +294,9 @@ def add(path: Path, columns: list[str], found: Iterable[dict[str, Any]]) -> None
             print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
 
-def grouped(found: list[dict[str, str]], *columns: str) -> dict[tuple[str, ...], list[dict[str, str]]]:
+def grouped(
+    found: list[dict[str, str]], *columns: str
+) -> dict[tuple[str, ...], list[dict[str, str]]]:
     """Rows by what they have in common, in the order of the file."""
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in found:
@@ -283,7 +312,9 @@ def tables(found: list[dict[str, str]]) -> Iterator[str]:
         yield f"\n{study}\n\n| s | T | noise | ε | tight ε | {' | '.join(titles)} |"
         yield "|" + " --- |" * (5 + len(columns))
         part.sort(key=lambda row: (-float(row["noise"]), float(row["batch"])))
-        for key, group in grouped(part, "batch", "rounds", "noise", "epsilon", "epsilon upper").items():
+        for key, group in grouped(
+            part, "batch", "rounds", "noise", "epsilon", "epsilon upper"
+        ).items():
             cells = grouped(group, "problem", "data", "step")
             yield f"| {' | '.join(key)} | {' | '.join(spread(cells.get(column, [])) for column in columns)} |"
 
@@ -298,8 +329,17 @@ def draw(found: list[dict[str, str]], path: Path) -> None:
     """Accuracy by epsilon and by sample size, a column per data set."""
     found = [row for row in found if row["step"] == str(PROBLEMS[row["problem"]].step)]
     data = list(dict.fromkeys(row["data"] for row in found))
-    colours = {"ridge": OKABE_ITO["blue"], "plain": OKABE_ITO["orange"], "non-convex": OKABE_ITO["green"]}
-    styles = {"epsilon": "-", "tight epsilon": "--", "sample size": "-", "equal tight epsilon": "--"}
+    colours = {
+        "ridge": OKABE_ITO["blue"],
+        "plain": OKABE_ITO["orange"],
+        "non-convex": OKABE_ITO["green"],
+    }
+    styles = {
+        "epsilon": "-",
+        "tight epsilon": "--",
+        "sample size": "-",
+        "equal tight epsilon": "--",
+    }
     labels = {
         "epsilon": "closed form",
         "tight epsilon": "noise by the accountant",
@@ -317,9 +357,13 @@ def draw(found: list[dict[str, str]], path: Path) -> None:
                 for (study, problem), group in grouped(here, "study", "problem").items():
                     line = list(group)
                     if kind == "size":  # s = 31 of the first epsilon belongs to both lines
-                        first = [r for r in here if r["study"] == "epsilon" and r["problem"] == problem]
+                        first = [
+                            r for r in here if r["study"] == "epsilon" and r["problem"] == problem
+                        ]
                         line += [r for r in first if r["epsilon"] == first[0]["epsilon"]]
-                    if study in styles and (study.endswith("size") or "equal" in study) == (kind == "size"):
+                    if study in styles and (study.endswith("size") or "equal" in study) == (
+                        kind == "size"
+                    ):
                         points = sorted((place(r), float(r["accuracy"])) for r in line)
                         xs = sorted({x for x, _ in points})
                         panel.plot(
@@ -372,25 +416,44 @@ def draw_graphs(found: list[dict[str, str]], path: Path) -> None:
                     linewidth=0,
                 )
             panel.axhline(0.9, color=OKABE_ITO["grey"], linestyle="--", linewidth=1)
-            panel.set(xlabel="sigma: noise on the weights / C", ylabel="accuracy with noise / without", ylim=(0.0, 1.2))
+            panel.set(
+                xlabel="sigma: noise on the weights / C",
+                ylabel="accuracy with noise / without",
+                ylim=(0.0, 1.2),
+            )
             panel.set_title(f"{problem}, {data}", loc="left")
             panel.grid(alpha=0.25)
             panel.legend(frameon=False, fontsize=7, handlelength=3.5)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--problems", default="ridge,plain", help="of ridge, plain, non-convex")
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--step", type=float, help="the paper's eta_0, 0.1 there; by default the problem's own")
-    parser.add_argument("--studies", default="graph,no noise,epsilon,tight epsilon,equal tight epsilon,sample size")
-    parser.add_argument("--minutes", type=float, default=60.0, help="of processor time after which no run is begun")
+    parser.add_argument(
+        "--step", type=float, help="the paper's eta_0, 0.1 there; by default the problem's own"
+    )
+    parser.add_argument(
+        "--studies", default="graph,no noise,epsilon,tight epsilon,equal tight epsilon,sample size"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="of processor time after which no run is begun"
+    )
     parser.add_argument("--out", type=Path, default=Path("docs/study-proactive.csv"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_blocks()
-    wanted, graphs = options.studies.split(","), options.out.with_stem(options.out.stem + "-utility")
-    chosen = [(PROBLEMS[name], data) for name in options.problems.split(",") for data in PROBLEMS[name].data]
+    wanted, graphs = (
+        options.studies.split(","),
+        options.out.with_stem(options.out.stem + "-utility"),
+    )
+    chosen = [
+        (PROBLEMS[name], data)
+        for name in options.problems.split(",")
+        for data in PROBLEMS[name].data
+    ]
     steps = {problem.name: options.step or problem.step for problem, _ in chosen}
     if "graph" in wanted:
         drawn = {(row["problem"], row["data"], row["norm"], row["step"]) for row in rows(graphs)}
@@ -399,11 +462,17 @@ def main() -> None:
                 step = steps[problem.name]
                 if (problem.name, data, str(norm), str(step)) not in drawn:
                     add(graphs, GRAPH, map(asdict, graph(problem, data, norm, step)))
-    done = {tuple(row[column] for column in COLUMNS[: len(fields(Run))]) for row in rows(options.out)}
+    done = {
+        tuple(row[column] for column in COLUMNS[: len(fields(Run))]) for row in rows(options.out)
+    }
     planned = [(r, p) for p, data in chosen for r in runs(p, data, options.seeds, steps[p.name])]
     for study in wanted:
         for run, problem in planned:
-            if run.study == study and run.key not in done and time.process_time() < 60.0 * options.minutes:
+            if (
+                run.study == study
+                and run.key not in done
+                and time.process_time() < 60.0 * options.minutes
+            ):
                 add(options.out, COLUMNS, [measure(run, problem)])
     print("\n".join(tables(rows(options.out))))
     draw(rows(options.out), options.out.with_suffix(".svg"))

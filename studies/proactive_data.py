@@ -17,7 +17,9 @@ DIGESTS = {
     "a9a.t": "1f448a153f0320399a7e40836eb207655b0bde0f21fc941cc472193daa9f5de9",
     "phishing": "0cf66ef36604c393da9359b2e5d894a2df8aee31fd184633cefa138add2ef08a",
 }
-"""SHA-256 of the unpacked files, as published at https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/."""
+"""SHA-256 of the unpacked files, as published at
+https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/.
+"""
 FEATURES = {"a9a": 123, "a9a.t": 123, "phishing": 68}
 RECORDS = 10_000  # what a client of the paper holds
 
@@ -31,7 +33,9 @@ def parse(text: str, features: int) -> tuple[Tensor, Tensor]:
     x, y = torch.zeros(len(lines), features), torch.zeros(len(lines))
     for row, (label, *pairs) in enumerate(lines):
         y[row] = float(float(label) > 0)
-        indices, values = zip(*(pair.split(":") for pair in pairs), strict=True) if pairs else ((), ())
+        indices, values = (
+            zip(*(pair.split(":") for pair in pairs), strict=True) if pairs else ((), ())
+        )
         places = [int(index) for index in indices]
         if any(not 1 <= place <= features for place in places):
             raise ValueError(f"record {row + 1}: indices must lie in 1 to {features}, got {places}")
@@ -42,12 +46,14 @@ def parse(text: str, features: int) -> tuple[Tensor, Tensor]:
 def examples(name: str) -> Examples:
     """``a9a`` or ``phishing`` with 10,000 records to train on, as in the paper, or all of ``mnist``.
 
-    phishing has no test set: the other 1,055 records are held out. Classes of these two have the shape of one output.
+    phishing has no test set: the other 1,055 records are held out. Classes of these two have the
+    shape of one output.
     """
     if name == "mnist":
         return load(name)
     x, y = read(name)
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))  # in case the file is sorted
+    # in case the file is sorted
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     train, rest = order[:RECORDS], order[RECORDS:]
     x_test, y_test = (x[rest], y[rest]) if name == "phishing" else read("a9a.t")
     return Examples((x[train], y[train].unsqueeze(1)), (x_test, y_test.unsqueeze(1)), 2)
@@ -57,9 +63,13 @@ def read(name: str) -> tuple[Tensor, Tensor]:
     """One file, packed by gzip or not, from the folder libsvm below the one named by VERAX_DATA."""
     folder = os.environ.get("VERAX_DATA")
     if not folder:
-        raise ValueError("VERAX_DATA must name a folder with libsvm/a9a.gz, libsvm/a9a.t.gz and libsvm/phishing.gz")
+        raise ValueError(
+            "VERAX_DATA must name a folder with libsvm/a9a.gz, libsvm/a9a.t.gz and libsvm/phishing.gz"
+        )
     path = Path(folder) / "libsvm" / f"{name}.gz"
-    content = gzip.decompress(path.read_bytes()) if path.exists() else path.with_suffix("").read_bytes()
+    content = (
+        gzip.decompress(path.read_bytes()) if path.exists() else path.with_suffix("").read_bytes()
+    )
     if hashlib.sha256(content).hexdigest() != DIGESTS[name]:
         raise ValueError(f"{path} is not the official file (its SHA-256 differs)")
     return parse(content.decode(), FEATURES[name])

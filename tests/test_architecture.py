@@ -55,8 +55,11 @@ def test_every_room_on_the_page_is_there():
 
 
 def test_one_guarantee():
-    Mechanism(Poisson(0.01, 1000), 1.0).guarantee().epsilon(1e-5)  # what is imported later is imported now
-    assert_in_order("One guarantee", lambda: Mechanism(Poisson(0.01, 1000), 1.0).guarantee().epsilon(1e-5))
+    # what is imported later is imported now
+    Mechanism(Poisson(0.01, 1000), 1.0).guarantee().epsilon(1e-5)
+    assert_in_order(
+        "One guarantee", lambda: Mechanism(Poisson(0.01, 1000), 1.0).guarantee().epsilon(1e-5)
+    )
 
 
 def test_one_training_step(tmp_path):
@@ -78,7 +81,15 @@ def test_one_federated_round(tmp_path):
     torch = pytest.importorskip("torch")
     from verax.federated import Embedded, Plan
 
-    plan = Plan(clients=10, records=50, largest=10, client_rate=0.5, record_rate=0.5, rounds=2, noise_multiplier=1.0)
+    plan = Plan(
+        clients=10,
+        records=50,
+        largest=10,
+        client_rate=0.5,
+        record_rate=0.5,
+        rounds=2,
+        noise_multiplier=1.0,
+    )
     data = torch.randn(50, 4), torch.randint(0, 2, (50,))
     run = Embedded(
         plan,
@@ -103,7 +114,9 @@ def test_one_browser_request():
         transport = httpx.ASGITransport(app=app)
         async with (
             app.api.router.lifespan_context(app.api),
-            httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as client,
+            httpx.AsyncClient(
+                transport=transport, base_url="http://localhost", timeout=None
+            ) as client,
         ):
             with watching() as found:
                 (await client.get("/api/compare", params={"sampler": "poisson"})).raise_for_status()

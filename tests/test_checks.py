@@ -11,7 +11,19 @@ import pytest
 
 from verax import checks
 
-NEVER = [math.nan, float("nan"), np.float64("nan"), "a", "1", None, True, False, [1.0], 1j, Decimal("0.5")]
+NEVER = [
+    math.nan,
+    float("nan"),
+    np.float64("nan"),
+    "a",
+    "1",
+    None,
+    True,
+    False,
+    [1.0],
+    1j,
+    Decimal("0.5"),
+]
 TABLE = [
     (checks.real, [], [0, -1.5, math.inf, -math.inf, np.float32(2.0), np.int64(3), Fraction(1, 2)]),
     (checks.count, [0, -1, 1.5, math.inf, 2**60], [1, 10, 10.0, np.int64(7), 2**53]),
@@ -22,7 +34,9 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("check", "value"), [(check, value) for check, bad, _ in TABLE for value in bad + NEVER])
+@pytest.mark.parametrize(
+    ("check", "value"), [(check, value) for check, bad, _ in TABLE for value in bad + NEVER]
+)
 def test_bad_values_are_refused_by_name(check, value):
     with pytest.raises(ValueError, match=r"^knob must ") as refusal:
         check("knob", value)
@@ -30,7 +44,9 @@ def test_bad_values_are_refused_by_name(check, value):
     assert str(refusal.value).endswith(f"got {shown}")
 
 
-@pytest.mark.parametrize(("check", "value"), [(check, value) for check, _, good in TABLE for value in good])
+@pytest.mark.parametrize(
+    ("check", "value"), [(check, value) for check, _, good in TABLE for value in good]
+)
 def test_good_values_pass_as_plain_numbers(check, value):
     result = check("knob", value)
     assert result == value
@@ -45,7 +61,9 @@ def test_a_count_may_have_other_limits():
 
 def test_choice_lists_what_is_allowed():
     assert checks.choice("relation", "replace", ("replace", "add-remove")) == "replace"
-    with pytest.raises(ValueError, match="relation must be one of 'replace', 'add-remove', got 'repalce'"):
+    with pytest.raises(
+        ValueError, match="relation must be one of 'replace', 'add-remove', got 'repalce'"
+    ):
         checks.choice("relation", "repalce", ("replace", "add-remove"))
 
 

@@ -38,7 +38,13 @@ norms = st.floats(1e-9, 1e9)
 
 samplers: st.SearchStrategy[Sampler] = st.one_of(
     st.builds(Poisson, rates, counts),
-    st.builds(lambda n, rate, steps, room: TruncatedPoisson(rate, steps, n + room, n), few, rates, counts, few),
+    st.builds(
+        lambda n, rate, steps, room: TruncatedPoisson(rate, steps, n + room, n),
+        few,
+        rates,
+        counts,
+        few,
+    ),
     st.builds(Deterministic, counts, counts),
     st.builds(Shuffle, counts, counts, st.booleans()),
     st.builds(lambda b, more, e: BufferedShuffle(b + more, b, e), few, few, counts),
@@ -47,11 +53,17 @@ samplers: st.SearchStrategy[Sampler] = st.one_of(
     st.builds(lambda b, more, s: WithoutReplacement(b, b + more, s), few, few, counts),
     st.builds(RandomParticipation, rates, rates, few, counts, st.booleans()),
 )
-clippings = st.one_of(st.builds(Individual, norms), st.builds(Batch, norms), st.builds(Mixed, norms, few))
-mechanisms = st.builds(Mechanism, samplers, st.floats(0.0, 1e6), clippings, st.sampled_from(["", *RELATIONS]))
+clippings = st.one_of(
+    st.builds(Individual, norms), st.builds(Batch, norms), st.builds(Mixed, norms, few)
+)
+mechanisms = st.builds(
+    Mechanism, samplers, st.floats(0.0, 1e6), clippings, st.sampled_from(["", *RELATIONS])
+)
 one_relation = st.sampled_from(RELATIONS).flatmap(
     lambda relation: st.lists(
-        st.builds(Mechanism, samplers, st.floats(0.0, 1e6), clippings, st.just(relation)), min_size=2, max_size=4
+        st.builds(Mechanism, samplers, st.floats(0.0, 1e6), clippings, st.just(relation)),
+        min_size=2,
+        max_size=4,
     )
 )
 RUN = Mechanism(Poisson(0.01, 1000), 1.0)
@@ -79,7 +91,9 @@ def test_every_sampler_can_be_described():
 
 
 def test_numbers_of_other_libraries_become_plain():
-    run = Mechanism(Poisson(np.float64(0.5), np.int64(3)), np.float32(1.5), Mixed(np.float64(2.0), np.int32(4)))
+    run = Mechanism(
+        Poisson(np.float64(0.5), np.int64(3)), np.float32(1.5), Mixed(np.float64(2.0), np.int32(4))
+    )
     assert restore(json.loads(json.dumps(describe(run)))) == run
 
 
@@ -92,7 +106,9 @@ def test_a_sampler_of_another_house_is_refused():
     class Mine(Poisson):
         pass
 
-    with pytest.raises(ValueError, match=r"sampler must be one of Poisson, BallsInBins, .* to be described"):
+    with pytest.raises(
+        ValueError, match=r"sampler must be one of Poisson, BallsInBins, .* to be described"
+    ):
         describe(Mechanism(Mine(0.1, 10), 1.0))
 
 

@@ -49,7 +49,9 @@ def shell(text, folder):
         if line.startswith("verax "):
             program = "import sys; from verax.cli import main; sys.argv[0] = 'verax'; main()"
             command = [sys.executable, "-c", program, *line.partition("#")[0].split()[1:]]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+            done = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, timeout=600, check=False
+            )
             assert done.returncode == 0, f"{line}: {done.stderr}"
             ran += 1
     return ran
@@ -72,7 +74,9 @@ def test_the_examples_run(name, tmp_path, monkeypatch):
             ran += 1
         elif language == "text":  # what the block before it prints; ... stands for what varies
             got = said.getvalue()
-            assert doctest.OutputChecker().check_output(text, got, doctest.ELLIPSIS), f"{page.name}, line {line}: {got}"
+            assert doctest.OutputChecker().check_output(text, got, doctest.ELLIPSIS), (
+                f"{page.name}, line {line}: {got}"
+            )
         elif language == "pycon":
             ran += console(names, text, f"{page.name}, line {line}")
         elif language == "sh":
@@ -90,8 +94,15 @@ def test_an_example_that_is_wrong_is_noticed():
 
 def test_the_table_of_pitfalls_says_what_its_examples_print():
     text = (DOCS / "pitfalls.md").read_text(encoding="utf-8")
-    printed = [float(n) for n in re.findall(r"\d+\.\d+", "".join(b for kind, b, _ in blocks(DOCS / "pitfalls.md")))]
-    rows = [line.split("|")[4] for line in text.splitlines() if re.match(r"\| ?\d* ?\|.*\| [\d.]+ \|", line)]
+    printed = [
+        float(n)
+        for n in re.findall(r"\d+\.\d+", "".join(b for kind, b, _ in blocks(DOCS / "pitfalls.md")))
+    ]
+    rows = [
+        line.split("|")[4]
+        for line in text.splitlines()
+        if re.match(r"\| ?\d* ?\|.*\| [\d.]+ \|", line)
+    ]
     assert len(rows) == 15
     for sense, number in re.findall(r"(at least|at most) ([\d.]+)", " ".join(rows)):
         unit = 10.0 ** -len(number.partition(".")[2])
@@ -149,7 +160,11 @@ def test_figures_are_small_and_shown():
 def test_public_names_are_in_the_reference(package):
     listed = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     named = {line.rpartition(".")[2] for line in re.findall(r"^::: (\S+)$", listed, re.MULTILINE)}
-    public = {name for name in import_module(package).__all__ if not name.startswith("__") and not name.isupper()}
+    public = {
+        name
+        for name in import_module(package).__all__
+        if not name.startswith("__") and not name.isupper()
+    }
     aliases = {"calibrate", "Indices"}  # a module, of which all functions are listed; a type
     assert public - aliases <= named, f"missing in docs/api: {sorted(public - aliases - named)}"
 
@@ -162,7 +177,9 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("docs") / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -172,7 +189,9 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(site):
     assert len(pages) > 30
     for page in pages:
         html = page.read_text(encoding="utf-8")
-        loaded = re.findall(r"<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=\"?((?:https?:)?//[^\s\">]+)", html)
+        loaded = re.findall(
+            r"<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=\"?((?:https?:)?//[^\s\">]+)", html
+        )
         assert not loaded, f"{page.name} loads {loaded}"
     reference = (site / "api" / "describe.html").read_text(encoding="utf-8")
     assert "verax.Mechanism" in reference

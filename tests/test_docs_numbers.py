@@ -2,16 +2,17 @@
 
 A comment before a table, a block of code or a paragraph says where its numbers come from:
 
-    <!-- printed by: verax compare -z 0.5 --batches 100 --delta 1e-6 -->    the command is run, and must print them
-    <!-- printed by, in several lines: ... -->                              the same, wherever in the output
-    <!-- printed slowly by: ... -->                                         the same, among the slow tests
-    <!-- measured in: docs/study-mnist.csv -->                              they are values of the file, or means of it
-    <!-- ..., but for "a column" -->                                        of a table, all columns but that one
-    <!-- file: counts.csv -->                                               the block is a file that commands read
+    <!-- printed by: verax compare -z 0.5 --batches 100 --delta 1e-6 -->    the command is run, and
+    must print them <!-- printed by, in several lines: ... -->                              the
+    same, wherever in the output <!-- printed slowly by: ... -->
+    the same, among the slow tests <!-- measured in: docs/study-mnist.csv -->
+    they are values of the file, or means of it <!-- ..., but for "a column" -->
+    of a table, all columns but that one <!-- file: counts.csv -->
+    the block is a file that commands read
 
-All numbers of a table's row must stand in one line of what is printed, and every line of a block of code must be one; a
-sentence may round. Two commands are joined by &&; a row may then take a line of each. A block that shows commands after
-``$`` is checked without a comment.
+All numbers of a table's row must stand in one line of what is printed, and every line of a block of
+code must be one; a sentence may round. Two commands are joined by &&; a row may then take a line of
+each. A block that shows commands after ``$`` is checked without a comment.
 """
 
 import ast
@@ -38,9 +39,19 @@ SCATTERED = "printed by, in several lines"
 KINDS = f"{SCATTERED}|printed by|printed slowly by|measured in|file"
 MARK = re.compile(rf"^ *<!-- ({KINDS}): (.+?)(, but for (\".+\"))? -->\n", re.MULTILINE)
 NUMBER = re.compile(
-    r"(?<![\w.])[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?(?!\w|\.\d)", re.IGNORECASE
+    r"(?<![\w.])[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?(?!\w|\.\d)",
+    re.IGNORECASE,
 )
-SEEDS = ("seed", "accuracy", "seconds", "behind", "best", "epsilon lower", "epsilon upper", "epsilon of all upper")
+SEEDS = (
+    "seed",
+    "accuracy",
+    "seconds",
+    "behind",
+    "best",
+    "epsilon lower",
+    "epsilon upper",
+    "epsilon of all upper",
+)
 _UNTIDY = "│┃|"
 
 
@@ -76,7 +87,9 @@ def block_after(text, start):
     rest = text[start:].lstrip("\n")
     if found := re.match(r" *```\w*\n(.*?)^ *```$", rest, re.MULTILINE | re.DOTALL):
         return "```\n" + found[1]
-    return re.split(r"\n\s*\n(?!    )" if rest.startswith("    ") else r"\n\s*\n", rest, maxsplit=1)[0]
+    return re.split(
+        r"\n\s*\n(?!    )" if rest.startswith("    ") else r"\n\s*\n", rest, maxsplit=1
+    )[0]
 
 
 def claims_of(page):
@@ -113,7 +126,11 @@ def value(number):
 
 def rows(block):
     """Cells of a Markdown table, the header first."""
-    found = [re.split(r"(?<!\\)\|", line.strip().strip("|")) for line in block.splitlines() if line.strip()]
+    found = [
+        re.split(r"(?<!\\)\|", line.strip().strip("|"))
+        for line in block.splitlines()
+        if line.strip()
+    ]
     return [cells for cells in found if not all(set(cell.strip()) <= set("-: ") for cell in cells)]
 
 
@@ -136,7 +153,11 @@ def printed(commands, folder):
 def printed_by_one(command, folder):
     """What a command prints on either stream, in a folder of its own."""
     said = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(said),
+    ):
         patch.chdir(folder)
         patch.setattr("sys.argv", shlex.split(command))
         with contextlib.suppress(SystemExit):
@@ -153,9 +174,15 @@ def missing_from_print(claim, said):
         return [line for line in wanted if not any(shows(line, other) for other in known)]
     if claim.is_table and claim.kind != SCATTERED:
         counted = [[Counter(map(value, numbers(line))) for line in text] for text in lines]
-        pairs = [one + two for some, others in combinations(counted, 2) for one in some for two in others]
+        pairs = [
+            one + two for some, others in combinations(counted, 2) for one in some for two in others
+        ]
         known = [one for some in counted for one in some] + pairs
-        return [row for row in claim.body if not any(Counter(map(value, numbers(row))) <= other for other in known)]
+        return [
+            row
+            for row in claim.body
+            if not any(Counter(map(value, numbers(row))) <= other for other in known)
+        ]
     known = set(map(value, numbers("\n".join(said))))
     text = "\n".join(claim.body) if claim.is_table else claim.block
     return [number for number in numbers(text) if not is_rounded(number, known)]
@@ -169,7 +196,9 @@ def measured(path):
     table = list(csv.DictReader(io.StringIO(text)))
     groups = {}
     for row in table:
-        groups.setdefault(tuple(v for k, v in row.items() if k not in SEEDS), []).append(float(row.get("accuracy", 0)))
+        groups.setdefault(tuple(v for k, v in row.items() if k not in SEEDS), []).append(
+            float(row.get("accuracy", 0))
+        )
     cells = {value(number) for row in table for cell in row.values() for number in numbers(cell)}
     return cells | {statistics.mean(group) for group in groups.values()}
 
@@ -193,7 +222,9 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("docs")
     for claim in CLAIMS:
         if claim.kind == "file":
-            (made / claim.source).write_text(textwrap.dedent(claim.block.removeprefix("```\n")), encoding="utf-8")
+            (made / claim.source).write_text(
+                textwrap.dedent(claim.block.removeprefix("```\n")), encoding="utf-8"
+            )
     return made
 
 
@@ -204,14 +235,18 @@ def of_kind(*kinds):
 @pytest.mark.parametrize("claim", of_kind("printed by", SCATTERED))
 def test_commands_print_what_the_pages_say(claim, folder):
     said = printed(claim.source, folder)
-    assert not missing_from_print(claim, said), f"{claim}: {claim.source} prints\n{chr(10).join(said)}"
+    assert not missing_from_print(claim, said), (
+        f"{claim}: {claim.source} prints\n{chr(10).join(said)}"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("claim", of_kind("printed slowly by"))
 def test_slow_commands_print_what_the_pages_say(claim, folder):
     said = printed(claim.source, folder)
-    assert not missing_from_print(claim, said), f"{claim}: {claim.source} prints\n{chr(10).join(said)}"
+    assert not missing_from_print(claim, said), (
+        f"{claim}: {claim.source} prints\n{chr(10).join(said)}"
+    )
 
 
 @pytest.mark.parametrize("claim", of_kind("measured in"))
@@ -230,7 +265,9 @@ def test_a_page_that_says_something_else_is_noticed():
     assert missing(table + "| fixed | 10.997 | 1.9541 |")  # in two lines
     assert missing(table + "| fixed | 10.996 | 10.998 |")
     assert not missing("```\n| fixed | zero-out | 10.997\n...\n| Poisson | ... | 1.9541\n")
-    assert missing("```\n| fixed | zero-out | 10.99 \n| fixed | replace | 10.997\n") == ["fixed replace 10.997"]
+    assert missing("```\n| fixed | zero-out | 10.99 \n| fixed | replace | 10.997\n") == [
+        "fixed replace 10.997"
+    ]
     assert not missing("Fixed batches have at most 10.998.")
     assert missing("Fixed batches have at most 10.9.") == ["10.9"]
     assert not missing("Fixed batches have at most 11.0.")
@@ -248,7 +285,11 @@ def examples(page):
         lines = block.splitlines()
         for node in ast.parse(block).body:
             comment = lines[node.end_lineno - 1].rpartition("  # ")[2]
-            shown = [n for n in NUMBER.findall(comment) if "." in n] if "  # " in lines[node.end_lineno - 1] else []
+            shown = (
+                [n for n in NUMBER.findall(comment) if "." in n]
+                if "  # " in lines[node.end_lineno - 1]
+                else []
+            )
             source = ast.unparse(node)
             if isinstance(node, ast.Expr) and shown:
                 yield before, source, shown
@@ -263,6 +304,8 @@ def test_results_in_the_comments_of_the_readme_are_what_comes_out():
         known = [value(number) for number in numbers(repr(eval(source, names)))]
         for number in shown:
             unit = 10.0 ** -len(number.partition(".")[2])
-            assert any(abs(one - value(number)) < unit for one in known), f"{source}: {number} is none of {known}"
+            assert any(abs(one - value(number)) < unit for one in known), (
+                f"{source}: {number} is none of {known}"
+            )
         checked += 1
     assert checked >= 4

@@ -7,7 +7,18 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "matplotlib", "typer", "rich", "scipy.optimize", "scipy.stats", "flwr", "fastapi", "pandas", "mpmath")
+HEAVY = (
+    "torch",
+    "matplotlib",
+    "typer",
+    "rich",
+    "scipy.optimize",
+    "scipy.stats",
+    "flwr",
+    "fastapi",
+    "pandas",
+    "mpmath",
+)
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +29,9 @@ def loaded() -> set[str]:
         "verax.Mechanism(verax.Poisson(0.01, 100), 1.0).guarantee().epsilon(1e-5)\n"
         "print('\\n'.join(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600
+    )
     assert done.stderr == ""
     return set(done.stdout.split())
 

@@ -12,7 +12,9 @@ UPWARD = {
     "verax.privacy.participation": {"verax.reporting.statement"},
     "verax.privacy.renyi.filter": {"verax.reporting.statement"},
 }
-"""Public methods that answer from a room above: ``guarantee()``, ``statement()``; and a black box of more records."""
+"""Public methods that answer from a room above: ``guarantee()``, ``statement()``; and a black box
+of more records.
+"""
 
 
 def modules():
@@ -26,7 +28,11 @@ def modules():
 
 def for_types_only(tree):
     """The nodes that only a type checker reads."""
-    blocks = (node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+    blocks = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    )
     return {id(node) for block in blocks for node in ast.walk(block)}
 
 
@@ -67,4 +73,8 @@ def test_privacy_and_ledger_know_nothing_of_training():
     for name, others in graph().items():
         room = name.split(".")[1] if "." in name else ""
         if room in ("samplers", "privacy", "ledger", "randomness"):
-            assert not [other for other in others if other.startswith(("verax.training", "verax.web", "verax.cli"))]
+            assert not [
+                other
+                for other in others
+                if other.startswith(("verax.training", "verax.web", "verax.cli"))
+            ]

@@ -9,7 +9,17 @@ import pickle
 
 import pytest
 
-from verax import Batch, Deterministic, Individual, Mechanism, Mixed, NoGuarantee, Phases, Poisson, Shuffle
+from verax import (
+    Batch,
+    Deterministic,
+    Individual,
+    Mechanism,
+    Mixed,
+    NoGuarantee,
+    Phases,
+    Poisson,
+    Shuffle,
+)
 
 RUN = Mechanism(Poisson(rate=0.01, steps=100), noise_multiplier=1.0)
 
@@ -54,7 +64,9 @@ def test_bad_steps_name_themselves(steps):
 
 @pytest.mark.parametrize("relation", ["addremove", "add_remove", "Replace", "zero", 3])
 def test_a_mistyped_relation_names_itself_and_what_is_allowed(relation):
-    with pytest.raises(ValueError, match="relation must be one of 'add-remove', 'zero-out', 'replace'") as refusal:
+    with pytest.raises(
+        ValueError, match="relation must be one of 'add-remove', 'zero-out', 'replace'"
+    ) as refusal:
         Mechanism(Poisson(0.1, 10), 1.0, relation=relation)
     assert repr(relation) in str(refusal.value)
 
@@ -95,7 +107,9 @@ def test_phases_flatten_and_keep_their_order():
 
 def test_phases_must_agree_on_the_relation():
     other = Mechanism(Poisson(0.01, 1), 1.0, relation="replace")
-    with pytest.raises(NoGuarantee, match="share one neighbouring relation, got add-remove and replace"):
+    with pytest.raises(
+        NoGuarantee, match="share one neighbouring relation, got add-remove and replace"
+    ):
         RUN + other
     with pytest.raises(NoGuarantee):
         (RUN + RUN) + other

@@ -1,8 +1,8 @@
 """``pip install verax`` in an empty environment, the newest of everything, and the commands in it.
 
 This needs the package index. Where that cannot be reached the tests are skipped, and say so; an
-installation that fails for any other reason fails here. On an idle machine all of it takes about two
-minutes, most of them pip's.
+installation that fails for any other reason fails here. On an idle machine all of it takes about
+two minutes, most of them pip's.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ import verax
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-SPOKEN = [ROOT / name for name in ("CONTRIBUTING.md", "README.md", ".github/pull_request_template.md")]
+SPOKEN = [
+    ROOT / name for name in ("CONTRIBUTING.md", "README.md", ".github/pull_request_template.md")
+]
 LONGEST_ENTRY = 160
 HEADINGS = ("Added", "Changed", "Fixed", "Removed")
 
@@ -36,7 +38,11 @@ def targets_named_in(path: Path) -> set[str]:
 
 def test_the_formatter_has_the_last_word():
     mark = "fmt: " + "skip"
-    sources = [file for room in ("verax", "tests", "benchmarks", "studies") for file in (ROOT / room).rglob("*.py")]
+    sources = [
+        file
+        for room in ("verax", "tests", "benchmarks", "studies")
+        for file in (ROOT / room).rglob("*.py")
+    ]
     assert not [file for file in sources if mark in text(file)]
 
 
@@ -64,7 +70,9 @@ def test_an_entry_of_the_changelog_is_one_line():
             assert len(line) <= LONGEST_ENTRY, line
 
 
-@pytest.mark.parametrize("path", [*SPOKEN, *WORKFLOWS, ROOT / ".ci" / "run"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*SPOKEN, *WORKFLOWS, ROOT / ".ci" / "run"], ids=lambda path: path.name
+)
 def test_whatever_make_is_asked_for_exists(path):
     assert targets_named_in(path) <= targets()
 
@@ -76,7 +84,9 @@ def test_every_target_explains_itself():
 
 def test_three_systems_and_every_declared_python_are_tested():
     yaml = pytest.importorskip("yaml")
-    matrix = yaml.safe_load(text(ROOT / ".github/workflows/test.yml"))["jobs"]["test"]["strategy"]["matrix"]
+    matrix = yaml.safe_load(text(ROOT / ".github/workflows/test.yml"))["jobs"]["test"]["strategy"][
+        "matrix"
+    ]
     classifiers = PROJECT["project"]["classifiers"]
     declared = [line.rpartition(" ")[2] for line in classifiers if re.search(r":: 3\.\d+$", line)]
     assert matrix["python"] == declared

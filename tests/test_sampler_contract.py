@@ -25,7 +25,12 @@ from verax.web.code import command_lines
 
 RECORDS, BATCH, EPOCHS, NOISE, DELTA = 120, 12, 2, 2.0, 1e-5
 NOT_PLANNED = {
-    "random-participation": {"--client-rate": 0.5, "--record-rate": 0.2, "--other-records": 119, "--rounds": 20}
+    "random-participation": {
+        "--client-rate": 0.5,
+        "--record-rate": 0.2,
+        "--other-records": 119,
+        "--rounds": 20,
+    }
 }
 TOY = "relabelled-poisson"
 
@@ -79,7 +84,9 @@ def test_batches_are_drawn_and_resumed(sampler):
 
 
 def test_a_prefix_is_the_run_as_far_as_it_went(sampler):
-    assert sampler.prefix(len(sampler), up=True) == sampler.prefix(len(sampler), up=False) == sampler
+    assert (
+        sampler.prefix(len(sampler), up=True) == sampler.prefix(len(sampler), up=False) == sampler
+    )
     assert sampler.prefix(0, up=True) is None
     for rounds in (1, len(sampler) // 2, len(sampler) - 1):
         longer, shorter = sampler.prefix(rounds, up=True), sampler.prefix(rounds, up=False)
@@ -167,14 +174,18 @@ def test_the_browser_asks_for_it(name, sampler):
         with pytest.raises(ValueError, match="sampler must be one of"):
             questions.Compare(sampler=[name])
         return
-    asked = questions.Compare(records=RECORDS, batch=BATCH, epochs=EPOCHS, noise_multiplier=NOISE, sampler=[name])
+    asked = questions.Compare(
+        records=RECORDS, batch=BATCH, epochs=EPOCHS, noise_multiplier=NOISE, sampler=[name]
+    )
     steps = answers.compare(asked)
     assert steps[-1].task.arguments[0].mechanism() == Mechanism(sampler, NOISE)
 
 
 def test_an_audit_does_not_refute_it(sampler):
     run = Mechanism(sampler, NOISE)
-    result = audit_sampler(sampler, run, delta=1e-3, trials=400, population=RECORDS, insecure_seed=3)
+    result = audit_sampler(
+        sampler, run, delta=1e-3, trials=400, population=RECORDS, insecure_seed=3
+    )
     assert not result.refuted
 
 
@@ -201,9 +212,13 @@ def test_it_trains_and_its_ledger_states_what_ran(sampler, tmp_path):
 def test_a_toy_costs_what_it_relabels():
     toy, poisson = Relabelled(0.1, 20), Poisson(0.1, 20)
     for group in (1, 2):
-        ours, theirs = (Mechanism(one, NOISE).guarantee(group).epsilon(DELTA) for one in (toy, poisson))
+        ours, theirs = (
+            Mechanism(one, NOISE).guarantee(group).epsilon(DELTA) for one in (toy, poisson)
+        )
         assert (ours.lower, ours.upper) == (theirs.lower, theirs.upper)
-    assert calibrate.noise_multiplier(toy, 3.0, DELTA) == calibrate.noise_multiplier(poisson, 3.0, DELTA)
+    assert calibrate.noise_multiplier(toy, 3.0, DELTA) == calibrate.noise_multiplier(
+        poisson, 3.0, DELTA
+    )
 
 
 def test_what_is_not_said_is_refused_when_registering():

@@ -17,7 +17,9 @@ class NoGuarantee(ValueError):  # noqa: N818 - public name, reads as a verdict r
 
 def real(name: str, value: Any) -> float:
     """A finite or infinite real number, never nan, never a bool."""
-    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+    if type(value) is not float and (
+        isinstance(value, bool) or not isinstance(value, numbers.Real)
+    ):
         raise ValueError(f"{name} must be a number, got {value!r}")
     number = float(value)
     if math.isnan(number):
@@ -30,7 +32,9 @@ def count(name: str, value: Any, minimum: int = 1, maximum: int = MAX_COUNT) -> 
     number = real(name, value)
     if not number.is_integer() or not minimum <= number <= maximum:
         upper = "" if maximum == MAX_COUNT else f" and at most {maximum}"
-        raise ValueError(f"{name} must be a whole number of at least {minimum}{upper}, got {value!r}")
+        raise ValueError(
+            f"{name} must be a whole number of at least {minimum}{upper}, got {value!r}"
+        )
     return int(value)
 
 
@@ -82,4 +86,6 @@ def writable(name: str, path: str | os.PathLike[str]) -> None:
     """Refuse a place where no file can be put, before the work whose result is to go there."""
     place = Path(path)
     if place.is_dir() or not place.parent.is_dir() or not os.access(place.parent, os.W_OK):
-        raise ValueError(f"{name} must be a file in an existing folder that can be written to, got {str(path)!r}")
+        raise ValueError(
+            f"{name} must be a file in an existing folder that can be written to, got {str(path)!r}"
+        )

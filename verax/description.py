@@ -1,7 +1,7 @@
 """Mechanisms as plain JSON values and back, so that a file can say what ran.
 
-A description never changes its meaning: new samplers and fields get a new ``SCHEMA``, and unknown ones are refused
-rather than guessed at.
+A description never changes its meaning: new samplers and fields get a new ``SCHEMA``, and unknown
+ones are refused rather than guessed at.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def restore(description: Any) -> Mechanism | Phases:
     """The mechanism that was described; one phase alone comes back as a ``Mechanism``."""
     content = _exactly("description", description, ("schema", "phases"))
     if content["schema"] != SCHEMA or isinstance(content["schema"], bool):
-        raise ValueError(f"schema must be {SCHEMA}, the only one this version knows, got {content['schema']!r}")
+        raise ValueError(
+            f"schema must be {SCHEMA}, the only one this version knows, got {content['schema']!r}"
+        )
     if not isinstance(content["phases"], list) or not content["phases"]:
         raise ValueError(f"phases must be a list of at least one, got {content['phases']!r}")
     phases = tuple(_restored(phase) for phase in content["phases"])
@@ -68,7 +70,10 @@ def _part(name: str, value: Any, kinds: Mapping[str, type[Any]]) -> dict[str, An
     kind = type(value)
     if kinds.get(kind.__name__) is not kind:  # a subclass may draw something else
         raise ValueError(f"{name} must be one of {', '.join(kinds)} to be described, got {value!r}")
-    return {"kind": kind.__name__, **{field.name: _plain(getattr(value, field.name)) for field in fields(kind)}}
+    return {
+        "kind": kind.__name__,
+        **{field.name: _plain(getattr(value, field.name)) for field in fields(kind)},
+    }
 
 
 def _made(name: str, description: Any, kinds: Mapping[str, type[Any]]) -> Any:
@@ -83,7 +88,9 @@ def _made(name: str, description: Any, kinds: Mapping[str, type[Any]]) -> Any:
 def _exactly(name: str, value: Any, keys: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(value, dict) or set(value) != set(keys):
         found = ", ".join(map(repr, value)) if isinstance(value, dict) else repr(value)
-        raise ValueError(f"{name} must have exactly the fields {', '.join(map(repr, keys))}, got {found}")
+        raise ValueError(
+            f"{name} must have exactly the fields {', '.join(map(repr, keys))}, got {found}"
+        )
     return value
 
 

@@ -74,4 +74,6 @@ def refuse_special(name: str) -> None:
     except OSError:
         return  # whoever opens it says why that is not possible
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise ValueError(f"path must be a file, got {name!r}, which is a device, a pipe or a socket")
+        raise ValueError(
+            f"path must be a file, got {name!r}, which is a device, a pipe or a socket"
+        )

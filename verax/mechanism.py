@@ -58,11 +58,12 @@ class Mechanism:
 
     Args:
         sampler: who is in each batch, and for how many rounds.
-        noise_multiplier: standard deviation of the noise divided by the clip norm. Zero means no noise:
-            epsilon is infinite.
+        noise_multiplier: standard deviation of the noise divided by the clip norm. Zero means no
+            noise: epsilon is infinite.
         clipping: what is clipped before the noise is added.
-        relation: which data sets are neighbours; by default the one natural to the sampler (`add-remove`
-            where a record's presence does not move other records, `zero-out` for fixed batches).
+        relation: which data sets are neighbours; by default the one natural to the sampler
+            (`add-remove` where a record's presence does not move other records, `zero-out` for
+            fixed batches).
 
     >>> from verax import Mechanism, Poisson
     >>> run = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0)
@@ -77,7 +78,9 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampler, Sampler):
-            raise ValueError(f"sampler must be a verax sampler such as Poisson(rate, steps), got {self.sampler!r}")
+            raise ValueError(
+                f"sampler must be a verax sampler such as Poisson(rate, steps), got {self.sampler!r}"
+            )
         if not isinstance(self.clipping, Individual | Batch | Mixed):
             raise ValueError(f"clipping must be Individual, Batch or Mixed, got {self.clipping!r}")
         checks.nonnegative("noise_multiplier", self.noise_multiplier)
@@ -85,7 +88,11 @@ class Mechanism:
         checks.choice("relation", self.relation, RELATIONS)
 
     def guarantee(
-        self, group: int = 1, geometry: str = "any", adversary: str = "A0", population: int | None = None
+        self,
+        group: int = 1,
+        geometry: str = "any",
+        adversary: str = "A0",
+        population: int | None = None,
     ) -> Guarantee:
         """The proved privacy of this run for any ``group`` records together; see :meth:`Phases.guarantee`."""
         return Phases((self,)).guarantee(group, geometry, adversary, population)
@@ -123,20 +130,28 @@ class Phases:
         return self.mechanisms[0].relation
 
     def guarantee(
-        self, group: int = 1, geometry: str = "any", adversary: str = "A0", population: int | None = None
+        self,
+        group: int = 1,
+        geometry: str = "any",
+        adversary: str = "A0",
+        population: int | None = None,
     ) -> Guarantee:
         """The proved privacy of all phases together for any ``group`` records.
 
         Args:
             group: how many records are protected together.
-            geometry: "any", or "orthogonal" if the group's gradients are orthogonal to each other in every round, under
-                "replace" the old and new ones of each record to those of the others (a fact about the model and the
-                data that the caller must know). It matters for individual clipping.
-            adversary: "A0" sees all noisy sums, as differential privacy has it; "A1" is also told where the group's
-                records fell, the strong adversary of "shuffling and batch clipping".
-            population: number of records, where A1's answer for a group in shuffled batches may depend on it.
+            geometry: "any", or "orthogonal" if the group's gradients are orthogonal to each other
+                in every round, under "replace" the old and new ones of each record to those of the
+                others (a fact about the model and the data that the caller must know). It matters
+                for individual clipping.
+            adversary: "A0" sees all noisy sums, as differential privacy has it; "A1" is also told
+                where the group's records fell, the strong adversary of "shuffling and batch
+                clipping".
+            population: number of records, where A1's answer for a group in shuffled batches may
+                depend on it.
         """
-        from verax.privacy import analysis, pricing  # privacy depends on this module, not the reverse
+        # privacy depends on this module, not the reverse
+        from verax.privacy import analysis, pricing
 
         orthogonal = checks.choice("geometry", geometry, GEOMETRIES) == "orthogonal"
         who = pricing.Group(checks.count("group", group), orthogonal)
@@ -147,4 +162,6 @@ class Phases:
         return analysis.analyse(self, who)
 
     def __add__(self, other: Mechanism | Phases) -> Phases:
-        return Phases(self.mechanisms + (other.mechanisms if isinstance(other, Phases) else (other,)))
+        return Phases(
+            self.mechanisms + (other.mechanisms if isinstance(other, Phases) else (other,))
+        )

@@ -17,7 +17,9 @@ LARGEST = 150_000  # bytes: the figures are kept in the repository
 def small(drawing: str) -> str:
     """The same drawing in fewer bytes: coordinates to a tenth of a point, short names, each style said once."""
     drawing = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", drawing, flags=re.DOTALL)
-    drawing = re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), drawing)
+    drawing = re.sub(
+        r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), drawing
+    )
     drawing = re.sub(r">\s+<", "><", re.sub(r"\s+", " ", drawing))
     return _names(_styles(drawing)).strip() + "\n"
 
@@ -25,7 +27,10 @@ def small(drawing: str) -> str:
 def _styles(drawing: str) -> str:
     """Styles as classes, since a figure repeats a few of them a thousand times; one class for marks in a row."""
     numbers = count()
-    short = {style: f"s{next(numbers)}" for style in dict.fromkeys(re.findall(r' style="([^"]*)"', drawing))}
+    short = {
+        style: f"s{next(numbers)}"
+        for style in dict.fromkeys(re.findall(r' style="([^"]*)"', drawing))
+    }
     drawing = re.sub(r' style="([^"]*)"', lambda found: f' class="{short[found[1]]}"', drawing)
     sheet = "".join(f".{name}{{{style}}}" for style, name in short.items())
     return drawing.replace("</style>", sheet + "</style>", 1)
@@ -36,8 +41,14 @@ def _names(drawing: str) -> str:
     numbers = count()
     refers = r'(href="|url\()#([\w-]+)'
     short = {name: f"n{next(numbers)}" for _, name in dict.fromkeys(re.findall(refers, drawing))}
-    drawing = re.sub(r' id="([^"]+)"', lambda found: f' id="{short[found[1]]}"' if found[1] in short else "", drawing)
-    drawing = re.sub(refers, lambda found: f"{found[1]}#{short[found[2]]}", drawing).replace("xlink:href=", "href=")
+    drawing = re.sub(
+        r' id="([^"]+)"',
+        lambda found: f' id="{short[found[1]]}"' if found[1] in short else "",
+        drawing,
+    )
+    drawing = re.sub(refers, lambda found: f"{found[1]}#{short[found[2]]}", drawing).replace(
+        "xlink:href=", "href="
+    )
     before = ""
     while before != drawing:
         before, drawing = drawing, re.sub(r"<g>((?:(?!</?g\b).)*)</g>", r"\1", drawing)
@@ -56,7 +67,9 @@ def collect(paper: str) -> None:
         for path in sorted(Path(folder).glob("*.svg")):
             text = small(path.read_text(encoding="utf-8"))
             if len(text.encode()) > LARGEST:
-                sys.exit(f"{paper} {path.name} takes {len(text.encode())} bytes, more than {LARGEST}")
+                sys.exit(
+                    f"{paper} {path.name} takes {len(text.encode())} bytes, more than {LARGEST}"
+                )
             (HERE / f"{paper}-{path.name}").write_text(text, encoding="utf-8")
 
 

@@ -19,7 +19,9 @@ def test_epsilon_from_counts():
 def test_the_forecast_of_a_bound_is_about_the_bound():
     hits, false = np.array([80.0, 5.0, 0.0, 100.0]), np.array([5.0, 80.0, 0.0, 100.0])
     found = forecast_epsilon(hits, false, 100.0, 0.01, 0.1)
-    proved = [epsilon_at_least(int(h), int(f), 100, 0.01, 0.1) for h, f in zip(hits, false, strict=True)]
+    proved = [
+        epsilon_at_least(int(h), int(f), 100, 0.01, 0.1) for h, f in zip(hits, false, strict=True)
+    ]
     assert found == pytest.approx(proved, rel=1e-7)
 
 

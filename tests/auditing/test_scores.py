@@ -18,7 +18,11 @@ from verax.auditing.scores import Blocks, Law, Subsets, placed, shrunk
 def test_a_law_gives_the_log_ratio_of_a_mixture():
     law = Law.of(np.array([2.0, 2.0, -1.0, 0.0]))
     x = np.array([[-0.5, 3.0]])
-    density = 0.5 * stats.norm.pdf(x, 2, 0.7) + 0.25 * stats.norm.pdf(x, -1, 0.7) + 0.25 * stats.norm.pdf(x, 0, 0.7)
+    density = (
+        0.5 * stats.norm.pdf(x, 2, 0.7)
+        + 0.25 * stats.norm.pdf(x, -1, 0.7)
+        + 0.25 * stats.norm.pdf(x, 0, 0.7)
+    )
     assert np.allclose(law.log_ratio(x, 0.49), np.log(density / stats.norm.pdf(x, 0, 0.7)))
     assert Law.of(np.empty(0)).is_zero()
 
@@ -26,7 +30,9 @@ def test_a_law_gives_the_log_ratio_of_a_mixture():
 def test_blocks_average_over_one_round_each():
     ratios = np.random.default_rng(0).normal(size=(4, 6))
     chances = np.array([[0.2, 0.3, 0.5], [0.1, 0.1, 0.3]])
-    truth = np.log(np.exp(ratios[:, :3]) @ chances[0]) + np.log(0.5 + np.exp(ratios[:, 3:]) @ chances[1])
+    truth = np.log(np.exp(ratios[:, :3]) @ chances[0]) + np.log(
+        0.5 + np.exp(ratios[:, 3:]) @ chances[1]
+    )
     assert np.allclose(Blocks(chances).log_mixture(ratios), truth)
     coins = np.array([0.1, 0.9, 0.5, 0.0, 1.0, 0.2])
     truth = np.log(1 - coins + coins * np.exp(ratios)).sum(axis=1)
@@ -39,7 +45,9 @@ def test_subsets_average_over_all_subsets(times):
     truth = np.zeros(3)
     for half in (ratios[:, :6], ratios[:, 6:]):
         subsets = itertools.combinations(range(6), times)
-        truth += np.log(np.mean([np.exp(half[:, list(chosen)].sum(axis=1)) for chosen in subsets], axis=0))
+        truth += np.log(
+            np.mean([np.exp(half[:, list(chosen)].sum(axis=1)) for chosen in subsets], axis=0)
+        )
     assert np.allclose(Subsets(6, times).log_mixture(ratios), truth)
 
 
@@ -48,8 +56,16 @@ def test_subsets_average_over_all_subsets(times):
     [
         (Poisson(0.25, 8), 1, ["scored round by round"]),
         (Shuffle(4, epochs=2), 1, ["scored round by round", "scored as in one of 4 rounds"]),
-        (Shuffle(4, epochs=2, reshuffle=False), 2, ["scored round by round", "scored as in one of 4 rounds"]),
-        (RandomAllocation(times=2, steps=4, epochs=2), 1, ["scored round by round", "scored as in 2 of 4 rounds"]),
+        (
+            Shuffle(4, epochs=2, reshuffle=False),
+            2,
+            ["scored round by round", "scored as in one of 4 rounds"],
+        ),
+        (
+            RandomAllocation(times=2, steps=4, epochs=2),
+            1,
+            ["scored round by round", "scored as in 2 of 4 rounds"],
+        ),
     ],
     ids=repr,
 )

@@ -20,7 +20,9 @@ from verax.auditing.transcript import data_sets, few_records
 
 
 def one_run(sizes, rounds, copies):
-    return Runs(np.array([sizes]), np.zeros(len(rounds), dtype=int), np.array(rounds), np.array(copies))
+    return Runs(
+        np.array([sizes]), np.zeros(len(rounds), dtype=int), np.array(rounds), np.array(copies)
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,8 @@ def one_run(sizes, rounds, copies):
     ],
 )
 def test_sums_of_fixed_vectors(clipping, replaced, opposed, without, target, ghost):
-    runs = one_run([3, 3, 4], [0, 2], [1, 2])  # the target in the first batch, and twice in the last
+    # the target in the first batch, and twice in the last
+    runs = one_run([3, 3, 4], [0, 2], [1, 2])
     sums = Data(clipping, replaced, opposed).sums(runs, np.random.default_rng(0))
     assert sums.without.tolist() == [without]
     assert (sums.target.tolist(), sums.ghost.tolist()) == (target, ghost)
@@ -56,7 +59,9 @@ def test_sums_of_clip_groups_follow_a_direct_simulation(replaced):
         "target": 1 - rest,
         "ghost": -1 - rest if replaced else -occupied.sum(axis=1),
     }
-    runs = Runs(np.full((count, 1), others + 1), np.arange(count), np.zeros(count, int), np.ones(count, int))
+    runs = Runs(
+        np.full((count, 1), others + 1), np.arange(count), np.zeros(count, int), np.ones(count, int)
+    )
     sums = Data(Mixed(groups=groups), replaced, True).sums(runs, rng)
     for part, expected in truth.items():
         values = getattr(sums, part).ravel()
@@ -68,7 +73,9 @@ def test_others_stay_silent_where_removing_a_record_moves_them():
     truncated = Mechanism(TruncatedPoisson(0.25, 8, 4, 8), 1.0)
     assert [data.opposed for data in data_sets(truncated)] == [False]
     assert [data.opposed for data in data_sets(Mechanism(Poisson(0.25, 8), 1.0))] == [False, True]
-    assert [data.replaced for data in data_sets(Mechanism(Shuffle(4), 1.0, relation="replace"))] == [True, True]
+    assert [
+        data.replaced for data in data_sets(Mechanism(Shuffle(4), 1.0, relation="replace"))
+    ] == [True, True]
 
 
 def test_a_few_records_fill_the_batches():

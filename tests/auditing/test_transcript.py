@@ -55,7 +55,7 @@ def shuffled_loader(records, batch, epochs=1):
     return run
 
 
-# --- lies -------------------------------------------------------------------------------------------------------------
+# --- lies -----------------------------------------------------------------------------------------
 
 
 def test_shuffled_batches_claimed_as_poisson_are_refuted():
@@ -108,13 +108,23 @@ def test_with_clipped_aggregates_an_order_kept_or_hardly_mixed_is_refuted(drawn,
     assert result.refuted, result.statement()
 
 
-@pytest.mark.parametrize(("batches", "noise", "epochs"), [(100, 1.4, 1), (100, 2.0, 10), (1000, 1.0, 1)])
-def test_with_clipped_aggregates_no_known_attack_contradicts_poisson_for_fresh_shuffles(batches, noise, epochs):
+@pytest.mark.parametrize(
+    ("batches", "noise", "epochs"), [(100, 1.4, 1), (100, 2.0, 10), (1000, 1.0, 1)]
+)
+def test_with_clipped_aggregates_no_known_attack_contradicts_poisson_for_fresh_shuffles(
+    batches, noise, epochs
+):
     """The limit stated in docs/auditing.md: whatever the trials, the audit has nothing to find there.
 
-    The ghost's seat is hidden by the clipping: at best, with one record a batch, it moves the sum by 1.
+    The ghost's seat is hidden by the clipping: at best, with one record a batch, it moves the sum
+    by 1.
     """
-    price = Mechanism(Poisson(1.0 / batches, batches * epochs), noise, Batch()).guarantee().epsilon(1e-5).upper
+    price = (
+        Mechanism(Poisson(1.0 / batches, batches * epochs), noise, Batch())
+        .guarantee()
+        .epsilon(1e-5)
+        .upper
+    )
     known = Mechanism(Shuffle(batches, epochs), noise, Batch()).guarantee().epsilon(1e-5, rtol=0.01)
     assert known.lower < price < known.upper
     for size in (1, 2, 8):
@@ -125,13 +135,15 @@ def test_with_clipped_aggregates_no_known_attack_contradicts_poisson_for_fresh_s
 
 def test_a_number_from_elsewhere_can_be_the_claim():
     mechanism = Mechanism(Deterministic(4), 1.0)
-    assert audit_sampler(Deterministic(4), mechanism, epsilon=1.0, trials=2000, insecure_seed=0).refuted
+    assert audit_sampler(
+        Deterministic(4), mechanism, epsilon=1.0, trials=2000, insecure_seed=0
+    ).refuted
     honest = audit_sampler(Deterministic(4), mechanism, epsilon=9.0, trials=2000, insecure_seed=0)
     assert not honest.refuted
     assert honest.claim.evidence == "stated"
 
 
-# --- honest claims ----------------------------------------------------------------------------------------------------
+# --- honest claims --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("noise", [0.4, 1.0, 3.0])
@@ -151,7 +163,9 @@ def test_no_sampler_refutes_its_own_price(sampler, noise):
 
 @pytest.mark.parametrize("clipping", [Batch(), Mixed(groups=3)], ids=name)
 @pytest.mark.parametrize("relation", ["zero-out", "replace"])
-@pytest.mark.parametrize("sampler", [Deterministic(4), Shuffle(4), BallsInBins(4), Poisson(0.25, 4)], ids=name)
+@pytest.mark.parametrize(
+    "sampler", [Deterministic(4), Shuffle(4), BallsInBins(4), Poisson(0.25, 4)], ids=name
+)
 def test_honest_claims_about_clipped_aggregates_stand(sampler, relation, clipping):
     claim = Mechanism(sampler, 1.0, clipping, relation)
     result = audit_sampler(sampler, claim, trials=1000, insecure_seed=7)
@@ -169,7 +183,15 @@ def test_false_alarms_are_as_rare_as_stated(sampler, noise, audits):
     claim, delta, confidence = Mechanism(sampler, noise), 0.1, 0.5
     truth = claim.guarantee().epsilon(delta).upper
     results = [
-        audit_sampler(sampler, claim, epsilon=truth, delta=delta, confidence=confidence, trials=800, insecure_seed=seed)
+        audit_sampler(
+            sampler,
+            claim,
+            epsilon=truth,
+            delta=delta,
+            confidence=confidence,
+            trials=800,
+            insecure_seed=seed,
+        )
         for seed in range(audits)
     ]
     alarms = sum(result.refuted for result in results)
@@ -181,12 +203,14 @@ def test_false_alarms_are_as_rare_as_stated(sampler, noise, audits):
 def test_a_claim_a_little_too_small_is_found_out():
     claim = Mechanism(Deterministic(1), 1.0)
     truth = claim.guarantee().epsilon(0.1).upper
-    result = audit_sampler(Deterministic(1), claim, epsilon=0.9 * truth, delta=0.1, trials=60_000, insecure_seed=0)
+    result = audit_sampler(
+        Deterministic(1), claim, epsilon=0.9 * truth, delta=0.1, trials=60_000, insecure_seed=0
+    )
     assert result.refuted
     assert result.lower < truth
 
 
-# --- batches of one's own ---------------------------------------------------------------------------------------------
+# --- batches of one's own -------------------------------------------------------------------------
 
 
 def test_a_shuffling_loader_claimed_as_poisson_is_refuted():
@@ -235,26 +259,38 @@ def test_a_loader_that_drops_the_last_batch_is_audited_as_it_is():
 def test_a_record_drawn_twice_is_summed_twice():
     claim = Mechanism(Deterministic(2), 2.0)
     once = audit_sampler(lambda: [[0], [1]], claim, trials=4000, insecure_seed=0)
-    twice = audit_sampler(lambda: [[0, 0], [1, 1]], claim, epsilon=99.0, trials=4000, insecure_seed=0)
-    same = audit_sampler(Deterministic(2), Mechanism(Deterministic(2), 1.0), trials=4000, insecure_seed=0)
+    twice = audit_sampler(
+        lambda: [[0, 0], [1, 1]], claim, epsilon=99.0, trials=4000, insecure_seed=0
+    )
+    same = audit_sampler(
+        Deterministic(2), Mechanism(Deterministic(2), 1.0), trials=4000, insecure_seed=0
+    )
     assert once.lower < twice.lower
     assert twice.lower == pytest.approx(same.lower, rel=0.2)
     assert twice.participation == once.participation == 1.0
 
 
 def test_empty_batches_are_rounds():
-    result = audit_sampler(lambda: [[], [0], []], Mechanism(Deterministic(3), 1.0), trials=400, insecure_seed=0)
+    result = audit_sampler(
+        lambda: [[], [0], []], Mechanism(Deterministic(3), 1.0), trials=400, insecure_seed=0
+    )
     assert result.participation == 1.0
-    none = audit_sampler(lambda: [[], [], []], Mechanism(Deterministic(3), 1.0), trials=400, insecure_seed=0)
+    none = audit_sampler(
+        lambda: [[], [], []], Mechanism(Deterministic(3), 1.0), trials=400, insecure_seed=0
+    )
     assert (none.lower, none.participation) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("noise", [0.01, 1e6])
 @pytest.mark.parametrize(
-    "sampler", [Shuffle(4, epochs=2), RandomAllocation(times=2, steps=4), Poisson(0.25, 4)], ids=name
+    "sampler",
+    [Shuffle(4, epochs=2), RandomAllocation(times=2, steps=4), Poisson(0.25, 4)],
+    ids=name,
 )
 def test_extreme_noise_neither_warns_nor_overflows(sampler, noise):
-    result = audit_sampler(sampler, Mechanism(sampler, noise), epsilon=0.0, trials=400, insecure_seed=0)
+    result = audit_sampler(
+        sampler, Mechanism(sampler, noise), epsilon=0.0, trials=400, insecure_seed=0
+    )
     assert result.refuted == (noise < 1.0)
     assert math.isfinite(result.lower)
 
@@ -262,7 +298,11 @@ def test_extreme_noise_neither_warns_nor_overflows(sampler, noise):
 @pytest.mark.parametrize(
     ("batches", "change", "message"),
     [
-        (lambda: [[0]] * 3, {}, "batches must yield 2 rounds a run, as the claim says, got more than 2"),
+        (
+            lambda: [[0]] * 3,
+            {},
+            "batches must yield 2 rounds a run, as the claim says, got more than 2",
+        ),
         (lambda: [[0]], {}, "batches must yield 2 rounds a run, as the claim says, got 1"),
         (lambda: itertools.repeat([0]), {}, "got more than 2"),
         (lambda: [[0], [5]], {"population": 5}, "at least 0 and below the population, 5, got 5"),
@@ -272,16 +312,40 @@ def test_extreme_noise_neither_warns_nor_overflows(sampler, noise):
         (lambda: [[[0]], [[1]]], {}, "got int64 in 2 dimension"),
         (lambda: [0, 1], {}, "one list, array or tensor of indices per round, got 0"),
         ([[0], [1]], {}, "lambda: batch_sampler"),
-        (Deterministic(2), {"target": 99}, "target must be a whole number of at least 0 and at most 3, got 99"),
+        (
+            Deterministic(2),
+            {"target": 99},
+            "target must be a whole number of at least 0 and at most 3, got 99",
+        ),
         (Deterministic(2), {"claim": Deterministic(2)}, "claim must be a Mechanism"),
-        (Deterministic(2), {"claim": Mechanism(Deterministic(2), 0.0)}, "positive noise_multiplier, got 0"),
-        (Deterministic(2), {"claim": Mechanism(Deterministic(2), 1e-320)}, "noise_multiplier from 1e-100 to 1e\\+100"),
-        (Deterministic(2), {"claim": Mechanism(Deterministic(2), 1e308)}, "noise_multiplier from 1e-100 to 1e\\+100"),
+        (
+            Deterministic(2),
+            {"claim": Mechanism(Deterministic(2), 0.0)},
+            "positive noise_multiplier, got 0",
+        ),
+        (
+            Deterministic(2),
+            {"claim": Mechanism(Deterministic(2), 1e-320)},
+            "noise_multiplier from 1e-100 to 1e\\+100",
+        ),
+        (
+            Deterministic(2),
+            {"claim": Mechanism(Deterministic(2), 1e308)},
+            "noise_multiplier from 1e-100 to 1e\\+100",
+        ),
         (Deterministic(2), {"trials": 50}, "trials must be a whole number of at least 100, got 50"),
         (Deterministic(2), {"delta": 0.0}, "delta must lie strictly between 0 and 1"),
-        (Deterministic(2), {"confidence": 95}, "confidence must lie strictly between 0 and 1, got 95"),
+        (
+            Deterministic(2),
+            {"confidence": 95},
+            "confidence must lie strictly between 0 and 1, got 95",
+        ),
         (Deterministic(2), {"epsilon": -1.0}, "epsilon must be at least 0"),
-        (Deterministic(2), {"insecure_seed": -1}, "insecure_seed must be a whole number of at least 0, got -1"),
+        (
+            Deterministic(2),
+            {"insecure_seed": -1},
+            "insecure_seed must be a whole number of at least 0, got -1",
+        ),
         (Deterministic(2), {"population": 0}, "population must be a whole number of at least 1"),
         (
             Deterministic(2),
@@ -301,14 +365,18 @@ def test_bad_input_is_named(batches, change, message):
         audit_sampler(batches, **options)
 
 
-# --- the result -------------------------------------------------------------------------------------------------------
+# --- the result -----------------------------------------------------------------------------------
 
 
 def test_a_seed_repeats_an_audit_and_progress_is_told():
     claim = Mechanism(Shuffle(4), 1.0)
     told = []
     first = audit_sampler(
-        Shuffle(4), claim, trials=2001, insecure_seed=3, progress=lambda done, total: told.append((done, total))
+        Shuffle(4),
+        claim,
+        trials=2001,
+        insecure_seed=3,
+        progress=lambda done, total: told.append((done, total)),
     )
     assert first == audit_sampler(Shuffle(4), claim, trials=2001, insecure_seed=3)
     assert first != audit_sampler(Shuffle(4), claim, trials=2001, insecure_seed=4)
@@ -321,11 +389,19 @@ def test_the_statement_says_what_was_claimed_proved_meant_and_what_to_do():
     claim = Mechanism(Poisson(0.1, 10), 1.0)
     lie = audit_sampler(Deterministic(10), claim, delta=1e-2, trials=4000, insecure_seed=0)
     lines = lie.statement().splitlines()
-    assert [line.split(":")[0] for line in lines] == ["Claimed", "Refuted", "Attack", "What it means", "What to do"]
+    assert [line.split(":")[0] for line in lines] == [
+        "Claimed",
+        "Refuted",
+        "Attack",
+        "What it means",
+        "What to do",
+    ]
     assert "epsilon at least" in lines[1]
     assert "95 % confidence" in lines[1]
     assert "Poisson(rate=0.1, steps=10)" in lines[4]
-    fair = audit_sampler(Deterministic(10), Mechanism(Deterministic(10), 0.5), trials=400, insecure_seed=0)
+    fair = audit_sampler(
+        Deterministic(10), Mechanism(Deterministic(10), 0.5), trials=400, insecure_seed=0
+    )
     assert fair.statement().splitlines()[1].startswith("Not refuted")
     assert "does not prove the claim" in fair.statement()
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -76,7 +76,12 @@ def test_json_has_the_whole_result():
     answer = json.loads(result.stdout)
     assert answer["refuted"] is True
     assert answer["lower"] > answer["claim"]["upper"]
-    assert (answer["trials"], answer["tested"], answer["confidence"], answer["delta"]) == (2000, 1500, 0.95, 1e-3)
+    assert (answer["trials"], answer["tested"], answer["confidence"], answer["delta"]) == (
+        2000,
+        1500,
+        0.95,
+        1e-3,
+    )
     assert (answer["evidence"], answer["relation"]) == ("monte-carlo", "add-remove")
     assert answer["hits"] > answer["false_hits"]
     assert answer["statement"].startswith("Claimed: ")
@@ -95,8 +100,16 @@ def test_a_stated_epsilon_is_the_claim():
     [
         ("poisson", "", "Poisson(rate=0.25, steps=8)"),
         ("poisson", "--times 2", "Poisson(rate=0.5, steps=8)"),
-        ("truncated-poisson", "--max-batch 6", "TruncatedPoisson(rate=0.25, steps=8, max_batch=6, population=8)"),
-        ("without-replacement", "--records 12", "WithoutReplacement(batch=3, population=12, steps=8)"),
+        (
+            "truncated-poisson",
+            "--max-batch 6",
+            "TruncatedPoisson(rate=0.25, steps=8, max_batch=6, population=8)",
+        ),
+        (
+            "without-replacement",
+            "--records 12",
+            "WithoutReplacement(batch=3, population=12, steps=8)",
+        ),
         ("shuffle", "", "Shuffle(batches=4, epochs=2, reshuffle=True)"),
         ("persistent-shuffle", "", "Shuffle(batches=4, epochs=2, reshuffle=False)"),
         ("buffered-shuffle", "--buffer 2", "BufferedShuffle(batches=4, buffer=2, epochs=2)"),
@@ -124,18 +137,30 @@ def test_no_sampler_is_left_out():
     ("words", "message"),
     [
         ("--sampler shuffle -z 1 --batches 0", "--batches must be a whole number of at least 1"),
-        ("--sampler shuffle -z 1 --batches 9 --records 5", "population must be at least the number of batches, 9"),
+        (
+            "--sampler shuffle -z 1 --batches 9 --records 5",
+            "population must be at least the number of batches, 9",
+        ),
         (
             "--sampler shuffle -z 1 --batches 9 --target 18",
             "target must be a whole number of at least 0 and at most 17",
         ),
         ("--sampler shuffle -z 0 --batches 9", "positive noise_multiplier"),
         ("--sampler shuffle -z 1 --batches 9 --relation add-remove", "use relation='zero-out'"),
-        ("--sampler shuffle -z 1 --batches 9 --confidence 95", "confidence must lie strictly between 0 and 1"),
-        ("--sampler shuffle -z 1 --batches 9 --trials 9", "trials must be a whole number of at least 100"),
+        (
+            "--sampler shuffle -z 1 --batches 9 --confidence 95",
+            "confidence must lie strictly between 0 and 1",
+        ),
+        (
+            "--sampler shuffle -z 1 --batches 9 --trials 9",
+            "trials must be a whole number of at least 100",
+        ),
         ("--sampler buffered-shuffle -z 1 --batches 9", "buffered-shuffle needs --buffer"),
         ("--sampler truncated-poisson -z 1 --batches 9", "truncated-poisson needs --max-batch"),
-        ("--sampler random-allocation -z 1 --batches 9 --times 10", "--times must be a whole number of at least 1"),
+        (
+            "--sampler random-allocation -z 1 --batches 9 --times 10",
+            "--times must be a whole number of at least 1",
+        ),
         (
             "--sampler shuffle -z 1 --batches 9 --buffer 2",
             "--buffer 2 is not for --sampler shuffle, but for buffered-shuffle",

@@ -17,7 +17,9 @@ torch.set_num_threads(1)
 def table(tmp_path_factory):
     """A small table of two classes."""
     rng = torch.Generator().manual_seed(0)
-    rows = torch.cat([torch.randn(50, 3, generator=rng), torch.randint(0, 2, (50, 1), generator=rng)], 1).tolist()
+    rows = torch.cat(
+        [torch.randn(50, 3, generator=rng), torch.randint(0, 2, (50, 1), generator=rng)], 1
+    ).tolist()
     path = tmp_path_factory.mktemp("data") / "table.csv"
     path.write_text("a,b,c,class\n" + "\n".join(",".join(map(str, row)) for row in rows))
     return path
@@ -28,7 +30,16 @@ def main(monkeypatch, capsys, table):
     """The entry point: exit code, standard output, standard error."""
 
     def run(words):
-        asked = ["verax", "audit", "canaries", "--data", str(table), "--insecure-seed", "1", *words.split()]
+        asked = [
+            "verax",
+            "audit",
+            "canaries",
+            "--data",
+            str(table),
+            "--insecure-seed",
+            "1",
+            *words.split(),
+        ]
         monkeypatch.setattr(sys, "argv", asked)
         with pytest.raises(SystemExit) as stopped:
             cli.main()
@@ -47,7 +58,9 @@ def test_the_truth_is_not_refuted(main):
 
 @pytest.mark.parametrize("sampler", ["poisson", "shuffle"])
 def test_a_lie_is_refuted_with_exit_code_1(main, sampler):
-    code, out, _ = main(f"-z 0.05 --canaries 100 --batch 20 --epochs 4 --epsilon 1 --sampler {sampler} --json")
+    code, out, _ = main(
+        f"-z 0.05 --canaries 100 --batch 20 --epochs 4 --epsilon 1 --sampler {sampler} --json"
+    )
     told = json.loads(out)
     assert code == 1
     assert told["refuted"] is True
@@ -61,7 +74,10 @@ def test_a_lie_is_refuted_with_exit_code_1(main, sampler):
     [
         ("-z 1 --model cnn", "--model must be one of 'logistic', 'mlp', got 'cnn'"),
         ("-z 1 --canaries 1", "--canaries must be"),
-        ("-z 1 --batch 20 --sampler without-replacement", "claim must be for one record under add-remove or zero-out"),
+        (
+            "-z 1 --batch 20 --sampler without-replacement",
+            "claim must be for one record under add-remove or zero-out",
+        ),
         ("-z 1 --batch 20 --confidence 2", "confidence must lie strictly between"),
     ],
 )

@@ -30,7 +30,9 @@ def report(*words: str) -> dict:
 
 
 def test_account_prints_the_same_bracket_as_python():
-    answer = report(*ACCOUNT, "--delta", "1e-5", "--delta", "1e-8", "--epsilon", "1", "--group", "2")
+    answer = report(
+        *ACCOUNT, "--delta", "1e-5", "--delta", "1e-8", "--epsilon", "1", "--group", "2"
+    )
     guarantee = Mechanism(Poisson(0.01, 100), 1.0).guarantee(group=2)
     assert [row["delta"] for row in answer["epsilon"]] == [1e-5, 1e-8]
     assert answer["epsilon"][0]["upper"] == pytest.approx(guarantee.epsilon(1e-5).upper, rel=2e-3)
@@ -41,14 +43,31 @@ def test_account_prints_the_same_bracket_as_python():
 
 
 def test_records_batch_and_epochs_describe_the_same_run():
-    same = report("account", "-z", "1", "--records", "5000", "--batch", "50", "--epochs", "1", "--delta", "1e-5")
+    same = report(
+        "account",
+        "-z",
+        "1",
+        "--records",
+        "5000",
+        "--batch",
+        "50",
+        "--epochs",
+        "1",
+        "--delta",
+        "1e-5",
+    )
     assert same["epsilon"] == report(*ACCOUNT, "--delta", "1e-5")["epsilon"]
 
 
 def test_shuffled_batches():
-    answer = report("account", "-z", "0.7", "--sampler", "shuffle", "--batches", "1000", "--delta", "1e-5")
+    answer = report(
+        "account", "-z", "0.7", "--sampler", "shuffle", "--batches", "1000", "--delta", "1e-5"
+    )
     truth = Mechanism(Shuffle(1000), 0.7).guarantee().epsilon(1e-5)
-    assert (answer["epsilon"][0]["lower"], answer["epsilon"][0]["upper"]) == (truth.lower, truth.upper)
+    assert (answer["epsilon"][0]["lower"], answer["epsilon"][0]["upper"]) == (
+        truth.lower,
+        truth.upper,
+    )
 
 
 def test_without_noise_epsilon_is_infinite_not_an_error():
@@ -63,7 +82,9 @@ def test_people_get_a_table():
 
 
 def test_calibrate_solves_for_what_is_left_out():
-    noise = report("calibrate", "--epsilon", "1", "--delta", "1e-5", "--rate", "0.01", "--steps", "100")
+    noise = report(
+        "calibrate", "--epsilon", "1", "--delta", "1e-5", "--rate", "0.01", "--steps", "100"
+    )
     assert noise["noise_multiplier"] == calibrate.noise_multiplier(Poisson(0.01, 100), 1.0, 1e-5)
     steps = report("calibrate", "--epsilon", "1", "--delta", "1e-5", "--rate", "0.01", "-z", "2")
     assert steps["steps"] == calibrate.steps(0.01, 2.0, 1.0, 1e-5)
@@ -84,13 +105,19 @@ def test_what_calibrate_prints_for_people_meets_the_target_too():
     [
         (RUN, "give --delta or --epsilon"),
         (f"{RUN} --delta 0", "delta must lie strictly between 0 and 1, got 0.0"),
-        ("account -z -1 --rate 0.01 --steps 10 --delta 1e-5", "noise_multiplier must be at least 0"),
+        (
+            "account -z -1 --rate 0.01 --steps 10 --delta 1e-5",
+            "noise_multiplier must be at least 0",
+        ),
         ("account -z 1 --rate 1.2 --steps 10 --delta 1e-5", "rate must lie in (0, 1], got 1.2"),
         ("account -z 1 --rate 0.1 --delta 1e-5", "needs --steps or --epochs"),
         ("account -z 1 --steps 10 --delta 1e-5", "needs --rate, or --records and --batch"),
         ("account -z 1 --sampler shuffle --delta 1e-5", "--sampler shuffle needs --batches"),
         (f"{RUN} --group 0 --delta 1e-5", "group must be a whole number of at least 1, got 0"),
-        ("account -z 1 --sampler shuffle --batches 9 --relation add-remove --delta 1e-5", "use relation='zero-out'"),
+        (
+            "account -z 1 --sampler shuffle --batches 9 --relation add-remove --delta 1e-5",
+            "use relation='zero-out'",
+        ),
         ("calibrate --epsilon 1 --delta 1e-5 -z 1", "give either the rate"),
         ("calibrate --epsilon -1 --delta 1e-5 --rate .1 --steps 9", "epsilon must be positive"),
     ],
@@ -149,15 +176,32 @@ def test_a_progress_bar_appears_only_after_a_second(monkeypatch):
     ("options", "sampler"),
     [
         ("balls-in-bins --batches 10", "BallsInBins(bins=10, epochs=1)"),
-        ("random-allocation --times 2 --batches 10 --epochs 2", "RandomAllocation(times=2, steps=10, epochs=2)"),
+        (
+            "random-allocation --times 2 --batches 10 --epochs 2",
+            "RandomAllocation(times=2, steps=10, epochs=2)",
+        ),
         ("without-replacement --records 100 --batch 10 --epochs 1", "population=100, steps=10)"),
-        ("truncated-poisson --rate 0.1 --records 100 --steps 5 --max-batch 30", "max_batch=30, population=100)"),
-        ("buffered-shuffle --batches 10 --buffer 3", "BufferedShuffle(batches=10, buffer=3, epochs=1)"),
-        ("persistent-shuffle --batches 10 --epochs 3", "Shuffle(batches=10, epochs=3, reshuffle=False)"),
+        (
+            "truncated-poisson --rate 0.1 --records 100 --steps 5 --max-batch 30",
+            "max_batch=30, population=100)",
+        ),
+        (
+            "buffered-shuffle --batches 10 --buffer 3",
+            "BufferedShuffle(batches=10, buffer=3, epochs=1)",
+        ),
+        (
+            "persistent-shuffle --batches 10 --epochs 3",
+            "Shuffle(batches=10, epochs=3, reshuffle=False)",
+        ),
     ],
 )
 def test_every_sampler_has_a_name_on_the_command_line(options, sampler):
-    assert sampler in report("account", "-z", "1", "--delta", "1e-5", "--sampler", *options.split())["mechanism"]
+    assert (
+        sampler
+        in report("account", "-z", "1", "--delta", "1e-5", "--sampler", *options.split())[
+            "mechanism"
+        ]
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +221,9 @@ def test_every_sampler_has_a_name_on_the_command_line(options, sampler):
 def test_a_missing_or_misplaced_option_is_named(options, complaint):
     with pytest.raises(ValueError, match=complaint):
         CliRunner().invoke(
-            app, ["account", "-z", "1", "--delta", "1e-5", "--sampler", *options.split()], catch_exceptions=False
+            app,
+            ["account", "-z", "1", "--delta", "1e-5", "--sampler", *options.split()],
+            catch_exceptions=False,
         )
 
 
@@ -199,7 +245,11 @@ def test_ctrl_c_is_one_line_and_exit_code_130(command):
         "main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *command.split()], capture_output=True, text=True, check=False, timeout=600
+        [sys.executable, "-c", code, *command.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "verax: interrupted\n")
 
@@ -213,7 +263,10 @@ def test_help_is_plain_text():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--sampler shuffle --batches 7 --records 100 --batch 10", "make 10 batches, got --batches 7"),
+        (
+            "--sampler shuffle --batches 7 --records 100 --batch 10",
+            "make 10 batches, got --batches 7",
+        ),
         ("--rate 0.2 --records 100 --batch 10 --steps 5", "make a rate of 0.1, got --rate 0.2"),
     ],
 )
@@ -226,7 +279,11 @@ def test_options_that_contradict_each_other_are_not_silently_chosen_from(options
 
 def test_an_interrupt_while_the_commands_load_is_one_line_too():
     code = "import builtins, sys, signal, os; found = builtins.__import__\n"
-    code += "def slow(name, *rest):\n    if name == 'verax.cli': os.kill(os.getpid(), signal.SIGINT)\n"
+    code += (
+        "def slow(name, *rest):\n    if name == 'verax.cli': os.kill(os.getpid(), signal.SIGINT)\n"
+    )
     code += "    return found(name, *rest)\nfrom verax.__main__ import main; builtins.__import__ = slow; main()"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600
+    )
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "verax: interrupted\n")

@@ -37,11 +37,16 @@ def test_machines_get_the_same_numbers():
             assert printed["bracket"]["upper"] == row.bracket.upper
             assert printed["bracket"]["lower_by"]
             assert printed["why_not"] is None
-    assert next(row for row in answer["rows"] if row["name"] == "Poisson")["against_poisson"] == [1.0, 1.0]
+    assert next(row for row in answer["rows"] if row["name"] == "Poisson")["against_poisson"] == [
+        1.0,
+        1.0,
+    ]
 
 
 def test_delta_at_an_epsilon():
-    answer = json.loads(invoke("compare", "-z", "0.8", "--batches", "1000", "--epsilon", "1", "--json"))
+    answer = json.loads(
+        invoke("compare", "-z", "0.8", "--batches", "1000", "--epsilon", "1", "--json")
+    )
     assert answer["quantity"] == "delta at epsilon = 1.0"
     fixed = answer["rows"][0]["bracket"]
     assert fixed["lower"] <= 0.22102 <= fixed["upper"] * 1.001
@@ -60,13 +65,28 @@ def test_the_figure_goes_where_it_is_wanted(tmp_path, suffix):
     [
         ("compare -z 1 --batches 10", "give either --delta or --epsilon"),
         ("compare -z 1 --batches 10 --delta 1e-5 --epsilon 1", "give either --delta or --epsilon"),
-        ("compare -z 1 --batches 0 --delta 1e-5", "batches must be a whole number of at least 1, got 0"),
-        ("compare -z 1 --batches 9 --epochs 0 --delta 1e-5", "epochs must be a whole number of at least 1, got 0"),
+        (
+            "compare -z 1 --batches 0 --delta 1e-5",
+            "batches must be a whole number of at least 1, got 0",
+        ),
+        (
+            "compare -z 1 --batches 9 --epochs 0 --delta 1e-5",
+            "epochs must be a whole number of at least 1, got 0",
+        ),
         ("compare -z 1 --batches 10 --delta 2", "delta must lie strictly between 0 and 1, got 2.0"),
         ("compare -z -1 --batches 10 --delta 1e-5", "noise_multiplier must be at least 0"),
-        ("compare -z 1 --batches 10 --records 5 --delta 1e-5", "records must be a whole number of at least 10, got 5"),
-        ("compare -z 1 --batches 10 --delta 1e-5 --figure a.doc", "must end in .png, .svg, .pdf, got 'a.doc'"),
-        ("compare -z 1 --batches 10 --delta 1e-5 --figure /dev/null/a.png", "--figure must name a place"),
+        (
+            "compare -z 1 --batches 10 --records 5 --delta 1e-5",
+            "records must be a whole number of at least 10, got 5",
+        ),
+        (
+            "compare -z 1 --batches 10 --delta 1e-5 --figure a.doc",
+            "must end in .png, .svg, .pdf, got 'a.doc'",
+        ),
+        (
+            "compare -z 1 --batches 10 --delta 1e-5 --figure /dev/null/a.png",
+            "--figure must name a place",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(words, message, monkeypatch, capsys):

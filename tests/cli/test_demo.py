@@ -62,7 +62,10 @@ def test_the_audit_tells_truth_from_lie(whole):
 
 def test_it_ends_by_saying_how_to_open_the_report(whole):
     said, folder = whole
-    assert f"Open it in a browser: {(folder / 'report.html').resolve().as_uri()}" in said.splitlines()[-2:]
+    assert (
+        f"Open it in a browser: {(folder / 'report.html').resolve().as_uri()}"
+        in said.splitlines()[-2:]
+    )
 
 
 def test_a_second_tour_leaves_the_first_ledger_alone(tmp_path):

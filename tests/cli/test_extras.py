@@ -39,7 +39,9 @@ COMMANDS = {
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_command_names_the_extra_it_needs(words, tmp_path):
     command = [sys.executable, "-c", WITHOUT_EXTRAS, *words.split()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("verax: ")
     assert done.stderr.endswith(f"pip install 'verax[{COMMANDS[words]}]'\n")

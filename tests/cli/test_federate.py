@@ -36,7 +36,10 @@ def table(tmp_path):
     x = torch.randn(300, 2, generator=rng) + 2.0 * y.unsqueeze(1)
     shop = torch.randint(0, 6, (300,), generator=rng)
     lines = ["a,shop,b,class"]
-    lines += [f"{u:.3f},{int(s)},{v:.3f},{int(c)}" for (u, v), s, c in zip(x.tolist(), shop, y, strict=True)]
+    lines += [
+        f"{u:.3f},{int(s)},{v:.3f},{int(c)}"
+        for (u, v), s, c in zip(x.tolist(), shop, y, strict=True)
+    ]
     path = tmp_path / "shops.csv"
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -83,7 +86,8 @@ def test_plan_train_state(table, tmp_path):
     assert so_far == sorted(so_far)
     assert so_far[-1] == pytest.approx(found["epsilon"]["upper"], rel=0.01)
     assert "NOT private" in (tmp_path / "report.html").read_text()
-    assert torch.load(tmp_path / "model.pt")["1.weight"].shape == (2, 2)  # the column of clients is no feature
+    # the column of clients is no feature
+    assert torch.load(tmp_path / "model.pt")["1.weight"].shape == (2, 2)
 
 
 @pytest.mark.parametrize("budget", ["4", "2.3456", "1.9999999"])
@@ -111,7 +115,9 @@ def test_a_rough_epsilon_so_far_is_never_above_that_of_the_whole_run():
 
     class RoughPlan:
         def guarantee(self, size):
-            return SimpleNamespace(epsilon=lambda delta, rtol: Bracket(2.0, 2.40 - 0.01 * size, "", "", ""))
+            return SimpleNamespace(
+                epsilon=lambda delta, rtol: Bracket(2.0, 2.40 - 0.01 * size, "", "", "")
+            )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(federate_module, "replace", lambda plan, rounds: RoughPlan())
@@ -119,16 +125,41 @@ def test_a_rough_epsilon_so_far_is_never_above_that_of_the_whole_run():
         assert spent.so_far() == [2.31, 2.31]
         Rough.round = 20
         assert spent.so_far() == [2.31, 2.32]
-    assert (spent.shown(2.31999), spent.shown(2.3199999), spent.shown(2.5)) == ("2.3200", "2.3200", "2.5000")
+    assert (spent.shown(2.31999), spent.shown(2.3199999), spent.shown(2.5)) == (
+        "2.3200",
+        "2.3200",
+        "2.5000",
+    )
     assert federate_module._Spent(Rough(), 1e-5, 2.345678).shown(2.345672) == "2.345672"
     assert federate_module._Spent(Rough(), 1e-5, None).shown(2.345672) == "2.3457"
 
 
 def test_progress_never_tells_who_or_how_many_took_part(table):
-    words = ("--data", table, "--clients", 8, "-z", 4, *FEW, "--client-rate", 0.5, "--rounds", 2, "--noise", "visible")
+    words = (
+        "--data",
+        table,
+        "--clients",
+        8,
+        "-z",
+        4,
+        *FEW,
+        "--client-rate",
+        0.5,
+        "--rounds",
+        2,
+        "--noise",
+        "visible",
+    )
     log = json.loads(run(*words, "--json").stdout)["log"]
     assert {entry["participants_expected"] for entry in log} == {4.0}
-    assert set(log[0]) == {"round", "rounds", "participants_expected", "accuracy", "epsilon_so_far", "delta"}
+    assert set(log[0]) == {
+        "round",
+        "rounds",
+        "participants_expected",
+        "accuracy",
+        "epsilon_so_far",
+        "delta",
+    }
 
 
 @pytest.mark.parametrize(
@@ -149,9 +180,23 @@ def test_modes(table, words, said):
 
 
 def test_clients_are_what_is_protected_here_and_in_the_report_of_the_ledger(table, tmp_path):
-    words = ("--data", table, "--clients", 8, "-z", 4, *FEW, "--unit", "client", "--ledger", tmp_path / "run.ledger")
+    words = (
+        "--data",
+        table,
+        "--clients",
+        8,
+        "-z",
+        4,
+        *FEW,
+        "--unit",
+        "client",
+        "--ledger",
+        tmp_path / "run.ledger",
+    )
     assert json.loads(run(*words, "--json").stdout)["statement"]["protected"]["unit"] == "client"
-    told = CliRunner().invoke(whole_app, ["report", str(tmp_path / "run.ledger"), "--json"], catch_exceptions=False)
+    told = CliRunner().invoke(
+        whole_app, ["report", str(tmp_path / "run.ledger"), "--json"], catch_exceptions=False
+    )
     assert json.loads(told.stdout)["protected"] == {
         "unit": "client",
         "group": 1,
@@ -162,7 +207,19 @@ def test_clients_are_what_is_protected_here_and_in_the_report_of_the_ledger(tabl
 def test_a_run_that_broke_off_goes_on(table, tmp_path, monkeypatch):
     from verax.federated import Embedded
 
-    words = ("--data", table, "--clients", 8, "-z", 4, *FEW, "--ledger", tmp_path / "l", "--state", tmp_path / "s")
+    words = (
+        "--data",
+        table,
+        "--clients",
+        8,
+        "-z",
+        4,
+        *FEW,
+        "--ledger",
+        tmp_path / "l",
+        "--state",
+        tmp_path / "s",
+    )
     step = Embedded.step
 
     def power_cut(self):
@@ -213,7 +270,8 @@ def test_names_of_columns_are_shown_and_not_obeyed(table):
     with pytest.raises(ValueError, match="by must be one of the columns") as error:
         run("--data", table, "-z", 1, "--by", "town")
     assert str(error.value).isprintable()
-    assert len(split(str(table), by="\x1b[2Ja\u202e").sizes) > 1  # the mark at the file's beginning is no part of it
+    # the mark at the file's beginning is no part of it
+    assert len(split(str(table), by="\x1b[2Ja\u202e").sizes) > 1
 
 
 def test_splits_keep_every_record_with_its_class():

@@ -35,7 +35,12 @@ def test_machines_get_the_same_numbers():
     answer = json.loads(invoke(*words))
     run = Mechanism(Poisson(1.0, 4), 20.0)
     assert answer["mechanism"] == repr(run)
-    assert answer["monte_carlo"] == {"samples": 2000, "sampling": "both", "confidence": 0.99, "why_not": None}
+    assert answer["monte_carlo"] == {
+        "samples": 2000,
+        "sampling": "both",
+        "confidence": 0.99,
+        "why_not": None,
+    }
     for block, at in zip(answer["blocks"], (0.01, 0.5), strict=True):
         assert block["at"] == at
         assert [row["group"] for row in block["rows"]] == [2, 16]
@@ -57,7 +62,19 @@ def test_the_papers_way_of_sampling_and_none_at_all():
 
 
 def test_runs_that_are_not_simulated_say_so():
-    words = ["group", "-z", "1", "--sampler", "shuffle", "--batches", "10", "--delta", "1e-5", "--groups", "1,2"]
+    words = [
+        "group",
+        "-z",
+        "1",
+        "--sampler",
+        "shuffle",
+        "--batches",
+        "10",
+        "--delta",
+        "1e-5",
+        "--groups",
+        "1,2",
+    ]
     assert "not simulated: the simulation is of Poisson batches" in invoke(*words)
     assert "Poisson batches" in json.loads(invoke(*words, "--json"))["monte_carlo"]["why_not"]
 
@@ -66,7 +83,10 @@ def test_orthogonal_gradients():
     words = [*GAUSSIAN, "--delta", "1e-5", "--groups", "4", "--geometry", "orthogonal"]
     assert "orthogonal gradients" in invoke(*words)
     row = json.loads(invoke(*words, "--json"))["blocks"][0]["rows"][0]
-    assert row["tight"]["upper"] == Mechanism(Poisson(1.0, 4), 20.0).guarantee(4, "orthogonal").epsilon(1e-5).upper
+    assert (
+        row["tight"]["upper"]
+        == Mechanism(Poisson(1.0, 4), 20.0).guarantee(4, "orthogonal").epsilon(1e-5).upper
+    )
 
 
 def test_clippings_and_where_they_cross():
@@ -89,7 +109,9 @@ def test_clippings_and_where_they_cross():
     assert "batch costs less than individual from a group of 4 on, more up to 3" in shown
     answer = json.loads(invoke(*words, "--json"))
     assert answer["clippings"] == ["individual", "batch"]
-    assert answer["crossovers"] == [{"from": "individual", "to": "batch", "last_dearer": 3, "first_cheaper": 4}]
+    assert answer["crossovers"] == [
+        {"from": "individual", "to": "batch", "last_dearer": 3, "first_cheaper": 4}
+    ]
     first, last = (row["brackets"] for row in answer["blocks"][0]["rows"])
     assert first[0]["upper"] < first[1]["lower"]
     assert last[0]["lower"] > last[1]["upper"]
@@ -138,9 +160,18 @@ POISSON = "group -z 1 --rate 0.1 --steps 10 --delta 1e-5"
         ("group -z 1 --rate 0.1 --steps 10", "nothing to report: give --delta, --epsilon or both"),
         (f"{POISSON} --groups 0", "group must be a whole number of at least 1, got 0"),
         (f"{POISSON} --groups 4,-2", "group must be a whole number of at least 1, got -2"),
-        (f"{POISSON} --groups 1,two", "--groups must be whole numbers with commas, such as 1,2,4, got '1,two'"),
-        (f"{POISSON} --groups 1,,2", "--groups must be whole numbers with commas, such as 1,2,4, got '1,,2'"),
-        (f"{POISSON} --groups 2.5", "--groups must be whole numbers with commas, such as 1,2,4, got '2.5'"),
+        (
+            f"{POISSON} --groups 1,two",
+            "--groups must be whole numbers with commas, such as 1,2,4, got '1,two'",
+        ),
+        (
+            f"{POISSON} --groups 1,,2",
+            "--groups must be whole numbers with commas, such as 1,2,4, got '1,,2'",
+        ),
+        (
+            f"{POISSON} --groups 2.5",
+            "--groups must be whole numbers with commas, such as 1,2,4, got '2.5'",
+        ),
         (f"{POISSON} --groups 10000000", "group must be at most 1000000, got 10000000"),
         (
             "group -z 1 --records 50 --batch 5 --epochs 1 --delta 1e-5 --groups 51",
@@ -154,7 +185,10 @@ POISSON = "group -z 1 --rate 0.1 --steps 10 --delta 1e-5"
         (f"{POISSON} --samples 1", "samples must be a whole number of at least 2, got 1"),
         (f"{POISSON} --confidence 1", "confidence must lie strictly between 0 and 1, got 1.0"),
         (f"{POISSON} --sampling paper", "sampling must be 'both' where epsilon is asked for"),
-        (f"{POISSON} --clippings batch,none", "clippings must be one of 'individual', 'batch', 'mixed', got 'none'"),
+        (
+            f"{POISSON} --clippings batch,none",
+            "clippings must be one of 'individual', 'batch', 'mixed', got 'none'",
+        ),
         (f"{POISSON} --figure groups.txt", "must end in .png, .svg, .pdf, got 'groups.txt'"),
         (f"{POISSON} --figure /dev/null/a.png", "--figure must name a place that can be written"),
         ("group -z -1 --rate 0.1 --steps 10 --delta 1e-5", "noise_multiplier must be at least 0"),

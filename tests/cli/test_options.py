@@ -28,27 +28,66 @@ def refused(words, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (f"{RUN} --rate .01 --steps 1000 --epochs 5", "--epochs 5 makes 500 steps, got --steps 1000"),
-        (f"{RUN} --records 600 --batch 6 --steps 7 --epochs 5", "--epochs 5 makes 500 steps, got --steps 7"),
-        (f"{RUN} --sampler shuffle --batches 100 --rate .5 --steps 7", "--rate 0.5 is not for --sampler shuffle"),
-        (f"{RUN} --sampler balls-in-bins --batches 100 --steps 7", "--steps 7 is not for --sampler balls-in-bins"),
-        (f"{RUN} --rate .01 --steps 10 --batches 100", "--batches 100 is not for --sampler poisson"),
+        (
+            f"{RUN} --rate .01 --steps 1000 --epochs 5",
+            "--epochs 5 makes 500 steps, got --steps 1000",
+        ),
+        (
+            f"{RUN} --records 600 --batch 6 --steps 7 --epochs 5",
+            "--epochs 5 makes 500 steps, got --steps 7",
+        ),
+        (
+            f"{RUN} --sampler shuffle --batches 100 --rate .5 --steps 7",
+            "--rate 0.5 is not for --sampler shuffle",
+        ),
+        (
+            f"{RUN} --sampler balls-in-bins --batches 100 --steps 7",
+            "--steps 7 is not for --sampler balls-in-bins",
+        ),
+        (
+            f"{RUN} --rate .01 --steps 10 --batches 100",
+            "--batches 100 is not for --sampler poisson",
+        ),
         (f"{RUN} --rate .01 --steps 10 --batch 6", "--batch 6 needs --records"),
         (f"{RUN} --sampler deterministic --batches 10 --batch 6", "--batch 6 needs --records"),
         (f"{RUN} --rate .01 --steps 10 --records 60", "--records 60 needs --batch"),
         (f"{RUN} --rate .01 --steps 10 --records -5", "--records -5 needs --batch"),
         (f"{RUN} --sampler shuffle --batches 10 --records 5", "--records 5 needs --batch"),
         (f"calibrate {TARGET} -z 1 --steps 5 --records 60", "--records 60 needs --batch"),
-        (f"{RUN} --sampler without-replacement --records 60 --batch 6 --steps 5 --epochs 9", "makes 90 steps, got"),
-        (f"{RUN} --sampler without-replacement --records 60 --batch 6 --steps 5 --rate .1", "--rate 0.1 is not for"),
-        (f"{RUN} --sampler without-replacement --records 60 --batch 6 --steps 5 --batches 9", "--batches 9 is not for"),
-        (f"{RUN} --rate .01 --steps 10 --clip-groups 4", "--clip-groups 4 is for --clipping mixed, got --clipping ind"),
+        (
+            f"{RUN} --sampler without-replacement --records 60 --batch 6 --steps 5 --epochs 9",
+            "makes 90 steps, got",
+        ),
+        (
+            f"{RUN} --sampler without-replacement --records 60 --batch 6 --steps 5 --rate .1",
+            "--rate 0.1 is not for",
+        ),
+        (
+            f"{RUN} --sampler without-replacement --records 60 --batch 6 --steps 5 --batches 9",
+            "--batches 9 is not for",
+        ),
+        (
+            f"{RUN} --rate .01 --steps 10 --clip-groups 4",
+            "--clip-groups 4 is for --clipping mixed, got --clipping ind",
+        ),
         (f"{RUN} --rate .01 --rate .02 --steps 10", "--rate must be given once, got it 2 times"),
-        (f"calibrate {TARGET} --rate .01 --steps 1000 --epochs 5", "--epochs 5 makes 500 steps, got --steps 1000"),
-        (f"calibrate {TARGET} --rate .01 --steps 10 --batches 9", "--batches 9 is not for --sampler poisson"),
-        (f"calibrate {TARGET} -z 1 --epochs 5", "--epochs 5 with --noise-multiplier needs the rate"),
+        (
+            f"calibrate {TARGET} --rate .01 --steps 1000 --epochs 5",
+            "--epochs 5 makes 500 steps, got --steps 1000",
+        ),
+        (
+            f"calibrate {TARGET} --rate .01 --steps 10 --batches 9",
+            "--batches 9 is not for --sampler poisson",
+        ),
+        (
+            f"calibrate {TARGET} -z 1 --epochs 5",
+            "--epochs 5 with --noise-multiplier needs the rate",
+        ),
         (f"calibrate {TARGET} -z 1 --steps 5 --batch 6", "--batch 6 needs --records"),
-        ("group -z 1 --delta 1e-5 --rate .01 --steps 9 --epochs 5", "--epochs 5 makes 500 steps, got --steps 9"),
+        (
+            "group -z 1 --delta 1e-5 --rate .01 --steps 9 --epochs 5",
+            "--epochs 5 makes 500 steps, got --steps 9",
+        ),
         (
             "group -z 1 --delta 1e-5 --rate .1 --steps 9 --clippings batch --clipping batch",
             "--clipping cannot be given",
@@ -59,16 +98,31 @@ def refused(words, monkeypatch, capsys):
             "group -z 1 --delta 1e-5 --rate .1 --steps 9 --samples 0 --confidence .9",
             "--confidence cannot be given with",
         ),
-        ("compare -z 1 --batches 10 --delta 1e-5 --epsilon 1", "either --delta or --epsilon, got both"),
-        ("compare -z 1 --batches 10 --delta 1e-5 --clip-groups 3", "--clip-groups 3 is for --clipping mixed"),
-        (f"plan {TARGET} --records 600 --epochs 1 --clip-groups 3", "--clip-groups 3 is for --clipping mixed"),
+        (
+            "compare -z 1 --batches 10 --delta 1e-5 --epsilon 1",
+            "either --delta or --epsilon, got both",
+        ),
+        (
+            "compare -z 1 --batches 10 --delta 1e-5 --clip-groups 3",
+            "--clip-groups 3 is for --clipping mixed",
+        ),
+        (
+            f"plan {TARGET} --records 600 --epochs 1 --clip-groups 3",
+            "--clip-groups 3 is for --clipping mixed",
+        ),
         (
             f"plan {TARGET} --records 600 --epochs 1 --batch 9 -z 1 --noise-at-most 2",
             "limits on rounds, noise and ratio",
         ),
-        ("plan --records 5 closed-form --records 60000 -z 12 --epochs 6", "--records cannot be given with the command"),
+        (
+            "plan --records 5 closed-form --records 60000 -z 12 --epochs 6",
+            "--records cannot be given with the command",
+        ),
         ("plan closed-form --records 60000 -z 12 --epochs 6 --batch 9", "give exactly one of them"),
-        ("audit sampler --sampler shuffle -z 1 --batches 10 --times 3", "--times 3 is not for --sampler shuffle"),
+        (
+            "audit sampler --sampler shuffle -z 1 --batches 10 --times 3",
+            "--times 3 is not for --sampler shuffle",
+        ),
         (
             "audit sampler --sampler shuffle -z 1 --batches 10 --buffer 3",
             "--buffer 3 is not for --sampler shuffle, but for buffered-shuffle",
@@ -94,7 +148,10 @@ def test_options_that_contradict_each_other_are_named(words, message, monkeypatc
         ("--records 49 --batch 7 --epochs 3", "--rate .14285714285714285 --steps 21"),
         ("--rate .07 --epochs 7", "--rate .07 --steps 100"),
         ("--rate .01 --records 600 --batch 6 --steps 9", "--rate .01 --steps 9"),
-        ("--sampler shuffle --batches 10 --records 60 --batch 6", "--sampler shuffle --batches 10 --epochs 1"),
+        (
+            "--sampler shuffle --batches 10 --records 60 --batch 6",
+            "--sampler shuffle --batches 10 --epochs 1",
+        ),
     ],
 )
 def test_options_that_say_the_same_twice_are_fine(words, same, monkeypatch, capsys):

@@ -6,7 +6,19 @@ from typer.testing import CliRunner
 from verax import Mechanism, Poisson
 from verax.cli import app, main
 
-WORDS = ["plan", "--records", "60000", "--epsilon", "1", "--delta", "1e-5", "--epochs", "5,10", "--batch", "600:1200"]
+WORDS = [
+    "plan",
+    "--records",
+    "60000",
+    "--epsilon",
+    "1",
+    "--delta",
+    "1e-5",
+    "--epochs",
+    "5,10",
+    "--batch",
+    "600:1200",
+]
 
 
 def invoke(*words):
@@ -33,7 +45,10 @@ def test_machines_get_plans_that_the_accountant_confirms():
         run = Mechanism(Poisson(p["batch"] / 60_000, p["rounds"]), p["noise_multiplier"])
         assert repr(run) == p["mechanism"]
         assert run.guarantee().epsilon(1e-5).upper <= 1.0
-    assert {c["change"] for c in answer["changes_to_the_first"]} >= {"twice the epochs", "half the epsilon"}
+    assert {c["change"] for c in answer["changes_to_the_first"]} >= {
+        "twice the epochs",
+        "half the epsilon",
+    }
     assert answer["full_batch_signal"] > max(p["signal_of_run"] for p in plans)
 
 
@@ -47,12 +62,22 @@ def test_the_browser_answers_the_same_question_with_the_same_noises():
     asked = questions.Plan(epochs="1:100:6", batch="64:8192:5", sampler=["poisson", "shuffle"])
     parts = tasks.plans(asked.target(), asked.points(), asked.limits(), asked.rank)
     answered = [part["plan"] for part in parts if part.get("plan")]
-    assert {(p["sampler"], p["batch"], p["rounds"]): p["noise_multiplier"] for p in answered} == printed
+    assert {
+        (p["sampler"], p["batch"], p["rounds"]): p["noise_multiplier"] for p in answered
+    } == printed
     assert len(printed) == 60
 
 
 def test_several_samplers_and_clippings_limits_and_rows():
-    words = [*WORDS, "--sampler", "poisson,shuffle", "--clipping", "individual,batch", "--rounds-at-most", "500"]
+    words = [
+        *WORDS,
+        "--sampler",
+        "poisson,shuffle",
+        "--clipping",
+        "individual,batch",
+        "--rounds-at-most",
+        "500",
+    ]
     shown = invoke(*words, "--show", "2", "--noise-at-most", "30")
     assert "2 shown" in shown
     answer = json.loads(invoke(*words, "--json"))
@@ -64,11 +89,31 @@ def test_several_samplers_and_clippings_limits_and_rows():
 @pytest.mark.parametrize(
     ("words", "unknown", "check"),
     [
-        ("--records 60000 --delta 1e-5 --epochs 10 --batch 600", "epsilon", lambda p: 1.82 < p["epsilon"] < 1.84),
-        ("--records 60000 --epsilon 1.83 --epochs 10 --batch 600", "delta", lambda p: 9e-6 < p["delta"] < 1e-5),
-        ("--epsilon 1.83 --delta 1e-5 --epochs 10 --batch 600", "records", lambda p: 59e3 < p["records"] <= 60e3),
-        ("--records 60000 --epsilon 1.83 --delta 1e-5 --batch 600", "rounds", lambda p: 1000 <= p["rounds"] < 1010),
-        ("--records 60000 --epsilon 1.83 --delta 1e-5 --epochs 10", "batch", lambda p: 600 <= p["batch"] < 610),
+        (
+            "--records 60000 --delta 1e-5 --epochs 10 --batch 600",
+            "epsilon",
+            lambda p: 1.82 < p["epsilon"] < 1.84,
+        ),
+        (
+            "--records 60000 --epsilon 1.83 --epochs 10 --batch 600",
+            "delta",
+            lambda p: 9e-6 < p["delta"] < 1e-5,
+        ),
+        (
+            "--epsilon 1.83 --delta 1e-5 --epochs 10 --batch 600",
+            "records",
+            lambda p: 59e3 < p["records"] <= 60e3,
+        ),
+        (
+            "--records 60000 --epsilon 1.83 --delta 1e-5 --batch 600",
+            "rounds",
+            lambda p: 1000 <= p["rounds"] < 1010,
+        ),
+        (
+            "--records 60000 --epsilon 1.83 --delta 1e-5 --epochs 10",
+            "batch",
+            lambda p: 600 <= p["batch"] < 610,
+        ),
     ],
 )
 def test_any_one_quantity_can_be_the_unknown(words, unknown, check):
@@ -92,7 +137,9 @@ def test_a_utility_graph_chooses_among_the_plans(tmp_path, public):
 
     line = Line(0.5, 0.9, (Point(1e-4, 0.99, 0.98, 1.0), Point(1e-2, 0.5, 0.49, 0.51)))
     path = tmp_path / "graph.json"
-    UtilityGraph((line,), learning_rate=0.5, rounds=20, draws=20, confidence=0.95, public=public).save(path)
+    UtilityGraph(
+        (line,), learning_rate=0.5, rounds=20, draws=20, confidence=0.95, public=public
+    ).save(path)
     shown = invoke(*WORDS, "--utility", str(path))
     assert "Best by the utility graph: poisson, batch" in shown
     assert ("made from private data" in shown) != public
@@ -115,21 +162,51 @@ def test_other_ways_of_planning_are_subcommands():
         ("-z 1 --records 9 --epsilon 1", "--delta and --epochs are both missing"),
         ("-z 1 --delta 1e-5 --epsilon 1 --epochs 1", "--records and --batch are both missing"),
         ("-z 1 --records 9 --epsilon 1 --delta 1e-5 --epochs 1 --batch 1", "all are given"),
-        ("-z 1 --records 9 --epsilon 1 --delta 1e-5 --epochs 1 --rounds-at-most 9", "leave out --noise-multiplier"),
+        (
+            "-z 1 --records 9 --epsilon 1 --delta 1e-5 --epochs 1 --rounds-at-most 9",
+            "leave out --noise-multiplier",
+        ),
         ("-z 0 --records 9 --delta 1e-5 --epochs 1 --batch 1", "noise_multiplier must be positive"),
-        ("--records 9 --epsilon 1 --delta 1e-5 --epochs 1 --batch 10", "batch must be a whole number"),
-        ("--records 9 --epsilon 1 --delta 1e-5 --epochs x", "--epochs must be such as 10, 5,10,20, 1:100 or 1:100:50"),
+        (
+            "--records 9 --epsilon 1 --delta 1e-5 --epochs 1 --batch 10",
+            "batch must be a whole number",
+        ),
+        (
+            "--records 9 --epsilon 1 --delta 1e-5 --epochs x",
+            "--epochs must be such as 10, 5,10,20, 1:100 or 1:100:50",
+        ),
         ("--records 9 --epsilon 1 --delta 1e-5 --epochs 9:3", "the end of a range must be"),
         ("--records 9 --epsilon 1 --delta 1e-5 --epochs 1:2:3:4", "too many parts"),
-        ("--records 9 --epsilon 1 --delta 1e-5 --epochs 1 --sampler dice", "--sampler must be one of 'poisson'"),
-        ("--records 9 --epsilon 1 --delta 1e-5 --epochs 1 --clipping none", "--clipping must be one of"),
+        (
+            "--records 9 --epsilon 1 --delta 1e-5 --epochs 1 --sampler dice",
+            "--sampler must be one of 'poisson'",
+        ),
+        (
+            "--records 9 --epsilon 1 --delta 1e-5 --epochs 1 --clipping none",
+            "--clipping must be one of",
+        ),
         ("--records 9 --epsilon 1 --delta 1e-5 --epochs 1 --figure a.doc", "must end in .png"),
         ("--records 9 --epsilon -1 --delta 1e-5 --epochs 1", "epsilon must be positive"),
-        ("--records 900 --epsilon 1 --delta 1e-5 --epochs 9 --rounds-at-most 2", "rounds_at_most = 2 leaves no plan"),
-        ("--records 900 --epsilon 1 --delta 1e-5 --epochs 9 --noise-at-most .2", "noise_at_most = 0.2 leaves no plan"),
-        ("--records 9 --epsilon 1 --delta 1e-5 --epochs 1 --show 0", "show must be a whole number of at least 1"),
-        ("-z 1 --records 9 --delta 1e-5 --epochs 1 --utility graph.json", "--utility is for choosing the noise"),
-        ("--records 9 --epsilon 1 --delta 1e-5 --epochs 1 --utility none.json", "utility graph that can be read"),
+        (
+            "--records 900 --epsilon 1 --delta 1e-5 --epochs 9 --rounds-at-most 2",
+            "rounds_at_most = 2 leaves no plan",
+        ),
+        (
+            "--records 900 --epsilon 1 --delta 1e-5 --epochs 9 --noise-at-most .2",
+            "noise_at_most = 0.2 leaves no plan",
+        ),
+        (
+            "--records 9 --epsilon 1 --delta 1e-5 --epochs 1 --show 0",
+            "show must be a whole number of at least 1",
+        ),
+        (
+            "-z 1 --records 9 --delta 1e-5 --epochs 1 --utility graph.json",
+            "--utility is for choosing the noise",
+        ),
+        (
+            "--records 9 --epsilon 1 --delta 1e-5 --epochs 1 --utility none.json",
+            "utility graph that can be read",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(words, message, monkeypatch, capsys):

@@ -21,7 +21,16 @@ def invoke(*words):
 
 def test_people_get_both_columns_and_the_accountant():
     shown = invoke(*MNIST)
-    for word in ("T_min", "T_min_asym", "gamma", "412", "3042", "873", "theorem B.4 and theorem 3.1", "no theorem"):
+    for word in (
+        "T_min",
+        "T_min_asym",
+        "gamma",
+        "412",
+        "3042",
+        "873",
+        "theorem B.4 and theorem 3.1",
+        "no theorem",
+    ):
         assert word in shown
     assert "accountant's epsilon" in shown
 
@@ -38,8 +47,12 @@ def test_machines_get_every_quantity():
 
 
 def test_any_two_give_the_third():
-    by_batch = json.loads(invoke("--records", "60000", "--epsilon", "0.5", "--batch", "100", "--json"))["T_min"]
-    by_rounds = json.loads(invoke("--records", "60000", "--epsilon", "0.5", "--rounds", str(by_batch["T"]), "--json"))
+    by_batch = json.loads(
+        invoke("--records", "60000", "--epsilon", "0.5", "--batch", "100", "--json")
+    )["T_min"]
+    by_rounds = json.loads(
+        invoke("--records", "60000", "--epsilon", "0.5", "--rounds", str(by_batch["T"]), "--json")
+    )
     assert by_rounds["T_min"]["s"] == by_batch["s"] == 100
     words = ["--records", "60000", "--epsilon", "0.5", "-z", "7", "--epochs", "5", "--json"]
     assert json.loads(invoke(*words))["T_min"]["delta"] == pytest.approx(
@@ -54,7 +67,18 @@ def test_sizes_that_vary():
 
 
 def test_the_next_phase():
-    words = ["--records", "60000", "--epsilon", "0.3", "-z", "9", "--epochs", "2", "--after", "408:882"]
+    words = [
+        "--records",
+        "60000",
+        "--epsilon",
+        "0.3",
+        "-z",
+        "9",
+        "--epochs",
+        "2",
+        "--after",
+        "408:882",
+    ]
     answer = json.loads(invoke(*words, "--json"))
     assert answer["phases"] == [[408, 882], [499, 240]]
     assert answer["accountant_epsilon"]["upper"] < answer["epsilon"] <= 0.3
@@ -66,11 +90,28 @@ def test_the_next_phase():
     [
         (["--records", "100", "--epochs", "1"], "give epsilon or sigma"),
         (["--records", "100", "--epsilon", "1"], "give exactly one of them"),
-        (["--records", "100", "--epsilon", "0.01", "--epochs", "50"], "batches of one record are granted for at most"),
-        (["--records", "100", "--epsilon", "1", "--epochs", "1", "--after", "5"], "must be BATCH:ROUNDS"),
+        (
+            ["--records", "100", "--epsilon", "0.01", "--epochs", "50"],
+            "batches of one record are granted for at most",
+        ),
+        (
+            ["--records", "100", "--epsilon", "1", "--epochs", "1", "--after", "5"],
+            "must be BATCH:ROUNDS",
+        ),
         (["--records", "100", "--epochs", "1", "--after", "5:5"], "--after needs --epsilon"),
         (
-            ["--records", "100", "--epsilon", "1", "--epochs", "1", "--batch", "3", "--after", "5:5"],
+            [
+                "--records",
+                "100",
+                "--epsilon",
+                "1",
+                "--epochs",
+                "1",
+                "--batch",
+                "3",
+                "--after",
+                "5:5",
+            ],
             "leave out --batch",
         ),
     ],

@@ -39,7 +39,18 @@ def invoke(*arguments):
 def test_table_file_and_figure(tmp_path):
     pytest.importorskip("matplotlib")
     out, drawn = tmp_path / "graph.json", tmp_path / "graph.svg"
-    done = invoke("--public", *QUICK, "--out", str(out), "--figure", str(drawn), "--drop", "0.3", "--draws", "150")
+    done = invoke(
+        "--public",
+        *QUICK,
+        "--out",
+        str(out),
+        "--figure",
+        str(drawn),
+        "--drop",
+        "0.3",
+        "--draws",
+        "150",
+    )
     assert done.exit_code == 0, done.output
     assert "most noise within a drop of 0.3: sigma" in done.output
     assert "WARNING" not in done.output

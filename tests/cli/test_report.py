@@ -80,7 +80,10 @@ def failed(monkeypatch, capsys):
 
 def test_a_whole_run(whole):
     lines, alone = said(whole).splitlines(), RUN.guarantee().statement(1e-5).splitlines()
-    assert lines[0] == f"{alone[0]} Assuming that the number of records is public (records= gives another)."
+    assert (
+        lines[0]
+        == f"{alone[0]} Assuming that the number of records is public (records= gives another)."
+    )
     assert lines[1:3] == alone[1:3]
     assert lines[3] == alone[3].replace("What runs", "What ran, by its ledger")
     assert lines[4] == f"{whole}: all 20 declared rounds were released."
@@ -104,7 +107,11 @@ def test_for_machines(part):
     (run,) = answer["runs"]
     assert (run["declared"], run["released"], run["resumed"], run["ended"]) == (20, 5, 0, None)
     assert run["phases"][0]["sampler"] == {"kind": "Poisson", "rate": 0.01, "steps": 20}
-    assert (answer["relation"]["name"], answer["protected"]["group"], answer["delta"]) == ("add-remove", 1, 1e-5)
+    assert (answer["relation"]["name"], answer["protected"]["group"], answer["delta"]) == (
+        "add-remove",
+        1,
+        1e-5,
+    )
     truth = RUN.guarantee().epsilon(1e-5)
     assert answer["epsilon"]["upper"] == pytest.approx(truth.upper, rel=2e-3)
     less = Mechanism(Poisson(0.01, 5), 1.0).guarantee().epsilon(1e-5)
@@ -122,23 +129,33 @@ def test_a_resumed_run_says_so(part):
 def test_several_runs_are_taken_together(whole, part):
     answer = facts(whole, part)
     assert len(answer["runs"]) == 2
-    assert answer["epsilon"]["upper"] == pytest.approx((RUN + RUN).guarantee().epsilon(1e-5).upper, rel=2e-3)
+    assert answer["epsilon"]["upper"] == pytest.approx(
+        (RUN + RUN).guarantee().epsilon(1e-5).upper, rel=2e-3
+    )
     assert "no run was described after looking at the results of another" in answer["assuming"]
     text = said(whole, part)
-    assert text.index("Any 1 record") < text.index("whole.ledger: all") < text.index("part.ledger: 5 of")
+    assert (
+        text.index("Any 1 record")
+        < text.index("whole.ledger: all")
+        < text.index("part.ledger: 5 of")
+    )
 
 
 def test_the_statement_is_saved_as_its_suffix_says(whole, part, tmp_path):
     text = said(whole, part, "--out", str(tmp_path / "report.html"))
     page = (tmp_path / "report.html").read_text()
-    heads = [run["head"] for run in facts(whole, part, "--out", str(tmp_path / "report.json"))["runs"]]
+    heads = [
+        run["head"] for run in facts(whole, part, "--out", str(tmp_path / "report.json"))["runs"]
+    ]
     assert len(heads) == 2
     assert all(head in page and head in text for head in heads)
     assert json.loads((tmp_path / "report.json").read_text())["runs"][1]["head"] == heads[1]
 
 
 def test_a_place_that_cannot_be_written_is_one_line(whole, tmp_path, failed):
-    assert "path must be one that can be written" in failed(whole, "--out", str(tmp_path / "no" / "report.html"))
+    assert "path must be one that can be written" in failed(
+        whole, "--out", str(tmp_path / "no" / "report.html")
+    )
 
 
 def test_a_statement_is_not_saved_as_something_else(whole, tmp_path, failed):
@@ -146,15 +163,22 @@ def test_a_statement_is_not_saved_as_something_else(whole, tmp_path, failed):
 
 
 def test_a_run_that_left_its_mechanism_says_so(tmp_path):
-    path = written(tmp_path / "left.ledger", 5, reason="round 5 has a clip norm of 2.0, declared is 1.0")
+    path = written(
+        tmp_path / "left.ledger", 5, reason="round 5 has a clip norm of 2.0, declared is 1.0"
+    )
     assert "Stopped: round 5 has a clip norm of 2.0, declared is 1.0." in said(path)
     assert facts(path)["runs"][0]["ended"]["how"] == "stopped"
 
 
 def test_a_run_that_the_data_stopped_says_so(tmp_path):
-    path = written(tmp_path / "left.ledger", 5, reason="gradients of round 5 are not finite", private=True)
+    path = written(
+        tmp_path / "left.ledger", 5, reason="gradients of round 5 are not finite", private=True
+    )
     text = said(path)
-    assert "That it stopped there shows something of the data, without noise: this is not covered." in text
+    assert (
+        "That it stopped there shows something of the data, without noise: this is not covered."
+        in text
+    )
     assert "had no say" not in text
     assert facts(path)["if_stopping_is_independent"] is None
 
@@ -213,7 +237,9 @@ def unseen(text):
 def test_a_hostile_header_says_nothing_to_the_terminal(tmp_path, whole, failed, field):
     header = json.loads(Path(whole).read_bytes().splitlines()[0])
     for value in (HOSTILE, header[field] + HOSTILE, header[field] + "\n", "", 3, None):
-        content = {key: value if key == field else kept for key, kept in header.items() if key != "hash"}
+        content = {
+            key: value if key == field else kept for key, kept in header.items() if key != "hash"
+        }
         path = tmp_path / "hostile.ledger"
         path.write_bytes(chain(encode(content), START)[0])
         line = failed(str(path))
@@ -222,7 +248,8 @@ def test_a_hostile_header_says_nothing_to_the_terminal(tmp_path, whole, failed, 
 
 
 @pytest.mark.parametrize(
-    "field", ["mechanism", "population", "clip_norms", "verax_ledger", pytest.param(HOSTILE, id="unknown")]
+    "field",
+    ["mechanism", "population", "clip_norms", "verax_ledger", pytest.param(HOSTILE, id="unknown")],
 )
 def test_hostile_values_say_nothing_to_the_terminal(tmp_path, whole, failed, field):
     header = json.loads(Path(whole).read_bytes().splitlines()[0])
@@ -234,7 +261,13 @@ def test_hostile_values_say_nothing_to_the_terminal(tmp_path, whole, failed, fie
 
 
 def test_a_hostile_name_of_a_file_says_nothing_to_the_terminal_or_on_the_page(tmp_path, failed):
-    path = written(tmp_path / f"run{HOSTILE}.ledger", 5, reason="the data were not finite", private=True, population=9)
+    path = written(
+        tmp_path / f"run{HOSTILE}.ledger",
+        5,
+        reason="the data were not finite",
+        private=True,
+        population=9,
+    )
     text = said(path, "--out", str(tmp_path / "report.html"))
     assert "run\\x1b[2J" in text
     assert not unseen(text)

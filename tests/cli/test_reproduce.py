@@ -10,9 +10,13 @@ pytest.importorskip("matplotlib")
 
 
 def test_people_get_the_paper_next_to_ours(tmp_path, monkeypatch):
-    monkeypatch.setitem(PAPERS, "002", lambda folder, progress: paper_002.reproduce(folder, progress, every=1000))
+    monkeypatch.setitem(
+        PAPERS, "002", lambda folder, progress: paper_002.reproduce(folder, progress, every=1000)
+    )
     monkeypatch.setattr(paper_002, "SETTINGS", paper_002.SETTINGS[3::3])  # figures 4 and 7 will do
-    result = CliRunner().invoke(app, ["reproduce", "002", "--out", str(tmp_path / "new")], catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, ["reproduce", "002", "--out", str(tmp_path / "new")], catch_exceptions=False
+    )
     assert result.exit_code == 0
     assert "in the paper" in result.stdout
     assert ">= 10.994" in result.stdout
@@ -33,14 +37,24 @@ def test_machines_get_the_rows_and_the_names_of_the_files(tmp_path, monkeypatch)
     answer = json.loads(result.stdout)
     assert answer["folder"] == "verax-002"
     assert answer["files"] == ["data.csv"]
-    row = {"where": "figure 1", "what": "epsilon", "paper": ">= 1", "here": ">= 2", "verdict": "agrees", "remark": ""}
+    row = {
+        "where": "figure 1",
+        "what": "epsilon",
+        "paper": ">= 1",
+        "here": ">= 2",
+        "verdict": "agrees",
+        "remark": "",
+    }
     assert answer["rows"] == [row]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("reproduce 1984", "paper must be one of '000-tables', '001', '002', '003', '004-tables', got '1984'"),
+        (
+            "reproduce 1984",
+            "paper must be one of '000-tables', '001', '002', '003', '004-tables', got '1984'",
+        ),
         ("reproduce 002 --out /dev/null/folder", "--out must be a folder that can be written"),
     ],
 )

@@ -46,7 +46,10 @@ def test_others_can_listen_only_with_a_token(ended, tmp_path):
 
 
 def test_the_folder_must_exist(ended):
-    assert ended("--runs", "no/such") == (2, "verax: runs must be a folder that exists, got 'no/such'\n")
+    assert ended("--runs", "no/such") == (
+        2,
+        "verax: runs must be a folder that exists, got 'no/such'\n",
+    )
 
 
 def test_a_port_that_is_taken(ended):
@@ -59,7 +62,9 @@ def test_a_port_that_is_taken(ended):
 def test_it_answers_and_ends(tmp_path):
     (tmp_path / "token").write_text("a-secret-of-some-length\n")
     words = ["--port", "0", "--runs", str(tmp_path), "--token-file", str(tmp_path / "token")]
-    process = subprocess.Popen([*PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         address = re.search(r"http://\S+?/(?= )", process.stdout.readline()).group()
         shown = {"authorization": "Bearer a-secret-of-some-length"}

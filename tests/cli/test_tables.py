@@ -68,8 +68,14 @@ def in_terminal(columns, *words):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     program = [sys.executable, "-c", "from verax.cli import main; main()", *words]
-    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    process = subprocess.Popen(program, stdout=theirs, stderr=subprocess.DEVNULL, env=env | {"TERM": "xterm"})
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("COLUMNS", "LINES", "NO_COLOR")
+    }
+    process = subprocess.Popen(
+        program, stdout=theirs, stderr=subprocess.DEVNULL, env=env | {"TERM": "xterm"}
+    )
     os.close(theirs)
     said = b""
     while True:

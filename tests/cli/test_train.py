@@ -34,7 +34,9 @@ def table(tmp_path):
     rng = torch.Generator().manual_seed(0)
     y = torch.randint(0, 2, (200,), generator=rng)
     x = torch.randn(200, 3, generator=rng) + 2.0 * y.unsqueeze(1)
-    lines = ["a,b,c,class"] + [",".join(f"{v:.3f}" for v in row) + f",{int(c)}" for row, c in zip(x, y, strict=True)]
+    lines = ["a,b,c,class"] + [
+        ",".join(f"{v:.3f}" for v in row) + f",{int(c)}" for row, c in zip(x, y, strict=True)
+    ]
     path = tmp_path / "clouds.csv"
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -80,7 +82,9 @@ def test_plan_train_state(table, tmp_path):
     assert watched[-1]["loss"] < watched[0]["loss"]
     assert found["epsilon"]["upper"] <= 3.0
     assert not found["private"]
-    assert found["noise_multiplier"] == pytest.approx(calibrate.noise_multiplier(Poisson(0.2, 40), 3.0, 1e-5), rel=1e-3)
+    assert found["noise_multiplier"] == pytest.approx(
+        calibrate.noise_multiplier(Poisson(0.2, 40), 3.0, 1e-5), rel=1e-3
+    )
     assert ledger.read(tmp_path / "run.ledger").complete
     assert "0.weight" not in (tmp_path / "report.html").read_text()
     assert "1.weight" in torch.load(tmp_path / "model.pt")
@@ -113,7 +117,9 @@ def test_other_samplers_and_batch_clipping(table, sampler):
 
 def numbers(prose):
     """The proved sides of epsilon that a statement begins with, as printed."""
-    return re.search(r"less than (\S+):", prose)[1], re.search(r"epsilon at most (\S+) at delta", prose)[1]
+    return re.search(r"less than (\S+):", prose)[1], re.search(
+        r"epsilon at most (\S+) at delta", prose
+    )[1]
 
 
 def sides(document):
@@ -135,7 +141,9 @@ SAMPLERS = ["poisson", "balls-in-bins", "shuffle"]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_training_the_statement_the_report_and_the_account_name_the_same_numbers(table, tmp_path, sampler):
+def test_training_the_statement_the_report_and_the_account_name_the_same_numbers(
+    table, tmp_path, sampler
+):
     run, stated = tmp_path / "run.ledger", tmp_path / "statement.json"
     done = train(
         "--data",
@@ -186,7 +194,9 @@ def test_training_the_statement_the_report_and_the_account_name_the_same_numbers
     assert (account["epsilon"][1]["lower"], account["epsilon"][1]["upper"]) == sides(statement)
 
 
-@pytest.mark.parametrize("sampler", [Poisson(0.178, 57), BallsInBins(6, 10), Shuffle(6, 10)], ids=SAMPLERS)
+@pytest.mark.parametrize(
+    "sampler", [Poisson(0.178, 57), BallsInBins(6, 10), Shuffle(6, 10)], ids=SAMPLERS
+)
 def test_questions_about_a_run_do_not_move_the_numbers_of_its_report(table, tmp_path, sampler):
     data = load(str(table)).train
     model, path = torch.nn.Linear(3, 2), tmp_path / "run.ledger"
@@ -215,7 +225,10 @@ def test_batches_suit_small_data_unless_they_are_given(table):
     words = "--data", table, "--model", "logistic", "-z", 2, "--epochs", 1, "--records", 160
     done = train(*words, "--json")
     assert "Poisson(rate=0.25, steps=4)" in json.loads(done.stdout)["mechanism"]
-    assert "Poisson(rate=1.0, steps=1)" in json.loads(train(*words, "--json", "--batch", 160).stdout)["mechanism"]
+    assert (
+        "Poisson(rate=1.0, steps=1)"
+        in json.loads(train(*words, "--json", "--batch", 160).stdout)["mechanism"]
+    )
     for sampler in ("poisson", "shuffle"):
         with pytest.raises(ValueError, match=r"^--batch must be at most .* 160, got 161$"):
             train(*words, "--batch", 161, "--sampler", sampler)
@@ -223,7 +236,9 @@ def test_batches_suit_small_data_unless_they_are_given(table):
         train(*words, "--batch", 0)
 
 
-@pytest.mark.parametrize(("records", "batch"), [(1, 1), (5, 1), (160, 40), (1023, 255), (1024, 256), (60000, 256)])
+@pytest.mark.parametrize(
+    ("records", "batch"), [(1, 1), (5, 1), (160, 40), (1023, 255), (1024, 256), (60000, 256)]
+)
 def test_the_batch_size_for_so_many_records(records, batch):
     assert expected_batch(None, records) == batch
 
@@ -234,10 +249,16 @@ def test_the_batch_size_for_so_many_records(records, batch):
         (["--data", "digits"], "either --epsilon, or"),
         (["--data", "faces", "-z", "1"], "data must be digits"),
         (["--data", "none.csv", "-z", "1"], "readable CSV"),
-        (["-z", "1", "--clip-groups", "3"], "--clip-groups 3 is for --clipping mixed, got --clipping individual"),
+        (
+            ["-z", "1", "--clip-groups", "3"],
+            "--clip-groups 3 is for --clipping mixed, got --clipping individual",
+        ),
         (["-z", "1", "--clip-norm", "nan"], "--clip-norm must be"),
         (["-z", "1", "--lr", "nan"], "--learning-rate must be"),
-        (["--data", "none.csv", "-z", "1", "--report", "o.pdf"], r"path must end in \.html.*got 'o\.pdf'"),
+        (
+            ["--data", "none.csv", "-z", "1", "--report", "o.pdf"],
+            r"path must end in \.html.*got 'o\.pdf'",
+        ),
     ],
 )
 def test_bad_input_is_one_line(words, complaint):
@@ -275,7 +296,10 @@ def test_records_that_are_held_out_are_so_whoever_else_is_there(table):
     more = load(str(table))
     kept = {tuple(row) for part in (whole.train, whole.test) for row in part[0].tolist()}
     grown = [[tuple(row) for row in part[0].tolist()] for part in (more.train, more.test)]
-    assert [len([row for row in rows if row in kept]) for rows in grown] == [len(whole.train[1]), len(whole.test[1])]
+    assert [len([row for row in rows if row in kept]) for rows in grown] == [
+        len(whole.train[1]),
+        len(whole.test[1]),
+    ]
     assert 0.1 < len(whole.test[1]) / 200 < 0.3
 
 
@@ -289,7 +313,9 @@ def test_large_numbers_of_classes_are_told_apart(tmp_path):
 def test_what_is_taken_to_be_public_is_said(table, tmp_path, records):
     words = ["--data", table, "--model", "logistic", "-z", 2, "--epochs", 1, *records]
     said = train(*words, "--ledger", tmp_path / "run.ledger").stdout
-    assert ("that there are 154 records to train on" in said) is ("that the number of records is public" in said)
+    assert ("that there are 154 records to train on" in said) is (
+        "that the number of records is public" in said
+    )
     assert ("that there are 154 records to train on" in said) is (not records)
     assert "that there are 2 classes" in said
     assert json.loads(train(*words, "--json").stdout)["taken_to_be_public"]
@@ -327,21 +353,39 @@ PRICED = (
 
 
 @pytest.mark.parametrize("book", [True, False])
-def test_after_an_interruption_it_is_said_what_was_spent_and_how_to_go_on(table, tmp_path, monkeypatch, capsys, book):
+def test_after_an_interruption_it_is_said_what_was_spent_and_how_to_go_on(
+    table, tmp_path, monkeypatch, capsys, book
+):
     kept = ["--ledger", tmp_path / "book", "--records", 160] if book else []
-    words = ["--data", table, "-z", 2, "--batch", 20, "--epochs", 2, "--state", tmp_path / "state", *kept]
+    words = [
+        "--data",
+        table,
+        "-z",
+        2,
+        "--batch",
+        20,
+        "--epochs",
+        2,
+        "--state",
+        tmp_path / "state",
+        *kept,
+    ]
     said = interrupted(monkeypatch, capsys, 5, *words)
     released, declared, lower, upper, whole = re.search(PRICED, said).groups()
     assert (released, declared) == ("5", "16")
     sampler = Poisson(0.125 if book else 20 / 154, 16)
     so_far = Mechanism(replace(sampler, steps=5), 2.0).guarantee().epsilon(1e-5)
     assert (float(lower), float(upper)) == pytest.approx((so_far.lower, so_far.upper), rel=5e-3)
-    assert float(whole) == pytest.approx(Mechanism(sampler, 2.0).guarantee().epsilon(1e-5).upper, rel=5e-3)
+    assert float(whole) == pytest.approx(
+        Mechanism(sampler, 2.0).guarantee().epsilon(1e-5).upper, rel=5e-3
+    )
     assert f"The run is kept in {tmp_path / 'state'}: the same command goes on with it." in said
     assert "NOT private" not in said
 
 
-def test_without_a_state_it_is_said_that_the_run_is_lost_and_spent(table, tmp_path, monkeypatch, capsys):
+def test_without_a_state_it_is_said_that_the_run_is_lost_and_spent(
+    table, tmp_path, monkeypatch, capsys
+):
     words = [
         "--data",
         table,
@@ -358,7 +402,10 @@ def test_without_a_state_it_is_said_that_the_run_is_lost_and_spent(table, tmp_pa
     ]
     said = interrupted(monkeypatch, capsys, 5, *words)
     assert re.search(PRICED, said)
-    assert "Without --state nothing can go on with this run; another one costs its own epsilon on top" in said
+    assert (
+        "Without --state nothing can go on with this run; another one costs its own epsilon on top"
+        in said
+    )
     assert f"verax report {tmp_path / 'book'} states what was released." in said
     assert "NOT private" in said
 
@@ -374,7 +421,9 @@ def test_a_round_that_only_the_ledger_knows_is_counted(table, tmp_path, monkeypa
 
     monkeypatch.setattr(Ledger, "release", stopping)
     words = ["--data", table, "-z", 2, "--batch", 20, "--epochs", 2, "--ledger", tmp_path / "book"]
-    assert interrupted(monkeypatch, capsys, None, *words).startswith("4 of 16 rounds were released.")
+    assert interrupted(monkeypatch, capsys, None, *words).startswith(
+        "4 of 16 rounds were released."
+    )
     assert ledger.read(tmp_path / "book").released == 4
 
 
@@ -436,10 +485,21 @@ def test_places_that_cannot_be_written_are_refused_before_anything_is_spent(tmp_
     assert not book.exists()
 
 
-@pytest.mark.parametrize("pair", [("--state", "--out"), ("--ledger", "--state"), ("--ledger", "--out")])
+@pytest.mark.parametrize(
+    "pair", [("--state", "--out"), ("--ledger", "--state"), ("--ledger", "--out")]
+)
 def test_one_file_is_not_two_things(tmp_path, pair):
     with pytest.raises(ValueError, match=f"{pair[0]} and {pair[1]} must be different files"):
-        train("--data", "digits", "-z", "1", pair[0], tmp_path / "file", pair[1], tmp_path / "." / "file")
+        train(
+            "--data",
+            "digits",
+            "-z",
+            "1",
+            pair[0],
+            tmp_path / "file",
+            pair[1],
+            tmp_path / "." / "file",
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -472,7 +532,9 @@ def test_a_finished_run_is_stated_and_saved_again(table, tmp_path, monkeypatch, 
         main()
     printed = capsys.readouterr()
     assert json.loads(printed.out) == first
-    assert printed.err.startswith(f"verax: the run in {tmp_path / 'state'} is over: nothing was trained, ")
+    assert printed.err.startswith(
+        f"verax: the run in {tmp_path / 'state'} is over: nothing was trained, "
+    )
     assert printed.err.count("\n") == 1
     then, now = (torch.load(tmp_path / name, weights_only=True) for name in ("before", "weights"))
     assert all(torch.equal(then[name], now[name]) for name in then)

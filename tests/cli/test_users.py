@@ -21,7 +21,9 @@ def counts(tmp_path):
 
 
 def invoke(path, *words):
-    result = CliRunner().invoke(app, ["users", "--counts", str(path), *RUN, *words], catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, ["users", "--counts", str(path), *RUN, *words], catch_exceptions=False
+    )
     assert result.exit_code == 0
     return result.stdout
 
@@ -41,7 +43,8 @@ def test_a_line_for_each_user(counts):
 
 
 def test_a_line_for_each_number_of_records(counts):
-    text = "\ufeffrecords, users\r\n2,5\r\n\r\n 1 , 10\r\n2,1\r\n0,4\r\n"  # a spreadsheet's CSV, with a blank line
+    # a spreadsheet's CSV, with a blank line
+    text = "\ufeffrecords, users\r\n2,5\r\n\r\n 1 , 10\r\n2,1\r\n0,4\r\n"
     assert read_counts(counts(text)) == {2: 6, 1: 10, 0: 4}
 
 
@@ -56,7 +59,9 @@ def test_who_is_within_an_epsilon(counts):
     limit = Mechanism(Poisson(1.0, 4), 20.0).guarantee(2).epsilon(1e-5).upper
     answer = json.loads(invoke(path, "--epsilon", str(limit), "--json"))
     assert answer["within"] == {"epsilon": limit, "users": 99, "most_records": 2}
-    assert "99 of 100 users; with at most 2 records each, all" in invoke(path, "--epsilon", str(limit))
+    assert "99 of 100 users; with at most 2 records each, all" in invoke(
+        path, "--epsilon", str(limit)
+    )
     assert "0 of 100 users; not even one record is" in invoke(path, "--epsilon", "0.001")
 
 
@@ -84,8 +89,14 @@ def test_many_sizes_are_shown_as_ranges(counts):
         ("user,records\na,1e3\n", "line 2: records must be a whole number, got '1e3'"),
         ("user,records\na,٣\n", "line 2: records must be a whole number, got '٣'"),
         ("user,records\na,1000001\n", "line 2: records must be at most 1000000, got '1000001'"),
-        ("user,records\na," + "9" * 5000 + "\n", f"line 2: records must be at most 1000000, got '{'9' * 37}...'"),
-        ("user,records\n\n\na,1\nb\n", "line 5 has 1 of the header's columns and none for 'records'"),
+        (
+            "user,records\na," + "9" * 5000 + "\n",
+            f"line 2: records must be at most 1000000, got '{'9' * 37}...'",
+        ),
+        (
+            "user,records\n\n\na,1\nb\n",
+            "line 5 has 1 of the header's columns and none for 'records'",
+        ),
         ("records,users\n3,-1\n", "line 2: users must be at least 0, got '-1'"),
         ("records,users\n3,99999999999999\n", "line 2: users must be at most 1000000000000"),
         (b"records\n\xff\xfe\n", "must be a CSV file in UTF-8"),
@@ -120,6 +131,8 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch, capsys):
 
 def test_more_records_than_there_are(counts, monkeypatch, capsys):
     words = ["-z", "1", "--records", "10", "--batch", "5", "--epochs", "1", "--delta", "1e-5"]
-    err = refused(["users", "--counts", str(counts("records\n7\n4\n")), *words], monkeypatch, capsys)
+    err = refused(
+        ["users", "--counts", str(counts("records\n7\n4\n")), *words], monkeypatch, capsys
+    )
     assert "--records must be at least 11, the sum of column 'records' of" in err
     assert err.endswith("got 10\n")

@@ -1,7 +1,7 @@
 """Processes of a federation for test_flower.py, forked from one that has imported everything once.
 
-It reads orders from its standard input, a JSON object a line, and answers each with the number of the new process. What
-the process prints goes to the order's log.
+It reads orders from its standard input, a JSON object a line, and answers each with the number of
+the new process. What the process prints goes to the order's log.
 """
 
 import json
@@ -51,10 +51,19 @@ def world(change):
     def client(i, seed, **options):
         from verax.federated import Client
 
-        return Client(i, own(i), plan, make(), torch.nn.CrossEntropyLoss(), insecure_seed=seed, **options)
+        return Client(
+            i, own(i), plan, make(), torch.nn.CrossEntropyLoss(), insecure_seed=seed, **options
+        )
 
     return SimpleNamespace(
-        x=x, y=y, plan=plan, make=make, own=own, sgd=sgd, client=client, loss=torch.nn.CrossEntropyLoss()
+        x=x,
+        y=y,
+        plan=plan,
+        make=make,
+        own=own,
+        sgd=sgd,
+        client=client,
+        loss=torch.nn.CrossEntropyLoss(),
     )
 
 
@@ -69,7 +78,10 @@ def server(folder, port, plan, seed=None, again=False, asynchronous=False, dies_
     from verax.federated.flower_link import serve
 
     here, keys = world(plan), read_public_keys(f"{folder}/keys.pem")
-    first, files = weights_of(here.make()), {"ledger": f"{folder}/server.ledger", "state": f"{folder}/server.state"}
+    first, files = (
+        weights_of(here.make()),
+        {"ledger": f"{folder}/server.ledger", "state": f"{folder}/server.state"},
+    )
     if asynchronous:
         rule = Diminishing(0.1, 0.1), Behind(0)
         if again:
@@ -125,7 +137,15 @@ def client(folder, port, plan, number, seed=None, asynchronous=False, pace=0.05,
     me.answer = dying
     hand = AsyncClient(me, Diminishing(0.1, 0.1), Behind(0)) if asynchronous else None
     app = client_app(me, hand, lambda model: print(f"last model {model.round}", flush=True))
-    join(app, f"{folder}/{number}.key", f"{folder}/ca.pem", f"127.0.0.1:{port}", pace, poll=0.1, patience=180.0)
+    join(
+        app,
+        f"{folder}/{number}.key",
+        f"{folder}/ca.pem",
+        f"127.0.0.1:{port}",
+        pace,
+        poll=0.1,
+        patience=180.0,
+    )
 
 
 def main():
@@ -134,7 +154,8 @@ def main():
     import verax.federated.flower_link
     import verax.federated.flower_node  # noqa: F401
 
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)  # imports more than a second's worth, once for all
+    # imports more than a second's worth, once for all
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)

@@ -49,7 +49,10 @@ class Network:
         for _ in range(1 + (self.random.random() < self.twice)):
             if self.random.random() >= self.drop:
                 self.sent += 1
-                heapq.heappush(self.queue, (self.now + self.random.expovariate(1.0), self.sent, to, message.pack()))
+                heapq.heappush(
+                    self.queue,
+                    (self.now + self.random.expovariate(1.0), self.sent, to, message.pack()),
+                )
 
     def deliver(self):
         self.now, _, to, content = heapq.heappop(self.queue)
@@ -90,7 +93,9 @@ def simulate(head, hands, net, permitted, made, turns=20_000):
 
 @settings(max_examples=10)
 @given(st.integers(0, 10**6), st.floats(0.0, 0.6), st.floats(0.0, 0.5), st.integers(0, 3))
-def test_every_round_of_every_client_is_used_once_whatever_the_network_does(world, seed, drop, twice, behind):
+def test_every_round_of_every_client_is_used_once_whatever_the_network_does(
+    world, seed, drop, twice, behind
+):
     run, permitted = world.plan(noise="local", client_rate=1.0, rounds=4), Behind(behind)
     head, hands = federation(world, run, permitted)
     start, made = head.model().weights.astype(np.float64), []
@@ -123,7 +128,8 @@ def test_model_k_is_broadcast_once_all_rounds_below_k_are_in(world):
     assert hands[0].ready
     assert np.array_equal(hands[0]._weights, model.weights)
     hands[0].receive(head.model())
-    hands[0].receive(Model(model.run, 0, np.zeros_like(model.weights)))  # late: an older model changes nothing
+    # late: an older model changes nothing
+    hands[0].receive(Model(model.run, 0, np.zeros_like(model.weights)))
     assert np.array_equal(hands[0]._weights, model.weights)
 
 
@@ -166,7 +172,9 @@ def test_step_sizes_diminish_with_the_records_so_far(world):
 def test_declared_rates_are_priced_as_phases_and_the_ledger_counts_rounds(world, tmp_path):
     run = world.plan(noise="local", client_rate=1.0, rounds=3)
     hand = AsyncClient(
-        world.client(4, run, record_rates=[0.1, 0.1, 0.4], ledger=tmp_path / "c.ledger"), STEP, Behind(5)
+        world.client(4, run, record_rates=[0.1, 0.1, 0.4], ledger=tmp_path / "c.ledger"),
+        STEP,
+        Behind(5),
     )
     hand.receive(AsyncServer(run, flat(world.make()), STEP).model())
     hand.work()
@@ -175,7 +183,11 @@ def test_declared_rates_are_priced_as_phases_and_the_ledger_counts_rounds(world,
     assert found.released == 2
     assert [m.sampler.record_rate for m in found.mechanism.mechanisms] == [0.1, 0.4]
     # Every client always sends: its sampling is Poisson's, priced apart.
-    want = (Mechanism(Poisson(0.1, 2), 1.0) + Mechanism(Poisson(0.4, 1), 1.0)).guarantee().epsilon(1e-5)
+    want = (
+        (Mechanism(Poisson(0.1, 2), 1.0) + Mechanism(Poisson(0.4, 1), 1.0))
+        .guarantee()
+        .epsilon(1e-5)
+    )
     assert hand._client.guarantee.epsilon(1e-5).upper == pytest.approx(want.upper, rel=1e-6)
 
 
@@ -183,7 +195,9 @@ def test_rates_chosen_on_the_way_are_spent_from_a_budget_that_holds(world, tmp_p
     run = world.plan(noise="local", client_rate=1.0, rounds=60, noise_multiplier=2.0)
     budget = Budget(1.0, 1e-5, path=tmp_path / "c.budget")
     inner = world.client(4, run, budget=budget)
-    hand = AsyncClient(inner, STEP, Behind(1000), record_rate=lambda i, behind: 0.1 if behind < 4 else 0.08)
+    hand = AsyncClient(
+        inner, STEP, Behind(1000), record_rate=lambda i, behind: 0.1 if behind < 4 else 0.08
+    )
     hand.receive(AsyncServer(run, flat(world.make()), STEP, Behind(1000)).model())
     with pytest.raises(OverBudget):
         collections.deque((hand.work() for _ in range(60)), maxlen=0)
@@ -217,7 +231,9 @@ def test_all_parties_in_one_process(world):
 
     in_order = ends_with(0, None)
     # Nobody may be ahead: whatever the order, everybody works at the models that were broadcast.
-    np.testing.assert_allclose(ends_with(0, [2, 2, 1, 0, 0, 1, 2] * 4), in_order, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        ends_with(0, [2, 2, 1, 0, 0, 1, 2] * 4), in_order, rtol=1e-5, atol=1e-6
+    )
     ahead = ends_with(1, [0, 0, 0, 1, 2, 2] * 4)
     assert np.abs(ahead - in_order).max() > 1e-4  # who is ahead works at other models
     assert np.array_equal(ends_with(1, [0, 0, 0, 1, 2, 2] * 4), ahead)
@@ -230,7 +246,7 @@ def test_all_parties_in_one_process_do_not_wait_for_ever(world):
         together(head, hands)
 
 
-# --- faults ---------------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------
 
 
 def test_updates_that_no_honest_client_can_have_sent_are_refused_and_counted(world):
@@ -275,7 +291,9 @@ def test_a_dead_client_is_left_behind_and_the_rest_goes_on(world):
         head.leave(7)
 
 
-def test_a_client_that_died_between_counting_and_sending_fills_the_gap_with_nothing(world, tmp_path):
+def test_a_client_that_died_between_counting_and_sending_fills_the_gap_with_nothing(
+    world, tmp_path
+):
     run, path = world.plan(noise="local", client_rate=1.0, clients=2), tmp_path / "c.ledger"
     head = AsyncServer(run, flat(world.make()), STEP)
     hand = AsyncClient(world.client(1, run, seed=None, ledger=path), STEP)
@@ -339,7 +357,14 @@ def test_it_learns_although_models_are_stale_and_messages_are_lost(world):
     x = torch.randn(1000, 2, generator=generator)
     y = (x[:, 0] > 0).long()
     run = world.plan(
-        noise="local", client_rate=1.0, clients=5, records=1000, largest=200, record_rate=0.2, rounds=25, clip_norm=1.0
+        noise="local",
+        client_rate=1.0,
+        clients=5,
+        records=1000,
+        largest=200,
+        record_rate=0.2,
+        rounds=25,
+        clip_norm=1.0,
     )
     step, permitted = Diminishing(0.05, beta=0.01, root=True), Behind(1)
     torch.manual_seed(0)

@@ -47,20 +47,27 @@ def test_the_same_seed_gives_the_weights_of_the_objects(world, change, seed):
         world.one_round(head, hands)
     whole = engine(world, run, seed)
     whole.run()
-    np.testing.assert_allclose(whole.server.weights.numpy(), head.weights.numpy(), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(
+        whole.server.weights.numpy(), head.weights.numpy(), rtol=2e-5, atol=2e-6
+    )
     other = engine(world, run, seed + 10)
     other.run()
     assert np.abs(whole.server.weights.numpy() - other.server.weights.numpy()).max() > 1e-3
 
 
 def test_local_steps_too(world):
-    run, inner = world.plan(unit="client", clip_norm=0.05), LocalSteps(lambda p: torch.optim.SGD(p, 0.5), steps=2)
+    run, inner = (
+        world.plan(unit="client", clip_norm=0.05),
+        LocalSteps(lambda p: torch.optim.SGD(p, 0.5), steps=2),
+    )
     head, hands = world.server(run), world.clients(run, inner=inner)
     for _ in range(run.rounds):
         world.one_round(head, hands)
     whole = engine(world, run, inner=inner)
     whole.run()
-    np.testing.assert_allclose(whole.server.weights.numpy(), head.weights.numpy(), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(
+        whole.server.weights.numpy(), head.weights.numpy(), rtol=2e-5, atol=2e-6
+    )
 
 
 def test_all_records_of_a_round_go_through_one_pass(world):
@@ -71,7 +78,15 @@ def test_all_records_of_a_round_go_through_one_pass(world):
         return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
 
     run = world.plan(client_rate=1.0, record_rate=1.0, rounds=4)
-    whole = Embedded(run, world.make(), loss, {"x": world.x, "y": world.y}, world.sizes, world.sgd, insecure_seed=5)
+    whole = Embedded(
+        run,
+        world.make(),
+        loss,
+        {"x": world.x, "y": world.y},
+        world.sizes,
+        world.sgd,
+        insecure_seed=5,
+    )
     for _ in range(3):  # the model is also checked, in rounds 1, 2, 3, 5, 9 ...
         whole.step()
     calls.clear()
@@ -87,7 +102,9 @@ def test_the_sum_of_all_clients_noises(world, noise, factor):
     torch.nn.init.zeros_(model.weight)
     data = torch.zeros(900, 300), torch.zeros(900).long()
     expected = run.expected
-    whole = Embedded(run, model, world.loss, data, [1] * 900, lambda p: torch.optim.SGD(p, expected))
+    whole = Embedded(
+        run, model, world.loss, data, [1] * 900, lambda p: torch.optim.SGD(p, expected)
+    )
     whole.step()
     assert float(model.weight.detach().std()) == pytest.approx(2.0 * factor, rel=0.03)
 
@@ -99,7 +116,15 @@ def test_the_model_is_trained_in_place_and_learns(world):
     run = Plan(60, 600, 10, 0.5, 0.5, 80, noise_multiplier=1.0)
     model = torch.nn.Linear(2, 2)
     rounds = []
-    whole = Embedded(run, model, world.loss, (x, y), [10] * 60, lambda p: torch.optim.SGD(p, 1.0), insecure_seed=1)
+    whole = Embedded(
+        run,
+        model,
+        world.loss,
+        (x, y),
+        [10] * 60,
+        lambda p: torch.optim.SGD(p, 1.0),
+        insecure_seed=1,
+    )
     whole.run(after=lambda engine: rounds.append(engine.round))
     assert rounds == list(range(1, 81))
     assert float((model(x).argmax(dim=1) == y).float().mean()) > 0.95
@@ -114,10 +139,14 @@ def test_it_goes_on_from_ledger_and_state(world, tmp_path):
     weights = first.server.weights.numpy().copy()
     first.server.close()
     model = world.make()
-    again = Embedded.restart(run, model, world.loss, (world.x, world.y), world.sizes, world.sgd, **files)
+    again = Embedded.restart(
+        run, model, world.loss, (world.x, world.y), world.sizes, world.sgd, **files
+    )
     assert again.round == 2
     assert np.array_equal(again.server.weights.numpy(), weights)
-    assert np.array_equal(torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy(), weights)
+    assert np.array_equal(
+        torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy(), weights
+    )
     again.run()
     assert ledger.read(files["ledger"]).complete
 
@@ -160,14 +189,18 @@ def test_clients_with_rates_of_their_own(world, kind, unit):
     amounts = every[0] * (every[1] * world.sizes if unit == "record" else 1.0)
     head = world.server(run, expected=amounts.sum(axis=1).tolist())
     hands = [
-        world.client(i, run, client_rates=every[0][:, i].tolist(), record_rates=every[1][:, i].tolist())
+        world.client(
+            i, run, client_rates=every[0][:, i].tolist(), record_rates=every[1][:, i].tolist()
+        )
         for i in range(8)
     ]
     for _ in range(run.rounds):
         world.one_round(head, hands)
     whole = engine(world, run, client_rates=p, record_rates=q)
     whole.run()
-    np.testing.assert_allclose(whole.server.weights.numpy(), head.weights.numpy(), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(
+        whole.server.weights.numpy(), head.weights.numpy(), rtol=2e-5, atol=2e-6
+    )
     low, high = (guarantee.epsilon(1e-5).upper for guarantee in whole.guarantees())
     for i in (0, 4, 6):
         mine = whole.guarantee_of(i)
@@ -207,10 +240,18 @@ def test_rates_of_their_own_after_a_crash(world, tmp_path):
             {"client_rates": [0.1] * 7},
             "one rate for each of the 8 clients, or a row of them for each of the 6 rounds",
         ),
-        ({}, {"record_rates": [0.41] * 8}, "record_rates must lie between 2\\^-70 and the plan's record_rate, 0.4"),
+        (
+            {},
+            {"record_rates": [0.41] * 8},
+            "record_rates must lie between 2\\^-70 and the plan's record_rate, 0.4",
+        ),
         ({}, {"client_rates": [float("nan")] * 8}, "client_rates must lie between"),
         ({}, {"client_rates": [0.0] * 8}, "client_rates must lie between"),
-        ({"unit": "client", "bins": 2}, {"client_rates": [0.5] * 8}, "client_rates must not be given with bins"),
+        (
+            {"unit": "client", "bins": 2},
+            {"client_rates": [0.5] * 8},
+            "client_rates must not be given with bins",
+        ),
     ],
 )
 def test_bad_rates(world, change, own, message):

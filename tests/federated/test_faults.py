@@ -47,7 +47,13 @@ def spoilt(update, how):
         "another run": {"run": bytes(16)},
         "unknown client": {"client": 99},
     }
-    fields = {"run": update.run, "client": update.client, "round": update.round, "values": values, **cases[how]}
+    fields = {
+        "run": update.run,
+        "client": update.client,
+        "round": update.round,
+        "values": values,
+        **cases[how],
+    }
     return Update(**fields)
 
 
@@ -55,7 +61,12 @@ HOWS = ("not finite", "shape", "early", "large", "another run", "unknown client"
 
 
 @settings(max_examples=12)
-@given(st.lists(st.tuples(st.integers(0, 7), st.sampled_from((*HOWS, "dead", "twice", "forged"))), max_size=8))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 7), st.sampled_from((*HOWS, "dead", "twice", "forged"))),
+        max_size=8,
+    )
+)
 def test_spoilt_answers_are_refused_and_the_rest_is_the_round(world, faults):
     run = world.plan(noise_multiplier=0.0, client_rate=1.0, record_rate=1.0)
     head, other = world.server(run), world.server(run)
@@ -65,7 +76,12 @@ def test_spoilt_answers_are_refused_and_the_rest_is_the_round(world, faults):
         good = hand.answer(head.model())
         how = wrong.get(hand.number)
         if how in HOWS:
-            assert head.receive(spoilt(good, how), sender=99 if how == "unknown client" else hand.number) == how
+            assert (
+                head.receive(
+                    spoilt(good, how), sender=99 if how == "unknown client" else hand.number
+                )
+                == how
+            )
             refused += 1
         elif how == "forged":
             assert head.receive(good, sender=(hand.number + 1) % 8) == "forged sender"
@@ -135,7 +151,15 @@ def test_two_threads_do_not_end_one_round_twice(world, monkeypatch, tmp_path):
 def test_two_threads_do_not_add_up_one_embedded_round_twice(world, monkeypatch):
     run = world.plan(client_rate=1.0, record_rate=1.0, noise_multiplier=0.0)
     whole, twin = (
-        Embedded(run, world.make(), world.loss, (world.x, world.y), world.sizes, world.sgd, insecure_seed=5)
+        Embedded(
+            run,
+            world.make(),
+            world.loss,
+            (world.x, world.y),
+            world.sizes,
+            world.sgd,
+            insecure_seed=5,
+        )
         for _ in range(2)
     )
     assert in_two_threads(whole.step, embedded_module, "taking_part", monkeypatch) == [None, None]
@@ -150,7 +174,9 @@ def test_an_asynchronous_update_that_two_threads_deliver_is_used_once(world, mon
     hand = AsyncClient(world.client(0, run), Diminishing(0.1))
     hand.receive(head.model())
     update = hand.work()
-    found = in_two_threads(lambda: head.receive(update), asynchronous_module, "objection", monkeypatch)
+    found = in_two_threads(
+        lambda: head.receive(update), asynchronous_module, "objection", monkeypatch
+    )
     assert sorted(map(str, found)) == ["None", "replayed"]
 
 
@@ -182,7 +208,9 @@ def test_the_largest_honest_sum_passes_and_a_larger_one_does_not(world):
 
 
 def test_local_noise_does_not_get_honest_clients_refused(world):
-    run = world.plan(noise="local", noise_multiplier=5.0, client_rate=1.0, record_rate=1.0, rounds=6)
+    run = world.plan(
+        noise="local", noise_multiplier=5.0, client_rate=1.0, record_rate=1.0, rounds=6
+    )
     head, hands = world.server(run), world.clients(run)
     for _ in range(6):
         world.one_round(head, hands)
@@ -247,7 +275,9 @@ def test_a_ledger_that_cannot_be_written_stops_the_answer_before_it_leaves(world
 def test_a_model_with_weights_that_are_not_finite_is_not_begun_with(world):
     with pytest.raises(ValueError, match="weights must be finite"):
         Server(world.plan(), np.array([np.nan], np.float32), world.sgd)
-    with pytest.raises(ValueError, match="expected must be one number, or one for each of the 6 rounds, got 2"):
+    with pytest.raises(
+        ValueError, match="expected must be one number, or one for each of the 6 rounds, got 2"
+    ):
         world.server(world.plan(), expected=[1.0, 2.0])
 
 
@@ -295,14 +325,27 @@ def test_kill_9_and_go_on(tmp_path):
 @pytest.mark.parametrize("kind", ["chain", "other"])
 def test_a_client_that_is_not_finite_counts_as_nothing_and_the_other_clients_as_ever(world, kind):
     """Where clients are clipped, many go through one pass."""
-    run = world.plan(unit="client", client_rate=1.0, record_rate=1.0, noise_multiplier=0.0, rounds=1)
+    run = world.plan(
+        unit="client", client_rate=1.0, record_rate=1.0, noise_multiplier=0.0, rounds=1
+    )
     x = world.x.clone()
     x[world.starts[4] + 2] = math.nan
 
     def ends_with(left_out, micro_batch):
-        model = world.make() if kind == "chain" else torch.nn.Sequential(world.make(), torch.nn.LayerNorm(3))
+        model = (
+            world.make()
+            if kind == "chain"
+            else torch.nn.Sequential(world.make(), torch.nn.LayerNorm(3))
+        )
         whole = Embedded(
-            run, model, world.loss, (x, world.y), world.sizes, world.sgd, insecure_seed=5, micro_batch=micro_batch
+            run,
+            model,
+            world.loss,
+            (x, world.y),
+            world.sizes,
+            world.sgd,
+            insecure_seed=5,
+            micro_batch=micro_batch,
         )
         if left_out is None:
             whole.step()
@@ -321,8 +364,11 @@ def test_a_client_that_is_not_finite_counts_as_nothing_and_the_other_clients_as_
 
 def test_a_record_that_is_not_finite_counts_as_nothing_wherever_it_is_found(world, monkeypatch):
     """Large models are worked on in small pieces: those added before it was found must not be added twice."""
-    monkeypatch.setattr("verax.training.gradients.per_example._FIT", 1.0)  # the fewest records at once
-    run = world.plan(noise_multiplier=0.0, client_rate=1.0, record_rate=1.0, records=100, largest=100, clients=1)
+    # the fewest records at once
+    monkeypatch.setattr("verax.training.gradients.per_example._FIT", 1.0)
+    run = world.plan(
+        noise_multiplier=0.0, client_rate=1.0, record_rate=1.0, records=100, largest=100, clients=1
+    )
     x = torch.randn(50, 6, generator=torch.Generator().manual_seed(3))
     y = torch.zeros(50, dtype=torch.int64)
     x[41] = math.nan

@@ -64,7 +64,8 @@ def nursery():
 
         def start(**order):
             source.stdin.write(
-                json.dumps({key: str(o) if isinstance(o, Path) else o for key, o in order.items()}) + "\n"
+                json.dumps({key: str(o) if isinstance(o, Path) else o for key, o in order.items()})
+                + "\n"
             )
             source.stdin.flush()
             return int(source.stdout.readline())
@@ -100,7 +101,9 @@ class Federation:
         return pid
 
     def join(self, *numbers, **options):
-        common = {key: value for key, value in self.options.items() if key in ("seed", "asynchronous")}
+        common = {
+            key: value for key, value in self.options.items() if key in ("seed", "asynchronous")
+        }
         return [
             self.start(
                 role="client",
@@ -137,7 +140,12 @@ def federation(nursery, tmp_path):
     running = []
 
     def make(plan, **options):
-        return Federation(lambda **order: running.append(nursery(**order)) or running[-1], tmp_path, plan, **options)
+        return Federation(
+            lambda **order: running.append(nursery(**order)) or running[-1],
+            tmp_path,
+            plan,
+            **options,
+        )
 
     yield make
     for process in running:
@@ -170,7 +178,9 @@ def one_by_one(here, seed):
 
 
 @pytest.mark.parametrize("noise", ["central", "visible"])
-def test_the_same_weights_as_the_objects_and_nothing_secret_in_logs(federation, parties, noise, tmp_path):
+def test_the_same_weights_as_the_objects_and_nothing_secret_in_logs(
+    federation, parties, noise, tmp_path
+):
     there = federation({"noise": noise}, seed=SEED)
     there.serve()
     there.join(0, 1, 2)
@@ -178,7 +188,13 @@ def test_the_same_weights_as_the_objects_and_nothing_secret_in_logs(federation, 
     np.testing.assert_allclose(found, one_by_one(here, SEED), rtol=1e-6, atol=1e-7)
     if noise == "central":
         whole = Embedded(
-            here.plan, here.make(), here.loss, (here.x, here.y), parties.SIZES, here.sgd, insecure_seed=SEED
+            here.plan,
+            here.make(),
+            here.loss,
+            (here.x, here.y),
+            parties.SIZES,
+            here.sgd,
+            insecure_seed=SEED,
         )
         whole.run()
         np.testing.assert_allclose(found, whole.server.weights.numpy(), rtol=2e-5, atol=2e-6)
@@ -202,7 +218,9 @@ def test_asynchronous_rounds_end_with_the_weights_of_the_embedded_engine(federat
     there.join(0, 1, 2)
     found, here, rule = there.weights(), parties.world(plan), (Diminishing(0.1, 0.1), Behind(0))
     head = AsyncServer(here.plan, weights_of(here.make()), *rule)
-    together(head, [AsyncClient(here.client(i, SEED), *rule) for i in range(3)], turns=[2, 0, 1, 1] * 4)
+    together(
+        head, [AsyncClient(here.client(i, SEED), *rule) for i in range(3)], turns=[2, 0, 1, 1] * 4
+    )
     np.testing.assert_allclose(found, head.model().weights, rtol=1e-5, atol=1e-6)
     assert there.sees("server", r"refused (.*)\n").group(1) == "{}"
 
@@ -229,7 +247,9 @@ def test_kill_9_of_a_client_and_its_return(federation, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_kill_9_of_the_server_and_its_restart(federation, tmp_path, asynchronous):
-    there = federation({"rounds": 10, "client_rate": 1.0, "noise": "local"}, asynchronous=asynchronous)
+    there = federation(
+        {"rounds": 10, "client_rate": 1.0, "noise": "local"}, asynchronous=asynchronous
+    )
     dying = there.serve(answers=2.0, dies_at=3)
     there.join(0, 1, 2, pace=0.1)
     there.sees("server", r"round [3-9]\n")
@@ -259,7 +279,8 @@ def test_kill_9_of_the_server_and_its_restart(federation, tmp_path, asynchronous
 
 def test_nobody_else_joins_or_reads_or_speaks_for_another(federation, tmp_path):
     there = federation({"rounds": 30})
-    there.serve(gather=1e6)  # for the third client, who never comes: it is there as long as the test
+    # for the third client, who never comes: it is there as long as the test
+    there.serve(gather=1e6)
     address, root = f"127.0.0.1:{there.port}", (tmp_path / "ca.pem").read_bytes()
     new_key(tmp_path / "stranger.key")
     stranger = read_key(tmp_path / "stranger.key")
@@ -276,24 +297,44 @@ def test_nobody_else_joins_or_reads_or_speaks_for_another(federation, tmp_path):
         there.sees("server", r"port")
         other = _other_node(client, node, insider, stranger, root, address)
         # In somebody else's name: as a node, as the author of a message, with the key of a third.
-        for request in (PullMessagesRequest(node=Node(node_id=other)), PullMessagesRequest(node=Node(node_id=1))):
+        for request in (
+            PullMessagesRequest(node=Node(node_id=other)),
+            PullMessagesRequest(node=Node(node_id=1)),
+        ):
             with pytest.raises(httpx.HTTPStatusError, match="401"):
                 client.PullMessages(request)
         forged = Letter(metadata=Metadata(src_node_id=other, run_id=1, message_type="train"))
         with pytest.raises(httpx.HTTPStatusError, match="401"):
             client.PushMessages(PushMessagesRequest(node=node, messages_list=[forged]))
         with pytest.raises(httpx.HTTPStatusError, match="401"):
-            client.ActivateNode(ActivateNodeRequest(public_key=public_key(stranger), heartbeat_interval=30))
+            client.ActivateNode(
+                ActivateNodeRequest(public_key=public_key(stranger), heartbeat_interval=30)
+            )
 
     with httpx.Client(verify=_context(tmp_path / "ca.pem"), base_url=f"https://{address}") as plain:
         model = PullMessagesRequest(node=node).SerializeToString()
         headers = {"content-type": PROTOBUF_MEDIA_TYPE}
-        for path in ("pull-messages", "pull-object", "send-node-heartbeat", "get-run", "push-messages"):
-            assert plain.post(f"/v1/fleet/{path}", content=model, headers=headers).status_code == 401
-        for path in ("/v1/control/register-node", "/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/"):
+        for path in (
+            "pull-messages",
+            "pull-object",
+            "send-node-heartbeat",
+            "get-run",
+            "push-messages",
+        ):
+            assert (
+                plain.post(f"/v1/fleet/{path}", content=model, headers=headers).status_code == 401
+            )
+        for path in (
+            "/v1/control/register-node",
+            "/v1/control/start-run",
+            "/v1/runtime/acquire-task",
+            "/docs",
+            "/",
+        ):
             assert plain.post(path, content=b"", headers=headers).status_code == 404
             assert plain.get(path).status_code == 404
-    assert _begun(there.port, tmp_path / "ca.pem").startswith(b"HTTP/1.1 401 ")  # however much it says will follow
+    # however much it says will follow
+    assert _begun(there.port, tmp_path / "ca.pem").startswith(b"HTTP/1.1 401 ")
     with pytest.raises(httpx.HTTPError):  # not without TLS
         httpx.post(f"http://{address}/v1/fleet/pull-messages", content=model)
     new_certificates(_folder(tmp_path / "false"))

@@ -57,7 +57,11 @@ def answered(app, message):
 @pytest.mark.parametrize("noise", ["central", "local"])
 def test_answers_have_one_length_whether_the_client_takes_part_or_not(parties, asked, noise):
     here = parties.world({"rounds": 12, "noise": noise})
-    head, hand, twin = Server(here.plan, weights_of(here.make()), here.sgd), here.client(1, 3), here.client(1, 3)
+    head, hand, twin = (
+        Server(here.plan, weights_of(here.make()), here.sgd),
+        here.client(1, 3),
+        here.client(1, 3),
+    )
     app, lengths, parts = client_app(hand), set(), set()
     for _ in range(12):
         (content,) = answered(app, asked([head.model().pack()]))
@@ -101,11 +105,15 @@ def test_answers_leave_at_multiples_of_the_pace(monkeypatch, tmp_path, asked):
     monkeypatch.setattr(nodes, "_received", received)
     monkeypatch.setattr(nodes, "_send", lambda *_: sent.append(now[0] - began[-1]))
     monkeypatch.setattr(nodes, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    nodes.join(lambda *_: sleep(next(works)), tmp_path / "key", tmp_path / "ca.pem", "nowhere:1", pace=0.2)
+    nodes.join(
+        lambda *_: sleep(next(works)), tmp_path / "key", tmp_path / "ca.pem", "nowhere:1", pace=0.2
+    )
     assert sent == pytest.approx([0.2, 0.2, 0.4])
 
 
-def test_a_client_that_knows_the_run_is_over_ends_even_if_the_server_has_gone(monkeypatch, tmp_path, asked):
+def test_a_client_that_knows_the_run_is_over_ends_even_if_the_server_has_gone(
+    monkeypatch, tmp_path, asked
+):
     """It had come back for three minutes to a port that nobody listens at, and failed."""
     import httpx
 
@@ -124,7 +132,14 @@ def test_a_client_that_knows_the_run_is_over_ends_even_if_the_server_has_gone(mo
     monkeypatch.setattr(nodes, "_connected", connected)
     monkeypatch.setattr(nodes, "_received", lambda *_: asked([], MessageType.QUERY))
     monkeypatch.setattr(nodes, "_send", refused)
-    nodes.join(lambda *_: None, tmp_path / "key", tmp_path / "ca.pem", "nowhere:1", pace=1e-3, patience=1e-9)
+    nodes.join(
+        lambda *_: None,
+        tmp_path / "key",
+        tmp_path / "ca.pem",
+        "nowhere:1",
+        pace=1e-3,
+        patience=1e-9,
+    )
     assert connections == ["opened"]
 
 
@@ -139,7 +154,9 @@ class Wire:
         from flwr.superlink.servicer.fleet import fleet_handlers as handlers
 
         handler = {
-            "PullMessages": lambda r: handlers.pull_messages(r, self.state, self.state.object_store),
+            "PullMessages": lambda r: handlers.pull_messages(
+                r, self.state, self.state.object_store
+            ),
             "PushMessages": lambda r: handlers.push_messages(r, self.state),
             "PullObject": lambda r: handlers.pull_object(r, self.state),
             "PushObject": lambda r: handlers.push_object(r, self.state),
@@ -148,7 +165,9 @@ class Wire:
             ),
         }[name]
         if name in self.hold:
-            return lambda request: self.held.append((handler, request)) or PushObjectResponse(stored=True)
+            return lambda request: (
+                self.held.append((handler, request)) or PushObjectResponse(stored=True)
+            )
         return handler
 
 
@@ -176,7 +195,9 @@ def linked(tmp_path):
         threads.append(threading.Thread(target=link._run, args=(app, state), daemon=True))
         threads[-1].start()
 
-    yield SimpleNamespace(state=state, keys=keys, nodes=[Node(node_id=n) for n in numbers], serve=serve)
+    yield SimpleNamespace(
+        state=state, keys=keys, nodes=[Node(node_id=n) for n in numbers], serve=serve
+    )
     for thread in threads:
         thread.join(PATIENCE)
         assert not thread.is_alive()
@@ -188,7 +209,11 @@ def test_a_second_server_in_the_process_does_not_speak_for_the_first(linked):
 
     def app(grid, context):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 5, context.run_id + 1, 7
-        sent.extend(grid.push_messages([Message(RecordDict({}), linked.nodes[0].node_id, MessageType.TRAIN)]))
+        sent.extend(
+            grid.push_messages(
+                [Message(RecordDict({}), linked.nodes[0].node_id, MessageType.TRAIN)]
+            )
+        )
 
     link._run(app, linked.state)
     (message,) = linked.state.get_message_ins(linked.nodes[0].node_id, 1)
@@ -218,9 +243,17 @@ def test_half_an_answer_holds_nobody_up(parties, linked, monkeypatch):
     here = parties.world({"client_rate": 1.0, "rounds": 2})
     head, heard, seen = Server(here.plan, weights_of(here.make()), here.sgd), [], []
     receive = head.receive
-    monkeypatch.setattr(head, "receive", lambda update, sender: heard.append(sender) or receive(update, sender=sender))
+    monkeypatch.setattr(
+        head,
+        "receive",
+        lambda update, sender: heard.append(sender) or receive(update, sender=sender),
+    )
     waiting = Waiting(answers=PATIENCE, farewell=0.0)
-    linked.serve(server_app(head, linked.keys, waiting, lambda s: seen.append((s.round, clock.now, list(heard)))))
+    linked.serve(
+        server_app(
+            head, linked.keys, waiting, lambda s: seen.append((s.round, clock.now, list(heard)))
+        )
+    )
     apps = [client_app(here.client(i, 3)) for i in range(3)]
     wires = [Wire(linked.state, ("PushObject",) if i == 0 else ()) for i in range(3)]
     end = time.monotonic() + PATIENCE
@@ -228,7 +261,9 @@ def test_half_an_answer_holds_nobody_up(parties, linked, monkeypatch):
         for i, (wire, node) in enumerate(zip(wires, linked.nodes, strict=True)):
             message = nodes._received(wire, node) if i or not wires[0].held else None
             if message is not None:
-                reply = apps[i](message, Context(message.metadata.run_id, node.node_id, {}, RecordDict(), {}))
+                reply = apps[i](
+                    message, Context(message.metadata.run_id, node.node_id, {}, RecordDict(), {})
+                )
                 nodes._send(wire, node, reply)
         if len(heard) == 2 and wires[0].held and not clock.now:
             assert seen == []  # the third is waited for
@@ -238,7 +273,8 @@ def test_half_an_answer_holds_nobody_up(parties, linked, monkeypatch):
     assert len(wires[0].held) == 3  # announced, and never sent
     first, second = seen
     assert (first[0], first[1], sorted(first[2])) == (1, PATIENCE, [1, 2])
-    assert (second[0], second[1], sorted(second[2])) == (2, PATIENCE, [1, 1, 2, 2])  # it was waited for once
+    # it was waited for once
+    assert (second[0], second[1], sorted(second[2])) == (2, PATIENCE, [1, 1, 2, 2])
     assert head.refused == {}
 
 
@@ -263,12 +299,17 @@ def test_what_a_node_may_send_is_refused_and_counted_and_the_round_goes_on(parti
     """NaN, a forged number of round or client, too large, of the wrong shape, repeated, no message at all."""
     from flwr.app import Context
 
-    here = parties.world({"client_rate": 1.0, "record_rate": 1.0, "rounds": 6, "noise_multiplier": 0.0})
+    here = parties.world(
+        {"client_rate": 1.0, "record_rate": 1.0, "rounds": 6, "noise_multiplier": 0.0}
+    )
     head, seen = Server(here.plan, weights_of(here.make()), here.sgd), []
     twin = Server(here.plan, weights_of(here.make()), here.sgd)
     linked.serve(
         server_app(
-            head, linked.keys, Waiting(answers=PATIENCE, poll=0.01, farewell=0.0), lambda s: seen.append(s.round)
+            head,
+            linked.keys,
+            Waiting(answers=PATIENCE, poll=0.01, farewell=0.0),
+            lambda s: seen.append(s.round),
         )
     )
     hands = [here.client(i, 3) for i in range(3)]
@@ -292,7 +333,9 @@ def test_what_a_node_may_send_is_refused_and_counted_and_the_round_goes_on(parti
             message = nodes._received(wire, node)
             if message is None:
                 continue
-            reply = apps[i](message, Context(message.metadata.run_id, node.node_id, {}, RecordDict(), {}))
+            reply = apps[i](
+                message, Context(message.metadata.run_id, node.node_id, {}, RecordDict(), {})
+            )
             (good,) = (unpack(piece) for piece in reply.content["verax"]["messages"])
             said = [good.pack()]
             if i == 0:
@@ -305,7 +348,14 @@ def test_what_a_node_may_send_is_refused_and_counted_and_the_round_goes_on(parti
                 twin.step()
         time.sleep(0.01)
     assert seen == [1, 2, 3, 4, 5, 6]
-    assert head.refused == {"not finite": 1, "early": 1, "forged sender": 1, "large": 1, "shape": 1, "replayed": 1}
+    assert head.refused == {
+        "not finite": 1,
+        "early": 1,
+        "forged sender": 1,
+        "large": 1,
+        "shape": 1,
+        "replayed": 1,
+    }
     np.testing.assert_allclose(head.weights.numpy(), twin.weights.numpy(), rtol=1e-5, atol=1e-6)
     assert [hand.spent for hand in hands] == [6, 6, 6]
 
@@ -362,7 +412,10 @@ def test_keys(tmp_path):
 def test_bad_keys_and_times(parties):
     here = parties.world({})
     head = Server(here.plan, weights_of(here.make()), here.sgd)
-    with pytest.raises(ValueError, match="keys must be 3 different public keys, one for each client, got 3 of which 2"):
+    with pytest.raises(
+        ValueError,
+        match="keys must be 3 different public keys, one for each client, got 3 of which 2",
+    ):
         server_app(head, [b"a", b"a", b"b"])
     with pytest.raises(ValueError, match="answers must be"):
         Waiting(answers=0.0)
@@ -372,12 +425,15 @@ def test_bad_keys_and_times(parties):
 
 @pytest.mark.parametrize("module", ["flower_link", "flower_node"])
 def test_nothing_is_sent_to_the_makers_of_flower(module):
-    look = (
-        f"import verax.federated.{module}; from flwr.supercore import telemetry as t; print(t.FLWR_TELEMETRY_ENABLED)"
-    )
+    look = f"import verax.federated.{module}; from flwr.supercore import telemetry as t; print(t.FLWR_TELEMETRY_ENABLED)"
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("FLWR")}
     found = subprocess.run(
-        [sys.executable, "-c", look], capture_output=True, text=True, check=True, env=inherited, timeout=PATIENCE
+        [sys.executable, "-c", look],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=inherited,
+        timeout=PATIENCE,
     )
     assert found.stdout == "0\n"
 
@@ -392,7 +448,12 @@ def test_nothing_is_announced_between_a_look_at_the_answers_and_their_delivery(l
 
     def look(request, state, task):
         with ThreadPoolExecutor(1) as other:
-            seen.append((list(request.message_ids), other.submit(state.lock.acquire, blocking=False).result()))
+            seen.append(
+                (
+                    list(request.message_ids),
+                    other.submit(state.lock.acquire, blocking=False).result(),
+                )
+            )
 
     monkeypatch.setattr(link.handlers, "pull_messages", look)
     here = link._Here.__new__(link._Here)

@@ -20,7 +20,11 @@ def lots(seed=1):
     return Lots(Source.insecure(seed))
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.floats(0.01, 1.0), st.integers(0, 2**40))
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    st.floats(0.01, 1.0),
+    st.integers(0, 2**40),
+)
 def test_one_client_alone_finds_its_own_coins(sizes, rate, number):
     coins, sizes = lots(), np.array(sizes)
     clients = np.arange(len(sizes))
@@ -37,7 +41,9 @@ def test_one_client_alone_finds_its_own_coins(sizes, rate, number):
 @given(st.floats(2.0**-70, 1.0), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 def test_a_coin_is_an_exact_comparison_of_128_bits(rate, high, low):
     bits = np.array([[high, low]], dtype=np.uint64)
-    assert bool(Lots._heads(rate, bits)[0]) == (Fraction(high * 2**64 + low, 2**128) < Fraction(rate))
+    assert bool(Lots._heads(rate, bits)[0]) == (
+        Fraction(high * 2**64 + low, 2**128) < Fraction(rate)
+    )
 
 
 def test_rates_of_their_own_are_the_same_coins_as_one_by_one():
@@ -47,7 +53,9 @@ def test_rates_of_their_own_are_the_same_coins_as_one_by_one():
     for i, rate in enumerate(rates.tolist()):
         me, start = np.array([i]), int(sizes[:i].sum())
         assert coins.clients(rate, 9, me)[0] == together[i]
-        assert np.array_equal(coins.records(rate, 9, me, sizes[i : i + 1]), records[start : start + int(sizes[i])])
+        assert np.array_equal(
+            coins.records(rate, 9, me, sizes[i : i + 1]), records[start : start + int(sizes[i])]
+        )
     assert together[0]
     assert records[:4].all()
     assert not records[4]
@@ -65,7 +73,8 @@ def test_clients_records_and_rounds_are_independent_coins_of_their_rates():
     coins, clients = lots(), np.arange(400)
     taken = np.array([coins.clients(0.3, number, clients) for number in range(250)])
     assert stats.binomtest(int(taken.sum()), taken.size, 0.3).pvalue > 1e-4
-    for axis in (0, 1):  # counts per client and per round are Binomial: their variance tells dependence
+    # counts per client and per round are Binomial: their variance tells dependence
+    for axis in (0, 1):
         counts = taken.sum(axis=axis)
         expected = taken.shape[axis] * 0.3 * 0.7
         assert 0.75 < counts.var() / expected < 1.3

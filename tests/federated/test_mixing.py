@@ -45,7 +45,9 @@ def client(world, run, change, number=4, **options):
 
 def embedded(world, run, change, kind=Embedded, **options):
     data = AtOnce((world.x, world.y), change)
-    return kind(run, world.make(), world.loss, data, world.sizes, world.sgd, insecure_seed=5, **options)
+    return kind(
+        run, world.make(), world.loss, data, world.sizes, world.sgd, insecure_seed=5, **options
+    )
 
 
 def test_a_client_whose_records_are_protected_must_not_mix_them(world, tmp_path):
@@ -79,7 +81,15 @@ def test_records_of_many_clients_are_not_mixed_in_one_process(world, unit, tmp_p
     assert ledger.read(path).released == 0
     apart = embedded(world, run, alone)
     apart.run()
-    twice = Embedded(run, world.make(), world.loss, (alone(world.x), world.y), world.sizes, world.sgd, insecure_seed=5)
+    twice = Embedded(
+        run,
+        world.make(),
+        world.loss,
+        (alone(world.x), world.y),
+        world.sizes,
+        world.sgd,
+        insecure_seed=5,
+    )
     twice.run()
     np.testing.assert_array_equal(weights_of(apart.model), weights_of(twice.model))
 

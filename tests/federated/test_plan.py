@@ -11,7 +11,17 @@ pytest.importorskip("cryptography")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verax import BallsInBins, Batch, Budget, Individual, Mechanism, NoGuarantee, Poisson, RandomParticipation, ledger
+from verax import (
+    BallsInBins,
+    Batch,
+    Budget,
+    Individual,
+    Mechanism,
+    NoGuarantee,
+    Poisson,
+    RandomParticipation,
+    ledger,
+)
 from verax.federated import Embedded, Plan
 from verax.reporting.statement import Statement
 from verax.training import Ledger
@@ -42,14 +52,22 @@ def test_sums_are_divided_by_what_is_expected():
     ("change", "unit", "want"),
     [
         ({}, "record", Mechanism(RandomParticipation(0.25, 0.2, 30, 20), 1.5, Individual(2.0))),
-        ({"noise": "local"}, "record", Mechanism(RandomParticipation(0.25, 0.2, 30, 20), 1.5, Individual(2.0))),
+        (
+            {"noise": "local"},
+            "record",
+            Mechanism(RandomParticipation(0.25, 0.2, 30, 20), 1.5, Individual(2.0)),
+        ),
         (
             {"noise": "visible"},
             "record",
             Mechanism(RandomParticipation(0.25, 0.2, 30, 20, revealed=True), 1.5, Individual(2.0)),
         ),
         ({"unit": "client"}, "client", Mechanism(Poisson(0.25, 20), 1.5, Individual(2.0))),
-        ({"unit": "client"}, "record", Mechanism(RandomParticipation(0.25, 0.2, 30, 20), 1.5, Batch(2.0))),
+        (
+            {"unit": "client"},
+            "record",
+            Mechanism(RandomParticipation(0.25, 0.2, 30, 20), 1.5, Batch(2.0)),
+        ),
         (
             {"unit": "client", "noise": "local"},
             "client",
@@ -58,10 +76,23 @@ def test_sums_are_divided_by_what_is_expected():
         (
             {"unit": "client", "noise": "visible"},
             "client",
-            Mechanism(RandomParticipation(0.25, 1.0, 0, 20, revealed=True), 1.5, Individual(2.0), "zero-out"),
+            Mechanism(
+                RandomParticipation(0.25, 1.0, 0, 20, revealed=True),
+                1.5,
+                Individual(2.0),
+                "zero-out",
+            ),
         ),
-        ({"unit": "client", "bins": 4}, "client", Mechanism(BallsInBins(4, 5), 1.5, Individual(2.0))),
-        ({"unit": "client", "bins": 4}, "record", Mechanism(BallsInBins(4, 5), 1.5, Individual(2.0), "replace")),
+        (
+            {"unit": "client", "bins": 4},
+            "client",
+            Mechanism(BallsInBins(4, 5), 1.5, Individual(2.0)),
+        ),
+        (
+            {"unit": "client", "bins": 4},
+            "record",
+            Mechanism(BallsInBins(4, 5), 1.5, Individual(2.0), "replace"),
+        ),
     ],
 )
 def test_every_mode_is_priced_as_what_it_is(change, unit, want):
@@ -73,7 +104,8 @@ def test_every_mode_is_priced_as_what_it_is(change, unit, want):
 def test_seeing_who_takes_part_costs_more_and_revealed_clients_are_a_coin_away_from_always():
     sparse = replace(PLAN, client_rate=0.01, rounds=4)
     assert upper(sparse.guarantee()) <= upper(replace(sparse, noise="visible").guarantee())
-    # One revealed round of a client: delta is client_rate times that of a Gaussian mechanism, a closed form.
+    # One revealed round of a client: delta is client_rate times that of a Gaussian mechanism, a
+    # closed form.
     one = replace(sparse, unit="client", noise="visible", rounds=1)
     always = Mechanism(Poisson(1.0, 1), 1.5, Individual(2.0)).guarantee().delta(0.5).upper
     assert one.guarantee().delta(0.5).upper == pytest.approx(0.01 * always, rel=2e-3)
@@ -101,20 +133,30 @@ def test_smaller_rates_are_covered_by_the_largest(noise, unit, p, q, records, le
     plan = replace(PLAN, noise=noise, unit=unit, client_rate=p, record_rate=q, rounds=2)
     small = replace(plan, client_rate=less * p, record_rate=fewer * q)
     for delta in (1e-3, 1e-7):
-        assert upper(small.guarantee(records), delta) <= upper(plan.guarantee(), delta) * (1.0 + 2e-3) + 1e-9
+        assert (
+            upper(small.guarantee(records), delta)
+            <= upper(plan.guarantee(), delta) * (1.0 + 2e-3) + 1e-9
+        )
 
 
 def test_rates_declared_for_every_round_become_phases():
     rates = [0.1] * 5 + [0.3] * 15
     phases = PLAN.phases(12, rates)
-    assert [(m.sampler.record_rate, len(m.sampler)) for m in phases.mechanisms] == [(0.1, 5), (0.3, 15)]
+    assert [(m.sampler.record_rate, len(m.sampler)) for m in phases.mechanisms] == [
+        (0.1, 5),
+        (0.3, 15),
+    ]
     assert {m.sampler.records for m in phases.mechanisms} == {12}
-    with pytest.raises(ValueError, match="record_rates must have one rate for each of the 20 rounds, got 3"):
+    with pytest.raises(
+        ValueError, match="record_rates must have one rate for each of the 20 rounds, got 3"
+    ):
         PLAN.phases(12, [0.1] * 3)
     both = PLAN.phases(12, rates, [0.25] * 10 + [0.125] * 10).mechanisms
     found = [(m.sampler.client_rate, m.sampler.record_rate, len(m.sampler)) for m in both]
     assert found == [(0.25, 0.1, 5), (0.25, 0.3, 5), (0.125, 0.3, 10)]
-    with pytest.raises(ValueError, match="client_rates must have one rate for each of the 20 rounds, got 2"):
+    with pytest.raises(
+        ValueError, match="client_rates must have one rate for each of the 20 rounds, got 2"
+    ):
         PLAN.phases(12, rates, [0.25] * 2)
 
 
@@ -174,7 +216,9 @@ def test_every_statement_of_a_plan_for_clients_protects_clients(world, tmp_path,
     head = world.server(run, ledger=tmp_path / "server.ledger")
     hand = world.client(0, run, ledger=tmp_path / "client.ledger")
     budgeted = world.client(1, run, budget=Budget(9.0, 1e-5, relation=run.mechanism().relation))
-    whole = Embedded(run, world.make(), world.loss, (world.x, world.y), world.sizes, world.sgd, insecure_seed=5)
+    whole = Embedded(
+        run, world.make(), world.loss, (world.x, world.y), world.sizes, world.sgd, insecure_seed=5
+    )
     found = [
         run.guarantee().statement(1e-5),
         head.statement(1e-5),
@@ -183,7 +227,10 @@ def test_every_statement_of_a_plan_for_clients_protects_clients(world, tmp_path,
         whole.statement(1e-5),
         *(guarantee.statement(1e-5) for guarantee in whole.guarantees()),
         whole.guarantee_of(3).statement(1e-5),
-        *(Statement.of_runs([ledger.read(tmp_path / f"{who}.ledger")], 1e-5) for who in ("server", "client")),
+        *(
+            Statement.of_runs([ledger.read(tmp_path / f"{who}.ledger")], 1e-5)
+            for who in ("server", "client")
+        ),
     ]
     assert {statement.content()["protected"]["unit"] for statement in found} == {"client"}
     assert world.server(world.plan()).statement(1e-5).content()["protected"]["unit"] == "record"

@@ -22,7 +22,9 @@ def clipped_sum(world, model, records, norm):
     total = np.zeros(len(weights_of(model)))
     for i in records:
         loss = functional.cross_entropy(model(world.x[i : i + 1]), world.y[i : i + 1])
-        g = torch.cat([v.reshape(-1) for v in torch.autograd.grad(loss, list(model.parameters()))]).numpy()
+        g = torch.cat(
+            [v.reshape(-1) for v in torch.autograd.grad(loss, list(model.parameters()))]
+        ).numpy()
         total += g * min(1.0, norm / np.linalg.norm(g))
     return total
 
@@ -59,7 +61,9 @@ def test_clients_that_stay_away_send_nothing_and_rates_are_as_planned(world):
 
 
 def test_a_clients_aggregate_is_clipped_where_clients_are_protected(world):
-    run = world.plan(unit="client", noise_multiplier=0.0, client_rate=1.0, record_rate=1.0, clip_norm=0.01)
+    run = world.plan(
+        unit="client", noise_multiplier=0.0, client_rate=1.0, record_rate=1.0, clip_norm=0.01
+    )
     head = world.server(run)
     for hand in world.clients(run):
         values = hand.answer(head.model()).values
@@ -108,7 +112,7 @@ def test_two_clients_of_one_seed_have_different_noise_and_two_of_none_different_
     assert not np.array_equal(a, b)
 
 
-# --- ledgers --------------------------------------------------------------------------------------------------------
+# --- ledgers --------------------------------------------------------------------------------------
 
 
 def test_every_round_is_counted_whether_or_not_the_client_took_part(world, tmp_path):
@@ -123,7 +127,8 @@ def test_every_round_is_counted_whether_or_not_the_client_took_part(world, tmp_p
     files = [tmp_path / f"{i}.ledger" for i in range(8)]
     assert [ledger.read(f).released for f in files] == [6] * 8
     sizes = {len(f.read_bytes()) for f in files}
-    assert max(sizes) - min(sizes) <= 2  # nothing but the number of records, in the first line, differs
+    # nothing but the number of records, in the first line, differs
+    assert max(sizes) - min(sizes) <= 2
     assert ledger.read(tmp_path / "server.ledger").complete
 
 
@@ -182,7 +187,10 @@ def test_ledgers_of_other_runs_are_refused(world, tmp_path):
 
 def test_own_rates_have_an_own_guarantee(world):
     run = world.plan(noise_multiplier=2.0)
-    usual, rare = world.client(3, run), world.client(3, world.plan(noise_multiplier=2.0, client_rate=0.05))
+    usual, rare = (
+        world.client(3, run),
+        world.client(3, world.plan(noise_multiplier=2.0, client_rate=0.05)),
+    )
     assert rare.guarantee.epsilon(1e-4).upper < usual.guarantee.epsilon(1e-4).upper
     rates = [0.4] * 3 + [0.01] * 3
     varied = world.client(3, run, record_rates=rates)
@@ -211,7 +219,9 @@ def test_bad_clients(world, options, message):
     with pytest.raises(ValueError, match=message):
         world.client(4, world.plan(), **options)
     with pytest.raises(ValueError, match="number must be a whole number"):
-        world.client(0, world.plan()).__class__(8, world.own(0), world.plan(), world.make(), world.loss)
+        world.client(0, world.plan()).__class__(
+            8, world.own(0), world.plan(), world.make(), world.loss
+        )
 
 
 @pytest.mark.parametrize(
@@ -219,7 +229,10 @@ def test_bad_clients(world, options, message):
     [
         (lambda p: torch.optim.LBFGS(p), "got LBFGS"),
         (lambda p: None, "optimizer must be an optimizer .* got None"),
-        (torch.optim.SGD([torch.zeros(1)], 0.1), r"must be a function from parameters .* an optimizer \(SGD\)"),
+        (
+            torch.optim.SGD([torch.zeros(1)], 0.1),
+            r"must be a function from parameters .* an optimizer \(SGD\)",
+        ),
         (0.1, "must be a function from parameters"),
     ],
 )
@@ -257,7 +270,7 @@ def test_a_client_that_remembers_its_last_round_is_refused(world):
         hand.answer(model)
 
 
-# --- records that cannot be clipped ---------------------------------------------------------------------------------
+# --- records that cannot be clipped ---------------------------------------------------------------
 
 
 def test_a_record_that_is_not_finite_counts_as_nothing_and_moves_no_other(world):
@@ -267,13 +280,17 @@ def test_a_record_that_is_not_finite_counts_as_nothing_and_moves_no_other(world)
     bad[5] = float("inf")
     model = world.server(run).model()
     for micro_batch in (3, 256):
-        hand = Client(4, (bad, y), run, world.make(), world.loss, micro_batch=micro_batch, insecure_seed=5)
+        hand = Client(
+            4, (bad, y), run, world.make(), world.loss, micro_batch=micro_batch, insecure_seed=5
+        )
         keep = [i for i in range(12) if i != 5]
-        want = Client(4, (x[keep], y[keep]), run, world.make(), world.loss, insecure_seed=5).answer(model)
+        want = Client(4, (x[keep], y[keep]), run, world.make(), world.loss, insecure_seed=5).answer(
+            model
+        )
         np.testing.assert_allclose(hand.answer(model).values, want.values, rtol=1e-4, atol=1e-6)
 
 
-# --- secrets --------------------------------------------------------------------------------------------------------
+# --- secrets --------------------------------------------------------------------------------------
 
 
 def test_nothing_secret_is_shown(world, tmp_path):
@@ -285,7 +302,15 @@ def test_nothing_secret_is_shown(world, tmp_path):
     for source in (hand._noise, head._noise):
         assert source.state()["key"] not in shown
     held = torch.load(tmp_path / "state", weights_only=True)
-    assert set(held) == {"plan", "run", "rounds", "weights", "optimizer", "optimizer_kind", "settings"}
+    assert set(held) == {
+        "plan",
+        "run",
+        "rounds",
+        "weights",
+        "optimizer",
+        "optimizer_kind",
+        "settings",
+    }
     assert not re.search("seed|key|lots", " ".join(held))
 
 
@@ -296,7 +321,9 @@ def test_whoever_restarts_within_an_epoch_of_bins_has_no_second_turn(world, stop
     before, after = Lots(Source.insecure(1)), Lots(Source.insecure(2), since=stop)
     everybody = np.arange(8)
     turns = [
-        taking_part(before if number < stop else after, run, number, everybody, run.client_rate).tolist()
+        taking_part(
+            before if number < stop else after, run, number, everybody, run.client_rate
+        ).tolist()
         for number in range(run.rounds)
     ]
     for epoch in range(2):
@@ -313,7 +340,9 @@ def test_a_client_that_goes_on_from_its_ledger_knows_that_its_key_is_new(world, 
     first.charge(0)
     assert first._lots.since == 0
     first._ledger.close()
-    again = Client(0, world.own(0), run, world.make(), world.loss, ledger=Ledger.open(tmp_path / "a.ledger"))
+    again = Client(
+        0, world.own(0), run, world.make(), world.loss, ledger=Ledger.open(tmp_path / "a.ledger")
+    )
     assert again._lots.since == 1
     assert again.contribution(1) is None
     assert again.contribution(2) is None

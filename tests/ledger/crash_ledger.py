@@ -1,6 +1,7 @@
 """Crash a small trainer at random instants, or after every so many instructions, and compare ledger and releases.
 
-Run by test_ledger in a process of its own, which forks the trainers: python crash_ledger.py kill|instructions FOLDER.
+Run by test_ledger in a process of its own, which forks the trainers: python crash_ledger.py
+kill|instructions FOLDER.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ def train(folder: Path) -> None:
     """One life of a trainer: it goes on where the ledger says, with batches from a checkpoint that may be older."""
     book, saved = folder / "run.ledger", folder / "checkpoint.json"
     try:
-        held = Ledger.open(book, RUN) if book.exists() else Ledger.create(book, RUN, insecure_seed=True)
+        held = (
+            Ledger.open(book, RUN)
+            if book.exists()
+            else Ledger.create(book, RUN, insecure_seed=True)
+        )
     except ledger.DamagedLedger:  # the only damage a crash can do: there is no whole first line yet
         held = Ledger.create(book, RUN, insecure_seed=True)
     done, run = 0, batches()
@@ -96,7 +101,8 @@ def kill(top: Path) -> None:
     """kill -9 after a random time, again and again; every run is resumed until it is over."""
     chance = random.Random(1)
     kills = runs = 0
-    longest = 0.03  # seconds of a life, and more while none is long enough: on a busy machine all is slow
+    # seconds of a life, and more while none is long enough: on a busy machine all is slow
+    longest = 0.03
     folder = top / "0"
     folder.mkdir()
     known = 0
@@ -139,7 +145,8 @@ def dying(after: int) -> None:
 
 def lives(top: Path, step: int) -> Iterator[int]:
     """Die after instruction 1, then 1 + step and so on, as far as a life goes; each time live again, undisturbed."""
-    os.fsync = lambda fd: None  # what a dead process wrote stays written; only the machine's death needs more
+    # what a dead process wrote stays written; only the machine's death needs more
+    os.fsync = lambda fd: None
     for after in range(1, 10**6, step):
         folder = top / str(after)
         folder.mkdir()

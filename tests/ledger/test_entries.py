@@ -30,7 +30,9 @@ def test_any_flipped_bit_is_noticed(path, end, contents):
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory, contents):
-    return contents(tmp_path_factory.mktemp("whole") / "run.ledger", "stopped").splitlines(keepends=True)
+    return contents(tmp_path_factory.mktemp("whole") / "run.ledger", "stopped").splitlines(
+        keepends=True
+    )
 
 
 def refused(lines, head=None):
@@ -43,7 +45,8 @@ def refused(lines, head=None):
 def test_any_changed_byte_is_noticed(lines, data):
     whole = bytearray(b"".join(lines))
     place = data.draw(st.integers(0, len(whole) - 1))
-    last = place == len(whole) - 1  # a zero there is what a power cut leaves, and counts as a torn line
+    # a zero there is what a power cut leaves, and counts as a torn line
+    last = place == len(whole) - 1
     whole[place] = data.draw(st.integers(last, 255).filter(lambda byte: byte != whole[place]))
     assert refused(bytes(whole).splitlines(keepends=True))
 
@@ -99,8 +102,16 @@ def test_an_edited_line_is_noticed(lines, number, old, new):
     [
         (b'"steps":8', b'"steps":3', "round 3 where none is due"),
         (b'"round":1', b'"round":2', "round 2 where 1 is due"),
-        (b'"event":"resumed","released":2', b'"event":"resumed","released":1', "not say what a ledger would say"),
-        (b'"event":"resumed","released":2', b'"event":"resumed","released":2,"loss":1', "not say what a ledger would"),
+        (
+            b'"event":"resumed","released":2',
+            b'"event":"resumed","released":1',
+            "not say what a ledger would say",
+        ),
+        (
+            b'"event":"resumed","released":2',
+            b'"event":"resumed","released":2,"loss":1',
+            "not say what a ledger would",
+        ),
         (b'"event":"resumed"', b'"event":"paused"', "unknown event"),
         (b'"private":false', b'"private":0', "unknown event"),
         (b'{"round":1', b'{"rounds":1', "unknown event"),
@@ -139,11 +150,15 @@ def test_a_head_kept_elsewhere_notices_what_the_file_alone_cannot(path, lines):
             read(path, head=head)
 
 
-@pytest.mark.parametrize("content", [b"hello\n", b"{}\n", b"\0" * 100 + b"\n", b'[1,2]\n{"a":1}\n', b"[" * 10**5])
+@pytest.mark.parametrize(
+    "content", [b"hello\n", b"{}\n", b"\0" * 100 + b"\n", b'[1,2]\n{"a":1}\n', b"[" * 10**5]
+)
 def test_other_files_are_not_ledgers(path, content):
     path.write_bytes(content)
     for use in (read, Ledger.open):
-        with pytest.raises(DamagedLedger, match=r"run\.ledger, line 1: the file is not a verax ledger"):
+        with pytest.raises(
+            DamagedLedger, match=r"run\.ledger, line 1: the file is not a verax ledger"
+        ):
             use(path)
     assert path.read_bytes() == content
 
@@ -151,7 +166,9 @@ def test_other_files_are_not_ledgers(path, content):
 def test_a_later_format_is_not_guessed_at(path, written):
     written(path, 1)
     path.write_bytes(path.read_bytes().replace(b'"verax_ledger":1', b'"verax_ledger":4'))
-    with pytest.raises(LedgerError, match="a ledger of format 4, and this verax knows formats 1 to 3"):
+    with pytest.raises(
+        LedgerError, match="a ledger of format 4, and this verax knows formats 1 to 3"
+    ):
         read(path)
 
 
@@ -185,13 +202,19 @@ def test_declared_clip_norms_are_kept_and_written_with_every_round(path):
 
 
 def test_another_norm_than_the_rounds_own_leaves_the_mechanism(path):
-    with Ledger.open(scheduled(path, 3), RUN) as book, pytest.raises(LeftMechanism, match=r"2\.0, declared is 0\.5"):
+    with (
+        Ledger.open(scheduled(path, 3), RUN) as book,
+        pytest.raises(LeftMechanism, match=r"2\.0, declared is 0\.5"),
+    ):
         book.release(3, clip_norm=2.0, noise_multiplier=1.5)
     assert read(path).released == 3
 
 
 def test_clip_norms_are_for_all_rounds(path):
-    for norms, words in ((NORMS[:3], "8 rounds, got 3"), ([0.0, *NORMS[1:]], "round 0 must be positive")):
+    for norms, words in (
+        (NORMS[:3], "8 rounds, got 3"),
+        ([0.0, *NORMS[1:]], "round 0 must be positive"),
+    ):
         with pytest.raises(ValueError, match=words):
             Ledger.create(path, RUN, clip_norms=norms)
     assert not path.exists()

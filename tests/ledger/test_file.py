@@ -81,7 +81,9 @@ def test_a_ledger_that_is_replaced_while_it_is_written_stops_the_run(tmp_path, c
 
 
 @pytest.mark.parametrize("change", ELSEWHERE[:5])
-def test_a_ledger_that_is_replaced_during_the_write_itself_stops_the_run(tmp_path, change, go_on, monkeypatch):
+def test_a_ledger_that_is_replaced_during_the_write_itself_stops_the_run(
+    tmp_path, change, go_on, monkeypatch
+):
     (tmp_path / "folder").mkdir()
     path = tmp_path / "folder" / "run.ledger"
     with Ledger.create(path, RUN) as book:
@@ -91,7 +93,9 @@ def test_a_ledger_that_is_replaced_during_the_write_itself_stops_the_run(tmp_pat
             go_on(book, 1)
 
 
-def test_a_ledger_that_was_only_touched_linked_or_left_for_another_folder_goes_on(path, go_on, monkeypatch):
+def test_a_ledger_that_was_only_touched_linked_or_left_for_another_folder_goes_on(
+    path, go_on, monkeypatch
+):
     monkeypatch.chdir(path.parent)
     with Ledger.create(path.name, RUN) as book:
         go_on(book, 2)
@@ -106,7 +110,9 @@ def test_what_is_no_file_is_no_ledger(tmp_path, written):
     os.mkfifo(tmp_path / "pipe")
     for name in ("/dev/full", "/dev/zero", tmp_path / "pipe"):
         for use in (lambda name: Ledger.create(name, RUN), Ledger.open):
-            with pytest.raises(LedgerError, match=r"path must be a file, got .* a device, a pipe or a socket"):
+            with pytest.raises(
+                LedgerError, match=r"path must be a file, got .* a device, a pipe or a socket"
+            ):
                 use(name)
     for name in ("/dev/full", "/dev/zero"):
         with pytest.raises(ValueError, match=r"path must be a file, got .*, which is a device"):
@@ -117,7 +123,9 @@ def test_what_is_no_file_is_no_ledger(tmp_path, written):
 
 
 @pytest.mark.parametrize("end", ["", "finished", "stopped", "private"])
-def test_zeros_that_a_power_cut_left_count_as_the_round_that_was_being_written(path, end, go_on, contents):
+def test_zeros_that_a_power_cut_left_count_as_the_round_that_was_being_written(
+    path, end, go_on, contents
+):
     whole = contents(path, end)
     lines = whole.splitlines(keepends=True)
     before = b"".join(lines[:-1])
@@ -143,7 +151,8 @@ def test_zeros_that_a_power_cut_left_count_as_the_round_that_was_being_written(p
 
 def test_zeros_in_place_of_several_rounds_are_charged_as_all_of_them(path, written, go_on):
     lines = written(path, 6).read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:3]) + bytes(sum(map(len, lines[3:]))))  # a disk that had not written what it said
+    # a disk that had not written what it said
+    path.write_bytes(b"".join(lines[:3]) + bytes(sum(map(len, lines[3:]))))
     assert read(path).released == 6
     with Ledger.open(path) as book:
         go_on(book, 2)

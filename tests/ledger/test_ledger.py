@@ -43,7 +43,9 @@ pytestmark = pytest.mark.usefixtures("no_waiting")
 
 
 def python(code, *words, **more):
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, words)], stdout=subprocess.PIPE, text=True, **more)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, words)], stdout=subprocess.PIPE, text=True, **more
+    )
 
 
 # What is written
@@ -59,8 +61,20 @@ def test_the_format_is_as_documented(path, written):
         previous = digest.decode()
     header, *rest = [json.loads(line) for line in lines]
     assert header.pop("verax_ledger") == 1
-    assert set(header) == {"verax", "run", "time", "insecure_seed", "population", "mechanism", "hash"}
-    assert [set(entry) - {"hash"} for entry in rest] == [{"round"}, {"round"}, {"event", "released"}]
+    assert set(header) == {
+        "verax",
+        "run",
+        "time",
+        "insecure_seed",
+        "population",
+        "mechanism",
+        "hash",
+    }
+    assert [set(entry) - {"hash"} for entry in rest] == [
+        {"round"},
+        {"round"},
+        {"event", "released"},
+    ]
     assert read(path).head == previous
 
 
@@ -91,7 +105,10 @@ def test_nothing_varies_with_the_data_or_the_clock(path, tmp_path, written):
     written(path, 5)
     time.sleep(0.01)
     written(other, 5)
-    plain = [[line.split(b',"hash"')[0] for line in p.read_bytes().splitlines()[1:]] for p in (path, other)]
+    plain = [
+        [line.split(b',"hash"')[0] for line in p.read_bytes().splitlines()[1:]]
+        for p in (path, other)
+    ]
     assert plain[0] == plain[1]
 
 
@@ -103,7 +120,10 @@ def test_resuming_goes_on_with_the_next_round(path, written, go_on):
         book.finish()
     run = read(path)
     assert run.complete
-    assert [(event.kind, event.released) for event in run.events] == [("resumed", 3), ("finished", 8)]
+    assert [(event.kind, event.released) for event in run.events] == [
+        ("resumed", 3),
+        ("finished", 8),
+    ]
 
 
 # Leaving the mechanism
@@ -122,7 +142,9 @@ def test_resuming_goes_on_with_the_next_round(path, written, go_on):
         (3, 0.9, 1.5, "round 3 has a clip norm of 0.9, declared is 1.0"),
     ],
 )
-def test_a_run_that_leaves_its_mechanism_stops_and_the_ledger_says_so(path, number, norm, noise, words, written):
+def test_a_run_that_leaves_its_mechanism_stops_and_the_ledger_says_so(
+    path, number, norm, noise, words, written
+):
     written(path, 3)
     with Ledger.open(path) as book:
         with pytest.raises(LeftMechanism, match=words) as error:
@@ -182,7 +204,9 @@ def test_a_run_is_resumed_as_what_it_is(path, written):
     written(path, 3)
     before = path.read_bytes()
     for other in (Mechanism(Poisson(0.01, 9), 1.5), Mechanism(Poisson(0.01, 8), 1.4), RUN + RUN):
-        with pytest.raises(LeftMechanism, match=r"declares Mechanism.*resume with what was declared"):
+        with pytest.raises(
+            LeftMechanism, match=r"declares Mechanism.*resume with what was declared"
+        ):
             Ledger.open(path, other)
     assert path.read_bytes() == before
     Ledger.open(path, Phases((RUN,))).close()
@@ -226,7 +250,9 @@ def test_a_ledger_cut_anywhere_counts_the_round_it_was_writing(path, end, go_on,
             assert (after.released, after.torn) == (rounds + 1, False)
             assert path.read_bytes().startswith(before)  # it only ever grows
         elif run.ended.reason:
-            assert "clip norm was changed".startswith(run.ended.reason.split(" [cut")[0].split("cut short")[0])
+            assert "clip norm was changed".startswith(
+                run.ended.reason.split(" [cut")[0].split("cut short")[0]
+            )
             assert run.ended.private or end == "stopped"
 
 
@@ -235,7 +261,9 @@ def test_a_crash_while_creating_can_be_made_good(path, written):
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
         for use in (read, Ledger.open):
-            with pytest.raises(DamagedLedger, match=r"before anything was released\. Create it again"):
+            with pytest.raises(
+                DamagedLedger, match=r"before anything was released\. Create it again"
+            ):
                 use(path)
         if cut % 50 == 0:
             written(path, 1)
@@ -314,7 +342,9 @@ def test_a_fork_cannot_write_and_does_not_keep_the_lock(path, written):
     """Such as the workers of a data loader, which outlive a killed trainer for a while."""
     written(path, 2)
     parent = python(FORK, path)
-    refusal, child = sorted([parent.stdout.readline(), parent.stdout.readline()], key=len, reverse=True)
+    refusal, child = sorted(
+        [parent.stdout.readline(), parent.stdout.readline()], key=len, reverse=True
+    )
     child = int(child)
     try:
         assert "belongs to the process that opened it" in refusal
@@ -347,7 +377,9 @@ def both(first, second):
         except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
             results[name] = error
 
-    threads = [threading.Thread(target=run, args=each) for each in (("first", first), ("second", second))]
+    threads = [
+        threading.Thread(target=run, args=each) for each in (("first", first), ("second", second))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -461,13 +493,16 @@ def test_a_full_disk_releases_nothing(path, go_on):
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 30, hard))
         try:
-            with pytest.raises(OSError, match=r"round 2 must not be released: .* cannot be written") as error:
+            with pytest.raises(
+                OSError, match=r"round 2 must not be released: .* cannot be written"
+            ) as error:
                 go_on(book, 1)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert error.value.errno == errno.EFBIG
         assert error.value.filename == str(path)
-        with pytest.raises(LedgerError, match="an earlier write failed"):  # it would follow a part of a line
+        # it would follow a part of a line
+        with pytest.raises(LedgerError, match="an earlier write failed"):
             go_on(book, 1)
     assert (read(path).released, read(path).torn) == (3, True)
     with Ledger.open(path) as book:
@@ -495,7 +530,9 @@ def test_a_write_that_fails_releases_nothing(path, monkeypatch, call, go_on):
 
 def test_leaving_is_an_error_even_if_it_cannot_be_written(path, monkeypatch):
     with Ledger.create(path, RUN) as book:
-        monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+        monkeypatch.setattr(
+            os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error"))
+        )
         with pytest.raises(LeftMechanism, match=r"rounds 0 to 0 .*could not be told.*Input/output"):
             book.release(1, clip_norm=1.0, noise_multiplier=1.5)
 
@@ -518,7 +555,9 @@ def test_an_interrupt_in_the_middle_closes_the_ledger(path, monkeypatch, go_on):
 def test_a_ledger_that_vanishes_is_noticed(path, go_on):
     with Ledger.create(path, RUN) as book:
         path.unlink()
-        with pytest.raises(DamagedLedger, match=r"deleted, moved or replaced .* round 0 must not be released"):
+        with pytest.raises(
+            DamagedLedger, match=r"deleted, moved or replaced .* round 0 must not be released"
+        ):
             go_on(book, 1)
 
 
@@ -526,16 +565,24 @@ def test_a_ledger_that_someone_else_writes_is_noticed(path, go_on):
     with Ledger.create(path, RUN) as book:
         with path.open("ab") as other:
             other.write(b"\n")
-        with pytest.raises(DamagedLedger, match=r"someone else changed the file; round 0 must not be released"):
+        with pytest.raises(
+            DamagedLedger, match=r"someone else changed the file; round 0 must not be released"
+        ):
             go_on(book, 1)
 
 
 def test_bad_paths_are_named(path, tmp_path):
-    with pytest.raises(LedgerError, match=r"in an existing directory that can be written, got .*nowhere"):
+    with pytest.raises(
+        LedgerError, match=r"in an existing directory that can be written, got .*nowhere"
+    ):
         Ledger.create(tmp_path / "nowhere" / "run.ledger", RUN)
-    with pytest.raises(LedgerError, match=r"an existing ledger .* got .*run\.ledger.*: No such file"):
+    with pytest.raises(
+        LedgerError, match=r"an existing ledger .* got .*run\.ledger.*: No such file"
+    ):
         Ledger.open(path)
-    with pytest.raises(LedgerError, match=r"a ledger that can be read, got .*run\.ledger.*: No such file"):
+    with pytest.raises(
+        LedgerError, match=r"a ledger that can be read, got .*run\.ledger.*: No such file"
+    ):
         read(path)
     with pytest.raises(LedgerError, match="Is a directory"):
         read(tmp_path)
@@ -553,7 +600,9 @@ def test_a_read_only_file_is_named(path, monkeypatch, written):
             raise PermissionError(errno.EACCES, "Permission denied")
 
         monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(LedgerError, match=r"that can be written, got .*run\.ledger.*: Permission denied"):
+    with pytest.raises(
+        LedgerError, match=r"that can be written, got .*run\.ledger.*: Permission denied"
+    ):
         Ledger.open(path)
     monkeypatch.undo()
     assert read(path).released == 1

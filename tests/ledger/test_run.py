@@ -61,7 +61,8 @@ def test_a_part_of_a_run_is_a_shorter_run(sampler):
         assert (more == less) == (independent or rounds % (len(sampler) // sampler.epochs) == 0)
 
 
-@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")  # of an attack that alternates, in a single round
+# of an attack that alternates, in a single round
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
 @pytest.mark.parametrize("sampler", EVERY, ids=repr)
 def test_the_stated_epsilon_never_falls_as_a_run_goes_on(path, sampler, go_on):
     mechanism = Mechanism(sampler, 2.0)
@@ -75,7 +76,8 @@ def test_the_stated_epsilon_never_falls_as_a_run_goes_on(path, sampler, go_on):
             assert charged.upper <= whole.upper * 1.002
             anyhow = run.guarantee().epsilon(1e-3)
             assert anyhow.upper == pytest.approx(whole.upper, rel=2e-3)
-            assert anyhow.lower <= charged.upper  # no attack is claimed on rounds that were not released
+            # no attack is claimed on rounds that were not released
+            assert anyhow.lower <= charged.upper
             before = charged.upper
             if number < len(sampler):
                 go_on(book, 1)
@@ -92,8 +94,12 @@ def test_independent_rounds_are_charged_one_by_one(path, written):
 def test_the_bracket_of_a_part_of_an_epoch_is_honest(path, written):
     run = read(written(path, 5, Mechanism(Deterministic(3, 4), 2.0)))
     bracket = run.guarantee(stopping="independent").epsilon(1e-5)
-    assert bracket.upper == pytest.approx(Mechanism(Deterministic(3, 2), 2.0).guarantee().epsilon(1e-5).upper, rel=2e-3)
-    assert bracket.lower == pytest.approx(Mechanism(Deterministic(3, 1), 2.0).guarantee().epsilon(1e-5).lower, rel=2e-3)
+    assert bracket.upper == pytest.approx(
+        Mechanism(Deterministic(3, 2), 2.0).guarantee().epsilon(1e-5).upper, rel=2e-3
+    )
+    assert bracket.lower == pytest.approx(
+        Mechanism(Deterministic(3, 1), 2.0).guarantee().epsilon(1e-5).lower, rel=2e-3
+    )
     assert run.guarantee().epsilon(1e-5).lower == bracket.lower
 
 
@@ -121,7 +127,10 @@ def test_phases_that_have_not_begun_are_not_charged(path, written):
 def test_what_the_numbers_assume_is_said(path, written):
     run = read(written(path, 3, insecure_seed=True))
     guessed = "that nobody can guess the seed that somebody chose"
-    assert run.guarantee().assuming == f"{guessed}; that the number of records is public (records= gives another)"
+    assert (
+        run.guarantee().assuming
+        == f"{guessed}; that the number of records is public (records= gives another)"
+    )
     assert replace(run, population=100).guarantee().assuming == guessed
     assert "neither data nor results had a say" in run.guarantee(stopping="independent").assuming
     with pytest.raises(ValueError, match="stopping must be one of 'any', 'independent'"):
@@ -131,8 +140,9 @@ def test_what_the_numbers_assume_is_said(path, written):
 def test_stopping_by_results_breaks_the_smaller_epsilon():
     """Why the whole declared run is charged unless the end was independent: stop once the privacy loss is large.
 
-    One Gaussian release per epoch, up to 100. Stopped in the first epoch in which the loss exceeds by 0.5 the epsilon
-    of the epochs so far, the claim "epsilon of what ran, at delta" is wrong by a factor of four in delta.
+    One Gaussian release per epoch, up to 100. Stopped in the first epoch in which the loss exceeds
+    by 0.5 the epsilon of the epochs so far, the claim "epsilon of what ran, at delta" is wrong by a
+    factor of four in delta.
     """
     shift, delta, runs, rng = 0.3, 0.01, 50_000, np.random.default_rng(1)
     loss, going, excess = np.zeros(runs), np.ones(runs, dtype=bool), np.zeros(runs)
@@ -152,12 +162,18 @@ def test_stopping_by_results_breaks_the_smaller_epsilon():
 
 def test_runs_on_the_same_data_add_up(path, tmp_path, written):
     other = tmp_path / "other.ledger"
-    runs = [read(written(path, 8, finish=True)), read(written(other, 2, Mechanism(Poisson(0.1, 4), 2.0)))]
+    runs = [
+        read(written(path, 8, finish=True)),
+        read(written(other, 2, Mechanism(Poisson(0.1, 4), 2.0))),
+    ]
     together = module.compose(runs, group=2, stopping="independent")
     truth = (RUN + Mechanism(Poisson(0.1, 2), 2.0)).guarantee(group=2).epsilon(1e-5)
     assert together.epsilon(1e-5) == truth
     assert "that no run was described after looking at the results of another" in together.assuming
-    assert module.compose(runs).epsilon(1e-5).upper > module.compose(runs, stopping="independent").epsilon(1e-5).upper
+    assert (
+        module.compose(runs).epsilon(1e-5).upper
+        > module.compose(runs, stopping="independent").epsilon(1e-5).upper
+    )
 
 
 def test_runs_under_different_relations_do_not_add_up(path, tmp_path, written):
@@ -192,7 +208,11 @@ def test_reading_a_ledger_needs_no_torch(path, written):
         "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False, timeout=600
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
     )
     assert done.stderr == ""
     assert done.returncode == 0
@@ -208,13 +228,17 @@ def test_unknown_names_are_unknown():
 @pytest.mark.parametrize("name", ["entries", "ledger", "run"])
 def test_examples(name):
     """Also where torch is missing and the package's examples are left out."""
-    result = doctest.testmod(importlib.import_module(f"verax.ledger.{name}"), optionflags=doctest.ELLIPSIS)
+    result = doctest.testmod(
+        importlib.import_module(f"verax.ledger.{name}"), optionflags=doctest.ELLIPSIS
+    )
     assert result.failed == 0
 
 
 def test_runs_that_protect_different_units_are_not_taken_together(tmp_path, written):
     runs = [read(written(tmp_path / unit, 3, unit=unit)) for unit in ("record", "client")]
-    with pytest.raises(LedgerError, match=r"record protects one record and .*client one client: what protects a"):
+    with pytest.raises(
+        LedgerError, match=r"record protects one record and .*client one client: what protects a"
+    ):
         module.compose(runs)
     both = [runs[1], read(written(tmp_path / "other", 3, unit="client"))]
     assert module.compose(both).unit == "client"

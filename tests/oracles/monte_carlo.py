@@ -1,21 +1,24 @@
 """A cross-check by simulation of what a record that picks its rounds at random costs, with a stated confidence.
 
-It shares nothing with the numerics of ``verax.privacy.pairs.one_of_many`` but the likelihood ratio S of the transcript
-with the record to the one without. Both directions are expectations over transcripts without it, of (S - a)_+ and of
-(1 - a S)_+ with a = e^eps, and both are sampled from tilted laws under which what is averaged is *bounded*, by W say:
+It shares nothing with the numerics of ``verax.privacy.pairs.one_of_many`` but the likelihood ratio
+S of the transcript with the record to the one without. Both directions are expectations over
+transcripts without it, of (S - a)_+ and of (1 - a S)_+ with a = e^eps, and both are sampled from
+tilted laws under which what is averaged is *bounded*, by W say:
 
-* present against absent: density S^k, for whole k. S^k is an average over k-tuples of rounds; given the tuple the
-  scores are independent Gaussians shifted by how often each round occurs, and (S - a)_+ / S^k is largest at
-  S = a k / (k - 1). W is then the bound on delta that the moment E S^k alone would give, a few times delta.
-* absent against present: density e^(-s S), one round's score at a time, and (1 - a S) e^(s S) is largest at
-  S = 1/a - 1/s. W is Chernoff's bound.
+* present against absent: density S^k, for whole k. S^k is an average over k-tuples of rounds; given
+  the tuple the scores are independent Gaussians shifted by how often each round occurs, and (S -
+  a)_+ / S^k is largest at S = a k / (k - 1). W is then the bound on delta that the moment E S^k
+  alone would give, a few times delta.
+* absent against present: density e^(-s S), one round's score at a time, and (1 - a S) e^(s S) is
+  largest at S = 1/a - 1/s. W is Chernoff's bound.
 
-A bounded variable Z in [0, W] is turned into a coin that shows heads with probability Z / W; heads are counted and
-Clopper and Pearson's interval for their probability is exact at any number of trials. As epsilon grows no coin turns
-from tails to heads, so the interval may be inverted for an epsilon without further correction.
+A bounded variable Z in [0, W] is turned into a coin that shows heads with probability Z / W; heads
+are counted and Clopper and Pearson's interval for their probability is exact at any number of
+trials. As epsilon grows no coin turns from tails to heads, so the interval may be inverted for an
+epsilon without further correction.
 
-Where no tilt is known (several rounds a record, or several epochs and "absent against present") W is 1, and deltas far
-below 1 / trials are out of sight: the upper end says so.
+Where no tilt is known (several rounds a record, or several epochs and "absent against present") W
+is 1, and deltas far below 1 / trials are out of sight: the upper end says so.
 """
 
 from __future__ import annotations
@@ -32,7 +35,12 @@ from scipy import special
 from verax import checks
 from verax.mechanism import Mechanism
 from verax.privacy.guarantee import Bracket
-from verax.privacy.numerics.proportions import fewest_above, most_below, proportion_at_least, proportion_at_most
+from verax.privacy.numerics.proportions import (
+    fewest_above,
+    most_below,
+    proportion_at_least,
+    proportion_at_most,
+)
 from verax.privacy.pairs.gaussian_mixture import Array
 from verax.privacy.pricing import presence_shift
 from verax.samplers.balls_in_bins import BallsInBins
@@ -41,9 +49,12 @@ from verax.samplers.random_allocation import RandomAllocation
 DIRECTIONS = ("remove", "add")
 _HIGHEST_POWER = 255
 _MOST_ROUNDS = 10**7
-_SHIFTS = (1e-6, 50.0)  # beyond these likelihood ratios lose their digits, or leave the range of doubles
-_STEEPEST = 4000.0  # log of the largest rate of a tilt: deltas at larger epsilons are below _SMALLEST_DELTA
-_ROUND_OFF = 1e-9  # relative error of the largest value of a coin's weight, far above what doubles give
+# beyond these likelihood ratios lose their digits, or leave the range of doubles
+_SHIFTS = (1e-6, 50.0)
+# log of the largest rate of a tilt: deltas at larger epsilons are below _SMALLEST_DELTA
+_STEEPEST = 4000.0
+# relative error of the largest value of a coin's weight, far above what doubles give
+_ROUND_OFF = 1e-9
 _SMALLEST_DELTA = 1e-300  # below this doubles lose their digits
 _CELLS = 2**21  # scores drawn at once
 _PILOT = 4000  # trials that find out where epsilon lies, before those that count
@@ -70,7 +81,8 @@ def estimate(
         delta: where epsilon is wanted.
         trials: simulated runs for each direction.
         confidence: probability, over the simulation, that both ends of the bracket hold.
-        directions: "remove" compares present with absent, "add" absent with present; a guarantee needs both.
+        directions: "remove" compares present with absent, "add" absent with present; a guarantee
+            needs both.
         insecure_seed: makes the answer repeatable. Nothing private is drawn here.
 
     >>> from verax import BallsInBins, Mechanism
@@ -84,7 +96,9 @@ def estimate(
     """
     race = _race(mechanism)
     if (epsilon is None) == (delta is None):
-        raise ValueError(f"give either epsilon or delta, got epsilon={epsilon!r} and delta={delta!r}")
+        raise ValueError(
+            f"give either epsilon or delta, got epsilon={epsilon!r} and delta={delta!r}"
+        )
     trials = checks.count("trials", trials)
     confidence = checks.probability("confidence", confidence)
     _check(directions)
@@ -120,7 +134,9 @@ class _Race:
 
 def _race(mechanism: Mechanism) -> _Race:
     if not isinstance(mechanism, Mechanism):
-        raise ValueError(f"mechanism must be a Mechanism, got {mechanism!r}; for Phases use guarantee()")
+        raise ValueError(
+            f"mechanism must be a Mechanism, got {mechanism!r}; for Phases use guarantee()"
+        )
     sampler = mechanism.sampler
     if mechanism.relation == "replace" or not isinstance(sampler, BallsInBins | RandomAllocation):
         raise checks.NoGuarantee(
@@ -128,9 +144,13 @@ def _race(mechanism: Mechanism) -> _Race:
             f"got {type(sampler).__name__} with relation={mechanism.relation!r}; use guarantee()"
         )
     checks.positive("noise_multiplier", mechanism.noise_multiplier)
-    times, count = (1, sampler.bins) if isinstance(sampler, BallsInBins) else (sampler.times, sampler.steps)
+    times, count = (
+        (1, sampler.bins) if isinstance(sampler, BallsInBins) else (sampler.times, sampler.steps)
+    )
     if count > _MOST_ROUNDS:
-        raise ValueError(f"an epoch must have at most {_MOST_ROUNDS} rounds to be simulated, got {count}")
+        raise ValueError(
+            f"an epoch must have at most {_MOST_ROUNDS} rounds to be simulated, got {count}"
+        )
     shift = presence_shift(mechanism)
     if not _SHIFTS[0] <= shift <= _SHIFTS[1]:
         least, most = (mechanism.noise_multiplier * shift / end for end in reversed(_SHIFTS))
@@ -147,7 +167,10 @@ def _delta(
     law = _tilted(race, direction, epsilon)
     if law.log_bound(epsilon) < math.log(_SMALLEST_DELTA):
         return 0.0, _SMALLEST_DELTA
-    heads, most = int(np.count_nonzero(law.falls(epsilon, trials, rng) > epsilon)), math.exp(law.log_bound(epsilon))
+    heads, most = (
+        int(np.count_nonzero(law.falls(epsilon, trials, rng) > epsilon)),
+        math.exp(law.log_bound(epsilon)),
+    )
     low, high = proportion_at_least(heads, trials, doubt), proportion_at_most(heads, trials, doubt)
     return min(low * most * (1.0 - _ROUND_OFF), 1.0), min(high * most * (1.0 + _ROUND_OFF), 1.0)
 
@@ -197,14 +220,23 @@ class _Powers:
     def log_bound(self, epsilon: float) -> float:
         """log of the largest value of E S^k (S - a)_+ / S^k."""
         k = self.power
-        return self.log_moment + (1 - k) * epsilon + float(special.xlogy(k - 1, k - 1) - special.xlogy(k, k))
+        return (
+            self.log_moment
+            + (1 - k) * epsilon
+            + float(special.xlogy(k - 1, k - 1) - special.xlogy(k, k))
+        )
 
     def falls(self, start: float, trials: int, rng: np.random.Generator) -> Array:
         """For each trial a coin that shows heads with probability Z/W(start): the epsilon where it turns to tails."""
         log_s = np.zeros(trials)
         for _ in range(self.race.epochs):
             log_s += self._likelihoods(trials, rng)
-        price = np.log(rng.random(trials)) + self.log_bound(start) - self.log_moment + (self.power - 1) * log_s
+        price = (
+            np.log(rng.random(trials))
+            + self.log_bound(start)
+            - self.log_moment
+            + (self.power - 1) * log_s
+        )
         with np.errstate(divide="ignore"):
             return np.asarray(log_s + np.log(-np.expm1(np.minimum(price, 0.0))))
 
@@ -226,8 +258,8 @@ class _Powers:
     def _hits(self, trials: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """How often a random tuple holds each of its rounds; which rounds they are does not matter.
 
-        The round of the tuple's first entry occurs m times with a chance proportional to the ways to choose the
-        others of the m, times e^(u^2 m (m-1) / 2), times the weight of what is left.
+        The round of the tuple's first entry occurs m times with a chance proportional to the ways
+        to choose the others of the m, times e^(u^2 m (m-1) / 2), times the weight of what is left.
         """
         hits = np.zeros((trials, min(self.power, self.race.count)), dtype=np.int64)
         left = np.full(trials, self.power)
@@ -318,7 +350,9 @@ class _Fading:
         missing = np.arange(len(scores))
         while missing.size:
             step = rng.standard_normal(missing.size)
-            kept = rng.random(missing.size) < np.exp(-self._at_mode * (np.expm1(u * step) - u * step))
+            kept = rng.random(missing.size) < np.exp(
+                -self._at_mode * (np.expm1(u * step) - u * step)
+            )
             scores[missing[kept]] = self._mode + step[kept]
             missing = missing[~kept]
         return scores.reshape(shape)
@@ -352,15 +386,20 @@ def _log_ratio(race: _Race, scores: Array) -> Array:
         top = logs.max(axis=1)
         return np.asarray(top + np.log(np.exp(logs - top[:, None]).mean(axis=1)))
     size = np.arange(1.0, race.times + 1.0)
-    reach = np.partition(np.abs(logs), race.count - race.times, axis=1)[:, race.count - race.times :].sum(axis=1)
+    reach = np.partition(np.abs(logs), race.count - race.times, axis=1)[
+        :, race.count - race.times :
+    ].sum(axis=1)
     if reach.max() > _REACH:
         return _log_average(logs, size)
     ratios = np.exp(logs)
-    averages = np.zeros((len(scores), race.times + 1))  # over the sets of 0, 1, ... of the rounds so far
+    # over the sets of 0, 1, ... of the rounds so far
+    averages = np.zeros((len(scores), race.times + 1))
     averages[:, 0] = 1.0
     for t in range(race.count):
         share = np.minimum(size / (t + 1.0), 1.0)
-        averages[:, 1:] = (1.0 - share) * averages[:, 1:] + share * ratios[:, t, None] * averages[:, :-1]
+        averages[:, 1:] = (1.0 - share) * averages[:, 1:] + share * ratios[:, t, None] * averages[
+            :, :-1
+        ]
     return np.asarray(np.log(averages[:, -1]))
 
 
@@ -372,5 +411,7 @@ def _log_average(logs: Array, size: Array) -> Array:
         share = np.minimum(size / (t + 1.0), 1.0)
         with np.errstate(divide="ignore"):
             without, within = np.log1p(-share), np.log(share)
-        found[:, 1:] = np.logaddexp(without + found[:, 1:], within + logs[:, t, None] + found[:, :-1])
+        found[:, 1:] = np.logaddexp(
+            without + found[:, 1:], within + logs[:, t, None] + found[:, :-1]
+        )
     return np.asarray(found[:, -1])

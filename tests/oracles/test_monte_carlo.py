@@ -18,7 +18,7 @@ def bins(count: int, noise: float, epochs: int = 1) -> Mechanism:
     return Mechanism(BallsInBins(count, epochs), noise)
 
 
-# --- inside what is proved ------------------------------------------------------------------------------------------
+# --- inside what is proved ------------------------------------------------------------------------
 
 RUNS = [
     (bins(2, 2.0), 0.3),
@@ -43,11 +43,14 @@ def test_delta_agrees_with_what_is_proved(mechanism, epsilon):
 
 
 @pytest.mark.parametrize(
-    ("bins_", "noise", "delta", "width"), [(100, 1.0, 1e-6, 0.2), (1000, 0.5, 1e-6, 0.05), (7, 5.0, 1e-9, 0.1)]
+    ("bins_", "noise", "delta", "width"),
+    [(100, 1.0, 1e-6, 0.2), (1000, 0.5, 1e-6, 0.05), (7, 5.0, 1e-9, 0.1)],
 )
 def test_epsilon_at_small_deltas(bins_, noise, delta, width):
     """Far below one over the number of trials: that is what the tilts are for."""
-    seen = estimate(bins(bins_, noise), delta=delta, trials=10_000, directions=("remove",), insecure_seed=3)
+    seen = estimate(
+        bins(bins_, noise), delta=delta, trials=10_000, directions=("remove",), insecure_seed=3
+    )
     proved = bins(bins_, noise).guarantee().epsilon(delta)
     assert seen.lower <= proved.upper
     assert proved.lower <= seen.upper
@@ -73,7 +76,7 @@ def test_every_round_is_gaussian(sampler):
     assert at.lower <= gaussian_epsilon(1.0, 0.05) <= at.upper
 
 
-# --- the confidence ------------------------------------------------------------------------------------------------
+# --- the confidence -------------------------------------------------------------------------------
 
 
 def test_the_interval_covers_as_often_as_it_says():
@@ -81,14 +84,28 @@ def test_the_interval_covers_as_often_as_it_says():
     truth = bins(5, 1.0).guarantee().delta(0.5)
     level = 0.5
     ends = [
-        estimate(bins(5, 1.0), epsilon=0.5, trials=150, confidence=level, directions=("remove",), insecure_seed=seed)
+        estimate(
+            bins(5, 1.0),
+            epsilon=0.5,
+            trials=150,
+            confidence=level,
+            directions=("remove",),
+            insecure_seed=seed,
+        )
         for seed in range(300)
     ]
     hits = sum(end.lower <= truth.upper and truth.lower <= end.upper for end in ends)
     assert hits >= stats.binom.ppf(1e-4, 300, level)
     assert hits < 300  # and it is not vacuous
     spans = [
-        estimate(bins(5, 1.0), delta=0.05, trials=150, confidence=level, directions=("remove",), insecure_seed=seed)
+        estimate(
+            bins(5, 1.0),
+            delta=0.05,
+            trials=150,
+            confidence=level,
+            directions=("remove",),
+            insecure_seed=seed,
+        )
         for seed in range(100)
     ]
     epsilon = bins(5, 1.0).guarantee().epsilon(0.05)
@@ -97,13 +114,20 @@ def test_the_interval_covers_as_often_as_it_says():
 
 
 def test_more_trials_narrow_the_bracket_and_more_confidence_widens_it():
-    few, many = (estimate(bins(10, 1.0), epsilon=1.0, trials=n, insecure_seed=0).width for n in (2_000, 50_000))
+    few, many = (
+        estimate(bins(10, 1.0), epsilon=1.0, trials=n, insecure_seed=0).width
+        for n in (2_000, 50_000)
+    )
     assert many < 0.4 * few
     bold, timid = (
-        estimate(bins(10, 1.0), epsilon=1.0, trials=5_000, confidence=c, insecure_seed=0).width for c in (0.5, 0.999999)
+        estimate(bins(10, 1.0), epsilon=1.0, trials=5_000, confidence=c, insecure_seed=0).width
+        for c in (0.5, 0.999999)
     )
     assert bold < 0.6 * timid
-    assert estimate(bins(10, 1.0), epsilon=1.0, trials=100, confidence=0.9).evidence == "monte-carlo, confidence 0.9"
+    assert (
+        estimate(bins(10, 1.0), epsilon=1.0, trials=100, confidence=0.9).evidence
+        == "monte-carlo, confidence 0.9"
+    )
 
 
 def test_a_seed_repeats_and_its_absence_does_not():
@@ -113,7 +137,7 @@ def test_a_seed_repeats_and_its_absence_does_not():
     assert len(fresh) > 1
 
 
-# --- the tilts ------------------------------------------------------------------------------------------------------
+# --- the tilts ------------------------------------------------------------------------------------
 
 
 def test_moments_of_the_average_against_enumeration():
@@ -183,7 +207,9 @@ def test_nothing_is_claimed_below_the_epsilon_where_the_bound_holds(monkeypatch)
     """Coins are made for a start and above; told to start too high, the answer must not reach below it."""
     true = bins(10, 1.0).guarantee().epsilon(1e-3).upper
     monkeypatch.setattr(monte_carlo, "_place", lambda *_: 1.1 * true)
-    seen = estimate(bins(10, 1.0), delta=1e-3, trials=5_000, directions=("remove",), insecure_seed=0)
+    seen = estimate(
+        bins(10, 1.0), delta=1e-3, trials=5_000, directions=("remove",), insecure_seed=0
+    )
     assert seen.lower == 0.0
     assert seen.upper == 1.1 * true
 
@@ -205,7 +231,9 @@ def test_the_ratio_in_logarithms_is_the_same():
     for times in (2, 5, 9):
         logs = 0.8 * scores - 0.32
         found = monte_carlo._log_average(logs, np.arange(1.0, times + 1.0))
-        assert found == pytest.approx(monte_carlo._log_ratio(monte_carlo._Race(times, 9, 1, 0.8), scores), abs=1e-12)
+        assert found == pytest.approx(
+            monte_carlo._log_ratio(monte_carlo._Race(times, 9, 1, 0.8), scores), abs=1e-12
+        )
 
 
 @pytest.mark.parametrize("epsilon", [50.0, 700.0, 720.0, 1e5, 1e300])
@@ -221,11 +249,13 @@ def test_little_noise_and_large_epsilons():
     for directions in (("remove",), ("add",)):
         seen = estimate(mechanism, delta=0.02, trials=5_000, directions=directions, insecure_seed=2)
         assert seen.lower <= gaussian_epsilon(40.0, 0.02) <= seen.upper < math.inf
-        at = estimate(mechanism, epsilon=850.0, trials=5_000, directions=directions, insecure_seed=2)
+        at = estimate(
+            mechanism, epsilon=850.0, trials=5_000, directions=directions, insecure_seed=2
+        )
         assert at.lower <= gaussian_delta(40.0, 850.0) <= at.upper <= 1.5 * at.lower
 
 
-# --- what it cannot see, and what it refuses ------------------------------------------------------------------------
+# --- what it cannot see, and what it refuses ------------------------------------------------------
 
 
 def test_what_is_out_of_sight_is_said_to_be():
@@ -256,17 +286,27 @@ def test_refusals_name_what_is_wrong():
         estimate(run, epsilon=1.0, directions=("sideways",))
     with pytest.raises(ValueError, match=r"directions must be .*, got 5"):
         estimate(run, epsilon=1.0, directions=5)
-    with pytest.raises(ValueError, match="insecure_seed must be a whole number of at least 0, got -1"):
+    with pytest.raises(
+        ValueError, match="insecure_seed must be a whole number of at least 0, got -1"
+    ):
         estimate(run, epsilon=1.0, insecure_seed=-1)
-    with pytest.raises(ValueError, match=r"mechanism must be a Mechanism, got Phases.*use guarantee\(\)"):
+    with pytest.raises(
+        ValueError, match=r"mechanism must be a Mechanism, got Phases.*use guarantee\(\)"
+    ):
         estimate(run + run, epsilon=1.0)
 
 
 @pytest.mark.parametrize(
     ("noise", "clipping", "ends"),
-    [(1e14, Individual(), "0.02 and 1e.06"), (1e-3, Individual(), "0.02 and 1e.06"), (0.03, Batch(), "0.04 and 2e.06")],
+    [
+        (1e14, Individual(), "0.02 and 1e.06"),
+        (1e-3, Individual(), "0.02 and 1e.06"),
+        (0.03, Batch(), "0.04 and 2e.06"),
+    ],
 )
 def test_noise_out_of_range_is_refused(noise, clipping, ends):
     """At noise 1e14 and epsilon 0 rounding once put the upper end 12 % below the truth, .399e-14."""
-    with pytest.raises(ValueError, match=rf"noise_multiplier must lie between {ends} .*use guarantee\(\)"):
+    with pytest.raises(
+        ValueError, match=rf"noise_multiplier must lie between {ends} .*use guarantee\(\)"
+    ):
         estimate(Mechanism(BallsInBins(1), noise, clipping), epsilon=0.0)

@@ -9,7 +9,11 @@ from verax.planning.calculator import budget, next_phase, simple
 from verax.privacy import proactive
 from verax.privacy.proactive import SampleSizes, Work, theorem_b4
 
-ROWS = [(10_000, 5, 19.29962, 31, 198), (60_000, 6, 12.10881, 412, 3042), (50_000, 7, 6.572, 800, 7504)]
+ROWS = [
+    (10_000, 5, 19.29962, 31, 198),
+    (60_000, 6, 12.10881, 412, 3042),
+    (50_000, 7, 6.572, 800, 7504),
+]
 
 
 @pytest.mark.parametrize(("population", "epochs", "sigma", "batch", "asymptotic"), ROWS)
@@ -23,7 +27,9 @@ def test_the_papers_settings(population, epochs, sigma, batch, asymptotic):
     brute = [
         s
         for s in range(1, 2 * batch)
-        if theorem_b4(Work(population, epochs * population / s, epochs), sigma, target.epsilon, target.delta)
+        if theorem_b4(
+            Work(population, epochs * population / s, epochs), sigma, target.epsilon, target.delta
+        )
     ]
     assert brute == list(range(1, batch + 1))
     tight = answer.minimum.mechanism().guarantee().epsilon(target.delta).upper
@@ -73,7 +79,9 @@ def test_a_second_phase_by_brute_force():
     done, sigma, delta = ((408, 882),), 9.0, 1 / 60_000
     phase = next_phase(60_000, done, epochs=2, epsilon=0.3, sigma=sigma)
     granted = [
-        s for s in range(1, 700) if theorem_b4(SampleSizes(60_000, (*done, (s, 120_000 // s))).work, sigma, 0.3, delta)
+        s
+        for s in range(1, 700)
+        if theorem_b4(SampleSizes(60_000, (*done, (s, 120_000 // s))).work, sigma, 0.3, delta)
     ]
     assert max(granted) == phase.batch
     assert phase.epsilon <= 0.3
@@ -85,7 +93,8 @@ def test_a_batch_of_one_is_where_e1_starts_and_stops():
     """Appendix E.1 tries s = 1, 2, ... until one fails; after a phase of larger batches s = 1 fails at once."""
     delta = 1 / 60_000
     small, same = (
-        theorem_b4(SampleSizes(60_000, ((408, 882), (s, 120_000 // s))).work, 9.0, 0.3, delta) for s in (1, 408)
+        theorem_b4(SampleSizes(60_000, ((408, 882), (s, 120_000 // s))).work, 9.0, 0.3, delta)
+        for s in (1, 408)
     )
     assert (bool(small), bool(same)) == (False, True)
     assert small.condition == "(34)"
@@ -105,9 +114,18 @@ def test_the_noise_of_a_phase_sets_the_least_epsilon():
         (lambda: budget(1000, epsilon=1.0, delta=1e-5, sigma=3.0), "give two of them"),
         (lambda: budget(1000, epsilon=1.0, sigma=1.4), "sigma must exceed"),
         (lambda: simple(1000, budget(1000, epsilon=1.0)), "give exactly one of them"),
-        (lambda: simple(1000, budget(1000, epsilon=1.0), epochs=1, batch=3), "give exactly one of them"),
-        (lambda: simple(1000, budget(1000, epsilon=1.0), epochs=1, theta=0.9), "theta must be at least 1"),
-        (lambda: simple(1000, budget(1000, epsilon=1.0), epochs=1e-4), "epochs must be at least 1/population"),
+        (
+            lambda: simple(1000, budget(1000, epsilon=1.0), epochs=1, batch=3),
+            "give exactly one of them",
+        ),
+        (
+            lambda: simple(1000, budget(1000, epsilon=1.0), epochs=1, theta=0.9),
+            "theta must be at least 1",
+        ),
+        (
+            lambda: simple(1000, budget(1000, epsilon=1.0), epochs=1e-4),
+            "epochs must be at least 1/population",
+        ),
     ],
 )
 def test_bad_input(call, message):
@@ -118,7 +136,10 @@ def test_bad_input(call, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: simple(1000, budget(1000, epsilon=0.01), epochs=100), r"condition \(34\).*at most 3787 rounds"),
+        (
+            lambda: simple(1000, budget(1000, epsilon=0.01), epochs=100),
+            r"condition \(34\).*at most 3787 rounds",
+        ),
         (lambda: simple(1000, budget(1000, epsilon=0.5), batch=900), r"condition \(32\)"),
         (lambda: simple(1000, budget(1000, epsilon=0.01), rounds=10**7), r"condition \(34\)"),
         (lambda: next_phase(1000, ((10, 1000),), 5, 0.1), "no batch is granted for 5 more epochs"),

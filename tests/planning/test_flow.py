@@ -76,9 +76,13 @@ def test_reaches_its_goal_and_stays_within_budget(digits, graph, tmp_path):
     assert noises == sorted(noises, reverse=True)  # less noise from phase to phase
     assert budget.used <= 4.0
     assert budget.static().upper < 4.0
-    assert Budget.open(tmp_path / "run.budget").phases == tuple(phase.mechanism for phase in flow.phases)
+    assert Budget.open(tmp_path / "run.budget").phases == tuple(
+        phase.mechanism for phase in flow.phases
+    )
     for number, phase in enumerate(flow.phases):
-        assert ledger.read(tmp_path / f"phase-{number}.ledger").released == len(phase.mechanism.sampler)
+        assert ledger.read(tmp_path / f"phase-{number}.ledger").released == len(
+            phase.mechanism.sampler
+        )
 
 
 def test_a_small_budget_cuts_the_last_phase_short(digits, graph):
@@ -93,7 +97,9 @@ def test_a_small_budget_cuts_the_last_phase_short(digits, graph):
 def test_a_spent_budget_runs_nothing(digits, graph):
     budget = Budget(0.5, 1e-5)
     tiny = Mechanism(Poisson(0.001, 1), 30.0)
-    budget.spend(Mechanism(Poisson(0.5, budget.most_rounds(Mechanism(Poisson(0.5, 1), 30.0))), 30.0))
+    budget.spend(
+        Mechanism(Poisson(0.5, budget.most_rounds(Mechanism(Poisson(0.5, 1), 30.0))), 30.0)
+    )
     assert budget.fits(tiny)
     flow = run(digits, graph, budget, goal=0.99)
     assert (flow.ended, flow.phases, flow.accuracy) == ("budget", (), 0.0)

@@ -35,7 +35,7 @@ from verax.privacy.proactive import Granted, Refused
 TARGET = Target(records=60_000, epsilon=1.0, delta=1e-5)
 
 
-# --- ways -----------------------------------------------------------------------------------------------------------
+# --- ways -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", plannable())
@@ -54,25 +54,36 @@ def test_a_truncated_run_hardly_ever_reaches_its_largest_batch():
     stats = pytest.importorskip("scipy.stats")
     sampler = planned("truncated-poisson", 60_000, 512, 2)
     beyond = stats.binom.sf(sampler.max_batch, 60_000, sampler.rate) * len(sampler)
-    assert beyond <= 1e-20 < stats.binom.sf(sampler.max_batch - 1, 60_000, sampler.rate) * len(sampler)
+    assert (
+        beyond <= 1e-20 < stats.binom.sf(sampler.max_batch - 1, 60_000, sampler.rate) * len(sampler)
+    )
 
 
 @pytest.mark.parametrize(
     ("way", "batch", "message"),
-    [("dice", 1, "sampler must be one of 'poisson'"), ("poisson", 11, "at most 10, got 11"), ("poisson", 0, "batch")],
+    [
+        ("dice", 1, "sampler must be one of 'poisson'"),
+        ("poisson", 11, "at most 10, got 11"),
+        ("poisson", 0, "batch"),
+    ],
 )
 def test_bad_ways(way, batch, message):
     with pytest.raises(ValueError, match=message):
         planned(way, 10, batch, 1)
 
 
-# --- the fast accountant --------------------------------------------------------------------------------------------
+# --- the fast accountant --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("clipping", [Individual(), Batch()])
 @pytest.mark.parametrize(
     "sampler",
-    [Poisson(0.02, 100), Shuffle(50, 3), Shuffle(50, 3, reshuffle=False), planned("buffered-shuffle", 1000, 20, 3)],
+    [
+        Poisson(0.02, 100),
+        Shuffle(50, 3),
+        Shuffle(50, 3, reshuffle=False),
+        planned("buffered-shuffle", 1000, 20, 3),
+    ],
     ids=repr,
 )
 def test_leaving_out_attacks_leaves_the_upper_bound(sampler, clipping):
@@ -93,10 +104,12 @@ def test_one_round_of_many_is_a_little_looser_and_never_below_the_attack(relatio
 
 def test_groups_go_to_the_accountant_itself():
     run = Mechanism(Shuffle(20), 3.0)
-    assert upper_only(run, 2).epsilon(1e-5).upper == pytest.approx(run.guarantee(2).epsilon(1e-5).upper)
+    assert upper_only(run, 2).epsilon(1e-5).upper == pytest.approx(
+        run.guarantee(2).epsilon(1e-5).upper
+    )
 
 
-# --- the search -----------------------------------------------------------------------------------------------------
+# --- the search -----------------------------------------------------------------------------------
 
 
 @given(
@@ -110,7 +123,9 @@ def test_the_search_ends_just_above_the_boundary(power, scale, target, off, fall
     boundary = scale * target ** (-1.0 / power)
     if not 1e-4 < boundary < 1e6:
         return
-    found = smallest_noise(lambda noise: (scale / noise) ** power, target, boundary * math.exp(off), fall)
+    found = smallest_noise(
+        lambda noise: (scale / noise) ** power, target, boundary * math.exp(off), fall
+    )
     assert boundary * (1.0 - 1e-12) <= found.noise_multiplier <= boundary * 1.004
     assert found.epsilon == (scale / found.noise_multiplier) ** power <= target
 
@@ -142,7 +157,7 @@ def test_the_gaussian_guess_is_exact_for_full_batches():
     assert gaussian_limit(mu, 1.0, 1e6) == pytest.approx(1e3 / mu, rel=1e-6)
 
 
-# --- the frontier ---------------------------------------------------------------------------------------------------
+# --- the frontier ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -160,10 +175,14 @@ def test_every_noise_is_certified_by_the_whole_accountant_and_one_percent_less_i
 
 def test_the_noise_is_that_of_calibrate(poisson):
     for plan in poisson[::5]:
-        assert plan.noise_multiplier == pytest.approx(calibrate.noise_multiplier(plan.sampler, 1.0, 1e-5), rel=1.5e-3)
+        assert plan.noise_multiplier == pytest.approx(
+            calibrate.noise_multiplier(plan.sampler, 1.0, 1e-5), rel=1.5e-3
+        )
 
 
-@pytest.mark.parametrize("way", ["truncated-poisson", "without-replacement", "shuffle", "buffered-shuffle"])
+@pytest.mark.parametrize(
+    "way", ["truncated-poisson", "without-replacement", "shuffle", "buffered-shuffle"]
+)
 def test_other_samplers_are_certified_too(way):
     for plan in frontier(Target(6000, 2.0, 1e-4), [60, 600], [1, 7], [way]):
         assert plan.mechanism.guarantee().epsilon(1e-4).upper <= 2.0
@@ -202,18 +221,24 @@ def test_no_plan_has_more_signal_than_the_full_batch(poisson):
 
 def test_a_plan_has_one_noise_whatever_else_was_planned_and_in_which_order():
     points = [(b, e) for b in spread(64, 8192, 4) for e in spread(1, 100, 4)]
-    inside = {(p.batch, p.epochs): p for p in frontier(TARGET, *map(set, zip(*points, strict=True)))}
+    inside = {
+        (p.batch, p.epochs): p for p in frontier(TARGET, *map(set, zip(*points, strict=True)))
+    }
     backwards = Planner(TARGET)
     for batch, epochs in reversed(points):
         assert backwards.plan("poisson", batch, epochs) == inside[batch, epochs]
         assert Planner(TARGET).plan("poisson", batch, epochs) == inside[batch, epochs]
 
 
-@pytest.mark.parametrize(("way", "most"), [("poisson", 3.5), ("without-replacement", 5.0), ("shuffle", 2.5)])
+@pytest.mark.parametrize(
+    ("way", "most"), [("poisson", 3.5), ("without-replacement", 5.0), ("shuffle", 2.5)]
+)
 def test_a_search_takes_few_looks_at_the_accountant(way, most):
     planner = Planner(TARGET)
     points = [(b, e) for b in spread(64, 8192, 5) for e in spread(1, 100, 5)]
-    looks = [planner.solve(planned(way, TARGET.records, batch, epochs)).looks for batch, epochs in points]
+    looks = [
+        planner.solve(planned(way, TARGET.records, batch, epochs)).looks for batch, epochs in points
+    ]
     assert sum(looks) <= most * len(points)
 
 
@@ -223,7 +248,9 @@ def test_a_search_takes_few_looks_at_the_accountant(way, most):
 def test_other_targets(clipping, group, relation):
     target = Target(5000, 3.0, 1e-5, clipping, relation, group)
     (plan,) = frontier(target, [100], [2])
-    assert plan.mechanism == Mechanism(Poisson(0.02, 100), plan.noise_multiplier, clipping, relation)
+    assert plan.mechanism == Mechanism(
+        Poisson(0.02, 100), plan.noise_multiplier, clipping, relation
+    )
     assert plan.mechanism.guarantee(group).epsilon(1e-5).upper <= 3.0
     less = Mechanism(plan.sampler, 0.98 * plan.noise_multiplier, clipping, relation)
     assert less.guarantee(group).epsilon(1e-5).upper > 3.0
@@ -235,9 +262,19 @@ def test_what_a_plan_costs():
     assert plan.signal == 600 / 1.5
     assert plan.ratio == 1.5 / 600
     assert plan.signal_of_run == pytest.approx(math.sqrt(1000) * 400)
-    aggregate = Plan(Target(60_000, 1.0, 1e-5, Batch()), "poisson", 600, 10, Poisson(0.01, 1000), 1.5, 0.99)
+    aggregate = Plan(
+        Target(60_000, 1.0, 1e-5, Batch()), "poisson", 600, 10, Poisson(0.01, 1000), 1.5, 0.99
+    )
     assert aggregate.signal == 1 / 1.5
-    mixed = Plan(Target(60_000, 1.0, 1e-5, Mixed(groups=8)), "poisson", 600, 10, Poisson(0.01, 1000), 1.5, 0.99)
+    mixed = Plan(
+        Target(60_000, 1.0, 1e-5, Mixed(groups=8)),
+        "poisson",
+        600,
+        10,
+        Poisson(0.01, 1000),
+        1.5,
+        0.99,
+    )
     assert mixed.ratio == 1.5 / 8
 
 
@@ -263,8 +300,14 @@ def test_bounds_on_rounds_leave_plans_out():
             {"rounds_at_most": 5},
             "rounds_at_most = 5 leaves no plan: .* 10 rounds; allow 10 rounds, or a batch of 12000",
         ),
-        ({"rounds_at_least": 9999}, "rounds_at_least = 9999 .* make 1000 rounds; ask for 1000 .* allow 100 epochs"),
-        ({"rounds_at_least": 20, "rounds_at_most": 40}, r"nearest have 10 \(batch 6000.* and 100 \("),
+        (
+            {"rounds_at_least": 9999},
+            "rounds_at_least = 9999 .* make 1000 rounds; ask for 1000 .* allow 100 epochs",
+        ),
+        (
+            {"rounds_at_least": 20, "rounds_at_most": 40},
+            r"nearest have 10 \(batch 6000.* and 100 \(",
+        ),
     ],
 )
 def test_an_impossible_number_of_rounds_names_the_nearest(limits, message):
@@ -278,7 +321,10 @@ def test_an_impossible_number_of_rounds_names_the_nearest(limits, message):
         (([], [1]), "batches must hold at least one value"),
         (([10], []), "epochs must hold at least one"),
         (([10], [1], []), "ways must hold at least one"),
-        (([10**6], [1]), "batch must be a whole number of at least 1 and at most 60000, got 1000000"),
+        (
+            ([10**6], [1]),
+            "batch must be a whole number of at least 1 and at most 60000, got 1000000",
+        ),
         (([10], [0]), "epochs must be"),
         (([10], [1], ["dice"]), "sampler must be one of"),
     ],
@@ -312,7 +358,7 @@ def test_no_analysis_is_not_hidden():
         frontier(Target(100, 1.0, 1e-5, relation="add-remove"), [10], [1], ["shuffle"])
 
 
-# --- order, limits, changes -----------------------------------------------------------------------------------------
+# --- order, limits, changes -----------------------------------------------------------------------
 
 
 def test_the_undominated_are_those_that_nothing_beats(poisson):
@@ -320,7 +366,9 @@ def test_the_undominated_are_those_that_nothing_beats(poisson):
     assert best
 
     def beats(a, b):
-        return a.work <= 1.02 * b.work and a.rounds <= b.rounds and a.signal_of_run >= b.signal_of_run
+        return (
+            a.work <= 1.02 * b.work and a.rounds <= b.rounds and a.signal_of_run >= b.signal_of_run
+        )
 
     for plan in poisson:
         assert (plan in best) != any(beats(other, plan) for other in best if other is not plan)
@@ -337,7 +385,9 @@ def test_ranking(poisson):
 def test_limits_keep_what_keeps_them_or_name_what_would(poisson):
     kept = within(poisson, noise_at_most=1.0, ratio_at_most=0.01)
     assert kept == [p for p in poisson if p.noise_multiplier <= 1.0 and p.ratio <= 0.01]
-    with pytest.raises(ValueError, match=r"ratio_at_most = 1e-05 leaves no plan.*epsilon (\d+\.?\d*) there") as error:
+    with pytest.raises(
+        ValueError, match=r"ratio_at_most = 1e-05 leaves no plan.*epsilon (\d+\.?\d*) there"
+    ) as error:
         within(poisson, ratio_at_most=1e-5)
     epsilon = float(str(error.value).split("epsilon ")[1].split()[0])
     best = ranked(poisson, "ratio")[0]
@@ -349,16 +399,20 @@ def test_changes_are_plans_of_their_own():
     plan = Planner(TARGET).plan("poisson", 600, 10)
     found = {change.words: change for change in changes(plan)}
     double = calibrate.noise_multiplier(Poisson(0.01, 2000), 1.0, 1e-5)
-    assert found["twice the epochs"].noise == pytest.approx(double / plan.noise_multiplier - 1.0, abs=2e-3)
+    assert found["twice the epochs"].noise == pytest.approx(
+        double / plan.noise_multiplier - 1.0, abs=2e-3
+    )
     assert found["twice the epochs"].rounds == 1.0
     pair = found["any 2 records together"].after
     assert pair.mechanism.guarantee(2).epsilon(1e-5).upper <= 1.0
     assert found["half the epsilon"].after.mechanism.guarantee().epsilon(1e-5).upper <= 0.5
     assert str(found["twice the records"]).startswith("twice the records: noise -")
-    assert "half the epochs" not in {c.words for c in changes(Planner(TARGET).plan("shuffle", 600, 5))}
+    assert "half the epochs" not in {
+        c.words for c in changes(Planner(TARGET).plan("shuffle", 600, 5))
+    }
 
 
-# --- other unknowns -------------------------------------------------------------------------------------------------
+# --- other unknowns -------------------------------------------------------------------------------
 
 
 def test_epsilon_and_delta_that_a_noise_reaches():
@@ -399,14 +453,20 @@ def test_unknowns_agree_with_each_other(batch, epochs, epsilon):
     noise = Planner(target).plan("poisson", batch, epochs).noise_multiplier
     reached = reachable_epsilon(target, "poisson", batch, epochs, noise).epsilon
     assert 0.985 * epsilon <= reached <= epsilon
-    assert most_rounds(target, "poisson", batch, noise).rounds >= len(planned("poisson", 20_000, batch, epochs))
+    assert most_rounds(target, "poisson", batch, noise).rounds >= len(
+        planned("poisson", 20_000, batch, epochs)
+    )
     assert largest_batch(target, "poisson", epochs, noise).batch >= batch * 0.999
 
 
 def test_too_little_noise_names_what_would_do():
-    with pytest.raises(ValueError, match=r"one epoch of batch 600 has epsilon .* or take noise 3\.73"):
+    with pytest.raises(
+        ValueError, match=r"one epoch of batch 600 has epsilon .* or take noise 3\.73"
+    ):
         most_rounds(TARGET, "shuffle", 600, 1.0)
-    with pytest.raises(ValueError, match=r"up to 1e\+09 records has epsilon .*, or take noise 3\.73"):
+    with pytest.raises(
+        ValueError, match=r"up to 1e\+09 records has epsilon .*, or take noise 3\.73"
+    ):
         fewest_records(TARGET, "shuffle", 600, 1, 1.0)
     with pytest.raises(ValueError, match="a batch of one record for 50 epochs has epsilon"):
         largest_batch(Target(1000, 0.1, 1e-6), "poisson", 50, 0.4)
@@ -414,7 +474,7 @@ def test_too_little_noise_names_what_would_do():
         most_rounds(TARGET, "poisson", 600, 0.0)
 
 
-# --- the closed form beside it --------------------------------------------------------------------------------------
+# --- the closed form beside it --------------------------------------------------------------------
 
 
 @settings(max_examples=12)
@@ -433,7 +493,7 @@ def test_the_closed_form_is_silent_where_it_is_not_about_this_run():
     assert closed_form(Planner(Target(60_000, 1.0, 1e-5, group=2)).plan("poisson", 600, 10)) is None
 
 
-# --- grids ----------------------------------------------------------------------------------------------------------
+# --- grids ----------------------------------------------------------------------------------------
 
 
 def test_grids_are_whole_ascending_and_include_their_ends():

@@ -81,14 +81,17 @@ def test_more_noise_leaves_less(graph):
 
 def test_noise_scales_with_the_clip_norm():
     """The same weights at twice the sigma and half the norm: the same noise, draw by draw."""
-    twice = measured(clip_norms=[1e3], sigmas=[2e-3]).lines[0].points[0]  # norms so large that nothing is clipped
+    # norms so large that nothing is clipped
+    twice = measured(clip_norms=[1e3], sigmas=[2e-3]).lines[0].points[0]
     once = measured(clip_norms=[2e3], sigmas=[1e-3]).lines[0].points[0]
     assert twice.fraction == once.fraction
     assert twice.low == once.low
 
 
 def test_bands_narrow_with_draws():
-    few, many = (measured(clip_norms=[1.0], sigmas=[1.0], draws=n).lines[0].points[0] for n in (50, 400))
+    few, many = (
+        measured(clip_norms=[1.0], sigmas=[1.0], draws=n).lines[0].points[0] for n in (50, 400)
+    )
     assert many.high - many.low < 0.5 * (few.high - few.low)
     assert few.low < many.fraction < few.high
 
@@ -119,7 +122,9 @@ def test_saved_and_read_back(graph, tmp_path):
     assert json.loads((tmp_path / "graph.json").read_text())["public"] is True
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"verax_utility": 1}', '{"verax_utility": 2, "lines": []}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"verax_utility": 1}', '{"verax_utility": 2, "lines": []}']
+)
 def test_other_files_are_refused(content, tmp_path):
     (tmp_path / "graph.json").write_text(content)
     with pytest.raises(ValueError, match="path must be a"):
@@ -158,12 +163,16 @@ def test_the_graph_draws_itself(graph, tmp_path):
         figure(graph, tmp_path / "graph.txt")
 
 
-# --- choosing -------------------------------------------------------------------------------------------------------
+# --- choosing -------------------------------------------------------------------------------------
 
 
 def line(norm, clean, *fractions):
     sigmas = (0.1, 0.2, 0.4, 0.8)
-    return Line(norm, clean, tuple(Point(s, f, f - 0.01, f + 0.01) for s, f in zip(sigmas, fractions, strict=False)))
+    return Line(
+        norm,
+        clean,
+        tuple(Point(s, f, f - 0.01, f + 0.01) for s, f in zip(sigmas, fractions, strict=False)),
+    )
 
 
 def drawn(*lines):
@@ -189,7 +198,9 @@ def test_pick_counts_what_clipping_alone_costs():
 def test_expected_accuracy_follows_the_signal_of_the_run():
     graph = drawn(line(1.0, 0.9, 0.98, 0.9, 0.7, 0.4))
     plans = frontier(Target(20_000, 1.0, 1e-5), batches=[200, 2000], epochs=[2, 10])
-    choices = sorted((expected(plan, graph) for plan in plans), key=lambda choice: choice.plan.signal_of_run)
+    choices = sorted(
+        (expected(plan, graph) for plan in plans), key=lambda choice: choice.plan.signal_of_run
+    )
     accuracies = [choice.accuracy for choice in choices]
     assert accuracies == sorted(accuracies)
     plan = choices[0].plan
@@ -198,7 +209,10 @@ def test_expected_accuracy_follows_the_signal_of_the_run():
 
 
 def test_best_plan_saves_work_where_accuracy_is_the_same():
-    flat, steep = drawn(line(1.0, 0.9, 1.0, 1.0, 1.0, 1.0)), drawn(line(1.0, 0.9, 0.5, 0.3, 0.2, 0.1))
+    flat, steep = (
+        drawn(line(1.0, 0.9, 1.0, 1.0, 1.0, 1.0)),
+        drawn(line(1.0, 0.9, 0.5, 0.3, 0.2, 0.1)),
+    )
     plans = frontier(Target(20_000, 1.0, 1e-5), batches=[200, 1000], epochs=[2, 10])
     assert best_plan(plans, flat).plan.epochs == 2
     best = best_plan(plans, steep)

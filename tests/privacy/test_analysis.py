@@ -27,7 +27,7 @@ def same(a: Bracket, b: Bracket) -> bool:
     return (a.lower, a.upper) == (b.lower, b.upper)
 
 
-# --- Poisson --------------------------------------------------------------------------------------------------------
+# --- Poisson --------------------------------------------------------------------------------------
 
 SMALL = Poisson(rate=0.02, steps=200)
 
@@ -35,7 +35,10 @@ SMALL = Poisson(rate=0.02, steps=200)
 @pytest.mark.parametrize("clipping", [Individual(), Batch(), Mixed(groups=3)])
 @pytest.mark.parametrize("group", [1, 3])
 def test_add_remove_and_zero_out_are_the_same_numbers(clipping, group):
-    one, other = (run(SMALL, 2.0, clipping, relation, group).epsilon(1e-6) for relation in ("add-remove", "zero-out"))
+    one, other = (
+        run(SMALL, 2.0, clipping, relation, group).epsilon(1e-6)
+        for relation in ("add-remove", "zero-out")
+    )
     assert same(one, other)
 
 
@@ -45,7 +48,8 @@ def test_add_remove_and_zero_out_are_the_same_numbers(clipping, group):
 def test_replacing_costs_at_least_as_much_as_adding(clipping, group, rate):
     sampler = Poisson(rate, 50)
     added, replaced = (
-        run(sampler, 3.0, clipping, relation, group).epsilon(1e-6) for relation in ("add-remove", "replace")
+        run(sampler, 3.0, clipping, relation, group).epsilon(1e-6)
+        for relation in ("add-remove", "replace")
     )
     assert added.lower <= replaced.upper
     assert replaced.upper >= added.upper * (1.0 - WIDTH)
@@ -147,10 +151,12 @@ def test_a_large_group_is_priced():
     assert bracket.width <= WIDTH * bracket.upper
 
 
-# --- fixed batches --------------------------------------------------------------------------------------------------
+# --- fixed batches --------------------------------------------------------------------------------
 
 
-def deterministic_mu(clipping, relation: str, group: int, batches: int, epochs: int, noise: float) -> float:
+def deterministic_mu(
+    clipping, relation: str, group: int, batches: int, epochs: int, noise: float
+) -> float:
     """MATH section 4, by brute force over how the group is spread over batches and clip-groups."""
     if isinstance(clipping, Individual):
         return group * math.sqrt(epochs) / noise * (2.0 if relation == "replace" else 1.0)
@@ -177,7 +183,9 @@ def test_deterministic_batches_are_one_gaussian_mechanism(clipping, relation, gr
         mu = deterministic_mu(clipping, relation, group, batches, epochs, noise)
         bracket = run(Deterministic(batches, epochs), noise, clipping, relation, group).delta(1.0)
         assert (
-            gaussian_delta(mu, 1.0, -1) * (1.0 - 1e-12) <= bracket.upper <= gaussian_delta(mu, 1.0, 1) * (1.0 + 1e-12)
+            gaussian_delta(mu, 1.0, -1) * (1.0 - 1e-12)
+            <= bracket.upper
+            <= gaussian_delta(mu, 1.0, 1) * (1.0 + 1e-12)
         )
         if not (isinstance(clipping, Mixed) and group > 1):
             assert bracket.lower == pytest.approx(bracket.upper, rel=1e-10)
@@ -186,7 +194,9 @@ def test_deterministic_batches_are_one_gaussian_mechanism(clipping, relation, gr
 def test_deterministic_epsilon():
     """z = .5, one epoch: 10.997 (MATH section 4)."""
     assert run(Deterministic(10000), 0.5).epsilon(1e-6).upper == pytest.approx(10.997, abs=6e-4)
-    assert run(Deterministic(10000, epochs=4), 1.0).epsilon(1e-6).upper == pytest.approx(10.997, abs=6e-4)
+    assert run(Deterministic(10000, epochs=4), 1.0).epsilon(1e-6).upper == pytest.approx(
+        10.997, abs=6e-4
+    )
 
 
 @given(
@@ -206,26 +216,36 @@ def test_shuffling_costs_at_most_fixed_batches(batches, epochs, noise, group, re
         assert 0.0 <= mixed.lower <= mixed.upper
 
 
-@pytest.mark.parametrize("sampler", [Deterministic(10), Shuffle(10), Shuffle(10, epochs=3, reshuffle=False)])
+@pytest.mark.parametrize(
+    "sampler", [Deterministic(10), Shuffle(10), Shuffle(10, epochs=3, reshuffle=False)]
+)
 def test_fixed_batches_have_no_add_remove_analysis(sampler):
-    with pytest.raises(NoGuarantee, match=f"{type(sampler).__name__} has fixed batch sizes.*zero-out"):
+    with pytest.raises(
+        NoGuarantee, match=f"{type(sampler).__name__} has fixed batch sizes.*zero-out"
+    ):
         run(sampler, 1.0, relation="add-remove")
     assert Mechanism(sampler, 1.0).relation == "zero-out"
 
 
-# --- several phases, and refusals -----------------------------------------------------------------------------------
+# --- several phases, and refusals -----------------------------------------------------------------
 
 
 def test_phases_of_different_samplers_compose_under_a_shared_relation():
     poisson, fixed = Mechanism(SMALL, 2.0, relation="zero-out"), Mechanism(Deterministic(50), 2.0)
     both = (poisson + fixed).guarantee().epsilon(1e-6)
-    assert both.lower <= poisson.guarantee().epsilon(5e-7).upper + fixed.guarantee().epsilon(5e-7).upper
+    assert (
+        both.lower
+        <= poisson.guarantee().epsilon(5e-7).upper + fixed.guarantee().epsilon(5e-7).upper
+    )
     assert both.upper >= max(m.guarantee().epsilon(1e-6).lower for m in (poisson, fixed))
     assert both.width <= WIDTH * both.upper
 
 
 def test_a_shuffled_phase_keeps_its_lower_bound_in_company():
-    shuffled, poisson = Mechanism(Shuffle(1000), 0.7), Mechanism(Poisson(0.001, 10), 5.0, relation="zero-out")
+    shuffled, poisson = (
+        Mechanism(Shuffle(1000), 0.7),
+        Mechanism(Poisson(0.001, 10), 5.0, relation="zero-out"),
+    )
     both = (shuffled + poisson).guarantee().epsilon(1e-5)
     assert both.lower >= shuffled.guarantee().epsilon(1e-5).lower * (1.0 - WIDTH)
     assert both.upper >= shuffled.guarantee().epsilon(1e-5).upper * (1.0 - WIDTH)
@@ -277,8 +297,13 @@ def test_orthogonal_groups_that_change_must_be_orthogonal_before_and_after():
     guarantee = run.guarantee(2, geometry="orthogonal")
     old, new = np.eye(2), -np.ones((2, 2)) / math.sqrt(2.0)
     moved = float(np.linalg.norm(old.sum(axis=0) - new.sum(axis=0)))
-    assert guarantee.delta(1.0).upper == pytest.approx(gaussian_delta(math.sqrt(8.0), 1.0), rel=1e-6)
+    assert guarantee.delta(1.0).upper == pytest.approx(
+        gaussian_delta(math.sqrt(8.0), 1.0), rel=1e-6
+    )
     assert gaussian_delta(moved, 1.0) > 1.05 * guarantee.delta(1.0).upper
     assert "the old and new gradients of each record" in guarantee.assuming
-    assert "the old and new gradients" in run.guarantee(2, geometry="orthogonal", adversary="A1").assuming
+    assert (
+        "the old and new gradients"
+        in run.guarantee(2, geometry="orthogonal", adversary="A1").assuming
+    )
     assert "old" not in Mechanism(Poisson(1.0, 1), 1.0).guarantee(2, geometry="orthogonal").assuming

@@ -8,14 +8,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verax import Batch, Deterministic, Individual, Mechanism, Mixed, NoGuarantee, Poisson, Shuffle, calibrate
+from verax import (
+    Batch,
+    Deterministic,
+    Individual,
+    Mechanism,
+    Mixed,
+    NoGuarantee,
+    Poisson,
+    Shuffle,
+    calibrate,
+)
 from verax.privacy.curves.gaussian import gaussian_epsilon
 
 DELTA = 1e-5
 
 
-def spent(sampler, noise: float, delta: float = DELTA, clipping=None, relation: str = "", group: int = 1) -> float:
-    return Mechanism(sampler, noise, clipping or Individual(), relation).guarantee(group).epsilon(delta).upper
+def spent(
+    sampler, noise: float, delta: float = DELTA, clipping=None, relation: str = "", group: int = 1
+) -> float:
+    return (
+        Mechanism(sampler, noise, clipping or Individual(), relation)
+        .guarantee(group)
+        .epsilon(delta)
+        .upper
+    )
 
 
 SAMPLERS = [
@@ -42,7 +59,9 @@ def test_noise_is_the_least_that_meets_the_target(sampler, epsilon, options):
 def test_gaussian_noise_is_known():
     """mu = sqrt(E) / z, so z solves the closed form."""
     noise = calibrate.noise_multiplier(Deterministic(10, epochs=4), 1.0, DELTA)
-    assert gaussian_epsilon(2.0 / noise, DELTA) <= 1.0 < gaussian_epsilon(2.0 / (0.999 * noise), DELTA)
+    assert (
+        gaussian_epsilon(2.0 / noise, DELTA) <= 1.0 < gaussian_epsilon(2.0 / (0.999 * noise), DELTA)
+    )
 
 
 def test_no_noise_is_needed_when_hardly_anyone_is_sampled():
@@ -97,13 +116,19 @@ def test_a_group_needs_more_noise_and_batch_clipping_too():
     sampler = Poisson(0.02, 100)
     plain = calibrate.noise_multiplier(sampler, 1.0, DELTA)
     assert calibrate.noise_multiplier(sampler, 1.0, DELTA, group=3) > 1.5 * plain
-    assert calibrate.noise_multiplier(sampler, 1.0, DELTA, clipping=Batch()) == pytest.approx(2 * plain, rel=2e-3)
+    assert calibrate.noise_multiplier(sampler, 1.0, DELTA, clipping=Batch()) == pytest.approx(
+        2 * plain, rel=2e-3
+    )
 
 
 def test_targets_out_of_reach_say_what_to_do():
-    with pytest.raises(ValueError, match=r"epsilon = 1e-12 .*noise_multiplier above .*raise epsilon or delta"):
+    with pytest.raises(
+        ValueError, match=r"epsilon = 1e-12 .*noise_multiplier above .*raise epsilon or delta"
+    ):
         calibrate.noise_multiplier(Poisson(1.0, 1000), 1e-12, 1e-12)
-    with pytest.raises(ValueError, match=r"does not allow one step: raise noise_multiplier \(now 0\.3\) or epsilon"):
+    with pytest.raises(
+        ValueError, match=r"does not allow one step: raise noise_multiplier \(now 0\.3\) or epsilon"
+    ):
         calibrate.steps(0.5, 0.3, 0.1, DELTA)
     with pytest.raises(ValueError, match=r"allows no rate above .*raise noise_multiplier"):
         calibrate.rate(10**6, 0.0, 0.1, 1e-9)

@@ -1,7 +1,8 @@
 """Curves fall and noise helps, at both ends of the doubles; and an answer depends on its question alone.
 
-Lower bounds of the larger quantity never exceed upper bounds of the smaller, as both are proved. Upper bounds alone are
-computed on grids of their own and need not be ordered more closely than brackets are narrow.
+Lower bounds of the larger quantity never exceed upper bounds of the smaller, as both are proved.
+Upper bounds alone are computed on grids of their own and need not be ordered more closely than
+brackets are narrow.
 """
 
 import itertools
@@ -9,7 +10,15 @@ import itertools
 import mpmath
 import pytest
 
-from verax import BallsInBins, Batch, Mechanism, Poisson, RandomParticipation, Shuffle, TruncatedPoisson
+from verax import (
+    BallsInBins,
+    Batch,
+    Mechanism,
+    Poisson,
+    RandomParticipation,
+    Shuffle,
+    TruncatedPoisson,
+)
 
 EPSILONS = [0.0, 5e-324, 1e-12, 0.1, 1.0, 10.0, 1e4, 1e8, 1e300, 1.7e308]
 DELTAS = [1e-300, 1e-20, 1e-5, 0.3, 0.99]
@@ -54,19 +63,26 @@ def test_delta_falls_in_epsilon_and_epsilon_in_delta(run):
 
 
 @pytest.mark.parametrize(
-    ("rate", "steps"), [(1e-7, 10), (1e-7, 10**6), (0.001, 100), (0.1, 100), (0.1, 10**5), (1.0, 10)]
+    ("rate", "steps"),
+    [(1e-7, 10), (1e-7, 10**6), (0.001, 100), (0.1, 100), (0.1, 10**5), (1.0, 10)],
 )
 @pytest.mark.parametrize("delta", [1e-300, 1e-20, 1e-5])
 def test_noise_helps_and_rates_rounds_and_groups_hurt(rate, steps, delta):
     def cost(noise=1.0, times=1, group=1, less=1.0):
-        return Mechanism(Poisson(rate * less, steps * times), noise).guarantee(group=group).epsilon(delta)
+        return (
+            Mechanism(Poisson(rate * less, steps * times), noise)
+            .guarantee(group=group)
+            .epsilon(delta)
+        )
 
     def rises(*costs):
         for smaller, larger in itertools.pairwise(costs):
             assert 0.0 <= smaller.lower <= larger.upper
             assert smaller.upper <= larger.upper * WIDTH + 1e-9
 
-    rises(*(cost(noise) for noise in (1e308, 1e11, 1e9, 10.0, 1.0, 0.3, 0.009, 1e-5, 1e-200, 5e-324)))
+    rises(
+        *(cost(noise) for noise in (1e308, 1e11, 1e9, 10.0, 1.0, 0.3, 0.009, 1e-5, 1e-200, 5e-324))
+    )
     once = cost()
     rises(cost(less=0.5), once, cost(times=2))
     rises(once, cost(group=2), cost(group=5))
@@ -101,7 +117,10 @@ def test_no_delta_is_left_far_out():
 
 def test_a_client_has_no_more_records_than_it_says():
     run = Mechanism(RandomParticipation(0.1, 0.9, 0, 100), 1.0)
-    with pytest.raises(ValueError, match="group must be at most 1, got 2: RandomParticipation protects records of one"):
+    with pytest.raises(
+        ValueError,
+        match="group must be at most 1, got 2: RandomParticipation protects records of one",
+    ):
         run.guarantee(group=2)
     run = Mechanism(RandomParticipation(0.1, 0.9, 1, 100), 1.0, Batch())
     assert run.guarantee(group=2).delta(5.0).upper > 0.3
@@ -110,8 +129,8 @@ def test_a_client_has_no_more_records_than_it_says():
 def seen_rounds(rate: float, steps: int, noise: float, epsilon: float) -> float:
     """delta of a run with so little noise that the number of rounds joined is seen, in 40-digit arithmetic.
 
-    Given that number n, the loss is n log(rate) + (steps - n) log(1 - rate) + n u^2 / 2 and a normal of variance n u^2,
-    u = 1 / noise, but for chances far below e^(-u^2 / 8).
+    Given that number n, the loss is n log(rate) + (steps - n) log(1 - rate) + n u^2 / 2 and a
+    normal of variance n u^2, u = 1 / noise, but for chances far below e^(-u^2 / 8).
     """
     with mpmath.workdps(40):
         rate, u, epsilon = mpmath.mpf(rate), 1 / mpmath.mpf(noise), mpmath.mpf(epsilon)
@@ -122,7 +141,9 @@ def seen_rounds(rate: float, steps: int, noise: float, epsilon: float) -> float:
             spread = u * mpmath.sqrt(n)
             far = (known + n * u * u / 2 - epsilon) / spread
             if far > -60:
-                total += chance * (mpmath.ncdf(far) - mpmath.exp(epsilon - known) * mpmath.ncdf(far - spread))
+                total += chance * (
+                    mpmath.ncdf(far) - mpmath.exp(epsilon - known) * mpmath.ncdf(far - spread)
+                )
         return float(total)
 
 

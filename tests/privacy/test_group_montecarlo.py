@@ -36,7 +36,9 @@ def test_line_21_as_printed_estimates_something_else():
     assert printed(found.absent, 1.0) == pytest.approx(-0.1242, abs=0.005)
     x = np.linspace(-14.0, 18.0, 400_001)
     density = stats.norm.pdf(x) * (x[1] - x[0])
-    upside_down = 1.0 - math.e + math.e * np.sum(density * np.maximum(1.0 - 1.0 / (math.e * ratio(x)), 0.0))
+    upside_down = (
+        1.0 - math.e + math.e * np.sum(density * np.maximum(1.0 - 1.0 / (math.e * ratio(x)), 0.0))
+    )
     corrected = 1.0 - math.e + math.e * np.sum(density * np.maximum(1.0 - ratio(x) / math.e, 0.0))
     assert upside_down == pytest.approx(-0.12422, abs=1e-4)
     assert corrected == pytest.approx(0.028331, abs=1e-5)
@@ -52,7 +54,9 @@ def test_the_ratios_are_those_of_the_algorithm():
     assert np.abs(table(x) - mixture.log_likelihood(x)).max() <= table.error + 1e-13 < 1e-8
 
 
-@pytest.mark.parametrize(("group", "rate", "noise"), [(64, 0.5, 2.0), (200, 0.01, 0.5), (1, 1e-4, 0.3)])
+@pytest.mark.parametrize(
+    ("group", "rate", "noise"), [(64, 0.5, 2.0), (200, 0.01, 0.5), (1, 1e-4, 0.3)]
+)
 def test_the_error_of_the_table_is_bounded(group, rate, noise):
     _, mixture = group_montecarlo._rounds(Mechanism(Poisson(rate, 1), noise), group, "any")
     table = group_montecarlo._Table(mixture)
@@ -75,7 +79,9 @@ def test_the_error_of_the_table_is_bounded(group, rate, noise):
 )
 def test_intervals_hold_what_is_proved(run, group, geometry):
     proved = run.guarantee(group, geometry)
-    found = simulate(run, group, samples=50_000, geometry=geometry, confidence=0.999, insecure_seed=11)
+    found = simulate(
+        run, group, samples=50_000, geometry=geometry, confidence=0.999, insecure_seed=11
+    )
     for epsilon in (0.0, 0.5, 1.5):
         inside = found.delta(epsilon)
         assert inside.lower <= proved.delta(epsilon).upper
@@ -95,7 +101,9 @@ def test_intervals_hold_as_often_as_they_say(sampling):
     truth = ONE_STEP.guarantee(4).delta(1.0)
     hits = 0
     for seed in range(200):
-        found = simulate(ONE_STEP, 4, samples=300, sampling=sampling, confidence=0.8, insecure_seed=seed).delta(1.0)
+        found = simulate(
+            ONE_STEP, 4, samples=300, sampling=sampling, confidence=0.8, insecure_seed=seed
+        ).delta(1.0)
         hits += found.lower <= truth.upper and truth.lower <= found.upper
     assert hits >= 160 - 3 * math.sqrt(200 * 0.8 * 0.2)
 
@@ -113,7 +121,8 @@ def test_what_is_too_rare_to_be_seen_has_no_upper_end():
     found = simulate(ONE_STEP, 1, samples=1000, insecure_seed=2)
     assert found.epsilon(1e-9).upper == math.inf
     assert found.delta(30.0).lower == 0.0
-    assert found.delta(30.0).upper == pytest.approx(1.0 - 0.0025 ** (1 / 1000), rel=1e-6)  # nothing seen in 1000 runs
+    # nothing seen in 1000 runs
+    assert found.delta(30.0).upper == pytest.approx(1.0 - 0.0025 ** (1 / 1000), rel=1e-6)
 
 
 @pytest.mark.parametrize("sampling", ["both", "paper"])
@@ -128,7 +137,10 @@ def test_epsilons_whose_exponential_is_too_large(sampling, epsilon):
 def test_drawing_only_without_the_group_is_much_worse_at_large_epsilons():
     """Its second direction is a difference of numbers of size e^eps."""
     run = Mechanism(Poisson(0.2, 20), 3.0)
-    both, paper = (simulate(run, 8, samples=20_000, sampling=s, insecure_seed=1).delta(4.0) for s in ("both", "paper"))
+    both, paper = (
+        simulate(run, 8, samples=20_000, sampling=s, insecure_seed=1).delta(4.0)
+        for s in ("both", "paper")
+    )
     truth = run.guarantee(8).delta(4.0)
     assert both.lower <= truth.upper
     assert truth.lower <= both.upper
@@ -168,10 +180,16 @@ def test_the_default_is_quick():
         ({"confidence": 1.0}, "confidence must lie strictly between 0 and 1, got 1.0"),
         ({"sampling": "some"}, "sampling must be one of 'both', 'paper', got 'some'"),
         ({"geometry": "flat"}, "geometry must be one of 'any', 'orthogonal', got 'flat'"),
-        ({"group": 10**7}, "group must be a whole number of at least 1 and at most 1000000, got 10000000"),
+        (
+            {"group": 10**7},
+            "group must be a whole number of at least 1 and at most 1000000, got 10000000",
+        ),
         ({"insecure_seed": -1}, "insecure_seed must be a whole number of at least 0, got -1"),
         ({"mechanism": ONE_STEP + ONE_STEP}, "mechanism must be a Mechanism, got Phases"),
-        ({"mechanism": Mechanism(Poisson(0.1, 1), 1e-160)}, "noise_multiplier must be at least 1e-12 to be simulated"),
+        (
+            {"mechanism": Mechanism(Poisson(0.1, 1), 1e-160)},
+            "noise_multiplier must be at least 1e-12 to be simulated",
+        ),
         ({"mechanism": Mechanism(Poisson(0.1, 1), 0.0)}, "needs a noise_multiplier above 0, got 0"),
     ],
 )
@@ -180,9 +198,13 @@ def test_bad_input(change, message):
         simulate(**({"mechanism": ONE_STEP} | change))
 
 
-@pytest.mark.parametrize("run", [Mechanism(Deterministic(4), 1.0), Mechanism(Poisson(0.1, 1), 1.0, relation="replace")])
+@pytest.mark.parametrize(
+    "run", [Mechanism(Deterministic(4), 1.0), Mechanism(Poisson(0.1, 1), 1.0, relation="replace")]
+)
 def test_other_runs_are_not_simulated(run):
-    with pytest.raises(NoGuarantee, match=r"the simulation is of Poisson batches under relation .*; use Mechanism"):
+    with pytest.raises(
+        NoGuarantee, match=r"the simulation is of Poisson batches under relation .*; use Mechanism"
+    ):
         simulate(run)
 
 

@@ -65,7 +65,9 @@ def test_copies_are_the_worst_group():
     run, size, epsilon = Mechanism(Poisson(0.2, 1), 1.5), 5, 1.0
     x = np.linspace(-15.0, 20.0, 200_001)
     absent = stats.norm.pdf(x, 0.0, 1.5)
-    present = sum(stats.binom.pmf(j, size, 0.2) * stats.norm.pdf(x, j, 1.5) for j in range(size + 1))
+    present = sum(
+        stats.binom.pmf(j, size, 0.2) * stats.norm.pdf(x, j, 1.5) for j in range(size + 1)
+    )
     delta = float(np.sum(np.maximum(present - math.exp(epsilon) * absent, 0.0)) * (x[1] - x[0]))
     bracket = duplicates(run, [1, size], delta, rtol=1e-4)[size]
     assert bracket.lower <= epsilon * 1.0001
@@ -75,7 +77,11 @@ def test_copies_are_the_worst_group():
 
 def test_the_largest_group_fits_and_the_next_does_not():
     size = largest_group(RUN, 3.0, DELTA)
-    assert RUN.guarantee(size).epsilon(DELTA).upper <= 3.0 < RUN.guarantee(size + 1).epsilon(DELTA).upper
+    assert (
+        RUN.guarantee(size).epsilon(DELTA).upper
+        <= 3.0
+        < RUN.guarantee(size + 1).epsilon(DELTA).upper
+    )
     assert largest_group(RUN, 0.0, DELTA) == 0
     assert largest_group(RUN, 1e9, DELTA, most=37) == 37
     small = Mechanism(WithoutReplacement(1, 5, 1), 50.0)
@@ -96,7 +102,9 @@ def test_poisoning_a_gaussian_mechanism(probability, records):
 @pytest.mark.parametrize("rate", [0.001, 0.1])
 def test_events_as_rare_as_doubles_go(rate):
     """Absent, a score above 38.5 has probability 5e-324; a record at 50 deviations is sampled with this rate."""
-    assert probability_after(Mechanism(Poisson(rate, 1), 0.02), 5e-324, 1).upper >= rate * stats.norm.cdf(50.0 - 38.5)
+    assert probability_after(
+        Mechanism(Poisson(rate, 1), 0.02), 5e-324, 1
+    ).upper >= rate * stats.norm.cdf(50.0 - 38.5)
 
 
 def test_certain_events_stay_likely_and_impossible_ones_rare():
@@ -105,7 +113,8 @@ def test_certain_events_stay_likely_and_impossible_ones_rare():
         found = probability_after(GAUSSIAN, probability, 3)
         assert 0.0 <= found.lower <= probability <= found.upper <= 1.0
         assert found.width <= delta
-    assert probability_after(Mechanism(Poisson(1.0, 1), 0.0), 0.5, 1).upper == 1.0  # no noise, no promise
+    # no noise, no promise
+    assert probability_after(Mechanism(Poisson(1.0, 1), 0.0), 0.5, 1).upper == 1.0
 
 
 @pytest.mark.parametrize(("top", "other"), [(0.9, None), (0.9, 0.02), (0.6, 0.35)])
@@ -120,7 +129,10 @@ def test_certified_poisoning_of_a_gaussian_mechanism(top, other):
 
 
 def test_replacing_records_certifies_fewer_than_adding_them():
-    added, replaced = (certified_poisoning(Mechanism(Poisson(0.1, 20), 5.0, relation=r), 0.9) for r in ("", "replace"))
+    added, replaced = (
+        certified_poisoning(Mechanism(Poisson(0.1, 20), 5.0, relation=r), 0.9)
+        for r in ("", "replace")
+    )
     assert 0 < replaced.records < added.records
 
 
@@ -151,35 +163,69 @@ def test_no_crossing_where_none_is_proved():
     assert crossover(one, batch, DELTA, most=8) is None
     assert crossover(batch, one, DELTA, most=8) is None
     shuffled = Mechanism(Shuffle(10), 1.0)
-    assert crossover(shuffled, Mechanism(Shuffle(10), 1.0, Batch()), DELTA, most=4) is None  # brackets too wide
+    # brackets too wide
+    assert crossover(shuffled, Mechanism(Shuffle(10), 1.0, Batch()), DELTA, most=4) is None
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: user_epsilons("x", [1], DELTA), "run must be a Mechanism or Phases, got 'x'"),
-        (lambda: user_epsilons(RUN, 5, DELTA), "counts must hold whole numbers, such as .5., got 5"),
+        (
+            lambda: user_epsilons(RUN, 5, DELTA),
+            "counts must hold whole numbers, such as .5., got 5",
+        ),
         (lambda: duplicates(None, [1], DELTA), "run must be a Mechanism or Phases, got None"),
         (lambda: duplicates(RUN, 5, DELTA), "copies must hold whole numbers, such as .5., got 5"),
         (lambda: largest_group(3, 1.0, DELTA), "run must be a Mechanism or Phases, got 3"),
         (lambda: probability_after(3, 0.5, 1), "run must be a Mechanism or Phases, got 3"),
         (lambda: certified_poisoning(3, 0.9), "run must be a Mechanism or Phases, got 3"),
         (lambda: crossover(RUN, 3, DELTA), "run must be a Mechanism or Phases, got 3"),
-        (lambda: user_epsilons(RUN, [], DELTA), "counts must hold the records of at least one user, got none"),
-        (lambda: user_epsilons(RUN, {3: 0}, DELTA), "counts must hold the records of at least one user, got none"),
-        (lambda: user_epsilons(RUN, [2, -1], DELTA), "records of a user must be a whole number of at least 0, got -1"),
-        (lambda: user_epsilons(RUN, [2.5], DELTA), "records of a user must be a whole number of at least 0, got 2.5"),
-        (lambda: user_epsilons(RUN, {1: -2}, DELTA), "users must be a whole number of at least 0, got -2"),
+        (
+            lambda: user_epsilons(RUN, [], DELTA),
+            "counts must hold the records of at least one user, got none",
+        ),
+        (
+            lambda: user_epsilons(RUN, {3: 0}, DELTA),
+            "counts must hold the records of at least one user, got none",
+        ),
+        (
+            lambda: user_epsilons(RUN, [2, -1], DELTA),
+            "records of a user must be a whole number of at least 0, got -1",
+        ),
+        (
+            lambda: user_epsilons(RUN, [2.5], DELTA),
+            "records of a user must be a whole number of at least 0, got 2.5",
+        ),
+        (
+            lambda: user_epsilons(RUN, {1: -2}, DELTA),
+            "users must be a whole number of at least 0, got -2",
+        ),
         (lambda: user_epsilons(RUN, [10**7], DELTA), "group must be at most 1000000, got 10000000"),
         (lambda: user_epsilons(RUN, [1], 0.0), "delta must lie strictly between 0 and 1, got 0.0"),
         (lambda: duplicates(RUN, [0], DELTA), "copies must be a whole number of at least 1, got 0"),
         (lambda: duplicates(RUN, [1], 1.5), "delta must lie strictly between 0 and 1, got 1.5"),
-        (lambda: largest_group(RUN, -1.0, DELTA), "epsilon must be at least 0 and finite, got -1.0"),
-        (lambda: largest_group(RUN, 1.0, DELTA, most=0), "most must be a whole number of at least 1"),
+        (
+            lambda: largest_group(RUN, -1.0, DELTA),
+            "epsilon must be at least 0 and finite, got -1.0",
+        ),
+        (
+            lambda: largest_group(RUN, 1.0, DELTA, most=0),
+            "most must be a whole number of at least 1",
+        ),
         (lambda: probability_after(RUN, 1.1, 1), r"probability must lie in \[0, 1\], got 1.1"),
-        (lambda: probability_after(RUN, 0.5, 0), "records must be a whole number of at least 1, got 0"),
-        (lambda: certified_poisoning(RUN, 0.4), "nothing to certify: top must be above runner_up, got 0.4 and 0.6"),
-        (lambda: certified_poisoning(RUN, 0.7, 0.4), "top and runner_up must add up to at most 1, got 0.7 and 0.4"),
+        (
+            lambda: probability_after(RUN, 0.5, 0),
+            "records must be a whole number of at least 1, got 0",
+        ),
+        (
+            lambda: certified_poisoning(RUN, 0.4),
+            "nothing to certify: top must be above runner_up, got 0.4 and 0.6",
+        ),
+        (
+            lambda: certified_poisoning(RUN, 0.7, 0.4),
+            "top and runner_up must add up to at most 1, got 0.7 and 0.4",
+        ),
         (lambda: certified_poisoning(RUN, float("nan")), "top must be a number, got nan"),
         (lambda: crossover(RUN, RUN, 0.0), "delta must lie strictly between 0 and 1"),
     ],

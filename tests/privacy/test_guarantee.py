@@ -56,7 +56,9 @@ def test_str_is_an_interval():
     assert str(Bracket(1.0, 2.0)) == "[1.0000, 2.0000]"
 
 
-@pytest.mark.parametrize("delta", [0, 0.0, 1, 1.0, -1, -1e-5, 2.0, math.nan, math.inf, "a", None, True])
+@pytest.mark.parametrize(
+    "delta", [0, 0.0, 1, 1.0, -1, -1e-5, 2.0, math.nan, math.inf, "a", None, True]
+)
 def test_bad_deltas_name_themselves(delta):
     with pytest.raises(ValueError, match="delta must") as refusal:
         RUN.guarantee().epsilon(delta)
@@ -72,7 +74,10 @@ def test_bad_epsilons_name_themselves(epsilon):
 
 @pytest.mark.parametrize("rtol", [0, 0.0, 2, 1.0, -1e-3, 1e-12, math.nan, math.inf, "a"])
 def test_bad_tolerances_name_themselves(rtol):
-    for ask in (lambda: RUN.guarantee().epsilon(1e-5, rtol=rtol), lambda: RUN.guarantee().delta(1.0, rtol=rtol)):
+    for ask in (
+        lambda: RUN.guarantee().epsilon(1e-5, rtol=rtol),
+        lambda: RUN.guarantee().delta(1.0, rtol=rtol),
+    ):
         with pytest.raises(ValueError, match="rtol must") as refusal:
             ask()
         assert repr(rtol) in str(refusal.value)
@@ -81,7 +86,9 @@ def test_bad_tolerances_name_themselves(rtol):
 @pytest.mark.parametrize("rtol", [0.1, 1e-2, 1e-3, 1e-4])
 def test_widths_are_as_asked(rtol):
     guarantee = RUN.guarantee()
-    assert guarantee.epsilon(1e-5, rtol=rtol).width <= rtol * guarantee.epsilon(1e-5, rtol=rtol).upper
+    assert (
+        guarantee.epsilon(1e-5, rtol=rtol).width <= rtol * guarantee.epsilon(1e-5, rtol=rtol).upper
+    )
     assert guarantee.delta(1.0, rtol=rtol).width <= rtol * guarantee.delta(1.0, rtol=rtol).upper
 
 

@@ -43,25 +43,32 @@ def claimed(p, q, records, noise, epsilon):
     return published(RandomParticipation(p, q, records, 1), noise, epsilon, published_unsound=True)
 
 
-# --- the published theorem ------------------------------------------------------------------------------------------
+# --- the published theorem ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("p", "q", "records", "noise", "epsilon", "printed", "truth"),
-    [(0.1, 0.001, 1000, 0.646, 0.015, 5.1e-20, 2.29e-7), (0.5, 0.1, 30, 1.0, 0.5, 2.8e-10, 2.186e-4)],
+    [
+        (0.1, 0.001, 1000, 0.646, 0.015, 5.1e-20, 2.29e-7),
+        (0.5, 0.1, 30, 1.0, 0.5, 2.8e-10, 2.186e-4),
+    ],
 )
 def test_counterexamples_to_the_published_theorem(p, q, records, noise, epsilon, printed, truth):
     """With the other gradients 0 the run is Poisson sampling with rate pq, in closed form."""
     larger = math.log1p(math.expm1(epsilon) / (p * q))
     middle, half = -noise * larger, 0.5 / noise
-    poisson = p * q * (stats.norm.cdf(middle + half) - math.exp(larger) * stats.norm.cdf(middle - half))
+    poisson = (
+        p * q * (stats.norm.cdf(middle + half) - math.exp(larger) * stats.norm.cdf(middle - half))
+    )
     assert poisson == pytest.approx(truth, rel=2e-3)
     formula = claimed(p, q, records, noise, epsilon)
     assert formula == pytest.approx(printed, rel=0.02)
     assert formula < poisson / 1e5
     bracket = run(p, q, records, noise).delta(epsilon)
     assert formula < poisson <= bracket.lower <= bracket.upper
-    assert published_by_quadrature(p, q, records, noise, epsilon) == pytest.approx(formula, rel=1e-3)
+    assert published_by_quadrature(p, q, records, noise, epsilon) == pytest.approx(
+        formula, rel=1e-3
+    )
 
 
 def published_by_quadrature(p, q, records, noise, epsilon):
@@ -76,13 +83,17 @@ def published_by_quadrature(p, q, records, noise, epsilon):
         weights = [mpmath.binomial(records, i) * q**i * (1 - q) ** (records - i) for i in hits]
 
         def equation(z):
-            up = mpmath.fsum(w * mpmath.npdf(z, i + 1, s) for i, w in zip(hits, weights, strict=True))
+            up = mpmath.fsum(
+                w * mpmath.npdf(z, i + 1, s) for i, w in zip(hits, weights, strict=True)
+            )
             stay = mpmath.fsum(w * mpmath.npdf(z, i, s) for i, w in zip(hits, weights, strict=True))
             return mpmath.log(up) - mpmath.log(larger * (c2 * stay + c1 * mpmath.npdf(z, 0, s)))
 
         z = mpmath.findroot(equation, (-10, 40), solver="anderson", tol=1e-30)
         tail = [1 - mpmath.ncdf(z, i, s) for i in range(hits[-1] + 2)]
-        total = mpmath.fsum(w * (tail[i + 1] - larger * c2 * tail[i]) for i, w in zip(hits, weights, strict=True))
+        total = mpmath.fsum(
+            w * (tail[i + 1] - larger * c2 * tail[i]) for i, w in zip(hits, weights, strict=True)
+        )
         return float(p * q * (total - larger * c1 * tail[0]))
 
 
@@ -98,7 +109,7 @@ def test_the_published_formula_must_be_asked_for():
         published(RandomParticipation(0.1, 0.1, 10, 1), 1.0, 0.1)
 
 
-# --- one round against brute force ----------------------------------------------------------------------------------
+# --- one round against brute force ----------------------------------------------------------------
 
 
 def on_a_line(p, q, i, unit, epsilon, other_way=False):
@@ -113,13 +124,17 @@ def on_a_line(p, q, i, unit, epsilon, other_way=False):
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.02, 0.3])
-@pytest.mark.parametrize(("p", "q", "records", "noise"), [(0.5, 0.3, 4, 1.0), (0.05, 0.6, 9, 0.7), (0.3, 0.9, 6, 3.0)])
+@pytest.mark.parametrize(
+    ("p", "q", "records", "noise"), [(0.5, 0.3, 4, 1.0), (0.05, 0.6, 9, 0.7), (0.3, 0.9, 6, 3.0)]
+)
 def test_one_round_is_the_sum_of_the_theorem(p, q, records, noise, epsilon):
     unit = 1.0 / noise
     pair = participating(p, q, records, unit, False)
     chances = stats.binom.pmf(np.arange(records + 1), records, q)
     for other_way in (False, True):
-        expected = sum(w * on_a_line(p, q, i, unit, epsilon, other_way) for i, w in enumerate(chances))
+        expected = sum(
+            w * on_a_line(p, q, i, unit, epsilon, other_way) for i, w in enumerate(chances)
+        )
         low, high = (pair.reverse() if other_way else pair).delta(epsilon)
         assert low <= expected * (1 + 1e-6) + 1e-10
         assert high >= expected * (1 - 1e-6) - 1e-10
@@ -129,7 +144,9 @@ def test_one_round_is_the_sum_of_the_theorem(p, q, records, noise, epsilon):
 def planes(rng, others):
     """Gradients of norm at most 1 in the plane: the others', then the record's; also aligned and orthogonal ones."""
     kind = rng.integers(4)
-    angle = {0: rng.uniform(0, 2 * np.pi, others + 1), 1: np.zeros(others + 1)}.get(kind, np.zeros(others + 1))
+    angle = {0: rng.uniform(0, 2 * np.pi, others + 1), 1: np.zeros(others + 1)}.get(
+        kind, np.zeros(others + 1)
+    )
     angle[-1] = {0: angle[-1], 1: 0.0, 2: np.pi / 2, 3: np.pi}[kind]
     size = np.ones(others + 1) if rng.integers(2) else rng.uniform(0.3, 1.0, others + 1)
     return np.stack([size * np.cos(angle), size * np.sin(angle)], axis=1)
@@ -139,7 +156,9 @@ def in_the_plane(p, q, gradients, noise):
     """Densities with and without the last record, every subset of the others listed, on a grid of the plane."""
     *others, record = gradients / noise
     places = [np.zeros(2)] + [
-        np.sum(s, axis=0) for n in range(1, len(others) + 1) for s in itertools.combinations(others, n)
+        np.sum(s, axis=0)
+        for n in range(1, len(others) + 1)
+        for s in itertools.combinations(others, n)
     ]
     sizes = [0] + [n for n in range(1, len(others) + 1) for _ in itertools.combinations(others, n)]
     span = len(gradients) / noise + 8.0
@@ -149,7 +168,9 @@ def in_the_plane(p, q, gradients, noise):
     def normal(place):
         key = tuple(place)
         if key not in density:
-            density[key] = np.multiply.outer(stats.norm.pdf(axis - place[0]), stats.norm.pdf(axis - place[1]))
+            density[key] = np.multiply.outer(
+                stats.norm.pdf(axis - place[0]), stats.norm.pdf(axis - place[1])
+            )
         return density[key]
 
     absent = (1 - p) * normal(np.zeros(2))
@@ -175,7 +196,8 @@ def test_no_geometry_of_the_plane_beats_the_theorem():
             for first, second, law in ((present, absent, pair), (absent, present, pair.reverse())):
                 found = float(np.maximum(first - a * second, 0.0).sum()) * area
                 bound = law.delta(epsilon)[1]
-                assert found <= bound * (1 + 4e-4)  # the grid's error; on a grid 8 times as fine it is 1e-6
+                # the grid's error; on a grid 8 times as fine it is 1e-6
+                assert found <= bound * (1 + 4e-4)
                 best = max(best, found / bound) if epsilon > 0.0 and bound > 1e-6 else best
     assert best > 0.9
 
@@ -205,7 +227,8 @@ def test_orthogonal_others_tell_the_posterior_of_participation():
     rate = q * used / density
     larger = np.log1p(math.expm1(epsilon) / rate)
     given = rate * (
-        special.ndtr(unit / 2 - larger / unit) - np.exp(larger + special.log_ndtr(-unit / 2 - larger / unit))
+        special.ndtr(unit / 2 - larger / unit)
+        - np.exp(larger + special.log_ndtr(-unit / 2 - larger / unit))
     )
     truth = float(np.trapezoid(density * given, x))
     low = leaning(p, q, records, unit, 0.0).delta(epsilon)[0]
@@ -220,15 +243,17 @@ def test_far_tails_in_sixty_digits():
         a, s = mpmath.exp(epsilon), mpmath.mpf(unit)
 
         def gap(x):
-            others = (a - 1) * (1 - mpmath.mpf(p)) * mpmath.npdf(x) + mpmath.mpf(p) * (a - 1 + q) * mpmath.npdf(
-                x - i * s
-            )
+            others = (a - 1) * (1 - mpmath.mpf(p)) * mpmath.npdf(x) + mpmath.mpf(p) * (
+                a - 1 + q
+            ) * mpmath.npdf(x - i * s)
             return mpmath.log(mpmath.mpf(p) * q * mpmath.npdf(x - (i + 1) * s)) - mpmath.log(others)
 
         x = mpmath.findroot(gap, (0, 60), solver="ridder", tol=1e-40)
         tails = [mpmath.ncdf(m * s - x) for m in (0, i, i + 1)]
         pm, qm = mpmath.mpf(p), mpmath.mpf(q)
-        truth = float(pm * qm * tails[2] - (a - 1) * (1 - pm) * tails[0] - pm * (a - 1 + qm) * tails[1])
+        truth = float(
+            pm * qm * tails[2] - (a - 1) * (1 - pm) * tails[0] - pm * (a - 1 + qm) * tails[1]
+        )
     low, high = Glued(p, q, (1.0,), (unit,), ((i + 1) * unit,), (i * unit,)).delta(epsilon)
     assert truth < 1e-14
     assert low * (1 - 1e-9) <= truth <= high * (1 + 1e-9)
@@ -246,7 +271,9 @@ def test_far_tails_in_sixty_digits():
 )
 def test_the_pair_is_a_pair(p, q, shift, absent, more, sign):
     """Masses sum to one on both sides, losses rise along the cells, distances obey the triangle inequality."""
-    pair = Glued(p, q, (0.25, 0.75), (shift,) * 2, (shift + absent, math.inf), (absent, math.inf), sign=sign)
+    pair = Glued(
+        p, q, (0.25, 0.75), (shift,) * 2, (shift + absent, math.inf), (absent, math.inf), sign=sign
+    )
     grid = np.sort(np.concatenate([np.linspace(-3.0, 3.0, 41), [0.0, more, -more]]))
     cells = pair.cells(np.concatenate([[-np.inf], np.unique(grid), [np.inf]]))
     mass = np.exp(cells.log_p)
@@ -260,7 +287,7 @@ def test_the_pair_is_a_pair(p, q, shift, absent, more, sign):
     assert (cells.loss[filled] <= ends[1:][filled] + slack).all()
 
 
-# --- many rounds ----------------------------------------------------------------------------------------------------
+# --- many rounds ----------------------------------------------------------------------------------
 
 
 def draws(rng, p, q, records, unit, size, lean=0.0):
@@ -299,7 +326,9 @@ def pair_draws(rng, p, q, records, unit, size):
         up = x > m + unit / 2
         loss[who[up]] = ratio(x[up], 1)
         edge = m - unit / 2
-        chance = (1 - p) * special.ndtr(-edge) + p * ((1 - q) * special.ndtr(unit / 2) + q * special.ndtr(-unit / 2))
+        chance = (1 - p) * special.ndtr(-edge) + p * (
+            (1 - q) * special.ndtr(unit / 2) + q * special.ndtr(-unit / 2)
+        )
         taken = (1 - p) * special.ndtr(-m - unit / 2) + p * (
             (1 - q) * special.ndtr(-unit / 2) + q * special.ndtr(unit / 2)
         )
@@ -320,7 +349,9 @@ def test_many_rounds_by_monte_carlo():
         values = np.maximum(-np.expm1(epsilon - losses), 0.0)
         return values.mean(), 4 * values.std() / math.sqrt(size)
 
-    mean, error = estimate(sum(pair_draws(rng, p, q, records, 1 / noise, size) for _ in range(rounds)))
+    mean, error = estimate(
+        sum(pair_draws(rng, p, q, records, 1 / noise, size) for _ in range(rounds))
+    )
     assert abs(mean - bracket.upper) <= error + 2e-3 * mean
     attack, error = estimate(sum(draws(rng, p, q, records, 1 / noise, size) for _ in range(rounds)))
     assert attack - error <= bracket.upper
@@ -335,7 +366,8 @@ def test_two_rounds_by_quadrature():
     cells = pair.cells(ends)
     mass, loss = np.exp(cells.log_p), cells.loss
     some = mass > 1e-7
-    second = np.array([pair.delta(epsilon - x)[0] for x in loss[some]])  # D of the rest at the epsilon that is left
+    # D of the rest at the epsilon that is left
+    second = np.array([pair.delta(epsilon - x)[0] for x in loss[some]])
     # sum over the first round of q(x) D(P e^x || e^eps Q) = p(x) D_{eps - x}
     expected = float(mass[some] @ second)
     low, high = Composition([(Round(pair), 2)]).delta(epsilon, 1e-4)
@@ -351,22 +383,24 @@ def test_noise_for_the_papers_two_cases(p, q, records):
     sampler = RandomParticipation(p, q, records, 1)
 
     def noise(delta):
-        return optimize.brentq(lambda z: math.log(max(delta(z), 1e-300) / 1e-6), 0.4, 40.0, xtol=1e-4)
+        return optimize.brentq(
+            lambda z: math.log(max(delta(z), 1e-300) / 1e-6), 0.4, 40.0, xtol=1e-4
+        )
 
-    assert noise(lambda z: participating(p, q, records, 1 / z, False).delta(0.015)[1]) == pytest.approx(
-        known[0], rel=2e-4
-    )
+    assert noise(
+        lambda z: participating(p, q, records, 1 / z, False).delta(0.015)[1]
+    ) == pytest.approx(known[0], rel=2e-4)
     orthogonal = noise(lambda z: max(leaning(p, q, records, 1 / z, 0.0).delta(0.015)[0], 1e-300))
     assert orthogonal == pytest.approx(known[1], rel=3e-3)
     leaned = noise(lambda z: max(leaning(p, q, records, 1 / z, 0.4).delta(0.015)[0], 1e-300))
     assert orthogonal < leaned < known[0]
     for name, value in zip(("WCS", "OLS"), known[2:], strict=True):
-        assert noise(lambda z, n=name: float(baseline(n, sampler, z).guarantee().delta(0.015))) == pytest.approx(
-            value, rel=2e-4
-        )
-    assert noise(lambda z: float(baseline("CS", sampler, z).guarantee().delta(0.015))) == pytest.approx(
-        0.5674, rel=2e-4
-    )
+        assert noise(
+            lambda z, n=name: float(baseline(n, sampler, z).guarantee().delta(0.015))
+        ) == pytest.approx(value, rel=2e-4)
+    assert noise(
+        lambda z: float(baseline("CS", sampler, z).guarantee().delta(0.015))
+    ) == pytest.approx(0.5674, rel=2e-4)
 
 
 @settings(deadline=None, max_examples=5)
@@ -410,9 +444,16 @@ def test_known_participation_is_p_times_poisson(epsilon):
 def test_known_participation_of_many_rounds_is_exact():
     """Averaged over the number of rounds it took part in."""
     p, q, noise, rounds, epsilon = 0.3, 0.2, 1.0, 6, 0.5
-    found = Mechanism(RandomParticipation(p, q, 9, rounds, revealed=True), noise).guarantee().delta(epsilon, 1e-4)
+    found = (
+        Mechanism(RandomParticipation(p, q, 9, rounds, revealed=True), noise)
+        .guarantee()
+        .delta(epsilon, 1e-4)
+    )
     chances = stats.binom.pmf(np.arange(rounds + 1), rounds, p)
-    parts = [Mechanism(Poisson(q, n), noise).guarantee().delta(epsilon, 1e-4) for n in range(1, rounds + 1)]
+    parts = [
+        Mechanism(Poisson(q, n), noise).guarantee().delta(epsilon, 1e-4)
+        for n in range(1, rounds + 1)
+    ]
     assert found.lower <= sum(w * part.upper for w, part in zip(chances[1:], parts, strict=True))
     assert found.upper >= sum(w * part.lower for w, part in zip(chances[1:], parts, strict=True))
     assert found.width <= 2e-4 * found.upper
@@ -451,7 +492,10 @@ def test_many_distinct_rounds():
     rounds = [
         Mechanism(RandomParticipation(float(p), float(q), int(d), 1), 1.5)
         for p, q, d in zip(
-            rng.uniform(0.05, 0.2, 25), rng.uniform(0.05, 0.1, 25), rng.integers(10, 60, 25), strict=True
+            rng.uniform(0.05, 0.2, 25),
+            rng.uniform(0.05, 0.1, 25),
+            rng.integers(10, 60, 25),
+            strict=True,
         )
     ]
     found = Phases(tuple(rounds)).guarantee().epsilon(1e-5, rtol=0.01)
@@ -469,7 +513,9 @@ def test_a_thousand_rounds_of_a_thousand_records(rate):
     assert bracket.lower > 0.65 * bracket.upper
 
 
-@pytest.mark.parametrize(("p", "q", "records"), [*CASES, (0.9, 0.9, 10), (0.3, 1.0, 5), (0.01, 0.01, 10**6)])
+@pytest.mark.parametrize(
+    ("p", "q", "records"), [*CASES, (0.9, 0.9, 10), (0.3, 1.0, 5), (0.01, 0.01, 10**6)]
+)
 @pytest.mark.parametrize("noise", [0.05, 1e5])
 def test_extreme_noise_is_priced(p, q, records, noise):
     bracket = run(p, q, records, noise, 30).epsilon(1e-9)
@@ -485,30 +531,41 @@ def test_numbers_of_other_records_are_binomial():
         assert 1.0 - stats.binom.cdf(number[-1], records, rate) < 1e-15
 
 
-# --- other descriptions ---------------------------------------------------------------------------------------------
+# --- other descriptions ---------------------------------------------------------------------------
 
 
 def test_clipped_aggregates():
     """Any two of the three sums may be 2 apart: worse than Poisson sampling with pq, no worse than with q."""
     sampler = RandomParticipation(0.2, 0.1, 10, 5)
     found = Mechanism(sampler, 1.0, Batch()).guarantee().epsilon(1e-5)
-    hidden, shown = (Mechanism(Poisson(rate, 5), 1.0, Batch()).guarantee().epsilon(1e-5) for rate in (0.02, 0.1))
+    hidden, shown = (
+        Mechanism(Poisson(rate, 5), 1.0, Batch()).guarantee().epsilon(1e-5) for rate in (0.02, 0.1)
+    )
     assert hidden.lower <= found.upper <= shown.upper * 1.001
-    known = Mechanism(RandomParticipation(0.2, 0.1, 10, 5, revealed=True), 1.0, Batch()).guarantee().epsilon(1e-5)
+    known = (
+        Mechanism(RandomParticipation(0.2, 0.1, 10, 5, revealed=True), 1.0, Batch())
+        .guarantee()
+        .epsilon(1e-5)
+    )
     assert found.upper <= known.upper * 1.001
     with pytest.raises(NoGuarantee, match="Individual or Batch"):
         Mechanism(sampler, 1.0, Mixed(groups=3)).guarantee()
 
 
 def test_groups_and_replacement_go_by_the_triangle_inequality():
-    one, three = run(0.2, 0.1, 10, 3.0, 5), Mechanism(RandomParticipation(0.2, 0.1, 10, 5), 3.0).guarantee(group=3)
+    one, three = (
+        run(0.2, 0.1, 10, 3.0, 5),
+        Mechanism(RandomParticipation(0.2, 0.1, 10, 5), 3.0).guarantee(group=3),
+    )
     assert one.epsilon(1e-5).upper < three.epsilon(1e-5).upper < math.inf
     assert "black box" in three.upper_by
     replaced = run(0.2, 0.1, 10, 3.0, 5, relation="replace").epsilon(1e-5)
     assert one.epsilon(1e-5).upper < replaced.upper < math.inf
     zeroed = run(0.2, 0.1, 10, 3.0, 5, relation="zero-out").epsilon(1e-5)
     assert zeroed == one.epsilon(1e-5)
-    apart = Mechanism(RandomParticipation(0.2, 0.1, 10, 5), 3.0).guarantee(group=3, geometry="orthogonal")
+    apart = Mechanism(RandomParticipation(0.2, 0.1, 10, 5), 3.0).guarantee(
+        group=3, geometry="orthogonal"
+    )
     assert apart.epsilon(1e-5).upper >= one.epsilon(1e-5).upper
 
 

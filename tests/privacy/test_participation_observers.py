@@ -59,15 +59,25 @@ def test_an_untrusted_server_sees_the_clients_own_noise_only():
 
 
 def test_whole_clients():
-    poisson, bins = Federation(Poisson(0.1, 10), central_noise=2.0), Federation(BallsInBins(10, 3), central_noise=2.0)
+    poisson, bins = (
+        Federation(Poisson(0.1, 10), central_noise=2.0),
+        Federation(BallsInBins(10, 3), central_noise=2.0),
+    )
     assert (poisson.unit, Federation(RECORD).unit) == ("client", "record")
     for federation in (poisson, bins):
         same = Mechanism(federation.sampler, 2.0).guarantee().epsilon(1e-5).upper
         assert epsilon(federation, "public").upper == pytest.approx(same, rel=1e-9)
     always = Federation(BallsInBins(10, 3), local_noise=2.0, always_send=False)
-    assert epsilon(always, "server").upper == pytest.approx(gaussian_epsilon(math.sqrt(3) / 2.0, 1e-5, UPPER), rel=1e-9)
+    assert epsilon(always, "server").upper == pytest.approx(
+        gaussian_epsilon(math.sqrt(3) / 2.0, 1e-5, UPPER), rel=1e-9
+    )
     assert isinstance(always.against("server").mechanism.sampler, Deterministic)
-    once = Federation(Poisson(0.1, 1), local_noise=2.0, always_send=False).against("server").guarantee().delta(0.3)
+    once = (
+        Federation(Poisson(0.1, 1), local_noise=2.0, always_send=False)
+        .against("server")
+        .guarantee()
+        .delta(0.3)
+    )
     exact = 0.1 * (stats.norm.cdf(0.25 - 0.6) - math.exp(0.3) * stats.norm.cdf(-0.25 - 0.6))
     assert once.lower <= exact * (1 + 1e-9)
     assert once.upper == pytest.approx(exact, rel=1e-6)
@@ -77,7 +87,9 @@ def test_the_statement_says_who_is_protected_from_whom():
     words = Federation(RECORD, local_noise=1.0).against("server").statement(1e-5)
     assert words.startswith("Any one record of this client is protected from the server")
     assert "cannot tell whether it takes part" in words
-    words = Federation(Poisson(0.1, 5), central_noise=1.0, always_send=False).against("network").words
+    words = (
+        Federation(Poisson(0.1, 5), central_noise=1.0, always_send=False).against("network").words
+    )
     assert words.startswith("This client, with all its records, is protected")
     assert "participation is known" in words
     assert "trusted to add its noise" in words
@@ -86,7 +98,10 @@ def test_the_statement_says_who_is_protected_from_whom():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"sampler": Deterministic(3)}, "^sampler must be RandomParticipation, Poisson or BallsInBins"),
+        (
+            {"sampler": Deterministic(3)},
+            "^sampler must be RandomParticipation, Poisson or BallsInBins",
+        ),
         ({"sampler": RECORD, "central_noise": -1.0}, "^central_noise must be"),
         ({"sampler": RECORD, "local_noise": math.inf}, "^local_noise must be"),
         ({"sampler": RECORD, "senders": 0}, "^senders must be"),

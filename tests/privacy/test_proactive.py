@@ -12,7 +12,11 @@ from verax.privacy.proactive import Moment, SampleSizes, Work, theorem_31, theor
 from verax.privacy.renyi import accountant
 
 SETTINGS = 2000
-ROWS = [(19.29962, 10_000, 5, 31, 31), (12.10881, 60_000, 6, 412, 414), (6.572, 50_000, 7, 800, 811)]
+ROWS = [
+    (19.29962, 10_000, 5, 31, 31),
+    (12.10881, 60_000, 6, 412, 414),
+    (6.572, 50_000, 7, 800, 811),
+]
 
 
 def settings(count, seed):
@@ -28,12 +32,22 @@ def settings(count, seed):
         noise = least * float(rng.choice([0.99, 0.99, 1.0, 1.5]))
         sizes = rng.uniform(1.0, 3.0, int(rng.choice([1, 1, 2, 3])))
         theta = sizes.max() / sizes.mean()
-        rounds = proactive.gamma(least, epsilon, epochs) * (epochs * theta) ** 2 / epsilon * rng.uniform(0.6, 1.2)
+        rounds = (
+            proactive.gamma(least, epsilon, epochs)
+            * (epochs * theta) ** 2
+            / epsilon
+            * rng.uniform(0.6, 1.2)
+        )
         each = math.ceil(rounds / len(sizes))
         sizes *= epochs * population / each / sizes.sum()
         if each <= 1500 and sizes.max() < population:  # fewer rounds keep the accountant fast
             count -= 1
-            yield SampleSizes(population, tuple((float(size), each) for size in sizes)), noise, epsilon, delta
+            yield (
+                SampleSizes(population, tuple((float(size), each) for size in sizes)),
+                noise,
+                epsilon,
+                delta,
+            )
 
 
 def test_the_accountant_agrees_with_every_grant():
@@ -80,7 +94,7 @@ def test_what_31_grants_b4_grants():
     assert both > 70
 
 
-# --- the functions ------------------------------------------------------------------------------------------------
+# --- the functions --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("x", [1.5, 2.5, 6.0, 50.0])
@@ -102,14 +116,20 @@ def test_a_little_more_noise_than_the_square_root_of_two(more):
     noise = math.sqrt(2.0) + more
     epsilon = proactive.epsilon_of(noise, 1e-5)
     assert proactive.sigma(epsilon, 1e-5) <= noise
-    assert epsilon == pytest.approx(math.log(1e5) / (math.sqrt(2.0) * more), rel=max(more, 0.2e-11 / more))
+    assert epsilon == pytest.approx(
+        math.log(1e5) / (math.sqrt(2.0) * more), rel=max(more, 0.2e-11 / more)
+    )
 
 
 def test_deltas_whose_inverse_is_too_large():
-    assert proactive.sigma(1.0, 5e-324) == pytest.approx(math.sqrt(2.0 * (1.0 + 1074.0 * math.log(2.0))))
+    assert proactive.sigma(1.0, 5e-324) == pytest.approx(
+        math.sqrt(2.0 * (1.0 + 1074.0 * math.log(2.0)))
+    )
 
 
-@pytest.mark.parametrize(("noise", "ratio"), [(19.3, 0.01), (6.0, 0.1), (3.0, 0.5), (2.0, 3.0), (1.5, 40.0)])
+@pytest.mark.parametrize(
+    ("noise", "ratio"), [(19.3, 0.01), (6.0, 0.1), (3.0, 0.5), (2.0, 3.0), (1.5, 40.0)]
+)
 def test_gamma_is_the_fixed_point(noise, ratio):
     found = proactive.gamma(noise, ratio, 1.0)
     low = ratio / min(proactive.h(noise), proactive.LARGEST_ALPHA) * (1 + 1e-9)
@@ -135,24 +155,37 @@ def test_the_largest_batches(noise, population, epochs, batch, printed):
 
     assert largest(proactive.gamma(noise, epsilon, epochs)) == batch
     top = proactive.h(noise) * (1 - 1e-9)
-    wrong = optimize.brentq(lambda x: x - printed_gamma(epsilon / epochs / x, noise), epsilon / epochs / top, 1e4)
+    wrong = optimize.brentq(
+        lambda x: x - printed_gamma(epsilon / epochs / x, noise), epsilon / epochs / top, 1e4
+    )
     assert largest(wrong) == printed
 
 
 def printed_gamma(a, noise):
-    tail = noise / (1 - math.sqrt(a)) ** 2 + math.e**3 / noise / (noise * (1 - a) - 2 * math.e * math.sqrt(a))
+    tail = noise / (1 - math.sqrt(a)) ** 2 + math.e**3 / noise / (
+        noise * (1 - a) - 2 * math.e * math.sqrt(a)
+    )
     return 2 / (1 - a) + 16 * a / (1 - a) * tail * math.exp(3 / noise**2)
 
 
-# --- errata -------------------------------------------------------------------------------------------------------
+# --- errata ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("alpha", [1e-4, 0.01, 0.1])
 def test_the_first_denominator_of_39(alpha):
     """Substitute r_0 = a sigma in (17): only 1 - a - 2 sqrt(a) gives the same r."""
     noise = 12.0
-    u_0, u_1 = 2 * math.sqrt(alpha) / (1 - alpha), 2 * math.e * math.sqrt(alpha) / (noise * (1 - alpha))
-    r = alpha * noise * 8 * (1 / (1 - u_0) + math.e**3 / noise**3 / (1 - u_1)) * math.exp(3 / noise**2)
+    u_0, u_1 = (
+        2 * math.sqrt(alpha) / (1 - alpha),
+        2 * math.e * math.sqrt(alpha) / (noise * (1 - alpha)),
+    )
+    r = (
+        alpha
+        * noise
+        * 8
+        * (1 / (1 - u_0) + math.e**3 / noise**3 / (1 - u_1))
+        * math.exp(3 / noise**2)
+    )
     right = 2 * r / (1 - alpha) ** 2 + 2 / (1 - alpha)
     assert proactive.gamma_at(alpha, noise) == pytest.approx(right, rel=1e-12)
     assert printed_gamma(alpha, noise) < right * (1 - alpha / 100)
@@ -179,7 +212,7 @@ def test_more_noise_than_35_asks_for_needs_another_argument_than_the_printed_one
     assert theorem_b2(sizes, noise, epsilon, delta).condition == "on r_0"
 
 
-# --- lemma B.3 ----------------------------------------------------------------------------------------------------
+# --- lemma B.3 ------------------------------------------------------------------------------------
 
 
 def test_the_moment_bound_holds():
@@ -188,11 +221,15 @@ def test_the_moment_bound_holds():
     for _ in range(400):
         noise = float(np.exp(rng.uniform(np.log(1.006), np.log(30.0))))
         rate = float(np.exp(rng.uniform(np.log(1e-6), np.log(0.9 / noise))))
-        order = max(1, int(noise**2 * math.log(1 / (rate * noise)) * rng.choice([1.0, 0.5, rng.uniform()])))
+        order = max(
+            1, int(noise**2 * math.log(1 / (rate * noise)) * rng.choice([1.0, 0.5, rng.uniform()]))
+        )
         found = proactive.moment_bound(rate, noise, order)
         if isinstance(found, Moment):
             bounded += 1
-            exact = float(accountant.log_moment([1.0 - rate, rate], [0.0, 1.0 / noise], order + 1.0)[0])
+            exact = float(
+                accountant.log_moment([1.0 - rate, rate], [0.0, 1.0 / noise], order + 1.0)[0]
+            )
             assert exact <= found.bound
             tightest = max(tightest, exact / found.bound)
     assert bounded > 250
@@ -203,18 +240,22 @@ def test_the_series_by_adding_up():
     """What is said of both series without adding them up, for every order and rate that the theorems use them for."""
     for noise in (2.0, 3.3, 5.0, 8.0, 15.0):
         order = math.floor(noise**2) - 1
-        for rate in np.geomspace(1e-4, 1.0, 20) * min(proactive.g(noise), proactive.LARGEST_ALPHA) * 0.999:
+        for rate in (
+            np.geomspace(1e-4, 1.0, 20) * min(proactive.g(noise), proactive.LARGEST_ALPHA) * 0.999
+        ):
             u_1 = 2 * math.e * math.sqrt(rate) / (noise * (1 - rate))
             first = second = 0.0
             for t in range(3, order + 2):
-                step = (2 * order * rate / ((1 - rate) * noise)) ** (t - 3) * math.exp((t - 3) * (t + 2) / 2 / noise**2)
+                step = (2 * order * rate / ((1 - rate) * noise)) ** (t - 3) * math.exp(
+                    (t - 3) * (t + 2) / 2 / noise**2
+                )
                 first += step / math.prod(range(t, 0, -2))
                 second += step / noise ** (t - 3) * (t**t / math.factorial(t))
             share = max(first, second * (1 - u_1) / math.e**3)
             assert share <= proactive._tail(float(rate), noise, order, u_1) <= 1.0
 
 
-# --- sizes, refusals, input ---------------------------------------------------------------------------------------
+# --- sizes, refusals, input -----------------------------------------------------------------------
 
 
 def test_sizes_that_vary():
@@ -223,7 +264,9 @@ def test_sizes_that_vary():
     grouped = SampleSizes.of(1000, sizes)
     assert sum(n for _, n in grouped.blocks) == 40
     for j in (1, 2, 3):
-        assert grouped.moment(j) == pytest.approx(np.mean(sizes**j / (1000.0 * (1000.0 - sizes) ** (j - 1))), rel=1e-12)
+        assert grouped.moment(j) == pytest.approx(
+            np.mean(sizes**j / (1000.0 * (1000.0 - sizes) ** (j - 1))), rel=1e-12
+        )
     work = grouped.work
     assert work.epochs == pytest.approx(sizes.sum() / 1000.0)
     assert work.theta == pytest.approx(sizes.max() / sizes.mean())
@@ -254,8 +297,18 @@ WORK = Work(60_000, 4000, 10.0)
         (theorem_b4, (Work(60_000, 500, 10.0), 20.0, 0.2, 1e-5), "(34)", 500),
         (theorem_b2, (SampleSizes(1000, ((10, 5),)), 1.0, 0.2, 1e-5), "on sigma", 1.0),
         (theorem_b2, (SampleSizes(1000, ((100, 5),)), 5.0, 0.2, 1e-5), "on r_0", 0.5),
-        (theorem_b2, (SampleSizes(1000, ((180, 5),)), 1.9, 0.2, 1e-5), "on u_0", 2 * math.sqrt(0.18) / 0.82),
-        (theorem_b2, (SampleSizes(1000, ((50, 5),)), 1.1, 0.2, 1e-5), "on u_1", 2 * math.e * math.sqrt(0.05) / 1.045),
+        (
+            theorem_b2,
+            (SampleSizes(1000, ((180, 5),)), 1.9, 0.2, 1e-5),
+            "on u_0",
+            2 * math.sqrt(0.18) / 0.82,
+        ),
+        (
+            theorem_b2,
+            (SampleSizes(1000, ((50, 5),)), 1.1, 0.2, 1e-5),
+            "on u_1",
+            2 * math.e * math.sqrt(0.05) / 1.045,
+        ),
         (theorem_b2, (SampleSizes(1000, ((10, 500),)), 5.0, 0.2, 1e-5), "(31)", 5.0),
         (proactive.moment_bound, (0.5, 2.5, 2), "on r_0", 1.25),
         (proactive.moment_bound, (0.01, 1.0, 2), "on sigma", 1.0),
@@ -286,20 +339,38 @@ def test_a_small_order_at_small_noise_that_is_not_proved():
     ("call", "message"),
     [
         (lambda: SampleSizes(1000, ()), "blocks must hold at least one"),
-        (lambda: SampleSizes(1000, ((1000, 1),)), "size must be below the population 1000, got 1000"),
+        (
+            lambda: SampleSizes(1000, ((1000, 1),)),
+            "size must be below the population 1000, got 1000",
+        ),
         (lambda: SampleSizes(1000, ((1, 0),)), "rounds of a block must be a whole number"),
         (lambda: Work(1000, 10, 1.0, theta=0.5), "theta must be at least 1, got 0.5"),
         (lambda: Work(1000, 10, 0.0), "epochs must be positive"),
         (lambda: SampleSizes(1000, (10, 5)), "blocks must hold pairs .*, got 10"),
-        (lambda: SampleSizes(1000, ((1e-100, 5),)), "size must lie between 1e-50 and 1e[+]50, got 1e-100"),
+        (
+            lambda: SampleSizes(1000, ((1e-100, 5),)),
+            "size must lie between 1e-50 and 1e[+]50, got 1e-100",
+        ),
         (lambda: Work(1000, 10, 1e200), "epochs must lie between 1e-50 and 1e[+]50, got 1e[+]200"),
-        (lambda: proactive.epsilon_of(1e200, 1e-5), "noise_multiplier must lie between 1e-50 and 1e[+]50"),
-        (lambda: theorem_b2(SampleSizes(10, ((1, 2),)), 5.0, 1e300, 0.1), "epsilon must lie between"),
+        (
+            lambda: proactive.epsilon_of(1e200, 1e-5),
+            "noise_multiplier must lie between 1e-50 and 1e[+]50",
+        ),
+        (
+            lambda: theorem_b2(SampleSizes(10, ((1, 2),)), 5.0, 1e300, 0.1),
+            "epsilon must lie between",
+        ),
         (lambda: proactive.moment_bound(1e-300, 1000.0, 2**53), "rate must lie between"),
-        (lambda: proactive.gamma(0.05, 1.0, 1.0), "noise_multiplier must be at least 216/215, got 0.05"),
+        (
+            lambda: proactive.gamma(0.05, 1.0, 1.0),
+            "noise_multiplier must be at least 216/215, got 0.05",
+        ),
         (lambda: proactive.gamma_at(-1.0, 5.0), "alpha must lie in .0, 1., got -1.0"),
         (lambda: proactive.h(0.0), "x must be positive and finite, got 0.0"),
-        (lambda: proactive.epsilon_of(math.nextafter(math.sqrt(2.0), 2.0), 1e-5), "noise_multiplier must exceed sqrt"),
+        (
+            lambda: proactive.epsilon_of(math.nextafter(math.sqrt(2.0), 2.0), 1e-5),
+            "noise_multiplier must exceed sqrt",
+        ),
         (lambda: proactive.epsilon_of(1.4, 1e-5), "noise_multiplier must exceed sqrt"),
         (lambda: proactive.sigma(0.0, 1e-5), "epsilon must be positive"),
         (lambda: theorem_b4(WORK, 5.0, 1.0, 2.0), "delta must lie strictly between 0 and 1"),

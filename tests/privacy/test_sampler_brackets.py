@@ -40,7 +40,7 @@ def run(sampler, noise: float, clipping=None, relation: str = "", group: int = 1
     return Mechanism(sampler, noise, clipping or Individual(), relation).guarantee(group)
 
 
-# --- reference intervals --------------------------------------------------------------------------------------------
+# --- reference intervals --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,8 @@ def test_much_noise_has_a_finite_price(bins):
     for noise in (20.0, 1000.0):
         bracket = run(BallsInBins(bins), noise).epsilon(1e-8)
         assert 0.0 < bracket.lower <= bracket.upper <= bracket.lower * 1.01
-    gaussian = gaussian_epsilon(1.0 / 20.0 / math.sqrt(bins), 1e-8)  # nearly so, by the central limit theorem
+    # nearly so, by the central limit theorem
+    gaussian = gaussian_epsilon(1.0 / 20.0 / math.sqrt(bins), 1e-8)
     assert run(BallsInBins(bins), 20.0).epsilon(1e-8).upper == pytest.approx(gaussian, rel=0.03)
 
 
@@ -75,7 +76,7 @@ def test_a_million_bins_over_a_hundred_epochs():
     assert 0.0 < bracket.lower <= bracket.upper <= 1.03 * bracket.lower
 
 
-# --- every sampler --------------------------------------------------------------------------------------------------
+# --- every sampler --------------------------------------------------------------------------------
 
 SAMPLERS = [
     BallsInBins(30, epochs=2),
@@ -89,7 +90,9 @@ IDS = [type(sampler).__name__ for sampler in SAMPLERS]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=IDS)
-@pytest.mark.parametrize("clipping", [Individual(), Batch(), Mixed(groups=3)], ids=["one by one", "batch", "mixed"])
+@pytest.mark.parametrize(
+    "clipping", [Individual(), Batch(), Mixed(groups=3)], ids=["one by one", "batch", "mixed"]
+)
 def test_delta_and_epsilon_are_inverse_and_fall_with_the_noise(sampler, clipping):
     before = math.inf
     for noise in (1.0, 3.0):
@@ -147,23 +150,33 @@ def test_calibration_meets_its_target(sampler, noise):
     assert run(sampler, found / 1.002).epsilon(1e-6).upper > 1.0
 
 
-# --- balls in bins and random allocation ----------------------------------------------------------------------------
+# --- balls in bins and random allocation ----------------------------------------------------------
 
 
 def test_one_bin_and_every_round_are_gaussian():
-    for sampler, mu in ((BallsInBins(1, epochs=4), 2.0), (RandomAllocation(9, 9), 3.0), (RandomAllocation(1, 1), 1.0)):
+    for sampler, mu in (
+        (BallsInBins(1, epochs=4), 2.0),
+        (RandomAllocation(9, 9), 3.0),
+        (RandomAllocation(1, 1), 1.0),
+    ):
         bracket = run(sampler, 1.0).epsilon(1e-6)
         assert bracket.upper == pytest.approx(gaussian_epsilon(mu, 1e-6), rel=1e-9)
         assert bracket.lower == pytest.approx(gaussian_epsilon(mu, 1e-6), rel=1e-9)
 
 
 def test_one_of_many_is_balls_in_bins():
-    one, other = run(RandomAllocation(1, 50, epochs=2), 1.0).epsilon(1e-6), run(BallsInBins(50, 2), 1.0).epsilon(1e-6)
+    one, other = (
+        run(RandomAllocation(1, 50, epochs=2), 1.0).epsilon(1e-6),
+        run(BallsInBins(50, 2), 1.0).epsilon(1e-6),
+    )
     assert (one.lower, one.upper) == (other.lower, other.upper)
 
 
 def test_zero_out_is_add_remove_and_batches_shift_by_two():
-    a, b = (run(BallsInBins(50), 1.0, relation=relation).epsilon(1e-6) for relation in ("add-remove", "zero-out"))
+    a, b = (
+        run(BallsInBins(50), 1.0, relation=relation).epsilon(1e-6)
+        for relation in ("add-remove", "zero-out")
+    )
     assert (a.lower, a.upper) == (b.lower, b.upper)
     for clipping in (Batch(), Mixed(groups=4)):
         c = run(BallsInBins(50), 2.0, clipping).epsilon(1e-6)
@@ -219,9 +232,12 @@ def test_phases_of_different_samplers_multiply():
         Mechanism(BallsInBins(20), 2.0) + Mechanism(TruncatedPoisson(0.05, 10, 20, 100), 2.0),
         Mechanism(RandomAllocation(2, 20), 2.0) + Mechanism(Poisson(0.05, 20), 2.0),
         Mechanism(Shuffle(20), 2.0) + Mechanism(BallsInBins(20), 2.0, relation="zero-out"),
-        Mechanism(WithoutReplacement(5, 50, 5), 4.0) + Mechanism(Deterministic(10), 4.0, relation="replace"),
-        Mechanism(WithoutReplacement(5, 50, 5), 4.0, Batch()) + Mechanism(Poisson(0.1, 5), 4.0, Batch(), "replace"),
-        Mechanism(BufferedShuffle(20, 4), 2.0) + Mechanism(RandomAllocation(3, 9), 2.0, relation="zero-out"),
+        Mechanism(WithoutReplacement(5, 50, 5), 4.0)
+        + Mechanism(Deterministic(10), 4.0, relation="replace"),
+        Mechanism(WithoutReplacement(5, 50, 5), 4.0, Batch())
+        + Mechanism(Poisson(0.1, 5), 4.0, Batch(), "replace"),
+        Mechanism(BufferedShuffle(20, 4), 2.0)
+        + Mechanism(RandomAllocation(3, 9), 2.0, relation="zero-out"),
     ],
     ids=lambda phases: " then ".join(type(m.sampler).__name__ for m in phases.mechanisms),
 )
@@ -235,28 +251,36 @@ def test_phases_cost_at_least_each_and_at_most_all(phases):
 
 
 def test_a_noiseless_phase_exposes_whom_it_samples():
-    phases = Mechanism(WithoutReplacement(1, 100, 2), 0.0) + Mechanism(WithoutReplacement(5, 100, 2), 2.0)
+    phases = Mechanism(WithoutReplacement(1, 100, 2), 0.0) + Mechanism(
+        WithoutReplacement(5, 100, 2), 2.0
+    )
     exposed = 1.0 - 0.99**2
     bracket = phases.guarantee().delta(3.0)
     assert exposed * (1.0 - 1e-12) <= bracket.lower <= bracket.upper < exposed + 1e-3
 
 
-# --- shuffling ------------------------------------------------------------------------------------------------------
+# --- shuffling ------------------------------------------------------------------------------------
 
 
 def test_a_buffer_of_all_batches_is_a_shuffle_and_of_one_is_fixed_batches():
     for relation in ("zero-out", "replace"):
-        whole, shuffle = (run(s, 1.0, relation=relation).epsilon(1e-5) for s in (BufferedShuffle(40, 40), Shuffle(40)))
+        whole, shuffle = (
+            run(s, 1.0, relation=relation).epsilon(1e-5)
+            for s in (BufferedShuffle(40, 40), Shuffle(40))
+        )
         assert (whole.lower, whole.upper) == (shuffle.lower, shuffle.upper)
         single, fixed = (
-            run(s, 1.0, relation=relation).epsilon(1e-5) for s in (BufferedShuffle(40, 1), Deterministic(40))
+            run(s, 1.0, relation=relation).epsilon(1e-5)
+            for s in (BufferedShuffle(40, 1), Deterministic(40))
         )
         assert single.upper == fixed.upper
         assert single.lower == pytest.approx(fixed.lower, rel=1e-3)
 
 
 def test_a_larger_buffer_shows_less_of_the_last_record():
-    seen = [run(BufferedShuffle(100, buffer), 1.0).epsilon(1e-5).lower for buffer in (1, 3, 10, 30, 100)]
+    seen = [
+        run(BufferedShuffle(100, buffer), 1.0).epsilon(1e-5).lower for buffer in (1, 3, 10, 30, 100)
+    ]
     assert seen == sorted(seen, reverse=True)
     assert seen[0] > 1.05 * seen[-1]
 
@@ -291,7 +315,7 @@ def test_shuffling_three_batches_written_out(sampler):
         assert bracket.lower <= 1.03 * max(seen)  # the bins here are coarser
 
 
-# --- without replacement --------------------------------------------------------------------------------------------
+# --- without replacement --------------------------------------------------------------------------
 
 
 def subset_law(batch: int, gradients: tuple[int, ...], noise: float) -> np.ndarray:
@@ -309,21 +333,31 @@ def test_three_records_without_replacement(batch, relation):
     noise, epsilons = 1.0, (0.0, 0.3, 1.0, 2.5)
     pairs = []
     for others in itertools.combinations_with_replacement((-1, 0, 1), 2):
-        for old, new in itertools.product((-1, 0, 1), (0,) if relation == "zero-out" else (-1, 0, 1)):
+        for old, new in itertools.product(
+            (-1, 0, 1), (0,) if relation == "zero-out" else (-1, 0, 1)
+        ):
             pairs += [
                 (subset_law(batch, (g, *others), noise), subset_law(batch, (h, *others), noise))
                 for g, h in ((old, new), (new, old))
             ]
-    once = [run(WithoutReplacement(batch, 3, 1), noise, relation=relation).delta(e) for e in epsilons]
-    twice = [run(WithoutReplacement(batch, 3, 2), noise, relation=relation).delta(e) for e in epsilons]
+    once = [
+        run(WithoutReplacement(batch, 3, 1), noise, relation=relation).delta(e) for e in epsilons
+    ]
+    twice = [
+        run(WithoutReplacement(batch, 3, 2), noise, relation=relation).delta(e) for e in epsilons
+    ]
     for p, q in pairs:
         assert all(
-            delta(p, q, e) <= bound.upper * (1.0 + 1e-9) + 1e-13 for e, bound in zip(epsilons, once, strict=True)
+            delta(p, q, e) <= bound.upper * (1.0 + 1e-9) + 1e-13
+            for e, bound in zip(epsilons, once, strict=True)
         )
     forth = pairs[::2]  # the same direction in both rounds, and the opposite one
     for first, second in itertools.product(forth[::2], pairs[::3]):
         p, q = (np.multiply.outer(a, b) for a, b in zip(first, second, strict=True))
-        assert all(delta(p, q, e) <= b.upper * (1.0 + 1e-9) + 1e-13 for e, b in zip(epsilons, twice, strict=True))
+        assert all(
+            delta(p, q, e) <= b.upper * (1.0 + 1e-9) + 1e-13
+            for e, b in zip(epsilons, twice, strict=True)
+        )
     if relation == "replace":  # achieved, up to the bins
         for e, bound in zip(epsilons, once, strict=True):
             assert max(delta(p, q, e) for p, q in pairs) == pytest.approx(bound.lower, rel=0.02)
@@ -333,7 +367,8 @@ def test_without_replacement_has_a_price_per_relation():
     with pytest.raises(NoGuarantee, match="WithoutReplacement has fixed batch sizes"):
         run(WithoutReplacement(5, 100, 10), 1.0, relation="add-remove")
     replaced, zeroed = (
-        run(WithoutReplacement(5, 100, 10), 1.0, relation=r).epsilon(1e-5) for r in ("replace", "zero-out")
+        run(WithoutReplacement(5, 100, 10), 1.0, relation=r).epsilon(1e-5)
+        for r in ("replace", "zero-out")
     )
     assert zeroed.upper <= replaced.upper * (1.0 + WIDTH)
     assert zeroed.lower < replaced.lower
@@ -358,7 +393,7 @@ def test_whole_batches_are_gaussian():
         assert bracket.lower == pytest.approx(bracket.upper, rel=1e-9)
 
 
-# --- truncated Poisson ----------------------------------------------------------------------------------------------
+# --- truncated Poisson ----------------------------------------------------------------------------
 
 
 def truncated_law(rate: float, most: int, gradients: tuple[int, ...], noise: float) -> np.ndarray:
@@ -368,11 +403,15 @@ def truncated_law(rate: float, most: int, gradients: tuple[int, ...], noise: flo
         chance = math.prod(rate if coin else 1.0 - rate for coin in coins)
         subsets = list(itertools.combinations(picked, min(most, len(picked))))
         for subset in subsets:
-            points[sum(subset) / noise] = points.get(sum(subset) / noise, 0.0) + chance / len(subsets)
+            points[sum(subset) / noise] = points.get(sum(subset) / noise, 0.0) + chance / len(
+                subsets
+            )
     return line(points)
 
 
-@pytest.mark.parametrize(("rate", "most", "population"), [(0.3, 1, 3), (0.05, 1, 3), (0.6, 2, 3), (0.4, 2, 4)])
+@pytest.mark.parametrize(
+    ("rate", "most", "population"), [(0.3, 1, 3), (0.05, 1, 3), (0.6, 2, 3), (0.4, 2, 4)]
+)
 @pytest.mark.parametrize("noise", [0.3, 1.0])
 def test_few_records_truncated(rate, most, population, noise):
     """Every choice of the others' gradients; data sets of the declared size, one smaller and one larger."""
@@ -389,7 +428,8 @@ def test_few_records_truncated(rate, most, population, noise):
                 assert attained <= bound.upper * (1.0 + 1e-9) + 1e-13, (others, epsilon)
                 best[i] = max(best[i], attained)
     for seen, bound in zip(best, bounds, strict=True):
-        assert bound.lower <= seen * 1.02 + 1e-12  # silent others are among the choices, up to the bins
+        # silent others are among the choices, up to the bins
+        assert bound.lower <= seen * 1.02 + 1e-12
 
 
 def test_two_truncated_rounds():
@@ -406,9 +446,14 @@ def test_two_truncated_rounds():
 
 
 @pytest.mark.parametrize(("max_batch", "rare"), [(20, False), (30, True), (40, True)])
-def test_the_simple_penalty_is_never_undercut_from_below_nor_beaten_where_truncation_is_rare(max_batch, rare):
+def test_the_simple_penalty_is_never_undercut_from_below_nor_beaten_where_truncation_is_rare(
+    max_batch, rare
+):
     """delta_Poisson + (1 + e^eps) T P[Bin(n, q) > B]."""
-    truncated, plain = run(TruncatedPoisson(0.01, 50, max_batch, 1000), 1.0), run(Poisson(0.01, 50), 1.0)
+    truncated, plain = (
+        run(TruncatedPoisson(0.01, 50, max_batch, 1000), 1.0),
+        run(Poisson(0.01, 50), 1.0),
+    )
     tail = float(stats.binom.sf(max_batch - 1, 1000, 0.01))
     for epsilon in (0.2, 1.0, 2.0):
         bound = truncated.delta(epsilon)
@@ -422,10 +467,12 @@ def test_the_simple_penalty_is_never_undercut_from_below_nor_beaten_where_trunca
 def test_room_for_everybody_is_poisson():
     for clipping in (Individual(), Batch()):
         full, plain = (
-            run(s, 1.0, clipping).epsilon(1e-6) for s in (TruncatedPoisson(0.01, 100, 51, 50), Poisson(0.01, 100))
+            run(s, 1.0, clipping).epsilon(1e-6)
+            for s in (TruncatedPoisson(0.01, 100, 51, 50), Poisson(0.01, 100))
         )
         assert full.upper == pytest.approx(plain.upper, rel=2 * WIDTH)
-        if clipping == Individual():  # of fifty records, half of the time none would turn an aggregate around
+        # of fifty records, half of the time none would turn an aggregate around
+        if clipping == Individual():
             assert full.lower == pytest.approx(plain.lower, rel=2 * WIDTH)
 
 
@@ -436,18 +483,23 @@ def test_truncation_has_a_price_for_add_remove_only():
 
 
 @pytest.mark.parametrize(
-    ("rate", "max_batch", "population"), [(0.3, 1, 3), (0.05, 12, 100), (0.01, 30, 2000), (0.5, 5, 9)]
+    ("rate", "max_batch", "population"),
+    [(0.3, 1, 3), (0.05, 12, 100), (0.01, 30, 2000), (0.5, 5, 9)],
 )
 def test_the_rate_of_a_truncated_record(rate, max_batch, population):
     sizes = np.arange(population + 1)
-    exact = float(stats.binom.pmf(sizes, population, rate) @ np.minimum(sizes, max_batch)) / population
+    exact = (
+        float(stats.binom.pmf(sizes, population, rate) @ np.minimum(sizes, max_batch)) / population
+    )
     found = truncated_rate(rate, max_batch, population)
     assert exact * (1.0 - 1e-5) <= found <= exact * (1.0 + 1e-12)
     assert truncated_rate(rate, population, population) == rate
     assert truncated_rate(1.0, 3, 10) == 0.3
 
 
-@pytest.mark.parametrize(("rate", "max_batch", "others"), [(0.3, 1, 3), (0.05, 12, 99), (0.01, 30, 2000)])
+@pytest.mark.parametrize(
+    ("rate", "max_batch", "others"), [(0.3, 1, 3), (0.05, 12, 99), (0.01, 30, 2000)]
+)
 def test_a_crowd_is_at_least_as_likely_as_it_is(rate, max_batch, others):
     (room, first, one), (crowd, second, two) = crowded(rate, max_batch, others)
     assert (first, one, second, two) == (rate, 1, rate, 2)
@@ -468,14 +520,18 @@ def test_more_others_never_make_the_bound_smaller():
 def test_groups_of_truncated_records_pass_through_larger_data_sets():
     """Two records of gradient -1, two of +1 added, three of the four used: 1/2 N(3) + 1/2 N(1) against N(0), exactly.
 
-    One record's curve for the declared two others does not cover the step from three records to four.
+    One record's curve for the declared two others does not cover the step from three records to
+    four.
     """
     sampler, epsilons = TruncatedPoisson(1.0, 1, 3, 2), (1.0, 2.0, 4.0)
     guarantee = run(sampler, 1.0, group=2)
     box = BlackBox(run(sampler, 1.0))
     x = np.linspace(-9.0, 13.0, 2_000_001)
     before, added = (-1.0, -1.0), (1.0, 1.0)
-    p = np.mean([stats.norm.pdf(x - sum(batch)) for batch in itertools.combinations(before + added, 3)], axis=0)
+    p = np.mean(
+        [stats.norm.pdf(x - sum(batch)) for batch in itertools.combinations(before + added, 3)],
+        axis=0,
+    )
     q = stats.norm.pdf(x - sum(before))
     for epsilon in epsilons:
         truth = np.trapezoid(np.maximum(p - math.exp(epsilon) * q, 0.0), x)
@@ -483,7 +539,9 @@ def test_groups_of_truncated_records_pass_through_larger_data_sets():
         assert truth <= box.delta(2, epsilon, "any")
         assert truth <= box.delta(2, epsilon)
     assert guarantee.delta(4.0).upper < 1.0
-    assert np.trapezoid(np.maximum(p - math.exp(4.0) * q, 0.0), x) == pytest.approx(0.18786, abs=1e-5)
+    assert np.trapezoid(np.maximum(p - math.exp(4.0) * q, 0.0), x) == pytest.approx(
+        0.18786, abs=1e-5
+    )
 
 
 def test_a_search_over_truncated_runs_says_nothing_about_groups_beyond_its_population():

@@ -45,7 +45,7 @@ def laws(draw_from: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndar
     return p, q
 
 
-# --- the Gaussian curve ---------------------------------------------------------------------------------------------
+# --- the Gaussian curve ---------------------------------------------------------------------------
 
 
 @given(mus)
@@ -79,7 +79,7 @@ def test_perfect_privacy_is_the_diagonal():
     assert curve.mu == pytest.approx(0.0, abs=1e-9)
 
 
-# --- finite laws by brute force -------------------------------------------------------------------------------------
+# --- finite laws by brute force -------------------------------------------------------------------
 
 
 @given(st.integers(0, 10**6), st.integers(2, 12))
@@ -122,7 +122,7 @@ def test_the_hull_of_a_dent_is_the_chord():
     assert dented.convex()(0.5) == pytest.approx(0.5)
 
 
-# --- groups ---------------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("mu", "size"), [(0.2, 2), (0.5, 3), (0.3, 8), (1.0, 2)])
@@ -139,18 +139,22 @@ def test_a_group_of_one_is_the_curve_itself():
 
 def test_the_black_box_is_above_the_tight_group_analysis():
     mechanism = Mechanism(Poisson(0.01, 500), 2.0)
-    tight, black_box = mechanism.guarantee(group=4).epsilon(1e-5), mechanism.guarantee().tradeoff().group(4)
+    tight, black_box = (
+        mechanism.guarantee(group=4).epsilon(1e-5),
+        mechanism.guarantee().tradeoff().group(4),
+    )
     assert black_box.epsilon(1e-5) >= tight.lower
 
 
-# --- mechanisms -----------------------------------------------------------------------------------------------------
+# --- mechanisms -----------------------------------------------------------------------------------
 
 
 def test_the_reference_run():
     curve = Mechanism(Poisson(0.01, 1000), 1.0).guarantee().tradeoff()
     assert curve([0.01, 0.05, 0.1]) == pytest.approx([0.9709, 0.8890, 0.8058], abs=6e-5)
     assert curve.advantage == pytest.approx(0.1610, abs=6e-5)
-    assert curve.mu == pytest.approx(0.4440, abs=2e-4)  # at error rates of .001 and more; .4394 at .0027 and more
+    # at error rates of .001 and more; .4394 at .0027 and more
+    assert curve.mu == pytest.approx(0.4440, abs=2e-4)
     assert curve.tightest_gaussian(0.0027) == pytest.approx(0.4394, abs=3e-4)
     assert curve.tightest_gaussian(0.01) < curve.mu < curve.tightest_gaussian(1e-4)
     assert 0.0 < curve.regret < 0.01
@@ -199,7 +203,11 @@ def test_brackets_of_a_known_curve_enclose_it(raw, slack):
     mu = 0.3 + sum(raw)
     epsilons = np.linspace(0.0, mu * mu / 2 + 5 * mu, 12)
     exact = np.array([gaussian_delta(mu, e) for e in epsilons])
-    curve = between(epsilons.tolist(), (exact * (1 - slack)).tolist(), np.minimum(exact * (1 + slack), 1.0).tolist())
+    curve = between(
+        epsilons.tolist(),
+        (exact * (1 - slack)).tolist(),
+        np.minimum(exact * (1 + slack), 1.0).tolist(),
+    )
     truth = gaussian(mu, ALPHAS)
     assert curve.above is not None
     assert (curve(ALPHAS) <= truth + 1e-12).all()
@@ -218,13 +226,16 @@ def test_groups_must_be_whole_and_positive(size):
         TradeOff.gaussian(1.0).group(size)
 
 
-# --- orthogonal groups ----------------------------------------------------------------------------------------------
+# --- orthogonal groups ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [2, 5])
 def test_orthogonal_groups_are_as_many_single_records(size):
     run, more = Mechanism(Poisson(0.02, 50), 1.0), Mechanism(Poisson(0.02, 50 * size), 1.0)
-    group, copies = run.guarantee(size, geometry="orthogonal").epsilon(1e-5), more.guarantee().epsilon(1e-5)
+    group, copies = (
+        run.guarantee(size, geometry="orthogonal").epsilon(1e-5),
+        more.guarantee().epsilon(1e-5),
+    )
     assert (group.lower, group.upper) == (copies.lower, copies.upper)
     assert group.upper < run.guarantee(size).epsilon(1e-5).lower
 
@@ -235,8 +246,15 @@ def test_orthogonal_groups_by_brute_force():
     x = np.linspace(-9.0, 11.0, 1501)
     density = np.exp(-x * x / 2.0) / math.sqrt(2.0 * math.pi) * (x[1] - x[0])
     factor = 1.0 - rate + rate * np.exp(mu * x - mu * mu / 2.0)
-    truth = float((np.maximum(np.outer(factor, factor) - math.exp(epsilon), 0.0) * np.outer(density, density)).sum())
-    bracket = Mechanism(Poisson(rate, 1), 1.0 / mu).guarantee(2, geometry="orthogonal").delta(epsilon)
+    truth = float(
+        (
+            np.maximum(np.outer(factor, factor) - math.exp(epsilon), 0.0)
+            * np.outer(density, density)
+        ).sum()
+    )
+    bracket = (
+        Mechanism(Poisson(rate, 1), 1.0 / mu).guarantee(2, geometry="orthogonal").delta(epsilon)
+    )
     assert bracket.lower * (1 - 1e-4) <= truth <= bracket.upper * (1 + 1e-4)
 
 

@@ -87,7 +87,10 @@ def test_brute_force_stays_below(trials, seed, size, spread):
     ):
         a, b = best_of(p[list(order)], chances), best_of(q[list(order)], chances)
         assert a.sum() == pytest.approx(1.0, abs=1e-9)
-        assert max(hockey_stick(a, b, epsilon), hockey_stick(b, a, epsilon)) <= bound.delta(epsilon, 0.0)[1] + 1e-9
+        assert (
+            max(hockey_stick(a, b, epsilon), hockey_stick(b, a, epsilon))
+            <= bound.delta(epsilon, 0.0)[1] + 1e-9
+        )
 
 
 def test_the_bound_is_not_vacuous():
@@ -121,14 +124,17 @@ def papernot_steinke(curve, trials, delta):
     if isinstance(trials, PoissonTrials):
         total += [trials.mean * curve.delta(math.log1p(1.0 / (order - 1.0))) for order in orders]
     else:
-        total += (1.0 + trials.shape) * np.min((1.0 - 1.0 / orders) * rdp - math.log(trials.gamma) / orders)
+        total += (1.0 + trials.shape) * np.min(
+            (1.0 - 1.0 / orders) * rdp - math.log(trials.gamma) / orders
+        )
     return epsilon_from_rdp(orders, total, delta)
 
 
 @pytest.mark.parametrize(
     ("noise", "trials", "peer"),
     [
-        # peer: dp-accounting 0.6.0, RepeatAndSelectDpEvent of 1,000 Poisson rounds at rate .01, delta 1e-5
+        # peer: dp-accounting 0.6.0, RepeatAndSelectDpEvent of 1,000 Poisson rounds at rate .01,
+        # delta 1e-5
         (1.0, TruncatedNegativeBinomial(10.0), 3.5226),
         (1.0, TruncatedNegativeBinomial(10.0, 1.0), 4.1033),
         (2.0, PoissonTrials(2.0), 0.8766),
@@ -146,7 +152,10 @@ def test_tighter_than_papernot_and_steinke(noise, trials, peer):
 def test_more_trials_cost_more_and_a_single_one_hardly_anything():
     run = Mechanism(Poisson(0.05, 50), 2.0)
     one = run.guarantee().epsilon(1e-5)
-    costs = [tuned(run, TruncatedNegativeBinomial(mean)).epsilon(1e-5).upper for mean in (1.001, 2.0, 10.0, 100.0)]
+    costs = [
+        tuned(run, TruncatedNegativeBinomial(mean)).epsilon(1e-5).upper
+        for mean in (1.001, 2.0, 10.0, 100.0)
+    ]
     assert costs == sorted(costs)
     assert one.upper <= costs[0] < one.upper * 1.05
     assert costs[-1] < 3.0 * one.upper
@@ -164,11 +173,16 @@ def test_settings_are_as_bad_as_the_worst():
     quiet, loud = Mechanism(Poisson(0.05, 50), 2.0), Mechanism(Poisson(0.05, 100), 1.5, Batch())
     trials = TruncatedNegativeBinomial(4.0)
     both = tuned([quiet, loud], trials)
-    assert both.epsilon(1e-5).upper == pytest.approx(tuned(loud, trials).epsilon(1e-5).upper, rel=0.01)
+    assert both.epsilon(1e-5).upper == pytest.approx(
+        tuned(loud, trials).epsilon(1e-5).upper, rel=0.01
+    )
     assert repr(quiet) in both.statement(1e-5)
     assert "search for it" in both.statement(1e-5)
-    assert both.epsilon(1e-5).lower == pytest.approx(tuned(loud, trials).epsilon(1e-5).lower, rel=0.01)
-    assert "always picks the costliest" in both.lower_by  # a law that picks the quiet one costs less than that
+    assert both.epsilon(1e-5).lower == pytest.approx(
+        tuned(loud, trials).epsilon(1e-5).lower, rel=0.01
+    )
+    # a law that picks the quiet one costs less than that
+    assert "always picks the costliest" in both.lower_by
     assert tuned(quiet, trials).epsilon(1e-5).upper < both.epsilon(1e-5).lower
     assert "picks" not in tuned(quiet, trials).lower_by
 

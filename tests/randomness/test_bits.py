@@ -39,7 +39,9 @@ class TestGenerator:
         assert isinstance(rng, BulkGenerator)
         return rng
 
-    @pytest.mark.parametrize("bound", [1, 2, 3, 10, 255, 256, 257, 1000, 2**16, 2**20 + 7, 2**31, 3 * 2**30])
+    @pytest.mark.parametrize(
+        "bound", [1, 2, 3, 10, 255, 256, 257, 1000, 2**16, 2**20 + 7, 2**31, 3 * 2**30]
+    )
     def test_integers_are_uniform(self, bound):
         drawn = self.generator(bound).integers(0, bound, 200_000, dtype=np.uint32)
         assert drawn.max() < bound
@@ -70,7 +72,9 @@ class TestGenerator:
             assert drawn.shape == (40, 50)
             assert low <= int(drawn.min())
             assert int(drawn.max()) <= high
-        assert set(rng.integers(max(info.min, -3), 5, 999, dtype=dtype).tolist()) == set(range(max(info.min, -3), 5))
+        assert set(rng.integers(max(info.min, -3), 5, 999, dtype=dtype).tolist()) == set(
+            range(max(info.min, -3), 5)
+        )
 
     @pytest.mark.parametrize(("low", "high"), [(5, 5), (0, 300), (-1, 3)])
     def test_bad_ranges_are_numpys_errors(self, low, high):
@@ -88,10 +92,17 @@ class TestGenerator:
     def test_orders_and_subsets_are_uniform(self):
         rng = self.generator(5)
         orders = [tuple(rng._order(4)) for _ in range(12_000)]
-        assert stats.chisquare([orders.count(order) for order in permutations(range(4))]).pvalue > 1e-3
+        assert (
+            stats.chisquare([orders.count(order) for order in permutations(range(4))]).pvalue > 1e-3
+        )
         for population, size in ((7, 2), (4, 3)):
             drawn = [tuple(rng._subset(population, size)) for _ in range(12_000)]
-            assert stats.chisquare([drawn.count(p) for p in permutations(range(population), size)]).pvalue > 1e-3
+            assert (
+                stats.chisquare(
+                    [drawn.count(p) for p in permutations(range(population), size)]
+                ).pvalue
+                > 1e-3
+            )
 
     def test_equal_keys_are_drawn_again(self):
         rng = self.generator(5)
@@ -114,7 +125,9 @@ class TestGenerator:
         assert np.array_equal(np.sort(shuffled), np.arange(size))
         assert not np.array_equal(shuffled, order)
 
-    @pytest.mark.parametrize(("population", "size"), [(20, 20), (1000, 400), (1000, 600), (10**12, 1000), (2**53, 100)])
+    @pytest.mark.parametrize(
+        ("population", "size"), [(20, 20), (1000, 400), (1000, 600), (10**12, 1000), (2**53, 100)]
+    )
     def test_choice_without_replacement(self, population, size):
         drawn = self.generator(7).choice(population, size, replace=False, shuffle=False)
         assert np.unique(drawn).size == size == drawn.size
@@ -123,8 +136,11 @@ class TestGenerator:
 
     def test_inclusion_is_uniform(self):
         rng = self.generator(8)
-        counts = np.bincount(np.concatenate([rng.choice(100, 30, replace=False) for _ in range(4000)]))
-        # Hypergeometric: the counts of a round are negatively correlated, which the factor 99/70 undoes.
+        counts = np.bincount(
+            np.concatenate([rng.choice(100, 30, replace=False) for _ in range(4000)])
+        )
+        # Hypergeometric: the counts of a round are negatively correlated, which the factor 99/70
+        # undoes.
         assert stats.chi2.sf(((counts - 1200) ** 2).sum() / 1200 * 99 / 70, 99) > 1e-3
 
     def test_everything_else_works_word_by_word(self):

@@ -21,7 +21,9 @@ WAYS = [InNumpy, Compiled] if COMPILED else [InNumpy]
 SIZES = (0, 1, 2, 255, 256, 257, 511, 512, 1000, SIZE)
 KINDS = (np.float32, np.float64)
 
-needs_both = pytest.mark.skipif(not COMPILED, reason="there was no compiler when verax was installed")
+needs_both = pytest.mark.skipif(
+    not COMPILED, reason="there was no compiler when verax was installed"
+)
 
 
 @pytest.fixture(params=WAYS)
@@ -111,7 +113,11 @@ class Damaged:
         self._what = what
 
     def largest(self, values):
-        return float(np.abs(values[:-1]).max()) if self._what == "largest" else float(np.abs(values).max())
+        return (
+            float(np.abs(values[:-1]).max())
+            if self._what == "largest"
+            else float(np.abs(values).max())
+        )
 
     def draw(self, words, slope, start, leftover, draws, late):
         at, u = words >> np.uint64(52), 1.0 + (words & np.uint64(2**52 - 1)) / 2.0**52
@@ -154,7 +160,8 @@ class TestBoth:
         found = []
         for ours in (InNumpy, Compiled):
             monkeypatch.setattr(normal, "fastest", ours)
-            monkeypatch.setattr(normal, "SLACK", 2.0**-6)  # one in 32 in doubt, so that both meet many
+            # one in 32 in doubt, so that both meet many
+            monkeypatch.setattr(normal, "SLACK", 2.0**-6)
             source = Source.insecure(5)
             for size in (10, 248, 70_000):
                 buffer = sums(size, kind)
@@ -182,7 +189,13 @@ class TestBoth:
         ],
     )
     def test_wrong_arrays_are_refused(self, spoiled):
-        fine = {"into": np.zeros(4), "draws": np.ones(4), "sigma": 1.0, "magic": 1.5 * 2.0**32, "limit": 1.0}
+        fine = {
+            "into": np.zeros(4),
+            "draws": np.ones(4),
+            "sigma": 1.0,
+            "magic": 1.5 * 2.0**32,
+            "limit": 1.0,
+        }
         fine["doubts"] = np.zeros(4, dtype=np.int64)
         loops._kernel.add(*fine.values())
         with pytest.raises((TypeError, ValueError)):
@@ -192,7 +205,14 @@ class TestBoth:
         t, places = tables(), np.empty(4, dtype=np.int64)
         fine = [words(4), t.slope, t.start, t.leftover, np.empty(4), places]
         assert loops._kernel.draw(*fine) == 0
-        for at, bad in ((0, np.empty(4)), (1, t.slope[:-1]), (2, t.start[:-1]), (3, -1), (3, 2**64), (4, np.empty(3))):
+        for at, bad in (
+            (0, np.empty(4)),
+            (1, t.slope[:-1]),
+            (2, t.start[:-1]),
+            (3, -1),
+            (3, 2**64),
+            (4, np.empty(3)),
+        ):
             with pytest.raises((ValueError, OverflowError, TypeError)):
                 loops._kernel.draw(*fine[:at], bad, *fine[at + 1 :])
         for wrong in ((), fine[:-1], [*fine, 1]):
@@ -205,5 +225,7 @@ class TestBoth:
         frozen = np.zeros(4)
         frozen.flags.writeable = False
         with pytest.raises((ValueError, BufferError)):
-            loops._kernel.add(frozen, np.ones(4), 1.0, 1.5 * 2.0**32, 1.0, np.empty(4, dtype=np.int64))
+            loops._kernel.add(
+                frozen, np.ones(4), 1.0, 1.5 * 2.0**32, 1.0, np.empty(4, dtype=np.int64)
+            )
         assert not frozen.any()

@@ -242,7 +242,11 @@ class TestRelease:
         real = total + Source.insecure(8).gaussian(np.empty(5000), sigma)
         step = Source.grid(sigma)
         assert (out % step == 0).all()
-        slack = np.abs(real) * 2.0**-23 if dtype == np.float32 else step * 1e-5 + np.abs(real) * 2.0**-52
+        slack = (
+            np.abs(real) * 2.0**-23
+            if dtype == np.float32
+            else step * 1e-5 + np.abs(real) * 2.0**-52
+        )
         assert (np.abs(out - real) <= step / 2 + slack).all()
 
     def test_grid(self):

@@ -42,19 +42,26 @@ class TestStreams:
             assert np.array_equal(Keystream(KEY, position).words(3), whole[position : position + 3])
 
     def test_no_word_twice(self):
-        words = np.concatenate([Keystream(derive(KEY, name)).words(200_000) for name in ("words", "more", "spawn")])
+        words = np.concatenate(
+            [Keystream(derive(KEY, name)).words(200_000) for name in ("words", "more", "spawn")]
+        )
         assert np.unique(words).size == words.size
 
     def test_uneven_pieces_give_the_same_noise(self):
         whole = Source.insecure(13).gaussian(np.empty(200_000), 1.0)
         source, pieces = Source.insecure(13), [1, 2, 70_000, 3, 2**15, 40_001]
         pieces.append(len(whole) - sum(pieces))
-        assert np.array_equal(np.concatenate([source.gaussian(np.empty(size), 1.0) for size in pieces]), whole)
+        assert np.array_equal(
+            np.concatenate([source.gaussian(np.empty(size), 1.0) for size in pieces]), whole
+        )
 
     def test_spawning_is_deterministic_and_a_label_works_once(self):
         def draw() -> list[float]:
             source = Source.insecure(14)
-            return [float(source.spawn(label).gaussian(np.empty(1), 1.0)[0]) for label in ("a", "b", "ab", "a ")]
+            return [
+                float(source.spawn(label).gaussian(np.empty(1), 1.0)[0])
+                for label in ("a", "b", "ab", "a ")
+            ]
 
         assert draw() == draw()
         assert len(set(draw())) == 4
@@ -83,7 +90,9 @@ class TestStreams:
         again = Source.restore(saved)
         assert again.state() == saved
         assert not again.secure
-        assert np.array_equal(source.gaussian(np.empty(5000), 1.0), again.gaussian(np.empty(5000), 1.0))
+        assert np.array_equal(
+            source.gaussian(np.empty(5000), 1.0), again.gaussian(np.empty(5000), 1.0)
+        )
         assert np.array_equal(source.generator().random(50), again.generator().random(50))
         with pytest.raises(ValueError, match="label"):
             again.spawn("noise")
@@ -96,7 +105,9 @@ class TestStreams:
         source, at = Source.insecure(6), 0
         for number, size in enumerate(sizes):
             scale = sigma if number % 2 else 1.0
-            assert np.array_equal(source.gaussian(np.empty(size), scale), whole[at : at + size] * scale)
+            assert np.array_equal(
+                source.gaussian(np.empty(size), scale), whole[at : at + size] * scale
+            )
             at += size
             if number % 3 == 0:
                 source = Source.restore(source.state())
@@ -112,7 +123,13 @@ class TestSecrets:
     @pytest.mark.parametrize("source", [Source.system(), Source.insecure(1)])
     def test_nothing_prints_the_key(self, source):
         source.gaussian(np.empty(3), 1.0)
-        shown = [source, source.generator(), source.generator().bit_generator, source._guard, source._normals]
+        shown = [
+            source,
+            source.generator(),
+            source.generator().bit_generator,
+            source._guard,
+            source._normals,
+        ]
         key = source.state()["key"]
         for thing in shown:
             for text in (repr(thing), str(thing), f"{thing}"):
@@ -122,7 +139,13 @@ class TestSecrets:
     def test_copies_are_refused(self):
         source = Source.system()
         source.gaussian(np.empty(3), 1.0)
-        for thing in (source, source.generator(), source.generator().bit_generator, source._normals, source._guard):
+        for thing in (
+            source,
+            source.generator(),
+            source.generator().bit_generator,
+            source._normals,
+            source._guard,
+        ):
             for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
                 with pytest.raises(TypeError, match="must not be copied or pickled"):
                     duplicate(thing)
@@ -161,7 +184,9 @@ assert Source.insecure(1).gaussian(np.empty(3), 1.0).shape == (3,)
     def test_a_word_that_fails_in_c_is_never_zero(self, monkeypatch):
         """C cannot be told of an exception: it goes on with other entropy and the next look at the stream raises."""
         rng = Source.insecure(2).generator()
-        monkeypatch.setattr(Keystream, "check", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        monkeypatch.setattr(
+            Keystream, "check", lambda self: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         values = [rng.integers(0, 2**64, dtype=np.uint64) for _ in range(8)]
         monkeypatch.undo()
         assert 0 not in values
@@ -212,7 +237,14 @@ def test_bad_sigma(bad):
 
 @pytest.mark.parametrize(
     "bad",
-    [[0.0], np.zeros(3, dtype=int), np.zeros(3, dtype=np.float16), np.zeros((4, 4)).T[:2], np.zeros(9)[::2], None],
+    [
+        [0.0],
+        np.zeros(3, dtype=int),
+        np.zeros(3, dtype=np.float16),
+        np.zeros((4, 4)).T[:2],
+        np.zeros(9)[::2],
+        None,
+    ],
 )
 def test_bad_buffers(bad):
     for method, name in (("gaussian", "out"), ("add_gaussian", "buffer")):
@@ -242,7 +274,13 @@ def test_bad_labels(label):
 def test_bad_states():
     source = Source.insecure(0)
     good = source.generator().bit_generator.state
-    for bad in ({}, 3, good | {"bit_generator": "PCG64"}, good | {"key": "zz"}, good | {"key": "z" * 64}):
+    for bad in (
+        {},
+        3,
+        good | {"bit_generator": "PCG64"},
+        good | {"key": "zz"},
+        good | {"key": "z" * 64},
+    ):
         with pytest.raises(ValueError, match="state"):
             source.generator().bit_generator.state = bad
     for bad in ({}, None, source.state() | {"key": "12"}, source.state() | {"secure": 1}):

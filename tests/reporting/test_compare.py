@@ -50,7 +50,9 @@ def test_brackets_are_those_of_the_mechanisms():
 
 def test_delta_at_an_epsilon_and_other_clipping():
     rows = {row.name: row.bracket for row in compare(1.0, 100, epsilon=1.0, clipping=Batch())}
-    assert rows["Poisson"] == Mechanism(Poisson(0.01, 100), 1.0, Batch(), "zero-out").guarantee().delta(1.0)
+    assert rows["Poisson"] == Mechanism(
+        Poisson(0.01, 100), 1.0, Batch(), "zero-out"
+    ).guarantee().delta(1.0)
     assert rows["fixed"].lower > rows["Poisson"].upper
 
 
@@ -148,7 +150,9 @@ def test_labels_stay_inside_the_axes(tmp_path, monkeypatch):
     kept = []
     real = module._bar
     monkeypatch.setattr(module, "_bar", lambda axes, *rest: (real(axes, *rest), kept.append(axes)))
-    rows = priced(Bracket(1.0, 1.1), Bracket(90.0, 100.0), Bracket(1.0, 100.0), Bracket(40.0, 100.0))
+    rows = priced(
+        Bracket(1.0, 1.1), Bracket(90.0, 100.0), Bracket(1.0, 100.0), Bracket(40.0, 100.0)
+    )
     comparison_figure(rows, "epsilon", "title", tmp_path / "a.png")
     axes = kept[0]
     frame = axes.get_window_extent()

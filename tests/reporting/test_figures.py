@@ -19,7 +19,9 @@ def test_without_matplotlib_one_line_says_how_to_get_it(monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ModuleNotFoundError, match=r"figures need matplotlib: pip install 'verax\[figures\]'"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"figures need matplotlib: pip install 'verax\[figures\]'"
+    ):
         figures.matplotlib()
     with pytest.raises(ModuleNotFoundError, match="figures need matplotlib"):
         figures.drawable(Path("a.png"))
@@ -52,7 +54,14 @@ def test_the_palette_stays_apart_in_grey():
     assert min(b - a for a, b in pairwise(used)) > 15
 
 
-@given(st.lists(st.tuples(st.floats(0.1, 10.0), st.floats(0.0, 5.0)), min_size=2, max_size=9, unique_by=lambda p: p[0]))
+@given(
+    st.lists(
+        st.tuples(st.floats(0.1, 10.0), st.floats(0.0, 5.0)),
+        min_size=2,
+        max_size=9,
+        unique_by=lambda p: p[0],
+    )
+)
 def test_a_staircase_covers_every_falling_curve_through_its_points(pairs):
     noises = sorted(noise for noise, _ in pairs)
     values = sorted((value for _, value in pairs), reverse=True)
@@ -61,5 +70,6 @@ def test_a_staircase_covers_every_falling_curve_through_its_points(pairs):
     assert at == sorted(at)
     for (left, _, high), (right, low, _) in pairwise(points):
         middle = 0.5 * (left + right)
-        assert np.interp(middle, at, lower) == pytest.approx(low)  # flat between the points, at the safe side
+        # flat between the points, at the safe side
+        assert np.interp(middle, at, lower) == pytest.approx(low)
         assert np.interp(middle, at, upper) == pytest.approx(high)

@@ -4,7 +4,16 @@ import math
 
 import pytest
 
-from verax import BallsInBins, Batch, Individual, Mechanism, Mixed, Poisson, Shuffle, WithoutReplacement
+from verax import (
+    BallsInBins,
+    Batch,
+    Individual,
+    Mechanism,
+    Mixed,
+    Poisson,
+    Shuffle,
+    WithoutReplacement,
+)
 from verax.privacy.curves.black_box import BlackBox
 from verax.privacy.guarantee import Bracket
 from verax.reporting.groups import (
@@ -25,16 +34,23 @@ FEW = Settings(samples=2000, insecure_seed=1)
 
 def test_both_quantities_in_one_go():
     blocks = price_groups(RUN, [1, 8], delta=1e-2, epsilon=0.5, settings=FEW)
-    assert [block.title for block in blocks] == ["epsilon at delta = 0.01", "delta at epsilon = 0.5"]
+    assert [block.title for block in blocks] == [
+        "epsilon at delta = 0.01",
+        "delta at epsilon = 0.5",
+    ]
     box = BlackBox(RUN.guarantee())
     for block in blocks:
         assert [row.group for row in block.rows] == [1, 8]
         for row in block.rows:
             own, drawn = RUN.guarantee(row.group), row.monte_carlo
-            assert row.tight == (own.epsilon(1e-2) if block.quantity == "epsilon" else own.delta(0.5))
+            assert row.tight == (
+                own.epsilon(1e-2) if block.quantity == "epsilon" else own.delta(0.5)
+            )
             reads = box.epsilon if block.quantity == "epsilon" else box.delta
             several = (reads(row.group, block.at), reads(row.group, block.at, "any"))
-            assert (row.black_box, row.f_dp) == ((row.tight.upper,) * 2 if row.group == 1 else several)
+            assert (row.black_box, row.f_dp) == (
+                (row.tight.upper,) * 2 if row.group == 1 else several
+            )
             assert drawn.lower <= row.tight.upper
             assert row.tight.lower <= drawn.upper
             assert row.tight.upper <= row.f_dp <= row.black_box
@@ -61,7 +77,11 @@ def test_the_tight_bound_is_at_most_either_black_box(run):
 def test_one_record_costs_what_the_accountant_says_in_every_column():
     run = Mechanism(Poisson(0.01, 1000), 1.0)
     for block in price_groups(run, [1], delta=1e-5, epsilon=1.0, settings=Settings(samples=0)):
-        own = run.guarantee().epsilon(1e-5) if block.quantity == "epsilon" else run.guarantee().delta(1.0)
+        own = (
+            run.guarantee().epsilon(1e-5)
+            if block.quantity == "epsilon"
+            else run.guarantee().delta(1.0)
+        )
         (row,) = block.rows
         assert (row.tight, row.black_box, row.f_dp) == (own, own.upper, own.upper)
 
@@ -100,7 +120,10 @@ def test_clippings_side_by_side():
         ({"groups": [0], "delta": 1e-5}, "group must be a whole number of at least 1, got 0"),
         ({"delta": 2.0}, "delta must lie strictly between 0 and 1, got 2.0"),
         ({"epsilon": -1.0}, "epsilon must be at least 0 and finite, got -1.0"),
-        ({"delta": 1e-5, "settings": Settings(sampling="paper")}, "sampling must be 'both' where epsilon is asked for"),
+        (
+            {"delta": 1e-5, "settings": Settings(sampling="paper")},
+            "sampling must be 'both' where epsilon is asked for",
+        ),
     ],
 )
 def test_bad_input(words, message):
@@ -112,7 +135,9 @@ def test_bad_input(words, message):
 def test_figures(tmp_path, suffix):
     pytest.importorskip("matplotlib")
     blocks = price_groups(RUN, [1, 2, 16], delta=1e-2, epsilon=0.5, settings=FEW)
-    infinite = price_groups(Mechanism(Poisson(1.0, 4), 0.1), [1, 2], delta=1e-5, settings=Settings(samples=100))
+    infinite = price_groups(
+        Mechanism(Poisson(1.0, 4), 0.1), [1, 2], delta=1e-5, settings=Settings(samples=100)
+    )
     assert math.isinf(infinite[0].rows[-1].black_box)
     groups_figure([*blocks, *infinite], "a title", tmp_path / f"a.{suffix}")
     tables = price_clippings(RUN, [Individual(), Batch()], [1, 8], delta=1e-5, epsilon=1.0)
@@ -133,12 +158,18 @@ def test_nothing_is_left_out_of_a_figure():
     axes = figure.subplots()
     draw_block(axes, Block("epsilon", 1e-5, tuple(rows)))
     low, high = axes.get_ylim()
-    drawn = {(x, y) for line in axes.get_lines() for x, y in zip(*line.get_data(), strict=True) if low <= y <= high}
+    drawn = {
+        (x, y)
+        for line in axes.get_lines()
+        for x, y in zip(*line.get_data(), strict=True)
+        if low <= y <= high
+    }
     assert {(2, 3.0), (2, 2.5), (3, 4.0), (3, 3.0), (1, 2.0), (3, 2.0)} <= drawn
     marks = {(text.xy[0], text.get_text()) for text in axes.texts}
     assert marks == {(1, "1.00e+9"), (1, "inf"), (2, "0")}
     edge = [line.get_marker() for line in axes.get_lines() if line.get_marker() in ("^", "v")]
-    assert (edge.count("^"), edge.count("v")) == (3, 3)  # 1e9, inf, an interval's end; 0, two intervals' ends
+    # 1e9, inf, an interval's end; 0, two intervals' ends
+    assert (edge.count("^"), edge.count("v")) == (3, 3)
 
 
 def test_a_figure_of_one_group_of_which_nothing_is_finite(tmp_path):
@@ -160,6 +191,8 @@ def test_a_figure_of_one_group_of_which_nothing_is_finite(tmp_path):
     ids=str,
 )
 def test_no_proved_bound_is_printed_above_another_that_it_should_not_exceed(run):
-    for block in price_groups(run, [1, 2, 4], delta=1e-5, epsilon=1.5, settings=Settings(samples=0)):
+    for block in price_groups(
+        run, [1, 2, 4], delta=1e-5, epsilon=1.5, settings=Settings(samples=0)
+    ):
         for row in block.rows:
             assert row.tight.lower <= row.tight.upper <= row.f_dp <= row.black_box

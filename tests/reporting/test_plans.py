@@ -25,7 +25,9 @@ def test_a_row_says_what_the_plan_says_rounded_to_the_safe_side(plans):
         assert row["relation"] == plan.mechanism.relation
         share = 100.0 * plan.signal_of_run / full_batch_signal(TARGET)
         assert row["of full batch"] == f"{share:.1f} %"
-    assert {row["closed form"] for row, plan in zip(rows, plans, strict=True) if plan.way == "shuffle"} == {"-"}
+    assert {
+        row["closed form"] for row, plan in zip(rows, plans, strict=True) if plan.way == "shuffle"
+    } == {"-"}
 
 
 def test_columns_come_when_they_matter(plans):

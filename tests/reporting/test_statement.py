@@ -41,7 +41,7 @@ SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "statement.schema.json
 VOID = {"meta", "line", "polygon", "polyline", "circle"}
 
 
-# --- the schema, checked by the few rules it uses -------------------------------------------------------------------
+# --- the schema, checked by the few rules it uses -------------------------------------------------
 
 TYPES = {
     "object": dict,
@@ -82,9 +82,16 @@ def wrong(value, schema, where="statement"):
         found = [wrong(value, option, where) for option in schema["anyOf"]]
         return "" if "" in found else "; ".join(found)
     if "const" in schema or "enum" in schema:
-        return "" if value in schema.get("enum", [schema.get("const")]) else f"{where}: {value!r} is not allowed"
+        return (
+            ""
+            if value in schema.get("enum", [schema.get("const")])
+            else f"{where}: {value!r} is not allowed"
+        )
     kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
-    if not any(isinstance(value, TYPES[k]) and (k == "boolean" or not isinstance(value, bool)) for k in kinds):
+    if not any(
+        isinstance(value, TYPES[k]) and (k == "boolean" or not isinstance(value, bool))
+        for k in kinds
+    ):
         return f"{where}: {value!r} is no {kinds}"
     return _inside(value, schema, where)
 
@@ -103,16 +110,23 @@ def _inside(value, schema, where):
     elif isinstance(value, list):
         if len(value) < schema.get("minItems", 0):
             return f"{where}: too short"
-        return next(filter(None, (wrong(v, schema["items"], f"{where}[{i}]") for i, v in enumerate(value))), "")
+        return next(
+            filter(None, (wrong(v, schema["items"], f"{where}[{i}]") for i, v in enumerate(value))),
+            "",
+        )
     elif isinstance(value, str):
-        return "" if re.search(schema.get("pattern", ""), value) else f"{where}: {value!r} does not fit"
+        return (
+            ""
+            if re.search(schema.get("pattern", ""), value)
+            else f"{where}: {value!r} does not fit"
+        )
     elif isinstance(value, int | float):
         inside = schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf)
         return "" if inside else f"{where}: {value!r} is out of range"
     return ""
 
 
-# --- cases ----------------------------------------------------------------------------------------------------------
+# --- cases ----------------------------------------------------------------------------------------
 
 
 def recorded(folder, rounds=40, reason="", mechanism=RUN, **facts):
@@ -151,7 +165,9 @@ def cases(tmp_path_factory):
         "group": RUN.guarantee(group=3).statement(1e-6),
         "told": RUN.guarantee(adversary="A1").statement(1e-5),
         "shuffled": Mechanism(Shuffle(10), 1.0, Mixed(groups=2)).guarantee().statement(1e-5),
-        "replaced": Mechanism(WithoutReplacement(5, 50, 20), 2.0, Batch()).guarantee().statement(1e-5),
+        "replaced": Mechanism(WithoutReplacement(5, 50, 20), 2.0, Batch())
+        .guarantee()
+        .statement(1e-5),
         "noiseless": Mechanism(Poisson(0.05, 40), 0.0).guarantee().statement(1e-5),
         "phases": (RUN + Mechanism(BallsInBins(10), 2.0)).guarantee().statement(1e-5),
         "searched": tuned(RUN, TruncatedNegativeBinomial(mean=5.0)).statement(1e-5),
@@ -161,10 +177,16 @@ def cases(tmp_path_factory):
         "rare": Mechanism(Poisson(1e-9, 3), 1.0).guarantee().statement(1e-5),
         "budget": spent().statement(),
         "unspent": Budget(1.0, 1e-5, group=2).statement(private=False),
-        "observed": Federation(RandomParticipation(0.1, 0.1, 10, 5), local_noise=1.0).against("server").statement(1e-5),
+        "observed": Federation(RandomParticipation(0.1, 0.1, 10, 5), local_noise=1.0)
+        .against("server")
+        .statement(1e-5),
         "client": Statement.of_runs([clients], 1e-5),
-        "clients": replace(Mechanism(BallsInBins(10), 2.0).guarantee(2), unit="client").statement(1e-5),
-        "client seen": Federation(Poisson(0.1, 5), local_noise=1.0).against("server").statement(1e-5),
+        "clients": replace(Mechanism(BallsInBins(10), 2.0).guarantee(2), unit="client").statement(
+            1e-5
+        ),
+        "client seen": Federation(Poisson(0.1, 5), local_noise=1.0)
+        .against("server")
+        .statement(1e-5),
         "client spent": spent().statement(unit="client"),
     }
 
@@ -192,7 +214,7 @@ NAMES = (
 )
 
 
-# --- numbers --------------------------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------
 
 
 def test_a_statement_says_the_same_whatever_was_asked_before():
@@ -202,7 +224,10 @@ def test_a_statement_says_the_same_whatever_was_asked_before():
     asked.epsilon(1e-7, rtol=1e-4)
     asked.delta(2.0, rtol=1e-4)
     assert asked.statement(1e-5).content() == first.content()
-    assert Mechanism(Poisson(0.178, 57), 2.1414).guarantee().statement(1e-5).content() == first.content()
+    assert (
+        Mechanism(Poisson(0.178, 57), 2.1414).guarantee().statement(1e-5).content()
+        == first.content()
+    )
 
 
 def test_what_an_attacker_finds_is_the_gaussian_curve_for_one_gaussian():
@@ -235,7 +260,8 @@ def test_an_attacker_who_plays_does_not_find_more_and_the_best_one_does_not_find
         cut = np.quantile(scores[0], 1.0 - reach.false_alarms)
         found, error = float((scores[1] > cut).mean()), 5.0 * math.sqrt(0.25 / count)
         assert found <= reach.most + error
-        assert found >= reach.least - error - 0.01  # the other direction may be the worse one, but hardly
+        # the other direction may be the worse one, but hardly
+        assert found >= reach.least - error - 0.01
 
 
 def test_the_stated_numbers_hold_for_the_finer_curve_too():
@@ -270,7 +296,7 @@ def test_without_noise_whoever_was_drawn_is_found(cases):
         assert reach.least == pytest.approx(drawn + reach.false_alarms, abs=1e-9)
 
 
-# --- words ----------------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 def test_a_statement_is_its_prose_and_does_not_change(cases):
@@ -301,24 +327,36 @@ def test_the_unit_is_that_of_what_was_run(cases, name):
     assert content["protected"]["unit"] == unit
     assert unit in content["protected"]["words"]
     assert f"other {unit}s" in content["adversary"]["words"]
-    larger = next(entry["words"] for entry in content["not_covered"] if entry["name"] == "larger-groups")
+    larger = next(
+        entry["words"] for entry in content["not_covered"] if entry["name"] == "larger-groups"
+    )
     assert f" {unit}" in larger
 
 
 def test_a_client_is_protected_with_all_its_records(cases):
-    assert cases["client"].startswith("Any 1 client with all its records is protected with epsilon at most")
-    assert "alike but for 1 client with all its records, which only one of them has" in cases["client"]
+    assert cases["client"].startswith(
+        "Any 1 client with all its records is protected with epsilon at most"
+    )
+    assert (
+        "alike but for 1 client with all its records, which only one of them has" in cases["client"]
+    )
     assert "that the number of clients is public" in cases["client"].content()["assuming"]
     assert "far fewer than 100,000 clients" in cases["client"]
     assert cases["clients"].startswith("Any 2 clients with all their records are protected")
-    assert cases["clients"].content()["protected"]["words"] == "any 2 clients together with all their records"
+    assert (
+        cases["clients"].content()["protected"]["words"]
+        == "any 2 clients together with all their records"
+    )
     assert "Any 1 client with all its records" in cases["client"].html()
     assert "Any 1 record is" not in cases["client spent"]
 
 
 def test_every_form_names_the_measured_accuracy_of_special_functions(cases):
     for statement in cases.values():
-        assert any("measured accuracy of special functions" in what for what in statement.content()["relies_on"])
+        assert any(
+            "measured accuracy of special functions" in what
+            for what in statement.content()["relies_on"]
+        )
         assert "measured accuracy of special functions" in statement.prose()
         assert "measured accuracy of special functions" in statement.html()
 
@@ -362,7 +400,7 @@ def test_a_bad_delta_names_itself():
         RUN.guarantee().statement(0)
 
 
-# --- JSON -----------------------------------------------------------------------------------------------------------
+# --- JSON -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -385,7 +423,9 @@ def test_the_validator_can_fail(cases):
     content.pop("software")
     assert "software is missing" in wrong(content, SCHEMA)
     content["runs"][0]["head"] = "abc"
-    assert "does not fit" in wrong(content | {"software": cases["plain"].content()["software"]}, SCHEMA)
+    assert "does not fit" in wrong(
+        content | {"software": cases["plain"].content()["software"]}, SCHEMA
+    )
 
 
 def test_json_says_what_the_prose_says(cases):
@@ -395,10 +435,13 @@ def test_json_says_what_the_prose_says(cases):
         assert run["head"] in cases["several"]
     assert cases["noiseless"].content()["epsilon"]["upper"] == "inf"
     assert len(cases["phases"].content()["what_runs"]["settings"][0]) == 2
-    assert cases["part"].content()["if_stopping_is_independent"]["upper"] < cases["part"].facts.epsilon.upper
+    assert (
+        cases["part"].content()["if_stopping_is_independent"]["upper"]
+        < cases["part"].facts.epsilon.upper
+    )
 
 
-# --- the page -------------------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 
 class Page(HTMLParser):
@@ -439,7 +482,9 @@ def test_the_page_is_well_formed_and_needs_nothing_else(cases, name):
         assert not {"src", "href", "onload", "onclick"} & set(attributes)
     assert "url(" not in text
     assert "@import" not in text
-    assert {"http://www.w3.org/2000/svg"} == set(re.findall(r"https?://[^\"' <]+", text.split("<script")[0]))
+    assert {"http://www.w3.org/2000/svg"} == set(
+        re.findall(r"https?://[^\"' <]+", text.split("<script")[0])
+    )
     assert [tag for tag, _ in page.tags if tag in ("h1", "main")] == ["main", "h1"]
     assert "nan" not in " ".join(a.get("points", "") for _, a in page.tags)
 
@@ -460,7 +505,9 @@ def test_the_page_can_be_read_without_seeing_it(cases, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_figures_stay_inside_their_frame(cases, name):
-    places = re.findall(r"(-?[\d.]+),(-?[\d.]+)", " ".join(re.findall(r'points="([^"]+)"', cases[name].html())))
+    places = re.findall(
+        r"(-?[\d.]+),(-?[\d.]+)", " ".join(re.findall(r'points="([^"]+)"', cases[name].html()))
+    )
     assert len(places) > 50
     assert all(0.0 <= float(x) <= 560.0 and 0.0 <= float(y) <= 400.0 for x, y in places)
 
@@ -484,7 +531,9 @@ def test_the_page_says_what_the_prose_says(cases):
 
 def test_the_page_holds_the_json_and_nothing_breaks_out_of_it(cases):
     text = cases["several"].html()
-    held = re.search(r'<script type="application/json" id="statement">\n(.*?)</script>', text, re.S)[1]
+    held = re.search(
+        r'<script type="application/json" id="statement">\n(.*?)</script>', text, re.S
+    )[1]
     assert json.loads(held) == cases["several"].content()
     assert "<b>" not in text
 
@@ -497,7 +546,11 @@ def test_light_dark_paper_and_phone(cases):
 
 def test_saved_as_the_suffix_says(cases, tmp_path):
     statement = cases["plain"]
-    for suffix, text in (("html", statement.html()), ("json", statement.to_json()), ("txt", f"{statement}\n")):
+    for suffix, text in (
+        ("html", statement.html()),
+        ("json", statement.to_json()),
+        ("txt", f"{statement}\n"),
+    ):
         assert statement.write(tmp_path / f"report.{suffix}").read_text(encoding="utf-8") == text
     for name in ("report", "report.md", "REPORT.TXT"):
         assert statement.write(tmp_path / name).read_text(encoding="utf-8") == f"{statement}\n"
@@ -512,7 +565,7 @@ def test_other_suffixes_are_refused(cases, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-# --- budgets and observers ------------------------------------------------------------------------------------------
+# --- budgets and observers ------------------------------------------------------------------------
 
 
 def test_a_budget_promises_what_was_fixed_beforehand(cases, tmp_path):
@@ -521,7 +574,9 @@ def test_a_budget_promises_what_was_fixed_beforehand(cases, tmp_path):
     assert content["what_runs"]["kind"] == "budget"
     assert (content["epsilon"]["lower"], content["epsilon"]["upper"]) == (0.0, 2.0)
     assert [len(setting) for setting in content["what_runs"]["settings"]] == [2]
-    assert statement.startswith("Any 1 record is protected with epsilon at most 2.0 at delta 1e-05 by everything spent")
+    assert statement.startswith(
+        "Any 1 record is protected with epsilon at most 2.0 at delta 1e-05 by everything spent"
+    )
     assert any(IN_ADVANCE in note for note in content["notes"])
     assert IN_ADVANCE in statement.html()
     assert "a trial" not in statement.html().lower()
@@ -533,7 +588,9 @@ def test_a_budget_promises_what_was_fixed_beforehand(cases, tmp_path):
     assert "NOT private" in cases["unspent"]
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-5), (1.0, 1e-2), (3.0, 1e-9), (30.0, 1e-5)])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0.1, 1e-5), (1.0, 1e-2), (3.0, 1e-9), (30.0, 1e-5)]
+)
 def test_the_curve_of_a_budget_is_that_of_its_one_pair(epsilon, delta):
     """Against distributions that satisfy (epsilon, delta) with equality: no curve below theirs is true."""
     p = [delta, (1 - delta) / (1 + math.exp(-epsilon)), (1 - delta) / (1 + math.exp(epsilon)), 0.0]

@@ -54,14 +54,16 @@ def test_proposition_21_states_a_probability_above_one_and_drops_a_factor():
 def test_algorithm_1_divides_by_the_size_of_the_data():
     """Full batches, noise 1, 1,000 records of one direction and one opposed to them: both sizes enter the average.
 
-    (n + N) / n against (n - 1 + N) / (n + 1), in units of 1/n: means 1.998 apart, not 1, and different noise.
+    (n + N) / n against (n - 1 + N) / (n + 1), in units of 1/n: means 1.998 apart, not 1, and
+    different noise.
     """
     n = 1000
     without = NORMAL.pdf(X, 2.0, 1.0)
     with_it = NORMAL.pdf(X, 2.0 + n * ((n - 1) / (n + 1) - 1.0), n / (n + 1))
     found = float(np.sum(np.maximum(without - math.e * with_it, 0.0)) * WIDTH)
     assert found == pytest.approx(0.5097, abs=1e-4)
-    assert gaussian_delta(1.0, 1.0) == pytest.approx(0.1269, abs=1e-4)  # what theorem 18 says of group size 1
+    # what theorem 18 says of group size 1
+    assert gaussian_delta(1.0, 1.0) == pytest.approx(0.1269, abs=1e-4)
 
 
 def test_algorithm_2_overwrites_the_sampling_rate():
@@ -98,7 +100,8 @@ def test_the_derivative_in_appendix_a2_has_half_the_logarithm():
     assert place == pytest.approx((1.0 - 2.0 * math.log(a)) / 2.0, abs=1e-3)
     assert (1.0 - math.log(a)) / 2.0 == pytest.approx(0.8466, abs=1e-4)
     near, far = (place / math.sqrt(2.0)) ** 2, ((place - 1.0) / math.sqrt(2.0)) ** 2
-    assert math.exp(-near) == pytest.approx(a * math.exp(-far), rel=1e-3)  # not the square root of a
+    # not the square root of a
+    assert math.exp(-near) == pytest.approx(a * math.exp(-far), rel=1e-3)
 
 
 def test_the_transition_function_of_appendix_a3_lacks_a_square_and_the_variance():
@@ -130,7 +133,8 @@ def test_equation_2_of_appendix_a5_has_the_wrong_weight():
 
 
 @pytest.mark.parametrize(
-    ("rate", "group", "stated", "exact"), [(0.1, 4, 0.016580, 0.0014542), (0.01, 16, 1.2622e-3, 4.943e-8)]
+    ("rate", "group", "stated", "exact"),
+    [(0.1, 4, 0.016580, 0.0014542), (0.01, 16, 1.2622e-3, 4.943e-8)],
 )
 def test_orthogonal_gradients_are_better_than_the_square_root(rate, group, stated, exact):
     """Section 6 puts sqrt(B(k, p)) on one line. Each record has a direction of its own: k runs with one record each."""
@@ -138,7 +142,8 @@ def test_orthogonal_gradients_are_better_than_the_square_root(rate, group, state
     x = NORMAL.pdf(X)
     line = max(float(np.sum(np.maximum(p - math.e * q, 0.0)) * WIDTH) for p, q in ((y, x), (x, y)))
     assert line == pytest.approx(stated, rel=1e-4)
-    apart = Mechanism(Poisson(rate, group), 1.0).guarantee().delta(1.0)  # one record, as many rounds as records
+    # one record, as many rounds as records
+    apart = Mechanism(Poisson(rate, group), 1.0).guarantee().delta(1.0)
     assert apart.lower <= exact * 1.001
     assert exact <= apart.upper * 1.001
     own = Mechanism(Poisson(rate, 1), 1.0).guarantee(group, "orthogonal").delta(1.0)

@@ -55,7 +55,11 @@ def test_the_files_hold_every_line(run):
 
 def test_the_verdicts(run):
     rows = run[1]
-    tables = {(row.where, row.what.split(", g=")[1]): row.verdict for row in rows if row.where.startswith("table")}
+    tables = {
+        (row.where, row.what.split(", g=")[1]): row.verdict
+        for row in rows
+        if row.where.startswith("table")
+    }
     for (where, setting), verdict in tables.items():
         if where in ("table 1, row 1", "table 1, row 2"):
             assert verdict == "erratum"
@@ -79,7 +83,10 @@ def test_the_exact_epsilons_by_another_way():
     k = np.arange(1.0, 400.0)
     mu = np.sqrt(k) / paper_000.SIGMA
     for epsilon, sign in ((low * (1 - 1e-6), 1), (high * (1 + 1e-6), -1)):
-        near, far = stats.norm.logcdf(mu / 2 - epsilon / mu), epsilon + stats.norm.logcdf(-mu / 2 - epsilon / mu)
+        near, far = (
+            stats.norm.logcdf(mu / 2 - epsilon / mu),
+            epsilon + stats.norm.logcdf(-mu / 2 - epsilon / mu),
+        )
         delta = float(law.pmf(k) @ (np.exp(near) - np.exp(far)))
         assert sign * (delta - paper_000.DELTA) > 0.0
 

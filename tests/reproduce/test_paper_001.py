@@ -44,7 +44,9 @@ def run(tmp_path_factory):
 def columns(run, name):
     with (run[0] / f"{name}.csv").open() as file:
         header, *lines = csv.reader(file)
-    return {key: np.array(values) for key, values in zip(header, zip(*lines, strict=True), strict=True)}
+    return {
+        key: np.array(values) for key, values in zip(header, zip(*lines, strict=True), strict=True)
+    }
 
 
 def numbers(run, name, *keys):
@@ -53,7 +55,9 @@ def numbers(run, name, *keys):
 
 
 def test_every_file_is_there(run):
-    names = {f"{name}.{kind}" for name in FIGURES for kind in ("csv", "png", "svg")} | {"numbers.csv"}
+    names = {f"{name}.{kind}" for name in FIGURES for kind in ("csv", "png", "svg")} | {
+        "numbers.csv"
+    }
     assert {path.name for path in run[0].iterdir()} == names
     assert (run[0] / "figure-3.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in (run[0] / "figure-b2.svg").read_bytes()[:400]
@@ -121,7 +125,10 @@ def test_the_verdicts(run):
     assert verdicts["figure 3", "rate 0.01 against 0.1"] == "agrees"
     assert verdicts["figure 3", "rate 0.1 against 1"] == "differs"
     assert verdicts["figure 1", "f-DP black box, 8 to 8 records"] == "agrees"
-    assert [key[0] for key, value in verdicts.items() if value == "erratum"] == ["theorem 4", "algorithm 2"]
+    assert [key[0] for key, value in verdicts.items() if value == "erratum"] == [
+        "theorem 4",
+        "algorithm 2",
+    ]
     assert {row.verdict for row in run[1] if row.where.startswith("appendix")} == {"agrees"}
     assert all(row.remark for row in run[1] if row.verdict in ("differs", "erratum"))
 
@@ -138,7 +145,10 @@ def test_the_lower_bound_on_the_f_dp_black_box(group):
     above = Mechanism(Poisson(1.0, 1), 4.0).guarantee().tradeoff().above
     exact = gaussian_epsilon(0.25 * group, 1e-3)
     assert 0.98 * exact <= paper_001.f_dp_at_least(above, group, 1e-3) <= exact
-    assert paper_001.f_dp_at_least(TradeOff(np.array([0.0, 1.0]), np.array([1.0, 0.0])), group, 1e-3) == 0.0
+    assert (
+        paper_001.f_dp_at_least(TradeOff(np.array([0.0, 1.0]), np.array([1.0, 0.0])), group, 1e-3)
+        == 0.0
+    )
 
 
 def test_samples_needed_are_enough_and_not_too_many():

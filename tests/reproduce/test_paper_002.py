@@ -42,7 +42,9 @@ def gaussian(noise, epsilon):
 
 def test_every_file_is_there(run):
     folder, _ = run
-    names = {f"figure-{n}.{kind}" for n in range(1, 8) for kind in ("csv", "png", "svg")} | {"numbers.csv"}
+    names = {f"figure-{n}.{kind}" for n in range(1, 8) for kind in ("csv", "png", "svg")} | {
+        "numbers.csv"
+    }
     assert {path.name for path in folder.iterdir()} == names
     assert (folder / "figure-3.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in (folder / "figure-3.svg").read_bytes()[:400]
@@ -52,7 +54,10 @@ def test_every_file_is_there(run):
 def test_the_data_are_ordered_and_fall_along_the_axis(run, setting):
     with (run[0] / f"figure-{setting.number}.csv").open() as file:
         header, *lines = csv.reader(file)
-    assert header == ["noise_multiplier" if setting.noise is None else "epsilon", *paper_002.COLUMNS]
+    assert header == [
+        "noise_multiplier" if setting.noise is None else "epsilon",
+        *paper_002.COLUMNS,
+    ]
     data = dict(zip(header, np.array(lines, dtype=float).T, strict=True))
     assert data[header[0]].tolist() == setting.grid(16)
     for name in ("deterministic", "poisson", "shuffle"):
@@ -77,7 +82,11 @@ def test_the_verdicts(run):
     errata = {key for key, value in verdicts.items() if value == "erratum"}
     assert errata == {("figure 7", f"delta_{name}") for name in ("P(1)", "P(1), Rényi", "S(1)")}
     rounded = {key for key, value in verdicts.items() if value.startswith("rounded")}
-    assert rounded == {("figure 3", "delta_S(12)"), ("figure 6", "delta_S(1)"), ("figure 6", "delta_S(4)")}
+    assert rounded == {
+        ("figure 3", "delta_S(12)"),
+        ("figure 6", "delta_S(1)"),
+        ("figure 6", "delta_S(4)"),
+    }
     assert [key for key, value in verdicts.items() if value == "differs"] == [
         ("figure 5", "epsilon_P, noise 0.7, Rényi")
     ]
@@ -91,18 +100,24 @@ def test_the_written_numbers_are_the_returned_ones(run):
 
 
 @pytest.mark.parametrize(
-    "claim", [c for c in paper_002.CLAIMS if c.curve == "shuffle"], ids=lambda c: f"figure-{c.figure}-{c.x:g}"
+    "claim",
+    [c for c in paper_002.CLAIMS if c.curve == "shuffle"],
+    ids=lambda c: f"figure-{c.figure}-{c.x:g}",
 )
 def test_the_shuffle_bound_is_the_papers_formula(claim):
     setting = paper_002.SETTINGS[claim.figure - 1]
     ours, _ = setting.bracket("shuffle", claim.x)
     if setting.delta is None:
-        printed, best = (event(setting.noise, setting.batches, claim.x, fine) for fine in (False, True))
+        printed, best = (
+            event(setting.noise, setting.batches, claim.x, fine) for fine in (False, True)
+        )
         assert ours == pytest.approx(best, rel=1e-3)
         assert printed == pytest.approx(best, rel=1e-3)
         return
     noise, batches = claim.x, setting.batches
-    epsilon = optimize.brentq(lambda e: event(noise, batches, e, fine=True) - setting.delta, 1.0, 30.0, xtol=1e-5)
+    epsilon = optimize.brentq(
+        lambda e: event(noise, batches, e, fine=True) - setting.delta, 1.0, 30.0, xtol=1e-5
+    )
     assert ours == pytest.approx(epsilon, rel=1e-4)
     assert ours >= float(claim.printed)
 
@@ -129,7 +144,8 @@ def test_the_three_numbers_of_figure_7_are_those_of_epsilon_one_half():
     assert high == pytest.approx(2.06e-10, rel=2e-3)
     assert setting.bracket("poisson", 1.0)[1] < 2.06e-10 / 800
     assert setting.bracket("renyi", 1.0)[1] < 8.45e-5 / 500
-    assert setting.bracket("renyi", 0.5)[1] == pytest.approx(8.45e-5, rel=0.15)  # from above, by a list of orders
+    # from above, by a list of orders
+    assert setting.bracket("renyi", 0.5)[1] == pytest.approx(8.45e-5, rel=0.15)
     assert setting.bracket("renyi", 0.5)[1] < 8.45e-5
 
 

@@ -23,7 +23,9 @@ def run(tmp_path_factory):
         return paper_003.quiet(what)
 
     rows = paper_003.reproduce(folder, progress, every=100)
-    assert parts == [f"figure {n} of 5" for n in range(1, 6)] + ["the noise of sections 6.1 and 6.2"]
+    assert parts == [f"figure {n} of 5" for n in range(1, 6)] + [
+        "the noise of sections 6.1 and 6.2"
+    ]
     return folder, rows
 
 
@@ -36,7 +38,9 @@ def data(folder, setting):
 
 def test_every_file_is_there(run):
     folder, _ = run
-    names = {f"figure-{n}.{kind}" for n in range(1, 6) for kind in ("csv", "png", "svg")} | {"numbers.csv"}
+    names = {f"figure-{n}.{kind}" for n in range(1, 6) for kind in ("csv", "png", "svg")} | {
+        "numbers.csv"
+    }
     assert {path.name for path in folder.iterdir()} == names
     assert (folder / "figure-3.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in (folder / "figure-3.svg").read_bytes()[:400]
@@ -55,7 +59,9 @@ def test_the_schemes_are_in_order(run, setting):
         assert (found[f"{less}_upper"] <= found[f"{more}_upper"] * (1 + 1e-3) + 1e-12).all()
     for d in setting.records:
         flagged = found[f"d{d}_published_unsound"] > 0.0
-        assert (flagged == (found[f"d{d}_published"] < found[f"d{d}_lower"] * (1 - paper_003.MARGIN))).all()
+        assert (
+            flagged == (found[f"d{d}_published"] < found[f"d{d}_lower"] * (1 - paper_003.MARGIN))
+        ).all()
 
 
 def test_known_participation_is_p_times_local_sampling(run):
@@ -63,7 +69,9 @@ def test_known_participation_is_p_times_local_sampling(run):
     assert found["WCS_upper"] == pytest.approx(0.1 * found["OLS_upper"], rel=1e-6)
     for epsilon, upper in zip(found["epsilon"], found["OLS_upper"], strict=True):
         larger = math.log1p(math.expm1(epsilon) / 0.1)
-        exact = 0.1 * (stats.norm.cdf(0.5 - larger) - math.exp(larger) * stats.norm.cdf(-0.5 - larger))
+        exact = 0.1 * (
+            stats.norm.cdf(0.5 - larger) - math.exp(larger) * stats.norm.cdf(-0.5 - larger)
+        )
         assert upper == pytest.approx(exact, rel=1e-6)
 
 
@@ -83,7 +91,11 @@ def test_the_noise_of_the_experiments(run):
         assert row.verdict == "erratum"
         assert float(row.here.removeprefix("<= ")) == pytest.approx(noise, rel=1e-3)
         assert "not 1e-6" in row.remark
-    for section, name, noise in (("6.1", "WCS", 7.665), ("6.1", "OLS", 22.497), ("6.2", "WCS", 0.8739)):
+    for section, name, noise in (
+        ("6.1", "WCS", 7.665),
+        ("6.1", "OLS", 22.497),
+        ("6.2", "WCS", 0.8739),
+    ):
         row = rows[f"section {section}", f"noise, {name}"]
         assert float(row.here.removeprefix("<= ")) == pytest.approx(noise, rel=1e-3)
         assert row.verdict == "rounded down"

@@ -41,31 +41,46 @@ def test_the_files_hold_every_line(run):
     assert tuple(lines[0]) == paper_004.COLUMNS
     assert [sum(line["table"] == t for line in lines) for t in ("6", "7", "8")] == [6, 7, 7]
     for line in lines:
-        assert float(line["accountant_lower"]) <= float(line["accountant_upper"]) < float(line["printed_epsilon"]) / 2.0
+        assert (
+            float(line["accountant_lower"])
+            <= float(line["accountant_upper"])
+            < float(line["printed_epsilon"]) / 2.0
+        )
         assert int(line["batch"]) > int(line["printed_batch"])
 
 
 def test_every_difference_has_a_reason(run):
     for row in run[1]:
         assert row.remark or row.verdict == "agrees", row
-    assert {row.where for row in run[1] if row.where.startswith("table")} == {f"table {i}" for i in range(6, 12)}
+    assert {row.where for row in run[1] if row.where.startswith("table")} == {
+        f"table {i}" for i in range(6, 12)
+    }
 
 
 def test_the_noise_of_tables_6_to_8_is_one_step_of_e1():
     """All but the first line of table 6 and the last of table 8, to the fifth decimal."""
     close = [
-        abs(paper_004.first_step_e1(line.population, line.epochs, line.batch)[1] - float(line.sigma)) < 2e-5
+        abs(
+            paper_004.first_step_e1(line.population, line.epochs, line.batch)[1] - float(line.sigma)
+        )
+        < 2e-5
         for line in paper_004.LINES
     ]
     assert close == [False] + [True] * 18 + [False]
     for line in paper_004.LINES:
         old = 2.0 * math.log(line.population) / float(line.sigma) ** 2
         off = {("0.1", 6): 0.10788, ("1.5", 8): 1.24977}
-        assert old == pytest.approx(off.get((line.epsilon, line.table), float(line.epsilon)), rel=0.01)
+        assert old == pytest.approx(
+            off.get((line.epsilon, line.table), float(line.epsilon)), rel=0.01
+        )
 
 
 def test_lines_with_the_wrong_epsilon_or_batch_are_marked(run):
-    marked = [(row.where, row.what) for row in run[1] if row.what.startswith("σ,") and row.verdict == "erratum"]
+    marked = [
+        (row.where, row.what)
+        for row in run[1]
+        if row.what.startswith("σ,") and row.verdict == "erratum"
+    ]
     assert marked == [("table 6", "σ, ε=0.1"), ("table 8", "σ, ε=1.5"), ("table 8", "σ, ε=3.0")]
     assert "belongs to ε=1.2498" in cells(run, 8, "σ, ε=1.5")[0].remark
     assert "this σ at s=2135" in cells(run, 8, "σ, ε=3.0")[0].remark
@@ -74,16 +89,23 @@ def test_lines_with_the_wrong_epsilon_or_batch_are_marked(run):
 def test_the_noise_here_is_equation_1(run):
     for line in paper_004.LINES:
         row = next(r for r in cells(run, line.table, "σ") if r.what == f"σ, ε={line.epsilon}")
-        assert float(row.here) == pytest.approx(sigma(float(line.epsilon), 1 / line.population), abs=1e-5)
+        assert float(row.here) == pytest.approx(
+            sigma(float(line.epsilon), 1 / line.population), abs=1e-5
+        )
 
 
-@pytest.mark.parametrize(("table", "printed", "here"), [(9, 26, 31), (10, 288, 412), (11, 406, 800)])
+@pytest.mark.parametrize(
+    ("table", "printed", "here"), [(9, 26, 31), (10, 288, 412), (11, 406, 800)]
+)
 def test_the_largest_batch_is_the_first_iterate(run, table, printed, here):
     row = cells(run, table, "s_max")[0]
     assert (row.paper, row.here) == (str(printed), str(here))
     case = next(c for c in paper_004.COMPARISONS if c.table == table)
     epsilon = 2.0 * math.log(case.population) / (case.sigma**2 - 2.0)
-    assert math.floor(paper_004.first_step_d4(case.population, case.epochs, case.sigma, epsilon)) == printed
+    assert (
+        math.floor(paper_004.first_step_d4(case.population, case.epochs, case.sigma, epsilon))
+        == printed
+    )
 
 
 @pytest.mark.parametrize("case", paper_004.COMPARISONS, ids=lambda case: f"table {case.table}")
@@ -97,7 +119,9 @@ def test_the_f_dp_numbers_are_a_central_limit_and_the_second_of_twice_the_rounds
         phi = stats.norm.cdf
         inner = math.exp(case.sigma**-2) * phi(1.5 / case.sigma) + 3 * phi(-0.5 / case.sigma) - 2
         mu = math.sqrt(2 * case.epochs * batch / n * inner)
-        assert phi(mu / 2 - once / mu) - math.exp(once) * phi(-mu / 2 - once / mu) == pytest.approx(1 / n, rel=1e-6)
+        assert phi(mu / 2 - once / mu) - math.exp(once) * phi(-mu / 2 - once / mu) == pytest.approx(
+            1 / n, rel=1e-6
+        )
 
 
 def test_the_target_is_reached_with_fewer_rounds_in_tables_9_and_10(run):

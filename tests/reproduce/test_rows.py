@@ -30,15 +30,26 @@ def test_rows_are_written_with_their_names(tmp_path):
     path = write_rows(tmp_path / "rows.csv", [row])
     with path.open() as file:
         assert list(csv.DictReader(file)) == [
-            {"where": "figure 1", "what": "a, b", "paper": ">= 1", "here": ">= 2", "verdict": "agrees", "remark": "why"}
+            {
+                "where": "figure 1",
+                "what": "a, b",
+                "paper": ">= 1",
+                "here": ">= 2",
+                "verdict": "agrees",
+                "remark": "why",
+            }
         ]
 
 
 def test_the_registry_runs_what_is_asked_for(tmp_path, monkeypatch):
     row = Row("", "", "", "", "agrees")
-    monkeypatch.setitem(PAPERS, "test", lambda folder, progress: [row] if folder == tmp_path else [])
+    monkeypatch.setitem(
+        PAPERS, "test", lambda folder, progress: [row] if folder == tmp_path else []
+    )
     assert reproduce("test", tmp_path) == [row]
-    with pytest.raises(ValueError, match=r"paper must be one of '000-tables', .*, 'test', got 'none'"):
+    with pytest.raises(
+        ValueError, match=r"paper must be one of '000-tables', .*, 'test', got 'none'"
+    ):
         reproduce("none", tmp_path)
     with quiet("nothing"):
         pass

@@ -77,7 +77,9 @@ def test_gaps_are_geometric(slack: float, rate: float, monkeypatch: pytest.Monke
     assert stats.chisquare(np.bincount(drawn, minlength=11), chances * size).pvalue > 1e-4
 
 
-@pytest.mark.parametrize(("population", "rate"), [(2**53, 1e-14), (2**53, 5e-324), (2**40, 1e-9), (1, 0.2), (1, 0.9)])
+@pytest.mark.parametrize(
+    ("population", "rate"), [(2**53, 1e-14), (2**53, 5e-324), (2**40, 1e-9), (1, 0.2), (1, 0.9)]
+)
 def test_any_population(population: int, rate: float) -> None:
     rng = np.random.default_rng(4)
     sizes = []

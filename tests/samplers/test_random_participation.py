@@ -37,18 +37,28 @@ def test_two_rounds_have_the_joint_law(p, q):
     seen = Counter(tuple(frozenset(b.tolist()) for b in sampler.draw(3, rng)) for _ in range(runs))
     assert all(expected[run] > 0.0 for run in seen)
     some = [run for run, chance in expected.items() if chance > 0.0]
-    counts, chances = np.array([seen[run] for run in some]), np.array([expected[run] for run in some])
+    counts, chances = (
+        np.array([seen[run] for run in some]),
+        np.array([expected[run] for run in some]),
+    )
     rare = chances * runs < 5.0
     counts = np.append(counts[~rare], counts[rare].sum())
     chances = np.append(chances[~rare], chances[rare].sum())
     kept = chances > 0.0
-    assert stats.chisquare(counts[kept], chances[kept] / chances[kept].sum() * runs).pvalue > LEAST_P
+    assert (
+        stats.chisquare(counts[kept], chances[kept] / chances[kept].sum() * runs).pvalue > LEAST_P
+    )
 
 
 def test_a_large_run_has_the_right_rates():
     p, q, population, rounds = 0.05, 0.01, 2000, 4000
     sizes = np.array(
-        [b.size for b in RandomParticipation(p, q, population, rounds).draw(population, np.random.default_rng(2))]
+        [
+            b.size
+            for b in RandomParticipation(p, q, population, rounds).draw(
+                population, np.random.default_rng(2)
+            )
+        ]
     )
     there = np.count_nonzero(sizes)  # an empty batch of a client that takes part has chance 2e-9
     assert stats.binomtest(there, rounds, p).pvalue > LEAST_P
@@ -58,7 +68,11 @@ def test_a_large_run_has_the_right_rates():
 
 def test_it_is_a_value_and_a_sampler():
     assert isinstance(SAMPLER, Sampler)
-    assert (SAMPLER.relation, len(SAMPLER), SAMPLER.expected_batch(20)) == ("add-remove", 7, pytest.approx(2.4))
+    assert (SAMPLER.relation, len(SAMPLER), SAMPLER.expected_batch(20)) == (
+        "add-remove",
+        7,
+        pytest.approx(2.4),
+    )
     fields = dataclasses.asdict(SAMPLER)
     assert list(fields) == ["client_rate", "record_rate", "records", "rounds", "revealed"]
     for other in (
@@ -128,7 +142,10 @@ def test_more_records_than_declared_are_refused():
     for ask in (lambda n: SAMPLER.draw(n, np.random.default_rng(0)), SAMPLER.expected_batch):
         ask(1)
         ask(21)
-        with pytest.raises(ValueError, match=r"^population must be at most records \+ 1 = 21, got 22; raise records$"):
+        with pytest.raises(
+            ValueError,
+            match=r"^population must be at most records \+ 1 = 21, got 22; raise records$",
+        ):
             ask(22)
         with pytest.raises(ValueError, match=r"^population must be"):
             ask(0)

@@ -15,7 +15,11 @@ from verax.samplers.truncated_poisson import hardly_exceeded
 def test_a_planned_largest_batch_is_the_smallest_that_is_hardly_exceeded(records, rate, rounds):
     most = hardly_exceeded(records, rate, rounds)
     assert binomial_at_least(records, rate, most + 1).upper <= 1.001e-20 / rounds
-    assert most == 1 or most <= rate * records + 1 or binomial_at_least(records, rate, most).lower > 0.999e-20 / rounds
+    assert (
+        most == 1
+        or most <= rate * records + 1
+        or binomial_at_least(records, rate, most).lower > 0.999e-20 / rounds
+    )
 
 
 def test_one_class_may_have_several_names():
@@ -37,7 +41,13 @@ def test_one_class_may_have_several_names():
         ),
         (
             "random-participation",
-            {"--client-rate": 0.1, "--record-rate": 0.5, "--other-records": 9, "--rounds": 4, "--revealed": True},
+            {
+                "--client-rate": 0.1,
+                "--record-rate": 0.5,
+                "--other-records": 9,
+                "--rounds": 4,
+                "--revealed": True,
+            },
             RandomParticipation(0.1, 0.5, 9, 4, revealed=True),
         ),
     ],
@@ -51,11 +61,19 @@ def test_options_make_the_sampler(name, given, made):
     [
         ("poisson", {"--steps": 3}, "needs --rate, or --records and --batch"),
         ("poisson", {"--rate": 0.1}, "needs --steps or --epochs"),
-        ("poisson", {"--rate": 0.1, "--steps": 9, "--epochs": 1}, "--epochs 1 makes 10 steps, got --steps 9"),
+        (
+            "poisson",
+            {"--rate": 0.1, "--steps": 9, "--epochs": 1},
+            "--epochs 1 makes 10 steps, got --steps 9",
+        ),
         ("shuffle", {}, "needs --batches, or --records and --batch"),
         ("shuffle", {"--batches": 3, "--rate": 0.5}, "--rate 0.5 is not for --sampler shuffle"),
         ("shuffle", {"--batches": 3, "--times": 2}, "--times is for --sampler random-allocation"),
-        ("shuffle", {"--records": 9, "--batch": 3, "--batches": 4}, "make 3 batches, got --batches 4"),
+        (
+            "shuffle",
+            {"--records": 9, "--batch": 3, "--batches": 4},
+            "make 3 batches, got --batches 4",
+        ),
         ("without-replacement", {"--records": 5, "--steps": 2}, "needs --records and --batch"),
         ("dice", {}, "sampler must be one of 'poisson'"),
     ],

@@ -37,7 +37,9 @@ GOOD: list[tuple[Sampler, str, int, float]] = [  # sampler, relation, rounds, ex
 
 
 @pytest.mark.parametrize(("sampler", "relation", "rounds", "expected"), GOOD, ids=lambda x: repr(x))
-def test_a_sampler_is_a_value(sampler: Sampler, relation: str, rounds: int, expected: float) -> None:
+def test_a_sampler_is_a_value(
+    sampler: Sampler, relation: str, rounds: int, expected: float
+) -> None:
     assert isinstance(sampler, Sampler)
     assert sampler.relation == relation
     assert len(sampler) == rounds
@@ -105,7 +107,9 @@ def test_counts_are_checked(name: str, make: Callable[[object], Sampler], value:
 
 
 @pytest.mark.parametrize("value", NOT_RATES, ids=repr)
-@pytest.mark.parametrize("make", [lambda x: Poisson(x, 5), lambda x: TruncatedPoisson(x, 5, 20, 20)])
+@pytest.mark.parametrize(
+    "make", [lambda x: Poisson(x, 5), lambda x: TruncatedPoisson(x, 5, 20, 20)]
+)
 def test_rates_are_checked(make: Callable[[object], Sampler], value: object) -> None:
     with pytest.raises(ValueError, match=r"^rate must"):
         make(value)
@@ -114,10 +118,22 @@ def test_rates_are_checked(make: Callable[[object], Sampler], value: object) -> 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TruncatedPoisson(0.1, 5, 9, 100), r"^max_batch must be at least rate \* population = 10, got 9$"),
-        (lambda: BufferedShuffle(5, 6), "^buffer must be a whole number of at least 1 and at most 5, got 6$"),
-        (lambda: RandomAllocation(6, 5), "^times must be a whole number of at least 1 and at most 5, got 6$"),
-        (lambda: WithoutReplacement(21, 20, 5), "^batch must be a whole number of at least 1 and at most 20, got 21$"),
+        (
+            lambda: TruncatedPoisson(0.1, 5, 9, 100),
+            r"^max_batch must be at least rate \* population = 10, got 9$",
+        ),
+        (
+            lambda: BufferedShuffle(5, 6),
+            "^buffer must be a whole number of at least 1 and at most 5, got 6$",
+        ),
+        (
+            lambda: RandomAllocation(6, 5),
+            "^times must be a whole number of at least 1 and at most 5, got 6$",
+        ),
+        (
+            lambda: WithoutReplacement(21, 20, 5),
+            "^batch must be a whole number of at least 1 and at most 20, got 21$",
+        ),
         (lambda: Shuffle(5, 1, 1), "^reshuffle must be True or False, got 1$"),
     ],
 )
@@ -133,7 +149,9 @@ def test_a_truncation_at_the_mean_is_allowed_whatever_the_rounding() -> None:
 
 @pytest.mark.parametrize("sampler", [row[0] for row in GOOD], ids=repr)
 @pytest.mark.parametrize("population", [0, -1, 2.5, float("nan"), True, None, "20"], ids=repr)
-def test_populations_are_checked_before_the_first_batch(sampler: Sampler, population: object) -> None:
+def test_populations_are_checked_before_the_first_batch(
+    sampler: Sampler, population: object
+) -> None:
     with pytest.raises(ValueError, match=r"^population must be"):
         sampler.draw(population, np.random.default_rng(0))
     with pytest.raises(ValueError, match=r"^population must be"):
@@ -158,7 +176,9 @@ def test_populations_that_do_not_fit(sampler: Sampler, population: int, message:
 
 
 @pytest.mark.parametrize("sampler", [row[0] for row in GOOD], ids=repr)
-@pytest.mark.parametrize("rng", [None, 0, np.random.RandomState(0), np.random.PCG64(0)], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "rng", [None, 0, np.random.RandomState(0), np.random.PCG64(0)], ids=lambda x: type(x).__name__
+)
 def test_the_generator_is_checked(sampler: Sampler, rng: object) -> None:
     with pytest.raises(ValueError, match=r"^rng must be a numpy"):
         sampler.draw(20, rng)
@@ -175,7 +195,9 @@ def test_empty_batches_are_rounds() -> None:
 
 def test_the_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "sampling.py"
-    runpy.run_path(str(script))["main"](["--records", "5000", "--repeats", "1", "--opacus-rounds", "1", "--json"])
+    runpy.run_path(str(script))["main"](
+        ["--records", "5000", "--repeats", "1", "--opacus-rounds", "1", "--json"]
+    )
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert len(rows) == 10
     assert all(row["seconds"] > 0 for row in rows)

@@ -1,6 +1,7 @@
 """The law of each sampler: the joint law of all memberships where it can be listed, statistics of large runs elsewhere.
 
-Seeds are fixed, so the tests are deterministic; the p-values would fail by chance once in ten thousand seeds.
+Seeds are fixed, so the tests are deterministic; the p-values would fail by chance once in ten
+thousand seeds.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def subsets(population: int, size: int) -> list[frozenset[int]]:
     return [frozenset(batch) for batch in combinations(range(population), size)]
 
 
-def poisson_round(population: int, rate: float, most: int | None = None) -> dict[frozenset[int], float]:
+def poisson_round(
+    population: int, rate: float, most: int | None = None
+) -> dict[frozenset[int], float]:
     law: Counter[frozenset[int]] = Counter()
     for size in range(population + 1):
         kept = size if most is None else min(size, most)
@@ -91,14 +94,21 @@ def buffered_law(population: int, sizes: list[int], places: int) -> Law:
     """By following the buffer through all its random choices."""
     law: Counter[Run] = Counter()
 
-    def leave(out: tuple[int, ...], buffer: tuple[int, ...], entering: int, chance: Fraction) -> None:
+    def leave(
+        out: tuple[int, ...], buffer: tuple[int, ...], entering: int, chance: Fraction
+    ) -> None:
         if not buffer:
             ends = np.cumsum([0, *sizes])
             law[tuple(frozenset(out[a:b]) for a, b in pairwise(ends))] += float(chance)
             return
         for i, record in enumerate(buffer):
             refill = (entering,) if entering < population else ()
-            leave((*out, record), buffer[:i] + refill + buffer[i + 1 :], entering + 1, chance / len(buffer))
+            leave(
+                (*out, record),
+                buffer[:i] + refill + buffer[i + 1 :],
+                entering + 1,
+                chance / len(buffer),
+            )
 
     leave((), tuple(range(places)), places, Fraction(1))
     return dict(law)
@@ -112,7 +122,11 @@ CASES: list[tuple[Sampler, int, Law]] = [
     (Deterministic(3), 5, {(frozenset({0, 1}), frozenset({2, 3}), frozenset({4})): 1.0}),
     (Shuffle(3), 5, partitions(5, [2, 2, 1])),
     (Shuffle(2, epochs=2), 4, twice(partitions(4, [2, 2]))),
-    (Shuffle(2, epochs=2, reshuffle=False), 5, {a + a: p for a, p in partitions(5, [3, 2]).items()}),
+    (
+        Shuffle(2, epochs=2, reshuffle=False),
+        5,
+        {a + a: p for a, p in partitions(5, [3, 2]).items()},
+    ),
     (BufferedShuffle(3, 1), 5, buffered_law(5, [2, 2, 1], 2)),
     (BufferedShuffle(4, 2), 5, buffered_law(5, [2, 1, 1, 1], 3)),
     (BufferedShuffle(3, 3), 5, partitions(5, [2, 2, 1])),
@@ -163,20 +177,27 @@ def test_joint_law_of_all_memberships(sampler: Sampler, population: int, law: La
 
 @pytest.mark.parametrize("chunk", [1, 2])
 @pytest.mark.parametrize("rate", [0.3, 0.8])
-def test_poisson_drawn_in_chunks_has_the_same_law(chunk: int, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poisson_drawn_in_chunks_has_the_same_law(
+    chunk: int, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bernoulli, "CHUNK", chunk)
     assert_law(Poisson(rate, 1), 4, independent(poisson_round(4, rate)), seed=15, runs=RUNS)
 
 
 @pytest.mark.parametrize("digit", [1, 2])
-def test_shuffle_by_sorted_keys_has_the_same_law(digit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorting, "DIGIT", digit)  # so that five records already take the path of 65536
+def test_shuffle_by_sorted_keys_has_the_same_law(
+    digit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # so that five records already take the path of 65536
+    monkeypatch.setattr(sorting, "DIGIT", digit)
     assert_law(Shuffle(3), 5, partitions(5, [2, 2, 1]), seed=2, runs=RUNS)
     assert_law(Shuffle(5), 5, partitions(5, [1] * 5), seed=3, runs=RUNS)
     assert_law(BufferedShuffle(5, 4), 5, buffered_law(5, [1] * 5, 4), seed=4, runs=RUNS)
 
 
-def test_buffer_followed_in_blocks_is_the_buffer_followed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffer_followed_in_blocks_is_the_buffer_followed_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(buffered_shuffle, "BLOCK", 7)
     rng = np.random.default_rng(5)
     for places in (1, 2, 5, 300, 70_000):
@@ -241,7 +262,9 @@ def test_poisson_in_the_large(rate: float) -> None:
     for lag in (1, 2, 17):  # neighbours in one batch, and one record in successive batches
         pairs = (member[:, :-lag] & member[:, lag:])[:, :: 2 * lag + 1]
         assert_binomial(pairs.sum(axis=0), steps, rate**2)
-        assert_binomial((member[:-lag] & member[lag:])[:: 2 * lag + 1].sum(axis=1), population, rate**2)
+        assert_binomial(
+            (member[:-lag] & member[lag:])[:: 2 * lag + 1].sum(axis=1), population, rate**2
+        )
 
 
 def test_poisson_of_every_record() -> None:
@@ -285,7 +308,9 @@ def test_epochs_are_partitions(sampler: Sampler, population: int) -> None:
         else:
             assert stats.chisquare([len(batch) for batch in batches]).pvalue > LEAST_P
         # Records next to each other share a batch as often as any two records do.
-        together = sum(len(batch) * (len(batch) - 1) for batch in batches) / (population * (population - 1))
+        together = sum(len(batch) * (len(batch) - 1) for batch in batches) / (
+            population * (population - 1)
+        )
         pairs = where[epoch, 0 : population - 1 : 2] == where[epoch, 1::2][: population // 2]
         assert stats.binomtest(int(pairs.sum()), len(pairs), together).pvalue > LEAST_P
     # Successive epochs are independent: a record keeps its batch with probability 1 / rounds.
@@ -322,9 +347,13 @@ def test_random_allocation_in_the_large(times: int, steps: int) -> None:
     if times == steps:
         return
     sizes = member.sum(axis=1)
-    # Each record adds to the sizes a vector with this variance on sums of zero, whence the scale of chi-square.
+    # Each record adds to the sizes a vector with this variance on sums of zero, whence the scale of
+    # chi-square.
     scale = population * times * (steps - times) / (steps * (steps - 1))
-    assert stats.chi2.sf(((sizes - population * times / steps) ** 2).sum() / scale, steps - 1) > LEAST_P
+    assert (
+        stats.chi2.sf(((sizes - population * times / steps) ** 2).sum() / scale, steps - 1)
+        > LEAST_P
+    )
     if times > 1:  # joint inclusion of two rounds, inside a window and across windows
         for other in (1, steps // 2, steps - 1):
             both = int((member[0] & member[other]).sum())
@@ -332,7 +361,9 @@ def test_random_allocation_in_the_large(times: int, steps: int) -> None:
             assert stats.binomtest(both, population, chance).pvalue > LEAST_P
 
 
-@pytest.mark.parametrize(("batch", "population"), [(20, 400), (150, 400), (30, 20_000), (4_000, 20_000)])
+@pytest.mark.parametrize(
+    ("batch", "population"), [(20, 400), (150, 400), (30, 20_000), (4_000, 20_000)]
+)
 def test_without_replacement_in_the_large(batch: int, population: int) -> None:
     steps = 300
     member = matrix(WithoutReplacement(batch, population, steps), population, seed=12)
@@ -340,7 +371,10 @@ def test_without_replacement_in_the_large(batch: int, population: int) -> None:
     inclusion = member.sum(axis=0)
     scale = steps * batch * (population - batch) / (population * (population - 1))
     statistic = ((inclusion - steps * batch / population) ** 2).sum() / scale
-    assert 2 * min(stats.chi2.sf(statistic, population - 1), stats.chi2.cdf(statistic, population - 1)) > LEAST_P
+    assert (
+        2 * min(stats.chi2.sf(statistic, population - 1), stats.chi2.cdf(statistic, population - 1))
+        > LEAST_P
+    )
     both = int((member[:, :-1:2] & member[:, 1::2]).sum())
     trials = steps * (population // 2)
     chance = batch * (batch - 1) / (population * (population - 1))

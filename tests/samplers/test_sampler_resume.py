@@ -69,7 +69,9 @@ def test_resumes_after_every_round(sampler: Sampler) -> None:
 def test_resumes_with_a_generator_that_the_noise_shares(
     sampler: Sampler, kind: str, seed: int, data: st.DataObject
 ) -> None:
-    def train(rng: np.random.Generator, run: Iterator[Indices], rounds: int) -> list[tuple[list[int], float]]:
+    def train(
+        rng: np.random.Generator, run: Iterator[Indices], rounds: int
+    ) -> list[tuple[list[int], float]]:
         taken = []
         for _ in range(rounds):
             batch = next(run)
@@ -92,7 +94,9 @@ def test_resumes_with_a_generator_that_the_noise_shares(
     assert next(run, None) is None
 
 
-@pytest.mark.parametrize("sampler", [Poisson(0.01, 5), Shuffle(10), BallsInBins(10), RandomAllocation(3, 30)], ids=repr)
+@pytest.mark.parametrize(
+    "sampler", [Poisson(0.01, 5), Shuffle(10), BallsInBins(10), RandomAllocation(3, 30)], ids=repr
+)
 def test_state_stays_small(sampler: Sampler) -> None:
     run = sampler.draw(100_000, np.random.default_rng(0))
     for _ in run:

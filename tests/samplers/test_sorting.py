@@ -17,12 +17,16 @@ def test_edges_are_balanced_and_cover_everything(parts: int, total: int) -> None
     assert sizes.tolist() == [total // parts + (t < total % parts) for t in range(parts)]
 
 
-@pytest.mark.parametrize("bound", [1, 2, 255, 256, 257, 65_535, 65_536, 65_537, 10**6, 2**32, 2**32 + 1, 2**53])
+@pytest.mark.parametrize(
+    "bound", [1, 2, 255, 256, 257, 65_535, 65_536, 65_537, 10**6, 2**32, 2**32 + 1, 2**53]
+)
 def test_stable_order(bound: int) -> None:
     keys = sorting.labels(np.random.default_rng(0), 3000, bound)
     assert int(keys.max()) < bound
     keys[::7] = keys[0]  # ties
-    assert np.array_equal(sorting.stable_order(keys, bound), np.argsort(keys.astype(np.int64), kind="stable"))
+    assert np.array_equal(
+        sorting.stable_order(keys, bound), np.argsort(keys.astype(np.int64), kind="stable")
+    )
 
 
 @pytest.mark.parametrize("bound", [1, 7, 300, 70_000])

@@ -88,7 +88,9 @@ def test_what_clients_hold(study, table):
 
 def test_what_is_written_is_read_again(study, table, tmp_path):
     out = tmp_path / "found.csv"
-    study.add(out, study.COLUMNS, [study.measure(run(study), study.PROBLEM["a9a"], table, table.train)])
+    study.add(
+        out, study.COLUMNS, [study.measure(run(study), study.PROBLEM["a9a"], table, table.train)]
+    )
     again = study.rows(out)
     assert tuple(again[0][name] for name in study.COLUMNS[:11]) == run(study).key
     assert "| 5, split | 40 | 10 | 12 | 0.0 | inf |" in "\n".join(study.tables(again))

@@ -52,7 +52,9 @@ def test_each_hospital_pays_for_its_own_rate(example, data, who):
 
 
 def test_hospitals_learn_together(example, data):
-    model, _ = example.federation(example.shares_of(data, [100, 60]), RATES, 0.0, "central", data, seed=0, rounds=200)
+    model, _ = example.federation(
+        example.shares_of(data, [100, 60]), RATES, 0.0, "central", data, seed=0, rounds=200
+    )
     assert accuracy(model, data.test) > 0.85
 
 
@@ -64,7 +66,11 @@ def test_held_out_patients_belong_to_their_hospital(example, data):
 
 def test_the_table_has_a_line_for_every_arm(example, data):
     shares = example.shares_of(data, [100, 60])
-    lines = list(example.scores(data, shares, example.held_out(data, (126, 74)), RATES, 2.0, NAMES, 2, rounds=3))
+    lines = list(
+        example.scores(
+            data, shares, example.held_out(data, (126, 74)), RATES, 2.0, NAMES, 2, rounds=3
+        )
+    )
     assert len(lines) == 1 + 4 + 2 * 2
     assert lines[0].startswith("| | all 40 | north | south |")
     assert all(line.count("|") == 5 for line in lines[1:])

@@ -57,10 +57,14 @@ def test_cells_describe_what_runs(study):
     assert (run.clipping, run.noise_multiplier) == (Mixed(0.3, 16), 4.0)
     run = study.Cell.read("shuffling:batch:64:1:0.01:4:2:1:0:relu").mechanism(640)
     assert (run.sampler, run.clipping, run.relation) == (Shuffle(10, 2), Batch(0.01), "zero-out")
-    assert study.Cell.read("shuffling:individual:64:64:2:4:2:1:0:relu").mechanism(640).clipping == Individual(2.0)
+    assert study.Cell.read("shuffling:individual:64:64:2:4:2:1:0:relu").mechanism(
+        640
+    ).clipping == Individual(2.0)
 
 
-@pytest.mark.parametrize("text", ["shuffling:batch:64", "shuffling:batch:64:1:0.01:4:2:1:0:relu:more"])
+@pytest.mark.parametrize(
+    "text", ["shuffling:batch:64", "shuffling:batch:64:1:0.01:4:2:1:0:relu:more"]
+)
 def test_cells_with_too_few_or_too_many_fields_are_refused(study, text):
     with pytest.raises(ValueError, match="argument 2"):
         study.Cell.read(text)
@@ -82,7 +86,10 @@ def test_the_tables_of_the_docs_are_those_of_the_file(study):
 
 def test_table_3_holds_for_individual_and_mixed_clipping_and_not_for_batch_clipping(study):
     runs = dict(study.finished(CSV))
-    found = {(c.sampling, c.clipping): float(runs[c]["accuracy"]) for c in map(study.Cell.read, study.CELLS[:6])}
+    found = {
+        (c.sampling, c.clipping): float(runs[c]["accuracy"])
+        for c in map(study.Cell.read, study.CELLS[:6])
+    }
     for (sampling, clipping), accuracy in found.items():
         short = PAPER[sampling, clipping] - accuracy
         assert short > 10.0 if clipping == "batch" else abs(short) <= 1.0
@@ -93,7 +100,10 @@ def test_table_3_holds_for_individual_and_mixed_clipping_and_not_for_batch_clipp
 
 
 def test_both_networks_are_lenet_5(study, data):
-    counts = {name: sum(p.numel() for p in study.network(name, data).parameters()) for name in ("relu", "tanh")}
+    counts = {
+        name: sum(p.numel() for p in study.network(name, data).parameters())
+        for name in ("relu", "tanh")
+    }
     assert set(counts.values()) == {61_706 - 8 * 85}  # two classes in place of ten
     with pytest.raises(ValueError, match="relu or tanh, got 'selu'"):
         study.network("selu", data)

@@ -53,9 +53,19 @@ def test_each_arm_has_the_noise_its_own_bound_asks_for(study, held, setting, tar
     epsilon, delta = TARGETS[target]
     rounds = 1 if target == "each round" else 8
     sampler = study.replace(plan, rounds=rounds).mechanism().sampler
-    assert study.replace(plan, rounds=rounds, noise_multiplier=proposed).guarantee().epsilon(delta).upper <= epsilon
     assert (
-        study.replace(plan, rounds=rounds, noise_multiplier=0.95 * proposed).guarantee().epsilon(delta).upper > epsilon
+        study.replace(plan, rounds=rounds, noise_multiplier=proposed)
+        .guarantee()
+        .epsilon(delta)
+        .upper
+        <= epsilon
+    )
+    assert (
+        study.replace(plan, rounds=rounds, noise_multiplier=0.95 * proposed)
+        .guarantee()
+        .epsilon(delta)
+        .upper
+        > epsilon
     )
     for arm, noise in (("WCS", wcs), ("OLS", ols)):
         assert baseline(arm, sampler, noise).guarantee().epsilon(delta).upper <= epsilon
@@ -67,7 +77,9 @@ def test_a_run_is_measured_at_its_checkpoints(study, held, setting):
     assert [row["round"] for row in found] == [10, 40]
     assert float(found[-1]["accuracy"]) > 90.0
     assert found[-1]["epsilon upper"] == "inf"
-    noisy = study.measure(study.Run(setting.name, "each round", "OLS", 40, 0.1, 0), 9.0, setting, held, (10, 40))
+    noisy = study.measure(
+        study.Run(setting.name, "each round", "OLS", 40, 0.1, 0), 9.0, setting, held, (10, 40)
+    )
     assert 0.0 < float(noisy[0]["epsilon upper"]) < float(noisy[1]["epsilon upper"])
     assert set(noisy[0]) == set(study.COLUMNS)
 
@@ -77,7 +89,9 @@ def test_what_is_in_the_file_is_not_run_again(study, held, setting, tmp_path, mo
     out = tmp_path / "found.csv"
     monkeypatch.setattr(study, "SETTINGS", (setting,))
     monkeypatch.setattr(study.Setting, "split", lambda self, data: held)
-    monkeypatch.setattr(sys, "argv", ["participation.py", "--rounds", "8", "--seeds", "1", "--out", str(out)])
+    monkeypatch.setattr(
+        sys, "argv", ["participation.py", "--rounds", "8", "--seeds", "1", "--out", str(out)]
+    )
     study.main()
     before = out.read_text()
     assert len(study.rows(out)) == 7 * 5
@@ -101,5 +115,10 @@ def test_the_learning_rate_is_the_first_seeds_best(study):
             "accuracy": accuracy,
         }
 
-    found = [row("0.1", "0", "9.5"), row("0.2", "0", "80"), row("0.1", "1", "99"), row("0.2", "1", "70")]
+    found = [
+        row("0.1", "0", "9.5"),
+        row("0.2", "0", "80"),
+        row("0.1", "1", "99"),
+        row("0.2", "1", "70"),
+    ]
     assert study.best(found) == [found[1], found[3]]

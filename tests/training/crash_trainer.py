@@ -1,6 +1,7 @@
 """Kill a whole trainer at random instants, resume it from its last saved state, and compare ledger and releases.
 
-Run by test_crash_trainer in a process of its own, which forks the trainers: python crash_trainer.py KILLS FOLDER.
+Run by test_crash_trainer in a process of its own, which forks the trainers: python crash_trainer.py
+KILLS FOLDER.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ RUNS = (
     Mechanism(BallsInBins(bins=5, epochs=3), 2.0, Individual(0.5)),
     Mechanism(Poisson(rate=0.3, steps=15), 2.0, Mixed(1.0, groups=2)),
 )
-DATA = torch.arange(RECORDS).float().unsqueeze(1).repeat(1, 3), torch.zeros(RECORDS, dtype=torch.long)
+DATA = (
+    torch.arange(RECORDS).float().unsqueeze(1).repeat(1, 3),
+    torch.zeros(RECORDS, dtype=torch.long),
+)
 LOSS = nn.CrossEntropyLoss()
 torch.set_num_threads(1)
 
@@ -39,7 +43,8 @@ def life(folder: Path, mechanism: Mechanism) -> None:
     book, saved = folder / "run.ledger", folder / "state"
     held = Ledger.open(book, mechanism) if saved.exists() else None
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    if held is None:  # a state that knows the sampler's secret comes first: a run that has lost it cannot be resumed
+    # a state that knows the sampler's secret comes first: a run that has lost it cannot be resumed
+    if held is None:
         book.unlink(missing_ok=True)
         trainer = PrivateTrainer(model, optimizer, mechanism, ledger=book)
         trainer.save(folder / "first")

@@ -1,7 +1,7 @@
 """Train in several processes, and let some of them die. Run by test_distributed in a process of its own.
 
-python ranks.py FOLDER [SCENARIO...] forks the processes (importing torch takes longer than training) and prints, as
-JSON, what went wrong in each scenario: nothing, or a traceback.
+python ranks.py FOLDER [SCENARIO...] forks the processes (importing torch takes longer than
+training) and prints, as JSON, what went wrong in each scenario: nothing, or a traceback.
 """
 
 from __future__ import annotations
@@ -23,7 +23,17 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import IterableDataset
 
-from verax import Batch, BufferedShuffle, Deterministic, Individual, Mechanism, Mixed, Poisson, Shuffle, ledger
+from verax import (
+    Batch,
+    BufferedShuffle,
+    Deterministic,
+    Individual,
+    Mechanism,
+    Mixed,
+    Poisson,
+    Shuffle,
+    ledger,
+)
 from verax.training import Ledger, LeftMechanism, LocalSteps, LostProcess, PrivateTrainer, fit
 
 PATIENCE = 600.0  # seconds that processes may take
@@ -49,7 +59,7 @@ def scenario(check: Callable[[Path], None]) -> Callable[[Path], None]:
     return check
 
 
-# --- processes ------------------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 def start(size: int, work: Callable[[int], Any], folder: Path) -> list[int]:
@@ -106,7 +116,7 @@ def done(found: list[Any]) -> list[Any]:
     return [result[1] for result in found]
 
 
-# --- what they do ---------------------------------------------------------------------------------------------------
+# --- what they do ---------------------------------------------------------------------------------
 
 
 def make(rank: int = 0, norm: bool = False) -> nn.Module:
@@ -119,11 +129,23 @@ def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def trained(mechanism: Mechanism, path: Path | None, data: Any = (X, Y), loss: Any = LOSS, norm: bool = False, **more):
+def trained(
+    mechanism: Mechanism,
+    path: Path | None,
+    data: Any = (X, Y),
+    loss: Any = LOSS,
+    norm: bool = False,
+    **more,
+):
     def work(rank: int) -> torch.Tensor:
         model = make(rank, norm)
         trainer = PrivateTrainer(
-            model, torch.optim.Adam(model.parameters(), 0.05), mechanism, ledger=path, insecure_seed=7, **more
+            model,
+            torch.optim.Adam(model.parameters(), 0.05),
+            mechanism,
+            ledger=path,
+            insecure_seed=7,
+            **more,
         )
         for batch in trainer.batches(data() if callable(data) else data):
             trainer.step(batch, loss)
@@ -144,8 +166,14 @@ def by_name(model: nn.Module, batch: Any) -> torch.Tensor:
 LOCAL = LocalSteps(lambda p: torch.optim.Adam(p, 0.05), steps=3)
 CASES: dict[str, tuple[Mechanism, dict[str, Any]]] = {
     "individual": (Mechanism(Poisson(0.2, 8), 1.0), {}),
-    "almost empty batches": (Mechanism(Poisson(0.02, 12), 1.0), {"data": {"x": X, "y": Y}, "loss": by_name}),
-    "clip norms": (Mechanism(Shuffle(5, 2), 1.0, Individual(9.0)), {"clip_norms": lambda t: 1.0 / (1 + t)}),
+    "almost empty batches": (
+        Mechanism(Poisson(0.02, 12), 1.0),
+        {"data": {"x": X, "y": Y}, "loss": by_name},
+    ),
+    "clip norms": (
+        Mechanism(Shuffle(5, 2), 1.0, Individual(9.0)),
+        {"clip_norms": lambda t: 1.0 / (1 + t)},
+    ),
     "batch": (Mechanism(Shuffle(5, 2), 1.0, Batch(0.1)), {}),
     "batch, tiny": (Mechanism(Poisson(0.03, 10), 1.0, Batch(10.0)), {"micro_batch": 1}),
     "batch, local steps": (Mechanism(Shuffle(4), 1.0, Batch(0.1)), {"inner": LOCAL}),
@@ -163,9 +191,13 @@ def several_processes_are_as_good_as_one(top: Path) -> None:
         folder.mkdir()
         (alone,) = done(run(1, trained(mechanism, None, **more), folder / "1"))
         for size in (2, 3) if number < 4 else (2,):
-            found = done(run(size, trained(mechanism, folder / f"{size}.ledger", **more), folder / str(size)))
+            found = done(
+                run(size, trained(mechanism, folder / f"{size}.ledger", **more), folder / str(size))
+            )
             for other in found:
-                torch.testing.assert_close(other, alone, rtol=1e-4, atol=2e-6, msg=f"{name}, {size} processes")
+                torch.testing.assert_close(
+                    other, alone, rtol=1e-4, atol=2e-6, msg=f"{name}, {size} processes"
+                )
                 assert torch.equal(other, found[0]), f"{name}: processes differ"
             book = ledger.read(folder / f"{size}.ledger")
             assert book.complete
@@ -206,7 +238,9 @@ def dying(mechanism: Mechanism, top: Path, who: int, when: int):
 
     def work(rank: int) -> None:
         model = make(rank)
-        trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, ledger=top / "run.ledger")
+        trainer = PrivateTrainer(
+            model, torch.optim.SGD(model.parameters(), 0.1), mechanism, ledger=top / "run.ledger"
+        )
         for batch in trainer.batches((X, Y)):
             if rank == who and batch.number == when:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -236,7 +270,9 @@ def a_lost_process_stops_the_run_and_the_ledger_stays(top: Path) -> None:
         def again(rank: int, folder: Path = folder) -> list[int]:
             held = Ledger.open(folder / "run.ledger", mechanism) if rank == 0 else None
             model = make(rank)
-            trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, ledger=held)
+            trainer = PrivateTrainer(
+                model, torch.optim.SGD(model.parameters(), 0.1), mechanism, ledger=held
+            )
             trainer.load(folder / "state", (X, Y))
             numbers = []
             for batch in trainer.batches((X, Y)):
@@ -260,7 +296,10 @@ def processes_killed_at_any_time_leave_a_ledger_that_is_not_behind(top: Path) ->
         def work(rank: int, folder: Path = folder) -> None:
             model = make(rank)
             trainer = PrivateTrainer(
-                model, torch.optim.SGD(model.parameters(), 0.1), mechanism, ledger=folder / "run.ledger"
+                model,
+                torch.optim.SGD(model.parameters(), 0.1),
+                mechanism,
+                ledger=folder / "run.ledger",
             )
             out = os.open(folder / f"seen {rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
             for batch in trainer.batches((X, Y)):
@@ -287,7 +326,9 @@ def resuming_goes_on_with_the_very_same_run(top: Path) -> None:
 
     def half(rank: int, more: bool) -> torch.Tensor:
         model = make(rank)
-        trainer = PrivateTrainer(model, torch.optim.Adam(model.parameters(), 0.05), mechanism, insecure_seed=7)
+        trainer = PrivateTrainer(
+            model, torch.optim.Adam(model.parameters(), 0.05), mechanism, insecure_seed=7
+        )
         if more:
             trainer.load(top / "state", (X, Y))
         for batch in trainer.batches((X, Y)):
@@ -331,7 +372,8 @@ def the_same_program_goes_on_with_the_state_that_it_kept(top: Path) -> None:
     assert first == second
     assert first[:-1] == [3.0, 4.0, 5.0, 6.0, 7.0]
     assert ledger.read(top / "run.ledger").complete
-    assert done(run(2, lambda rank: work(rank, -1), top / "third")) == [first[-1:]] * 2  # over: the same weights
+    # over: the same weights
+    assert done(run(2, lambda rank: work(rank, -1), top / "third")) == [first[-1:]] * 2
     assert not (top / "not looked at").exists()
 
 
@@ -343,7 +385,11 @@ def stopping(top: Path, loss: Any, mechanism: Mechanism, **more: Any) -> list[An
 def gradients_that_are_not_finite_stop_all_processes(top: Path) -> None:
     bad = X.clone()
     bad[-1] = torch.nan  # in the share of the second process
-    for name, clipping in (("individual", Individual()), ("batch", Batch()), ("mixed", Mixed(groups=2))):
+    for name, clipping in (
+        ("individual", Individual()),
+        ("batch", Batch()),
+        ("mixed", Mixed(groups=2)),
+    ):
         folder = top / name
         folder.mkdir()
         found = stopping(folder, LOSS, Mechanism(Deterministic(1), 1.0, clipping), data=(bad, Y))
@@ -361,7 +407,9 @@ def a_batch_is_clipped_whatever_the_others_send(top: Path) -> None:
         model = make(0, norm=True)
         model[1].train(rank == 0)
         trainer = PrivateTrainer(
-            model, torch.optim.SGD(model.parameters(), 1.0), Mechanism(Deterministic(1), 0.0, Batch(1e-3))
+            model,
+            torch.optim.SGD(model.parameters(), 1.0),
+            Mechanism(Deterministic(1), 0.0, Batch(1e-3)),
         )
         before = weights(model)
         for batch in trainer.batches((X, Y)):
@@ -431,7 +479,11 @@ def models_in_parts_are_refused_in_words(top: Path) -> None:
         fully_shard(model, mesh=mesh)
 
     def tensor_parallel(model: nn.Module, mesh: Any) -> None:
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            RowwiseParallel,
+            parallelize_module,
+        )
 
         parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
@@ -439,15 +491,25 @@ def models_in_parts_are_refused_in_words(top: Path) -> None:
         model = make(0)
         cut(model, dist.device_mesh.init_device_mesh("cpu", (2,)))
         if rank == 0:  # both ways to train say so
-            fit(model, LOSS, (X, Y), Mechanism(Poisson(0.2, 4), 1.0), lambda p: torch.optim.SGD(p, 0.1))
-        PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), Mechanism(Poisson(0.2, 4), 1.0))
+            fit(
+                model,
+                LOSS,
+                (X, Y),
+                Mechanism(Poisson(0.2, 4), 1.0),
+                lambda p: torch.optim.SGD(p, 0.1),
+            )
+        PrivateTrainer(
+            model, torch.optim.SGD(model.parameters(), 0.1), Mechanism(Poisson(0.2, 4), 1.0)
+        )
 
     for cut in (fully_sharded, tensor_parallel):
         found = run(2, lambda rank, cut=cut: work(rank, cut), top / cut.__name__)
         for kind, words in found:
             assert kind == "ValueError", found
             assert "neither FSDP2 nor tensor parallelism" in words, found
-            assert words.startswith("model must have whole parameters in every process, got 0.weight"), found
+            assert words.startswith(
+                "model must have whole parameters in every process, got 0.weight"
+            ), found
 
 
 @scenario
@@ -460,7 +522,10 @@ def only_the_first_process_may_open_the_ledger(top: Path) -> None:
         PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, ledger=held)
 
     found = run(2, work, top / "2")
-    assert found[1] == ("ValueError", "ledger must be opened by the first process only: pass None in the others")
+    assert found[1] == (
+        "ValueError",
+        "ledger must be opened by the first process only: pass None in the others",
+    )
 
 
 @scenario

@@ -64,7 +64,9 @@ def trained(folder, mechanism=MECHANISM, seed=0, data=(X, Y), model=None, optimi
 
 def trainer_of(folder, **more):
     model = make()
-    return PrivateTrainer(model, adam(model.parameters()), MECHANISM, state=folder / "state", **more)
+    return PrivateTrainer(
+        model, adam(model.parameters()), MECHANISM, state=folder / "state", **more
+    )
 
 
 def interrupted(number, folder, *args, **more):
@@ -97,7 +99,9 @@ SCHEDULES = {
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 @pytest.mark.parametrize(
-    "mechanism", [MECHANISM, Mechanism(Poisson(0.3, 12), 1.0, Mixed(0.5, 3))], ids=["shuffle", "poisson"]
+    "mechanism",
+    [MECHANISM, Mechanism(Poisson(0.3, 12), 1.0, Mixed(0.5, 3))],
+    ids=["shuffle", "poisson"],
 )
 def test_the_same_call_goes_on_with_the_very_same_run(tmp_path, every_round, mechanism, schedule):
     options = {"mechanism": mechanism, "schedule": schedule, "insecure_seed": 4}
@@ -112,12 +116,15 @@ def test_the_same_call_goes_on_with_the_very_same_run(tmp_path, every_round, mec
 
 
 def test_rounds_since_the_last_state_are_spent(tmp_path, monkeypatch):
-    monkeypatch.setattr("verax.training.checkpoint._SHARE", 1e-9)  # saved before the first round, and never again
+    # saved before the first round, and never again
+    monkeypatch.setattr("verax.training.checkpoint._SHARE", 1e-9)
     schedule = SCHEDULES["lambda"]
     interrupted(5, tmp_path, schedule=schedule)
     assert torch.load(tmp_path / "state", weights_only=True)["rounds"] == 0
     seen, step = [], PrivateTrainer.step
-    monkeypatch.setattr(PrivateTrainer, "step", lambda self, *args: (seen.append(args[0].number), step(self, *args)))
+    monkeypatch.setattr(
+        PrivateTrainer, "step", lambda self, *args: (seen.append(args[0].number), step(self, *args))
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _, run = trained(tmp_path, schedule=schedule)
@@ -236,7 +243,9 @@ def test_an_unreadable_state_of_a_schedule_is_found_before_the_first_round(tmp_p
             super().__init__(optimizer, 0.9)
 
     for odd, words in ((PurePosixPath("x"), "PurePosixPath"), (lambda: 0, "pickle")):
-        with pytest.raises(ValueError, match=f"state must be tensors and plain values, got .*{words}"):
+        with pytest.raises(
+            ValueError, match=f"state must be tensors and plain values, got .*{words}"
+        ):
             trained(tmp_path, schedule=lambda o, odd=odd: Odd(o, odd))
         assert [path.name for path in tmp_path.iterdir()] == ["run.ledger"]
     _, run = trained(tmp_path)  # nothing was released so far
@@ -278,8 +287,12 @@ def test_a_state_that_was_saved_elsewhere_is_read_here(tmp_path, every_round, mo
 @pytest.mark.parametrize("ending", ["", ".new"])
 def test_the_state_is_a_file_of_its_own(tmp_path, what, ending):
     shared = tmp_path / f"state{ending}"
-    with pytest.raises(ValueError, match=f"state must be a file of its own, got .* the {what}, too"):
-        trained(tmp_path, **{what: PublicLog(shared, lambda model: {}) if what == "log" else shared})
+    with pytest.raises(
+        ValueError, match=f"state must be a file of its own, got .* the {what}, too"
+    ):
+        trained(
+            tmp_path, **{what: PublicLog(shared, lambda model: {}) if what == "log" else shared}
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -291,7 +304,9 @@ def test_a_place_where_no_state_can_be_is_refused_before_the_run_begins(tmp_path
     assert not (tmp_path / "run.ledger").exists()
 
 
-def test_a_program_that_goes_elsewhere_keeps_its_state_where_it_was(tmp_path, every_round, monkeypatch):
+def test_a_program_that_goes_elsewhere_keeps_its_state_where_it_was(
+    tmp_path, every_round, monkeypatch
+):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     model = make()
@@ -349,7 +364,11 @@ def test_a_refused_attempt_lets_go_of_what_it_opened(tmp_path, every_round):
     interrupted(4, tmp_path)
     kept = []
     (tmp_path / "folder").mkdir()
-    for more in ({"insecure_seed": 3}, {"clip_norms": [0.3] * 12}, {"diagnostics": tmp_path / "folder"}):
+    for more in (
+        {"insecure_seed": 3},
+        {"clip_norms": [0.3] * 12},
+        {"diagnostics": tmp_path / "folder"},
+    ):
         with pytest.raises(ValueError, match=r"insecure_seed|clip_norms|diagnostics") as refused:
             trained(tmp_path, **more)
         kept.append(refused)
@@ -409,7 +428,10 @@ def test_a_full_disk_leaves_the_state_before(tmp_path, every_round, monkeypatch)
 def test_what_looks_at_the_data_is_no_schedule():
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for schedule, complaint in ((lr_scheduler.ReduceLROnPlateau(optimizer), "must not look"), (0.1, "must be a torch")):
+    for schedule, complaint in (
+        (lr_scheduler.ReduceLROnPlateau(optimizer), "must not look"),
+        (0.1, "must be a torch"),
+    ):
         with pytest.raises(ValueError, match=f"schedule {complaint}"):
             PrivateTrainer(model, optimizer, MECHANISM, schedule=schedule)
 
@@ -451,7 +473,9 @@ for batch in trainer.batches((x, y)):
 def test_a_program_that_is_killed_again_and_again_gets_to_its_end(tmp_path):
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     for attempt in range(3):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n", process.communicate()[1]
         if attempt < 2:

@@ -31,7 +31,9 @@ def run(data, clipping, loss=LOSS, model=None, batches=4, sampler=Deterministic,
     torch.manual_seed(0)
     model = model or nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh(), nn.Linear(5, CLASSES))
     mechanism = Mechanism(sampler(batches, epochs), 1.0, clipping)
-    trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, insecure_seed=7)
+    trainer = PrivateTrainer(
+        model, torch.optim.SGD(model.parameters(), 0.1), mechanism, insecure_seed=7
+    )
     for batch in trainer.batches(data):
         trainer.step(batch, loss)
     return trainer
@@ -41,7 +43,7 @@ def loaded(collate, rows=ROWS, **options):
     return DataLoader(rows, batch_size=len(rows) // 4, collate_fn=collate, **options)
 
 
-# --- what mixes -----------------------------------------------------------------------------------------------------
+# --- what mixes -----------------------------------------------------------------------------------
 
 
 def centred(rows):
@@ -84,7 +86,10 @@ MIXING = [centred, mixed_up, mixed_at_random, mixed_now_and_then, smoothed, scal
 @pytest.mark.parametrize("clipping", APART)
 @pytest.mark.parametrize("collate", MIXING)
 def test_a_collate_that_mixes_records_is_refused_in_words(collate, clipping):
-    with pytest.raises(MixedRecords, match=r"collate_fn.*depend on the other records.*or use batch clipping \(Batch\)"):
+    with pytest.raises(
+        MixedRecords,
+        match=r"collate_fn.*depend on the other records.*or use batch clipping \(Batch\)",
+    ):
         run(loaded(collate), clipping, batches=4)
 
 
@@ -104,7 +109,9 @@ def test_mixing_is_seen_through_weights_that_are_zero():
 
 
 def test_normalising_over_a_clip_group_hides_nothing():
-    model = nn.Sequential(nn.BatchNorm1d(WIDTH, track_running_stats=False), nn.Linear(WIDTH, CLASSES))
+    model = nn.Sequential(
+        nn.BatchNorm1d(WIDTH, track_running_stats=False), nn.Linear(WIDTH, CLASSES)
+    )
     with pytest.raises(MixedRecords):
         run(loaded(centred), Mixed(1.0, 2), model=model)
 
@@ -115,7 +122,9 @@ def test_what_all_records_share_must_not_be_made_of_them():
         return {"x": x, "y": y, "mean": x.mean(0)}
 
     def loss(model, batch):
-        return functional.cross_entropy(model(batch["x"] - batch["mean"]), batch["y"], reduction="none")
+        return functional.cross_entropy(
+            model(batch["x"] - batch["mean"]), batch["y"], reduction="none"
+        )
 
     with pytest.raises(MixedRecords):
         run(loaded(collate), Individual(), loss)
@@ -169,7 +178,7 @@ def test_a_subset_of_records_given_one_by_one_is_not_watched():
     assert run(Subset(Augmented(), range(RECORDS)), Individual()).rounds == 4
 
 
-# --- what does not --------------------------------------------------------------------------------------------------
+# --- what does not --------------------------------------------------------------------------------
 
 
 def in_words(model, batch):
@@ -177,7 +186,10 @@ def in_words(model, batch):
 
 
 def renamed(rows):
-    return {"inputs": torch.stack([x for x, _ in rows]), "labels": torch.stack([y for _, y in rows])}
+    return {
+        "inputs": torch.stack([x for x, _ in rows]),
+        "labels": torch.stack([y for _, y in rows]),
+    }
 
 
 def cast(rows):
@@ -239,13 +251,18 @@ def test_random_changes_that_no_seed_repeats_are_refused_in_words():
         x, y = default_collate(rows)
         return x + torch.from_numpy(own.normal(size=x.shape)).float(), y
 
-    with pytest.raises(MixedRecords, match=r"although all seeds are set again.*drawing from the generators of torch"):
+    with pytest.raises(
+        MixedRecords,
+        match=r"although all seeds are set again.*drawing from the generators of torch",
+    ):
         run(loaded(collate), Individual())
 
 
-# --- text -----------------------------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------
 
-TEXTS = [("the cat sat on the mat and slept all day long " * 3)[: 5 + 7 * i % 41] for i in range(RECORDS)]
+TEXTS = [
+    ("the cat sat on the mat and slept all day long " * 3)[: 5 + 7 * i % 41] for i in range(RECORDS)
+]
 SAID = list(zip(TEXTS, Y.tolist(), strict=True))
 MASKED = 1
 
@@ -280,13 +297,20 @@ class Reader(nn.Module):
 
 
 def read_aloud(model, batch):
-    return functional.cross_entropy(model(batch["tokens"], batch["mask"]), batch["labels"], reduction="none")
+    return functional.cross_entropy(
+        model(batch["tokens"], batch["mask"]), batch["labels"], reduction="none"
+    )
 
 
 @pytest.mark.parametrize("clipping", APART)
 def test_padding_that_the_model_does_not_see_passes(clipping):
     model = Reader()
-    assert run(loaded(tokenised, SAID, shuffle=True), clipping, read_aloud, model, sampler=Shuffle).rounds == 4
+    assert (
+        run(
+            loaded(tokenised, SAID, shuffle=True), clipping, read_aloud, model, sampler=Shuffle
+        ).rounds
+        == 4
+    )
     assert model.training
     assert model.layer.training
 
@@ -320,7 +344,10 @@ def test_random_numbers_for_each_letter_pass(clipping):
     def collate(rows):
         found = [(text, torch.rand(len(text)) < 0.1, label) for text, label in rows]
         return tokenised(
-            [("".join(a for a, out in zip(t, gone, strict=True) if not out) + ".", y) for t, gone, y in found]
+            [
+                ("".join(a for a, out in zip(t, gone, strict=True) if not out) + ".", y)
+                for t, gone, y in found
+            ]
         )
 
     assert run(loaded(collate, SAID), clipping, read_aloud, Reader(), epochs=2).rounds == 8
@@ -337,7 +364,7 @@ def test_random_numbers_that_depend_on_the_records_are_refused_in_words():
         run(loaded(collate), Individual())
 
 
-# --- what it leaves behind ------------------------------------------------------------------------------------------
+# --- what it leaves behind ------------------------------------------------------------------------
 
 
 def test_a_look_does_not_touch_anybody_s_randomness_or_the_model():
@@ -382,7 +409,9 @@ def test_no_record_is_kept_after_its_round():
 
     mechanism = Mechanism(Deterministic(4), 1.0, Individual())
     model = nn.Linear(WIDTH, CLASSES)
-    trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, insecure_seed=7)
+    trainer = PrivateTrainer(
+        model, torch.optim.SGD(model.parameters(), 0.1), mechanism, insecure_seed=7
+    )
     kept = []
     for batch in trainer.batches(DataLoader(Made(), batch_size=8, collate_fn=collate)):
         kept.append(len(ALIVE))

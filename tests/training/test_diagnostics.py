@@ -39,7 +39,15 @@ def lines(path):
 
 def run(path, mechanism, network=None, records=None, **how):
     network = network or model()
-    fit(network, CLASSES, records or data(), mechanism, lambda p: torch.optim.SGD(p, 0.1), diagnostics=path, **how)
+    fit(
+        network,
+        CLASSES,
+        records or data(),
+        mechanism,
+        lambda p: torch.optim.SGD(p, 0.1),
+        diagnostics=path,
+        **how,
+    )
     note, *rounds = lines(path)
     assert note == {"note": NOTE}
     return rounds, network
@@ -60,7 +68,9 @@ def test_the_numbers_are_those_of_the_batch(tmp_path):
     batch, before = data(), model()
     gradients = by_hand(before, batch)
     bound = float(gradients.norm(dim=1).median())
-    first, *_ = run(tmp_path / "run.private", Mechanism(Deterministic(1, epochs=2), 3.0, Individual(bound)))[0]
+    first, *_ = run(
+        tmp_path / "run.private", Mechanism(Deterministic(1, epochs=2), 3.0, Individual(bound))
+    )[0]
     norms = gradients.norm(dim=1)
     total = (gradients * (bound / norms).clamp(max=1.0)[:, None]).sum(0)
     with torch.no_grad():
@@ -83,7 +93,9 @@ def test_the_numbers_are_those_of_the_batch(tmp_path):
 
 @pytest.mark.parametrize(("clipping", "groups"), [(Batch(0.2), 1), (Mixed(0.2, groups=3), 3)])
 def test_clip_groups_have_norms_of_their_own(tmp_path, clipping, groups):
-    rounds, _ = run(tmp_path / "run.private", Mechanism(Deterministic(1, epochs=2), 1.0, clipping, "zero-out"))
+    rounds, _ = run(
+        tmp_path / "run.private", Mechanism(Deterministic(1, epochs=2), 1.0, clipping, "zero-out")
+    )
     for entry in rounds:
         assert entry["clipped"] * groups == pytest.approx(round(entry["clipped"] * groups))
         assert entry["norm_10"] <= entry["norm_50"] <= entry["norm_90"]
@@ -92,12 +104,23 @@ def test_clip_groups_have_norms_of_their_own(tmp_path, clipping, groups):
 
 def test_looking_changes_nothing(tmp_path):
     def trained(**how):
-        network = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
+        network = torch.nn.Sequential(
+            torch.nn.Linear(5, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3)
+        )
         for parameter in network.parameters():
             torch.nn.init.constant_(parameter, 0.1)
         torch.manual_seed(3)
         mechanism = Mechanism(Poisson(0.3, 6), 1.0)
-        fit(network, CLASSES, data(), mechanism, lambda p: torch.optim.SGD(p, 0.5), records=24, insecure_seed=1, **how)
+        fit(
+            network,
+            CLASSES,
+            data(),
+            mechanism,
+            lambda p: torch.optim.SGD(p, 0.5),
+            records=24,
+            insecure_seed=1,
+            **how,
+        )
         return torch.cat([p.detach().flatten() for p in network.parameters()])
 
     assert torch.equal(trained(), trained(diagnostics=tmp_path / "run.private"))
@@ -127,7 +150,11 @@ def test_a_resumed_run_goes_on_with_its_file(tmp_path):
 
     def trainer(book):
         return PrivateTrainer(
-            network, torch.optim.SGD(network.parameters(), 0.1), mechanism, ledger=book, diagnostics=path
+            network,
+            torch.optim.SGD(network.parameters(), 0.1),
+            mechanism,
+            ledger=book,
+            diagnostics=path,
         )
 
     first = trainer(ledger)
@@ -185,7 +212,14 @@ def test_scores_on_public_data_are_logged(tmp_path):
 
     network = model()
     how = {"log": PublicLog(path, score, every=2)}
-    fit(network, CLASSES, data(), Mechanism(Deterministic(5), 1.0), lambda p: torch.optim.SGD(p, 0.1), **how)
+    fit(
+        network,
+        CLASSES,
+        data(),
+        Mechanism(Deterministic(5), 1.0),
+        lambda p: torch.optim.SGD(p, 0.1),
+        **how,
+    )
     assert lines(path) == [{"round": number, "accuracy": 0.5} for number in (2, 4, 5)]
     assert all(one is network for one in seen)
     with pytest.raises(ValueError, match="every must be"):

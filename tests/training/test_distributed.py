@@ -24,7 +24,9 @@ from verax.training.distributed import LostProcess, Processes, launched  # noqa:
 RANKS = Path(__file__).with_name("ranks.py")
 SCENARIOS = [
     line.removeprefix("def ").partition("(")[0]
-    for before, line in zip(RANKS.read_text().splitlines(), RANKS.read_text().splitlines()[1:], strict=False)
+    for before, line in zip(
+        RANKS.read_text().splitlines(), RANKS.read_text().splitlines()[1:], strict=False
+    )
     if before == "@scenario"
 ]
 MECHANISM = Mechanism(Poisson(0.5, 2), 1.0)
@@ -35,7 +37,11 @@ def said(tmp_path_factory):
     """What went wrong in each scenario."""
     command = [sys.executable, str(RANKS), str(tmp_path_factory.mktemp("ranks"))]
     found = subprocess.run(
-        command, capture_output=True, text=True, timeout=3000, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=3000,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert found.returncode == 0, found.stderr
     return json.loads(found.stdout)
@@ -67,12 +73,22 @@ def test_processes_are_a_group_or_one(processes):
 @pytest.mark.parametrize(
     ("error", "lost"),
     [
-        (RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"), True),
+        (
+            RuntimeError(
+                "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+            ),
+            True,
+        ),
         (RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 2000ms"), True),
         (RuntimeError("Application timeout caused pair closure"), True),
         (torch.distributed.DistBackendError("NCCL communicator was aborted on rank 1"), True),
         (torch.distributed.DistNetworkError("failed to recv, got 0 bytes"), True),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), False),
+        (
+            RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+            ),
+            False,
+        ),
         (torch.OutOfMemoryError("CUDA out of memory"), False),
         (RuntimeError("No backend type associated with device type mps"), False),
         (NotImplementedError("Operator c10d.broadcast_ does not support this tensor"), False),

@@ -106,7 +106,10 @@ def test_a_seed_is_never_forgotten(tmp_path, book, broken):
 def test_its_state_is_read_and_not_written(tmp_path, monkeypatch):
     model, _ = run(tmp_path)
     held = (tmp_path / "state").stat()
-    with pytest.raises(ValueError, match=r"model must be that of the saved run, got torch.bfloat16 for torch.float32"):
+    with pytest.raises(
+        ValueError,
+        match=r"model must be that of the saved run, got torch.bfloat16 for torch.float32",
+    ):
         run(tmp_path, model=make(5).bfloat16())
 
     def full(*_):
@@ -125,7 +128,9 @@ def test_it_does_not_take_an_older_state_or_another_runs_for_its_end(tmp_path):
     run(tmp_path, "run.ledger")
     end = (tmp_path / "state").read_bytes()
     (tmp_path / "state").write_bytes(old)
-    with pytest.raises(ValueError, match="must hold the end of the run, which is over, got 4 of 8 rounds"):
+    with pytest.raises(
+        ValueError, match="must hold the end of the run, which is over, got 4 of 8 rounds"
+    ):
         run(tmp_path, "run.ledger")
     (tmp_path / "other").mkdir()
     interrupted(tmp_path / "other", book="run.ledger")
@@ -150,7 +155,9 @@ def test_it_keeps_the_public_number_of_records(tmp_path, book, broken):
 @pytest.mark.parametrize("broken", [False, True])
 def test_another_learning_rate_is_not_ignored(tmp_path, book, broken):
     (interrupted if broken else run)(tmp_path, book=book)
-    with pytest.raises(ValueError, match=r"optimizer must have the lr 0\.1 that the run began with, got 0\.3"):
+    with pytest.raises(
+        ValueError, match=r"optimizer must have the lr 0\.1 that the run began with, got 0\.3"
+    ):
         run(tmp_path, book, lr=0.3)
 
 

@@ -38,7 +38,15 @@ def test_it_learns_and_says_what_it_cost(tmp_path, sampler):
     x, y = clouds()
     torch.manual_seed(0)
     model, mechanism = nn.Linear(5, 2), Mechanism(sampler, 1.0)
-    run = fit(model, nn.CrossEntropyLoss(), (x, y), mechanism, sgd, ledger=tmp_path / "run.ledger", insecure_seed=4)
+    run = fit(
+        model,
+        nn.CrossEntropyLoss(),
+        (x, y),
+        mechanism,
+        sgd,
+        ledger=tmp_path / "run.ledger",
+        insecure_seed=4,
+    )
     assert float((model(x).argmax(1) == y).float().mean()) > 0.9
     assert run.guarantee.epsilon(1e-5) == mechanism.guarantee().epsilon(1e-5)
     assert ledger.read(tmp_path / "run.ledger").complete
@@ -61,7 +69,14 @@ def shown(monkeypatch):
 
 
 def test_the_bar_shows_the_epsilon_so_far(shown):
-    fit(nn.Linear(5, 2), nn.CrossEntropyLoss(), clouds(40), Mechanism(Poisson(0.2, 10), 1.0), sgd, insecure_seed=4)
+    fit(
+        nn.Linear(5, 2),
+        nn.CrossEntropyLoss(),
+        clouds(40),
+        Mechanism(Poisson(0.2, 10), 1.0),
+        sgd,
+        insecure_seed=4,
+    )
     assert len(shown) == 10
     assert "epsilon" in shown[0]
     assert shown[0] != shown[-1]
@@ -90,7 +105,14 @@ def test_the_bar_never_shows_more_than_the_statement_will(shown, monkeypatch):
 
 def test_delta_must_be_a_probability():
     with pytest.raises(ValueError, match="delta must"):
-        fit(nn.Linear(5, 2), nn.CrossEntropyLoss(), clouds(40), Mechanism(Poisson(0.2, 10), 1.0), sgd, delta=0.0)
+        fit(
+            nn.Linear(5, 2),
+            nn.CrossEntropyLoss(),
+            clouds(40),
+            Mechanism(Poisson(0.2, 10), 1.0),
+            sgd,
+            delta=0.0,
+        )
 
 
 def test_step_sizes_follow_a_schedule():
@@ -101,7 +123,14 @@ def test_step_sizes_follow_a_schedule():
         optimizer.register_step_post_hook(lambda *_: sizes.append(optimizer.param_groups[0]["lr"]))
         return found
 
-    fit(nn.Linear(5, 2), nn.CrossEntropyLoss(), clouds(40), Mechanism(Poisson(0.2, 4), 1.0), sgd, schedule=schedule)
+    fit(
+        nn.Linear(5, 2),
+        nn.CrossEntropyLoss(),
+        clouds(40),
+        Mechanism(Poisson(0.2, 4), 1.0),
+        sgd,
+        schedule=schedule,
+    )
     assert sizes == [0.5, 0.25, 0.125, 0.0625]
 
 
@@ -129,7 +158,12 @@ def test_options_reach_the_trainer(tmp_path):
         ledger=tmp_path / "run.ledger",
     )
     assert run.guarantee.assuming == ""
-    assert ledger.read(tmp_path / "run.ledger").clip_norms == ((1.0, 1), (2.0, 1), (3.0, 1), (4.0, 1))
+    assert ledger.read(tmp_path / "run.ledger").clip_norms == (
+        (1.0, 1),
+        (2.0, 1),
+        (3.0, 1),
+        (4.0, 1),
+    )
 
 
 def test_the_examples_of_the_guide_run(tmp_path, monkeypatch):
@@ -149,7 +183,14 @@ def test_a_fit_that_fails_lets_go_of_its_ledger(tmp_path):
     mechanism = Mechanism(Poisson(0.5, 4), 1.0)
     data = torch.randn(20, 3), torch.rand(20)  # targets that are no classes
     with pytest.raises(RuntimeError) as kept:
-        fit(model, nn.CrossEntropyLoss(), data, mechanism, lambda p: torch.optim.SGD(p, 0.1), ledger=path)
+        fit(
+            model,
+            nn.CrossEntropyLoss(),
+            data,
+            mechanism,
+            lambda p: torch.optim.SGD(p, 0.1),
+            ledger=path,
+        )
     assert kept.value.__traceback__ is not None
     with Ledger.open(path, mechanism) as book:
         assert book.released == 0
@@ -177,7 +218,9 @@ def test_a_finished_run_lets_go_of_its_ledger_too(tmp_path):
         (BallsInBins(4, 2), BallsInBins(4, 1), BallsInBins(4, 2)),
     ],
 )
-def test_an_interruption_tells_what_was_released_and_cost(monkeypatch, tmp_path, sampler, least, most):
+def test_an_interruption_tells_what_was_released_and_cost(
+    monkeypatch, tmp_path, sampler, least, most
+):
     """A part of an epoch is charged as a whole one, and attacked as none: nobody sees the rest of it."""
     step = PrivateTrainer.step
 
@@ -188,11 +231,25 @@ def test_an_interruption_tells_what_was_released_and_cost(monkeypatch, tmp_path,
 
     monkeypatch.setattr(PrivateTrainer, "step", stopping)
     path, mechanism = tmp_path / "run.ledger", Mechanism(sampler, 1.0)
-    with pytest.raises(Interrupted, match=r"^5 of 8 rounds were released, and are spent; with state=") as stopped:
-        fit(nn.Linear(5, 2), nn.CrossEntropyLoss(), clouds(), mechanism, sgd, ledger=path, progress=False)
+    with pytest.raises(
+        Interrupted, match=r"^5 of 8 rounds were released, and are spent; with state="
+    ) as stopped:
+        fit(
+            nn.Linear(5, 2),
+            nn.CrossEntropyLoss(),
+            clouds(),
+            mechanism,
+            sgd,
+            ledger=path,
+            progress=False,
+        )
     assert isinstance(stopped.value, KeyboardInterrupt)
     found = stopped.value.trainer.so_far.epsilon(1e-5)
-    assert found.lower == pytest.approx(Mechanism(least, 1.0).guarantee().epsilon(1e-5).lower, rel=5e-3)
-    assert found.upper == pytest.approx(Mechanism(most, 1.0).guarantee().epsilon(1e-5).upper, rel=5e-3)
+    assert found.lower == pytest.approx(
+        Mechanism(least, 1.0).guarantee().epsilon(1e-5).lower, rel=5e-3
+    )
+    assert found.upper == pytest.approx(
+        Mechanism(most, 1.0).guarantee().epsilon(1e-5).upper, rel=5e-3
+    )
     with Ledger.open(path, mechanism) as book:
         assert book.released == 5

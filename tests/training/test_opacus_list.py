@@ -53,7 +53,9 @@ def by_loop(model, data, losses):
     for i in range(RECORDS):
         one = tuple(part[i : i + 1] for part in data)
         found = torch.autograd.grad(losses(model, one), parameters, allow_unused=True)
-        found = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+        found = [
+            torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)
+        ]
         size = math.sqrt(sum(float(g.square().sum()) for g in found))
         for into, g in zip(total, found, strict=True):
             into += g * min(1.0, NORM / size) / RECORDS
@@ -67,10 +69,14 @@ def check(model, x, classes=3, loss=None, steps=2):
     keys, kinds = list(model.state_dict()), [type(m) for m in model.modules()]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        trainer = trainer_of(model, Mechanism(Deterministic(1, epochs=steps), 0.0, Individual(NORM)), micro_batch=3)
+        trainer = trainer_of(
+            model, Mechanism(Deterministic(1, epochs=steps), 0.0, Individual(NORM)), micro_batch=3
+        )
         for batch in trainer.batches(data):
             before = weights(model)
-            mean = by_loop(model, data, lambda m, one: functional.cross_entropy(m(*one[:-1]), one[-1]))
+            mean = by_loop(
+                model, data, lambda m, one: functional.cross_entropy(m(*one[:-1]), one[-1])
+            )
             trainer.step(batch, loss)
             for name, p in model.named_parameters():
                 moved = before[name] - p.detach()
@@ -78,10 +84,12 @@ def check(model, x, classes=3, loss=None, steps=2):
                 assert float((moved - wanted).norm()) <= 1e-4 * float(wanted.norm()) + 1e-6, name
     assert list(model.state_dict()) == keys
     assert [type(m) for m in model.modules()] == kinds
-    assert not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
+    assert not any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules()
+    )
 
 
-# --- models ---------------------------------------------------------------------------------------------------------
+# --- models ---------------------------------------------------------------------------------------
 
 
 class Tied(nn.Module):
@@ -158,13 +166,19 @@ class Checkpointed(nn.Module):
         self.body, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
 
     def forward(self, x):
-        return self.head(torch.utils.checkpoint.checkpoint(lambda v: self.body(v).tanh(), x, use_reentrant=False))
+        return self.head(
+            torch.utils.checkpoint.checkpoint(lambda v: self.body(v).tanh(), x, use_reentrant=False)
+        )
 
 
 FLAT, WORDS = torch.randn(RECORDS, 6), torch.randint(0, 9, (RECORDS, 5))
 MODELS = {
     "tied weights": (Tied, WORDS, 9),
-    "relu in place": (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)), FLAT, 3),
+    "relu in place": (
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)),
+        FLAT,
+        3,
+    ),
     "keyword inputs": (Keyword, FLAT, 3),
     "a module used twice": (Twice, FLAT, 3),
     "multi-head attention": (Attention, torch.randn(RECORDS, 4, 6), 3),
@@ -242,7 +256,7 @@ def test_batch_norm_in_any_disguise_is_refused_under_individual_clipping(norm):
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
 
 
-# --- losses ---------------------------------------------------------------------------------------------------------
+# --- losses ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -265,10 +279,12 @@ def test_a_reduced_loss_of_a_dictionary_is_refused_in_words():
     data = {"x": FLAT, "y": torch.zeros(RECORDS, dtype=torch.long)}
     batch = next(trainer.batches(data))
     with pytest.raises(ValueError, match="one value per record"):
-        trainer.step(batch, lambda model, batch: functional.cross_entropy(model(batch["x"]), batch["y"]))
+        trainer.step(
+            batch, lambda model, batch: functional.cross_entropy(model(batch["x"]), batch["y"])
+        )
 
 
-# --- rounds ---------------------------------------------------------------------------------------------------------
+# --- rounds ---------------------------------------------------------------------------------------
 
 
 class Named(Dataset):
@@ -291,7 +307,9 @@ class Named(Dataset):
 @pytest.mark.parametrize("clipping", [Individual(), Batch(), Mixed(groups=2)])
 def test_empty_batches(data, clipping, tmp_path):
     model = nn.Linear(6, 3)
-    trainer = trainer_of(model, Mechanism(Poisson(1e-9, 3), 1.0, clipping), ledger=tmp_path / "run.ledger")
+    trainer = trainer_of(
+        model, Mechanism(Poisson(1e-9, 3), 1.0, clipping), ledger=tmp_path / "run.ledger"
+    )
     for batch in trainer.batches(data):
         first = batch.data["x"] if isinstance(batch.data, dict) else batch.data[0]
         assert first.shape == (0, 6)
@@ -320,7 +338,9 @@ def test_a_backward_whose_gradients_were_cleared_does_no_harm():
 
 
 def test_leaving_a_batch_half_done_is_noticed(tmp_path):
-    trainer = trainer_of(nn.Linear(6, 3), Mechanism(Shuffle(3), 1.0), ledger=tmp_path / "run.ledger")
+    trainer = trainer_of(
+        nn.Linear(6, 3), Mechanism(Shuffle(3), 1.0), ledger=tmp_path / "run.ledger"
+    )
     data = FLAT, torch.zeros(RECORDS, dtype=torch.long)
     for _ in trainer.batches(data):
         break  # an exception in one's own loop, say, and then the loop is begun again
@@ -332,10 +352,12 @@ def test_leaving_a_batch_half_done_is_noticed(tmp_path):
 def test_lbfgs_is_refused_in_words():
     model = nn.Linear(6, 3)
     with pytest.raises(ValueError, match=r"LBFGS.*use SGD, Adam"):
-        PrivateTrainer(model, torch.optim.LBFGS(model.parameters()), Mechanism(Deterministic(1), 1.0))
+        PrivateTrainer(
+            model, torch.optim.LBFGS(model.parameters()), Mechanism(Deterministic(1), 1.0)
+        )
 
 
-# --- streams and samplers of one's own ------------------------------------------------------------------------------
+# --- streams and samplers of one's own ------------------------------------------------------------
 
 
 class Passing(IterableDataset):
@@ -375,7 +397,9 @@ def test_streams_give_the_batches_of_the_sampler(sampler):
 
 @pytest.mark.parametrize("sampler", [Poisson(0.2, 4), Shuffle(4), BallsInBins(4)])
 def test_streams_are_refused_where_any_record_may_come_next(sampler):
-    with pytest.raises(ValueError, match=r"a stream: use the sampler BufferedShuffle\(batches, buffer\)"):
+    with pytest.raises(
+        ValueError, match=r"a stream: use the sampler BufferedShuffle\(batches, buffer\)"
+    ):
         next(trainer_of(nn.Linear(6, 3), Mechanism(sampler, 1.0), records=20).batches(Passing()))
 
 
@@ -389,7 +413,9 @@ def test_a_stream_must_have_the_length_that_was_declared(tmp_path):
         next(trainer_of(nn.Linear(6, 3), Mechanism(Deterministic(4), 1.0)).batches(Passing()))
     for records, words in ((19, "more records"), (21, "fewer records")):
         path = tmp_path / f"{records}.ledger"
-        trainer = trainer_of(nn.Linear(6, 3), Mechanism(Deterministic(4), 1.0), records=records, ledger=path)
+        trainer = trainer_of(
+            nn.Linear(6, 3), Mechanism(Deterministic(4), 1.0), records=records, ledger=path
+        )
         with pytest.raises(LeftMechanism, match=words):
             all_of(trainer, Passing())
         assert words in ledger.read(path).ended.reason
@@ -434,11 +460,23 @@ def test_a_loader_is_taken_if_the_mechanism_describes_its_batches():
 @pytest.mark.parametrize(
     ("sampler", "loader", "words"),
     [
-        (Poisson(0.2, 4), DataLoader(Loaded(), 4, shuffle=True), r"those of Shuffle\(batches=3.*Pass loader\.dataset"),
+        (
+            Poisson(0.2, 4),
+            DataLoader(Loaded(), 4, shuffle=True),
+            r"those of Shuffle\(batches=3.*Pass loader\.dataset",
+        ),
         (Shuffle(3), DataLoader(Loaded(), 4), r"those of Deterministic\(batches=3"),
-        (Shuffle(3, 2, reshuffle=False), DataLoader(Loaded(), 4, shuffle=True), "whose batches are those of Shuffle"),
+        (
+            Shuffle(3, 2, reshuffle=False),
+            DataLoader(Loaded(), 4, shuffle=True),
+            "whose batches are those of Shuffle",
+        ),
         (Shuffle(3), DataLoader(Loaded(), 5, shuffle=True), "no law that can be priced"),
-        (Shuffle(2), DataLoader(Loaded(), 5, shuffle=True, drop_last=True), "no law that can be priced"),
+        (
+            Shuffle(2),
+            DataLoader(Loaded(), 5, shuffle=True, drop_last=True),
+            "no law that can be priced",
+        ),
         (
             Shuffle(3),
             DataLoader(Loaded(), 4, sampler=RandomSampler(Loaded(), replacement=True)),

@@ -21,7 +21,12 @@ class Masks(nn.Module):
 
     def __init__(self, records):
         super().__init__()
-        self.drop, self.layer, self.records, self.seen = nn.Dropout(0.5), nn.Linear(6, 3), records, None
+        self.drop, self.layer, self.records, self.seen = (
+            nn.Dropout(0.5),
+            nn.Linear(6, 3),
+            records,
+            None,
+        )
 
     def forward(self, x):
         dropped = self.drop(x)
@@ -72,7 +77,10 @@ def test_so_do_models_of_known_layers(clipping):
         model[0].weight.requires_grad_(False)
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
         trainer = PrivateTrainer(
-            model, optimizer, Mechanism(Deterministic(1, 2), 0.0, clipping, relation="replace"), insecure_seed=seed
+            model,
+            optimizer,
+            Mechanism(Deterministic(1, 2), 0.0, clipping, relation="replace"),
+            insecure_seed=seed,
         )
         torch.manual_seed(0)
         for batch in trainer.batches((X.view(24, 1, 2, 3), Y)):
@@ -88,7 +96,9 @@ def test_resuming_a_seeded_run_repeats_its_masks(tmp_path):
         torch.manual_seed(0)
         model = Masks(24)
         mechanism = Mechanism(Deterministic(1, 4), 1.0)
-        trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, insecure_seed=5)
+        trainer = PrivateTrainer(
+            model, torch.optim.SGD(model.parameters(), 0.1), mechanism, insecure_seed=5
+        )
         for batch in trainer.batches((X, Y)):
             trainer.step(batch, nn.CrossEntropyLoss())
             if trainer.rounds == stop:
@@ -107,8 +117,18 @@ def test_federated_clients_draw_in_secret_too():
     def runs():
         torch.manual_seed(0)
         model = Masks(24)
-        plan = Plan(clients=1, records=24, largest=24, client_rate=1.0, record_rate=1.0, rounds=1, noise_multiplier=1.0)
-        engine = Embedded(plan, model, nn.CrossEntropyLoss(), (X, Y), [24], lambda p: torch.optim.SGD(p, 0.0))
+        plan = Plan(
+            clients=1,
+            records=24,
+            largest=24,
+            client_rate=1.0,
+            record_rate=1.0,
+            rounds=1,
+            noise_multiplier=1.0,
+        )
+        engine = Embedded(
+            plan, model, nn.CrossEntropyLoss(), (X, Y), [24], lambda p: torch.optim.SGD(p, 0.0)
+        )
         torch.manual_seed(0)
         engine.run()
         return model.seen

@@ -77,7 +77,10 @@ def test_an_optimizer_is_left_as_it_was():
 @CLIPPINGS
 @pytest.mark.parametrize(
     "loss",
-    [lambda o, y: functional.cross_entropy(o.detach(), y, reduction="none"), lambda o, y: (o.argmax(1) != y).float()],
+    [
+        lambda o, y: functional.cross_entropy(o.detach(), y, reduction="none"),
+        lambda o, y: (o.argmax(1) != y).float(),
+    ],
 )
 def test_losses_without_a_gradient_are_refused(tmp_path, clipping, loss):
     run = Mechanism(Deterministic(batches=4), 1.0, clipping)
@@ -103,7 +106,9 @@ def test_batches_are_not_taken_apart_and_do_not_print_their_records():
     batch = next(trainer.batches((X, Y)))
     assert repr(batch) == "Round(number=0)"
     for wrong in (lambda: [x for x, y in batch], lambda: batch[0], lambda: len(batch)):
-        with pytest.raises(TypeError, match=r"give it to trainer\.step\(batch, loss\).*batch\.data"):
+        with pytest.raises(
+            TypeError, match=r"give it to trainer\.step\(batch, loss\).*batch\.data"
+        ):
             wrong()
 
 
@@ -117,7 +122,10 @@ def test_epochs_around_a_run_are_told_that_it_is_over():
 
 def test_how_many_records_were_drawn_is_in_no_message():
     """A batch's size is a secret under Poisson sampling, and so are losses."""
-    for loss in (lambda o, y: o[1:], lambda o, y: functional.cross_entropy(o, y, reduction="none") / len(y)):
+    for loss in (
+        lambda o, y: o[1:],
+        lambda o, y: functional.cross_entropy(o, y, reduction="none") / len(y),
+    ):
         with pytest.raises(ValueError, match="loss") as refused:
             fit(nn.Linear(6, 3), loss, (X, Y), Mechanism(Poisson(0.6, 9), 1.0), sgd)
         assert not any(c.isdigit() for c in str(refused.value).replace(", 3)", ""))
@@ -160,14 +168,23 @@ class Lengthless(torch.utils.data.Dataset):
 
 WRONG = {
     "loss": ({"loss": "cross_entropy"}, "loss must be a torch criterion"),
-    "loss of a number": ({"loss": lambda o, y: 1}, "loss must return a tensor with one value per record, got int"),
+    "loss of a number": (
+        {"loss": lambda o, y: 1},
+        "loss must return a tensor with one value per record, got int",
+    ),
     "model": ({"model": nn.Linear}, r"model must be a torch\.nn\.Module, got the class Linear"),
-    "frozen": ({"model": nn.Linear(6, 3).requires_grad_(False)}, "model must have parameters that are trained"),
+    "frozen": (
+        {"model": nn.Linear(6, 3).requires_grad_(False)},
+        "model must have parameters that are trained",
+    ),
     "clip_norms": ({"clip_norms": 1.0}, "clip_norms must be a list of 4 norms or a function"),
     "file": ({"dataset": "data.csv"}, "dataset must be tensors"),
     "length": ({"dataset": Lengthless()}, "dataset must have a length, got Lengthless"),
     "collate": ({"collate_fn": 3, "dataset": [(X[0], Y[0])]}, "collate_fn must be a function"),
-    "collate tensors": ({"collate_fn": list}, "collate_fn is for data sets that give records by number"),
+    "collate tensors": (
+        {"collate_fn": list},
+        "collate_fn is for data sets that give records by number",
+    ),
 }
 
 
@@ -182,7 +199,9 @@ def test_wrong_kinds_are_refused_in_words(name):
 def test_a_schedule_in_place_of_what_makes_one_is_refused():
     model = nn.Linear(6, 3)
     made = torch.optim.lr_scheduler.StepLR(sgd(model.parameters()), 2)
-    with pytest.raises(ValueError, match="schedule must be a function from the optimizer to a schedule"):
+    with pytest.raises(
+        ValueError, match="schedule must be a function from the optimizer to a schedule"
+    ):
         fit(model, LOSS, (X, Y), RUN, sgd, schedule=made)
 
 
@@ -206,7 +225,11 @@ class Bag(nn.Module):
 
     def __init__(self, careless=False):
         super().__init__()
-        self.words, self.head, self.careless = nn.Embedding(9, 8, padding_idx=0), nn.Linear(8, 3), careless
+        self.words, self.head, self.careless = (
+            nn.Embedding(9, 8, padding_idx=0),
+            nn.Linear(8, 3),
+            careless,
+        )
 
     def forward(self, text):
         found = self.words(text)
@@ -219,7 +242,14 @@ def test_texts_of_different_lengths_go_with_any_sampler():
     run = fit(Bag(), LOSS, Ragged(), Mechanism(Poisson(0.3, 9), 1.0), sgd, collate_fn=padded)
     assert run.trainer.rounds == 9
     with pytest.raises(ValueError, match="where it pads, let the model skip the padding"):
-        fit(Bag(careless=True), LOSS, Ragged(), Mechanism(Poisson(0.3, 9), 1.0), sgd, collate_fn=padded)
+        fit(
+            Bag(careless=True),
+            LOSS,
+            Ragged(),
+            Mechanism(Poisson(0.3, 9), 1.0),
+            sgd,
+            collate_fn=padded,
+        )
 
 
 class Meanwhile(nn.Module):
@@ -263,7 +293,9 @@ def in_a_thread(act):
     return run
 
 
-@pytest.mark.parametrize("how", [in_a_thread, lambda act: act], ids=["another thread", "within itself"])
+@pytest.mark.parametrize(
+    "how", [in_a_thread, lambda act: act], ids=["another thread", "within itself"]
+)
 @pytest.mark.parametrize("call", ["step", "batches", "save", "load"])
 def test_a_round_is_of_one_thread_and_others_are_refused(tmp_path, how, call):
     """A second step on the same batch would release it again, and count it once."""

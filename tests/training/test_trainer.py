@@ -62,7 +62,7 @@ def clipped_mean(model, x, y, norm):
     return total
 
 
-# --- exactness ------------------------------------------------------------------------------------------------------
+# --- exactness ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 7, 256])
@@ -76,9 +76,13 @@ def test_without_noise_one_round_is_the_clipped_sum_over_the_expected_batch(micr
 def test_batch_clipping_clips_the_mean_gradient():
     model = make()
     before = weights(model)
-    g = torch.cat([v.reshape(-1) for v in torch.autograd.grad(LOSS(model(X), Y), list(model.parameters()))])
+    g = torch.cat(
+        [v.reshape(-1) for v in torch.autograd.grad(LOSS(model(X), Y), list(model.parameters()))]
+    )
     trained(Mechanism(Deterministic(1), 0.0, Batch(0.05)), model=model)
-    torch.testing.assert_close(weights(model), before - 0.1 * g * 0.05 / g.norm(), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(
+        weights(model), before - 0.1 * g * 0.05 / g.norm(), rtol=1e-4, atol=1e-7
+    )
 
 
 def test_mixed_clipping_averages_the_clip_groups():
@@ -116,16 +120,26 @@ def test_local_steps_are_clipped_as_a_displacement(factory):
         LOSS(reference(X), Y).backward()
         local.step()
     moved = start - weights(reference)
-    trained(Mechanism(Deterministic(1), 0.0, Batch(0.2)), model=model, inner=LocalSteps(factory, steps=3))
+    trained(
+        Mechanism(Deterministic(1), 0.0, Batch(0.2)),
+        model=model,
+        inner=LocalSteps(factory, steps=3),
+    )
     torch.testing.assert_close(
-        weights(model), start - 0.1 * moved * min(1.0, 0.2 / float(moved.norm())), rtol=1e-3, atol=1e-6
+        weights(model),
+        start - 0.1 * moved * min(1.0, 0.2 / float(moved.norm())),
+        rtol=1e-3,
+        atol=1e-6,
     )
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_the_reduction_of_the_loss_makes_no_difference(reduction):
     results = []
-    for loss in (nn.CrossEntropyLoss(reduction=reduction), lambda out, y: functional.cross_entropy(out, y)):
+    for loss in (
+        nn.CrossEntropyLoss(reduction=reduction),
+        lambda out, y: functional.cross_entropy(out, y),
+    ):
         model = make()
         trained(Mechanism(Deterministic(2), 0.0), model=model, loss=loss)
         results.append(weights(model))
@@ -137,7 +151,9 @@ def test_token_losses_are_averaged_or_added_up_within_a_record():
     model = nn.Identity()
     mean = PerRecord(nn.CrossEntropyLoss())(model, (out, goal))
     total = PerRecord(nn.CrossEntropyLoss(reduction="sum"))(model, (out, goal))
-    torch.testing.assert_close(mean, functional.cross_entropy(out, goal, reduction="none").mean(dim=1))
+    torch.testing.assert_close(
+        mean, functional.cross_entropy(out, goal, reduction="none").mean(dim=1)
+    )
     torch.testing.assert_close(total, 5 * mean)
 
 
@@ -157,7 +173,12 @@ def test_all_kinds_of_data_give_the_same_run():
         (TensorDataset(X, Y), LOSS),
         (Items(), LOSS),
         ((X.numpy(), Y.numpy()), LOSS),
-        (named, lambda model, batch: functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")),
+        (
+            named,
+            lambda model, batch: functional.cross_entropy(
+                model(batch["x"]), batch["y"], reduction="none"
+            ),
+        ),
     ):
         results.append(weights(trained(mechanism, data=data, loss=loss)[1]))
     for other in results[1:]:
@@ -181,9 +202,13 @@ def test_the_noise_has_the_stated_size_and_is_fresh_every_round():
     with torch.no_grad():
         model.weight.zero_()
     mechanism = Mechanism(Poisson(1e-9, 2), 3.0, Individual(0.5))
-    trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 1.0), mechanism, insecure_seed=3)
+    trainer = PrivateTrainer(
+        model, torch.optim.SGD(model.parameters(), 1.0), mechanism, insecure_seed=3
+    )
     steps = []
-    for batch in trainer.batches((torch.randn(10**6, 1).expand(-1, 200), torch.zeros(10**6, dtype=torch.long))):
+    for batch in trainer.batches(
+        (torch.randn(10**6, 1).expand(-1, 200), torch.zeros(10**6, dtype=torch.long))
+    ):
         before = weights(model)
         trainer.step(batch, LOSS)
         steps.append((before - weights(model)) * mechanism.sampler.expected_batch(10**6))
@@ -206,7 +231,7 @@ def test_an_empty_buffer_is_not_mistaken_for_parameters():
         Flat([])
 
 
-# --- leaving the mechanism ------------------------------------------------------------------------------------------
+# --- leaving the mechanism ------------------------------------------------------------------------
 
 
 def started(tmp_path, mechanism=None, **options):
@@ -334,7 +359,9 @@ def test_gradients_that_are_not_finite_stop_the_run_and_are_marked_private(tmp_p
 @pytest.mark.parametrize("clipping", [Batch(1.0), Mixed(1.0, groups=2)])
 def test_batch_norm_is_allowed_over_a_clip_group_without_running_statistics(clipping):
     def model(track):
-        return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5, track_running_stats=track), nn.Linear(5, 3))
+        return nn.Sequential(
+            nn.Linear(6, 5), nn.BatchNorm1d(5, track_running_stats=track), nn.Linear(5, 3)
+        )
 
     trained(Mechanism(Deterministic(2), 1.0, clipping), model=model(False))
     with pytest.raises(ValueError, match="track_running_stats=False"):
@@ -350,7 +377,12 @@ def test_bad_input_is_refused_in_words(tmp_path):
     with pytest.raises(ValueError, match="mechanism must be"):
         PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), "poisson")
     with pytest.raises(ValueError, match="inner is for"):
-        PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, inner=LocalSteps(torch.optim.Adam))
+        PrivateTrainer(
+            model,
+            torch.optim.SGD(model.parameters(), 0.1),
+            mechanism,
+            inner=LocalSteps(torch.optim.Adam),
+        )
     with pytest.raises(ValueError, match="inner is for"):
         Clipper(model, PerRecord(LOSS), Individual(), LocalSteps(torch.optim.Adam))
 
@@ -369,12 +401,14 @@ def test_bad_input_is_refused_in_words(tmp_path):
             next(trainer.batches(data))
 
 
-# --- what it cost, and going on -------------------------------------------------------------------------------------
+# --- what it cost, and going on -------------------------------------------------------------------
 
 
 def test_the_guarantee_is_that_of_the_declared_run_and_progress_that_of_its_rounds():
     model, mechanism = make(), Mechanism(Poisson(0.5, 4), 2.0)
-    trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, insecure_seed=1)
+    trainer = PrivateTrainer(
+        model, torch.optim.SGD(model.parameters(), 0.1), mechanism, insecure_seed=1
+    )
     assert trainer.so_far is None
     trainer.step(next(trainer.batches((X, Y))), LOSS)
     whole, part = trainer.guarantee.epsilon(1e-5), trainer.so_far.epsilon(1e-5)
@@ -401,7 +435,9 @@ def test_the_statement_as_a_page(tmp_path):
 def test_resuming_goes_on_with_the_very_same_run(tmp_path, mechanism):
     _, whole = trained(mechanism, insecure_seed=9)
     first = make()
-    trainer = PrivateTrainer(first, torch.optim.SGD(first.parameters(), 0.1), mechanism, insecure_seed=9)
+    trainer = PrivateTrainer(
+        first, torch.optim.SGD(first.parameters(), 0.1), mechanism, insecure_seed=9
+    )
     batches = trainer.batches((X, Y))
     for _ in range(2):
         trainer.step(next(batches), LOSS)
@@ -426,7 +462,9 @@ def test_rounds_that_the_state_forgot_are_spent_not_repeated(tmp_path):
     trainer._ledger.close()
     model = make()
     book = ledger.Ledger.open(path, trainer.mechanism)
-    later = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), trainer.mechanism, ledger=book)
+    later = PrivateTrainer(
+        model, torch.optim.SGD(model.parameters(), 0.1), trainer.mechanism, ledger=book
+    )
     later.load(tmp_path / "state", (X, Y))
     assert later.rounds == 2
     numbers = []
@@ -530,7 +568,7 @@ def test_saving_in_the_middle_of_a_round_is_refused(tmp_path):
         trainer.save(tmp_path / "state")
 
 
-# --- ledgers that are already there ---------------------------------------------------------------------------------
+# --- ledgers that are already there ---------------------------------------------------------------
 
 
 def test_a_ledger_must_declare_the_run_that_is_trained(tmp_path):
@@ -556,9 +594,13 @@ def test_a_ledger_must_declare_the_run_that_is_trained(tmp_path):
 
 def test_a_seeded_state_does_not_go_into_a_ledger_that_says_it_is_secret(tmp_path):
     mechanism, model = Mechanism(Poisson(0.5, 4), 1.0), make()
-    trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, insecure_seed=1)
+    trainer = PrivateTrainer(
+        model, torch.optim.SGD(model.parameters(), 0.1), mechanism, insecure_seed=1
+    )
     trainer.save(tmp_path / "state")
-    later = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), mechanism, ledger=tmp_path / "run.ledger")
+    later = PrivateTrainer(
+        model, torch.optim.SGD(model.parameters(), 0.1), mechanism, ledger=tmp_path / "run.ledger"
+    )
     with pytest.raises(ValueError, match="insecure_seed must not"):
         later.load(tmp_path / "state", (X, Y))
 
@@ -570,7 +612,11 @@ def test_a_run_whose_sampler_state_is_lost_is_not_resumed_with_new_batches(tmp_p
     model = make()
     book = ledger.Ledger.open(path, trainer.mechanism)
     later = PrivateTrainer(
-        model, torch.optim.SGD(model.parameters(), 0.1), trainer.mechanism, ledger=book, insecure_seed=1
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        trainer.mechanism,
+        ledger=book,
+        insecure_seed=1,
     )
     with pytest.raises(ValueError, match="load\\(\\) the state"):
         next(later.batches((X, Y)))
@@ -590,24 +636,31 @@ def test_rounds_spent_before_the_first_batch_of_a_state_are_dropped(tmp_path):
     model = make()
     book = ledger.Ledger.open(path, trainer.mechanism)
     later = PrivateTrainer(
-        model, torch.optim.SGD(model.parameters(), 0.1), trainer.mechanism, ledger=book, insecure_seed=1
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        trainer.mechanism,
+        ledger=book,
+        insecure_seed=1,
     )
     later.load(tmp_path / "state", (X, Y))
     for batch in later.batches((X, Y)):
         drawn.append(batch.data[0])
         later.step(batch, LOSS)
-    assert torch.equal(torch.cat(drawn).sort(dim=0).values, X.sort(dim=0).values)  # every record once
+    # every record once
+    assert torch.equal(torch.cat(drawn).sort(dim=0).values, X.sort(dim=0).values)
 
 
 def test_the_data_keep_their_number_during_a_run():
     model = make()
-    trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), Mechanism(Poisson(0.5, 4), 1.0))
+    trainer = PrivateTrainer(
+        model, torch.optim.SGD(model.parameters(), 0.1), Mechanism(Poisson(0.5, 4), 1.0)
+    )
     trainer.step(next(trainer.batches((X, Y))), LOSS)
     with pytest.raises(ValueError, match="dataset must have the 40 records"):
         next(trainer.batches((X[:39], Y[:39])))
 
 
-# --- clip norms round by round, a public number of records ----------------------------------------------------------
+# --- clip norms round by round, a public number of records ----------------------------------------
 
 
 @pytest.mark.parametrize("clipping", [Individual(9.0), Batch(9.0), Mixed(9.0, groups=2)])
@@ -616,7 +669,11 @@ def test_clip_norms_follow_their_schedule_and_noise_is_in_proportion(tmp_path, c
     mechanism = Mechanism(Deterministic(1, epochs=4), 0.0, clipping)
     model = make()
     trainer = PrivateTrainer(
-        model, torch.optim.SGD(model.parameters(), 1.0), mechanism, clip_norms=lambda t: norms[t], insecure_seed=1
+        model,
+        torch.optim.SGD(model.parameters(), 1.0),
+        mechanism,
+        clip_norms=lambda t: norms[t],
+        insecure_seed=1,
     )
     for batch in trainer.batches((X, Y)):
         before = weights(model)
@@ -660,7 +717,10 @@ def test_clip_norms_must_be_norms_of_all_rounds(norms, words):
     model = make()
     with pytest.raises(ValueError, match=words):
         PrivateTrainer(
-            model, torch.optim.SGD(model.parameters(), 0.1), Mechanism(Poisson(0.5, 4), 1.0), clip_norms=norms
+            model,
+            torch.optim.SGD(model.parameters(), 0.1),
+            Mechanism(Poisson(0.5, 4), 1.0),
+            clip_norms=norms,
         )
 
 
@@ -710,4 +770,5 @@ class Slow(Dataset):
 def test_huge_data_are_fetched_a_batch_at_a_time(clipping, looks):
     data = Slow()
     trained(Mechanism(WithoutReplacement(20, 10**12, 3), 1.0, clipping), data=data)
-    assert sorted(data.calls) == [4] * 6 * looks + [20] * 3  # six of four records to see whether they are mixed
+    # six of four records to see whether they are mixed
+    assert sorted(data.calls) == [4] * 6 * looks + [20] * 3

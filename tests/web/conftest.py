@@ -93,11 +93,24 @@ def folder(tmp_path_factory):
     written(place / "whole.ledger", 40)
     written(place / "part.ledger", 10)
     written(place / "seeded.ledger", 5, insecure_seed=True)
-    (place / "part.log").write_text('{"round": 5, "accuracy": 0.5}\n{"round": 10, "accuracy": 0.75}\nnot json\n')
-    entry = {"loss": 0.4, "accuracy": 0.875, "norm_10": 0.5, "norm_50": 2.0, "norm_90": 4.0, "clip_norm": 1.0}
+    (place / "part.log").write_text(
+        '{"round": 5, "accuracy": 0.5}\n{"round": 10, "accuracy": 0.75}\nnot json\n'
+    )
+    entry = {
+        "loss": 0.4,
+        "accuracy": 0.875,
+        "norm_10": 0.5,
+        "norm_50": 2.0,
+        "norm_90": 4.0,
+        "clip_norm": 1.0,
+    }
     lines = [entry | {"round": i, "clipped": 0.9, "signal_to_noise": 0.1} for i in range(1, 11)]
-    (place / "part.private").write_text("\n".join(map(json.dumps, [{"note": "private"}, *lines])) + "\n")
-    (place / "damaged.ledger").write_bytes((place / "whole.ledger").read_bytes().replace(b'"round":7', b'"round":8', 1))
+    (place / "part.private").write_text(
+        "\n".join(map(json.dumps, [{"note": "private"}, *lines])) + "\n"
+    )
+    (place / "damaged.ledger").write_bytes(
+        (place / "whole.ledger").read_bytes().replace(b'"round":7', b'"round":8', 1)
+    )
     (place.parent / "outside.ledger").write_bytes((place / "whole.ledger").read_bytes())
     (place / "link.ledger").symlink_to(place.parent / "outside.ledger")
     return place
@@ -105,7 +118,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(folder):
-    with running(Settings(runs=folder, seconds=600.0, stream_seconds=1800.0, upload=100_000)) as address:
+    with running(
+        Settings(runs=folder, seconds=600.0, stream_seconds=1800.0, upload=100_000)
+    ) as address:
         yield address
 
 

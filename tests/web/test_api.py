@@ -46,23 +46,37 @@ class TestCompare:
 
     def test_the_numbers_are_those_of_python(self, client):
         names = ["poisson", "deterministic", "without-replacement"]
-        answer = client.get("/api/compare", params={"sampler": names, "epochs": 3, "noise_multiplier": 0.9}).json()
+        answer = client.get(
+            "/api/compare", params={"sampler": names, "epochs": 3, "noise_multiplier": 0.9}
+        ).json()
         assert {row["sampler"] for row in answer["rows"]} == set(names)
         for row in answer["rows"]:
-            bracket = Mechanism(planned(row["sampler"], 60000, 600, 3), 0.9).guarantee().epsilon(1e-5)
-            assert (row["epsilon"]["lower"], row["epsilon"]["upper"]) == (bracket.lower, bracket.upper)
-            assert f"[{row['epsilon']['shown']['lower']}, {row['epsilon']['shown']['upper']}]" == str(bracket)
+            bracket = (
+                Mechanism(planned(row["sampler"], 60000, 600, 3), 0.9).guarantee().epsilon(1e-5)
+            )
+            assert (row["epsilon"]["lower"], row["epsilon"]["upper"]) == (
+                bracket.lower,
+                bracket.upper,
+            )
+            assert (
+                f"[{row['epsilon']['shown']['lower']}, {row['epsilon']['shown']['upper']}]"
+                == str(bracket)
+            )
 
     def test_groups_and_clipping_reach_the_analysis(self, client):
         params = {"sampler": "poisson", "group": 3, "clipping": "batch", "relation": "zero-out"}
         row = client.get("/api/compare", params=params).json()["rows"][0]
-        bracket = Mechanism(Poisson(0.01, 1000), 1.0, Batch(), "zero-out").guarantee(3).epsilon(1e-5)
+        bracket = (
+            Mechanism(Poisson(0.01, 1000), 1.0, Batch(), "zero-out").guarantee(3).epsilon(1e-5)
+        )
         assert row["epsilon"]["upper"] == bracket.upper
         assert "zero-out" in row["mechanism"]
 
     def test_without_a_guarantee_it_says_why(self, client):
         params = {"sampler": ["poisson", "without-replacement"], "relation": "add-remove"}
-        rows = {row["sampler"]: row for row in client.get("/api/compare", params=params).json()["rows"]}
+        rows = {
+            row["sampler"]: row for row in client.get("/api/compare", params=params).json()["rows"]
+        }
         assert rows["without-replacement"]["epsilon"] is None
         assert "replace" in rows["without-replacement"]["why_not"]
         assert rows["poisson"]["epsilon"] is not None
@@ -78,7 +92,9 @@ class TestCompare:
         assert (at["epsilon"]["lower"], at["epsilon"]["upper"]) == (bracket.lower, bracket.upper)
 
     def test_a_curve_is_between_truths(self, client):
-        answer = client.get("/api/compare", params={"sampler": "poisson", "figure": "tradeoff"}).json()
+        answer = client.get(
+            "/api/compare", params={"sampler": "poisson", "figure": "tradeoff"}
+        ).json()
         curve = answer["curves"][0]
         exact = Mechanism(Poisson(0.01, 1000), 1.0).guarantee()
         for point in curve["deltas"][::6]:
@@ -101,7 +117,9 @@ class TestCompare:
         first = {}
         for part, when in rows:
             first.setdefault(part["sampler"], when)
-        assert first["poisson"] < max(when for part, when in rows if part["sampler"] == "balls-in-bins")
+        assert first["poisson"] < max(
+            when for part, when in rows if part["sampler"] == "balls-in-bins"
+        )
         for name in names:
             told = [part for part, _ in rows if part["sampler"] == name]
             assert told[-1]["provisional"] is False
@@ -128,7 +146,10 @@ class TestCompare:
             ({"sampler": "dice"}, "sampler must be one of 'poisson'"),
             ({"group": 1000}, "group: input should be less than or equal to 64, got '1000'"),
             ({"colour": "red"}, "colour: extra inputs are not permitted"),
-            ({"records": 10**9, "batch": 1}, "must be at most 10000000 rounds here, got 10000000000"),
+            (
+                {"records": 10**9, "batch": 1},
+                "must be at most 10000000 rounds here, got 10000000000",
+            ),
         ],
     )
     def test_bad_input_is_refused_in_words(self, client, params, words):
@@ -145,7 +166,9 @@ class TestPlan:
         answer = client.get("/api/plan", params=self.ASKED).json()
         target = Target(2000, 2.0, 1e-5)
         expected = in_order(frontier(target, [50, 200], [2, 8]))
-        assert [(p["batch"], p["passes"]) for p in answer["plans"]] == [(p.batch, p.epochs) for p in expected]
+        assert [(p["batch"], p["passes"]) for p in answer["plans"]] == [
+            (p.batch, p.epochs) for p in expected
+        ]
         for plan, other in zip(answer["plans"], expected, strict=True):
             assert plan["noise_multiplier"] == other.noise_multiplier
             assert target.epsilon_at(other.sampler, plan["noise_multiplier"]) <= 2.0
@@ -153,7 +176,9 @@ class TestPlan:
 
     def test_changes_cost(self, client):
         chosen = self.ASKED | {"epochs": "8", "batch": "200", "sampler": "poisson"}
-        words = [change["words"] for change in client.get("/api/plan/changes", params=chosen).json()]
+        words = [
+            change["words"] for change in client.get("/api/plan/changes", params=chosen).json()
+        ]
         assert any(line.startswith("twice the epochs: noise +") for line in words)
         assert "give one batch" in said(client, "/api/plan/changes", **self.ASKED)
 
@@ -184,7 +209,10 @@ class TestPlan:
         ("params", "words"),
         [
             ({"epochs": "1:100:400", "batch": "1:1000:400"}, "pairs, at most 400 here"),
-            ({"sampler": "balls-in-bins", "epochs": "1:100:20", "batch": "64,128,256,512"}, "balls-in-bins"),
+            (
+                {"sampler": "balls-in-bins", "epochs": "1:100:20", "batch": "64,128,256,512"},
+                "balls-in-bins",
+            ),
             ({"records": ["5", "6"]}, "records must be given once, got 2 values"),
             ({"epochs": "5;6"}, "epochs"),
             ({"epochs": "1:2:3:4"}, "epochs must be such as"),
@@ -197,7 +225,9 @@ class TestPlan:
     def test_bad_input_is_refused_in_words(self, client, params, words):
         assert words in said(client, "/api/plan", **params)
 
-    @pytest.mark.parametrize("ways", [[way] for way in plannable()] + [["poisson", "balls-in-bins"], list(plannable())])
+    @pytest.mark.parametrize(
+        "ways", [[way] for way in plannable()] + [["poisson", "balls-in-bins"], list(plannable())]
+    )
     def test_no_choice_of_samplers_is_too_much_at_the_defaults(self, ways):
         asked = Plan(sampler=ways)
         points = asked.points()
@@ -212,7 +242,9 @@ class TestPlan:
     def test_what_is_left_out_to_save_time_is_said(self, client):
         params = {"sampler": "balls-in-bins"}
         with client.stream("GET", "/api/plan/stream", params=params) as response:
-            first = next(json.loads(line[6:]) for line in response.iter_lines() if '"notes"' in line)
+            first = next(
+                json.loads(line[6:]) for line in response.iter_lines() if '"notes"' in line
+            )
         assert first["of"] == 40
         assert first["notes"] == [
             "balls-in-bins: 40 of 112 pairs of batch and epochs, evenly spread; shorter ranges show all"
@@ -226,9 +258,14 @@ class TestFederated:
         answer = client.get("/api/federated", params={"rounds": 20, "records": 50}).json()
         sampler = RandomParticipation(0.1, 0.1, 50, 20)
         rows = {row["sampler"]: row["epsilon"] for row in answer["rows"]}
-        assert rows["participation"]["upper"] == Mechanism(sampler, 1.0).guarantee().epsilon(1e-5).upper
+        assert (
+            rows["participation"]["upper"]
+            == Mechanism(sampler, 1.0).guarantee().epsilon(1e-5).upper
+        )
         for name in BASELINES:
-            assert rows[name]["upper"] == baseline(name, sampler, 1.0).guarantee().epsilon(1e-5).upper
+            assert (
+                rows[name]["upper"] == baseline(name, sampler, 1.0).guarantee().epsilon(1e-5).upper
+            )
         uppers = [rows[name]["upper"] for name in answers.NAMES]
         assert uppers == sorted(uppers)
         assert set(answers.NAMES) == {"participation", *BASELINES}
@@ -257,7 +294,9 @@ class TestFederated:
         assert answer["points" if figure == "client-rate" else "curves"]
 
     def test_bad_input_is_refused_in_words(self, client):
-        assert "client_rate: input should be less than or equal to 1" in said(client, "/api/federated", client_rate=2)
+        assert "client_rate: input should be less than or equal to 1" in said(
+            client, "/api/federated", client_rate=2
+        )
 
 
 def test_stopping_to_listen_ends_the_computation(server):
@@ -265,9 +304,16 @@ def test_stopping_to_listen_ends_the_computation(server):
     slow = {"sampler": ["balls-in-bins", "random-allocation"], "batch": 61, "figure": "noise"}
     for i in range(3):
         params = slow | {"noise_multiplier": 0.71 + i / 100}
-        with httpx.Client(base_url=server) as one, one.stream("GET", "/api/compare/stream", params=params) as response:
+        with (
+            httpx.Client(base_url=server) as one,
+            one.stream("GET", "/api/compare/stream", params=params) as response,
+        ):
             next(response.iter_lines())
-    answer = httpx.get(f"{server}/api/compare", params={"sampler": "poisson", "noise_multiplier": 1.41}, timeout=600)
+    answer = httpx.get(
+        f"{server}/api/compare",
+        params={"sampler": "poisson", "noise_multiplier": 1.41},
+        timeout=600,
+    )
     assert answer.status_code == 200
 
 
@@ -281,7 +327,10 @@ def test_a_plan_is_seen_to_meet_its_target(client):
     """The noise that the API gives is the planner's, at the digits given."""
     params = {"records": 1000, "epsilon": 1.5, "epochs": "4", "batch": "100"}
     plan = client.get("/api/plan", params=params).json()["plans"][0]
-    assert plan["noise_multiplier"] == Planner(Target(1000, 1.5, 1e-5)).plan("poisson", 100, 4).noise_multiplier
+    assert (
+        plan["noise_multiplier"]
+        == Planner(Target(1000, 1.5, 1e-5)).plan("poisson", 100, 4).noise_multiplier
+    )
 
 
 class TestDiagnostics:
@@ -290,17 +339,26 @@ class TestDiagnostics:
         assert hidden["diagnostics"] is None
         assert [series["name"] for series in hidden["log"]] == ["accuracy"]
         assert "0.875" not in client.get("/api/run", params={"name": "part.ledger"}).text
-        shown = httpx.get(f"{open_server}/api/run", params={"name": "part.ledger"}, timeout=600).json()
+        shown = httpx.get(
+            f"{open_server}/api/run", params={"name": "part.ledger"}, timeout=600
+        ).json()
         found = {series["name"]: series["points"] for series in shown["diagnostics"]}
         assert found["accuracy"][-1] == [10, 0.875]
         assert set(found) >= {"loss", "clipped", "signal_to_noise", "norm_50", "clip_norm"}
-        none = httpx.get(f"{open_server}/api/run", params={"name": "whole.ledger"}, timeout=600).json()
+        none = httpx.get(
+            f"{open_server}/api/run", params={"name": "whole.ledger"}, timeout=600
+        ).json()
         assert none["diagnostics"] == []
 
     def test_they_are_in_no_statement(self, open_server):
         for kind in ("html", "json", "txt"):
             params = {"name": "part.ledger", "format": kind}
-            assert "0.875" not in httpx.get(f"{open_server}/api/run/statement", params=params, timeout=600).text
+            assert (
+                "0.875"
+                not in httpx.get(
+                    f"{open_server}/api/run/statement", params=params, timeout=600
+                ).text
+            )
 
     def test_signal_by_plan(self, client, folder):
         told = client.get("/api/run", params={"name": "part.ledger"}).json()["signal"]

@@ -26,14 +26,17 @@ from verax.privacy.pld.composition import LOWER, UPPER
 pytest.importorskip("fastapi")
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
-expect.set_options(timeout=60_000)  # every check waits for what it expects: no machine is too slow, or too fast
+# every check waits for what it expects: no machine is too slow, or too fast
+expect.set_options(timeout=60_000)
 
 CHROMIUM = shutil.which("chromium")
 SCREENSHOTS = Path("out/screenshots")
 IDLE = "body[data-state=idle]"
 SERIOUS = ("serious", "critical")
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: install it to test the pages")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no chromium: install it to test the pages"
+)
 
 PAGES = {
     "compare": "/?sampler=poisson&sampler=shuffle&epochs=2",
@@ -61,12 +64,20 @@ def complaints():
 
 @pytest.fixture
 def page(browser, complaints):
-    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"], accept_downloads=True)
+    context = browser.new_context(
+        permissions=["clipboard-read", "clipboard-write"], accept_downloads=True
+    )
     one = context.new_page()
     one.set_default_timeout(60_000)
-    one.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+    one.on(
+        "console",
+        lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None,
+    )
     one.on("pageerror", lambda error: complaints.append(str(error)))
-    one.on("requestfailed", lambda r: complaints.append(r.url) if "ERR_ABORTED" not in (r.failure or "") else None)
+    one.on(
+        "requestfailed",
+        lambda r: complaints.append(r.url) if "ERR_ABORTED" not in (r.failure or "") else None,
+    )
     yield one
     context.close()
 
@@ -155,9 +166,13 @@ def test_every_change_is_answered_while_the_figure_is_drawn(page, server):
 
 def test_bad_input_is_a_message(page, server):
     opened(page, server, "/compare?sampler=poisson&batch=70000")
-    expect(page.locator("#problem")).to_have_text("batch must be at most records = 60000, got 70000")
+    expect(page.locator("#problem")).to_have_text(
+        "batch must be at most records = 60000, got 70000"
+    )
     opened(page, server, "/compare?sampler=poisson&delta=wrong")
-    expect(page.locator("#problem")).to_have_text(re.compile("^delta: input should be a valid number"))
+    expect(page.locator("#problem")).to_have_text(
+        re.compile("^delta: input should be a valid number")
+    )
 
 
 def test_refused_input_leaves_no_number_of_another_question(page, server):
@@ -165,7 +180,9 @@ def test_refused_input_leaves_no_number_of_another_question(page, server):
     upper = page.locator("tr[data-sampler=poisson] td[data-side=upper]")
     expect(upper).to_be_visible()
     page.get_by_label("Batch", exact=True).fill("70000")
-    expect(page.locator("#problem")).to_have_text("batch must be at most records = 60000, got 70000")
+    expect(page.locator("#problem")).to_have_text(
+        "batch must be at most records = 60000, got 70000"
+    )
     expect(upper).to_be_hidden()
     expect(page.locator(".figure svg").first).to_be_hidden()
     expect(page.locator("#status")).to_have_text("Refused, so there is nothing to show.")
@@ -188,18 +205,24 @@ def test_a_number_is_dimmed_while_another_question_is_open(page, server):
 
 def test_a_setting_that_the_address_gives_twice_is_not_chosen_for_you(page, server):
     opened(page, server, "/compare?sampler=poisson&batch=600&batch=700")
-    expect(page.locator("#problem")).to_have_text("The address gives batch 2 times (600, 700): choose one.")
+    expect(page.locator("#problem")).to_have_text(
+        "The address gives batch 2 times (600, 700): choose one."
+    )
     page.get_by_label("Batch", exact=True).fill("700")
     expect(page.locator("tr[data-sampler=poisson] td[data-side=upper]")).to_be_visible()
 
 
 def test_the_plan_page_takes_its_own_checkboxes(page, server):
     """All of them at once; what they compute is none of this test's business."""
-    page.goto(f"{server}/plan?{'&'.join(f'sampler={way}' for way in plannable() if way != 'balls-in-bins')}")
+    page.goto(
+        f"{server}/plan?{'&'.join(f'sampler={way}' for way in plannable() if way != 'balls-in-bins')}"
+    )
     with page.expect_response(re.compile(r"/api/plan/stream.*sampler=balls-in-bins")) as waiting:
         page.get_by_label("balls in bins").check()
     assert waiting.value.status == 200
-    expect(page.locator("#left-out")).to_contain_text("balls-in-bins, random-allocation: 24 of 112 pairs")
+    expect(page.locator("#left-out")).to_contain_text(
+        "balls-in-bins, random-allocation: 24 of 112 pairs"
+    )
 
 
 def test_an_address_that_leads_nowhere_is_a_page(page, server):
@@ -213,7 +236,8 @@ def test_an_address_that_leads_nowhere_is_a_page(page, server):
 
 
 def test_a_long_computation_can_be_stopped(page, server):
-    page.route("**/api/compare/stream*", lambda _: None)  # as long as it takes: no machine is too fast
+    # as long as it takes: no machine is too fast
+    page.route("**/api/compare/stream*", lambda _: None)
     page.goto(f"{server}/compare?sampler=random-allocation&batch=77&epochs=40")
     page.locator("#stop").click()
     expect(page.locator("#status")).to_contain_text("Stopped")
@@ -236,7 +260,12 @@ def test_a_plan_copies_code_that_runs(page, server, tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "plan.py").write_text(code)
     done = subprocess.run(
-        [sys.executable, "plan.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, "plan.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     run = read(tmp_path / "run.ledger")
@@ -244,7 +273,11 @@ def test_a_plan_copies_code_that_runs(page, server, tmp_path):
     assert run.guarantee().epsilon(1e-5).upper <= 3.0
     program = "from verax.cli import main; main()"
     told = subprocess.run(
-        [sys.executable, "-c", program, *command[1:], "--json"], capture_output=True, text=True, timeout=600, check=True
+        [sys.executable, "-c", program, *command[1:], "--json"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
     )
     assert json.loads(told.stdout)["epsilon"][0]["upper"] <= 3.0
 
@@ -385,14 +418,18 @@ def test_diagnostics_are_shown_where_they_are_asked_for(page, server, open_serve
 def test_a_utility_graph_ranks_plans(page, server, tmp_path):
     line = Line(2.0, 0.9, (Point(0.01, 0.97, 0.96, 0.98), Point(0.1, 0.7, 0.69, 0.71)))
     other = Line(1.0, 0.88, (Point(0.02, 0.99, 0.98, 1.0), Point(0.2, 0.8, 0.79, 0.81)))
-    graph = UtilityGraph((line, other), learning_rate=0.5, rounds=30, draws=20, confidence=0.95, public=False)
+    graph = UtilityGraph(
+        (line, other), learning_rate=0.5, rounds=30, draws=20, confidence=0.95, public=False
+    )
     graph.save(tmp_path / "graph.json")
     opened(page, server, "/plan?records=2000&epochs=2,8&batch=50,200&epsilon=2")
     page.locator("#graph").set_input_files(tmp_path / "graph.json")
     plans = frontier(Target(2000, 2.0, 1e-5), [50, 200], [2, 8])
     best = best_plan(plans, graph)
     words = page.locator("#expected")
-    expect(words).to_contain_text(f"batch {best.plan.batch}, {best.plan.epochs} epochs, clip norm {best.clip_norm:g}")
+    expect(words).to_contain_text(
+        f"batch {best.plan.batch}, {best.plan.epochs} epochs, clip norm {best.clip_norm:g}"
+    )
     expect(words).to_contain_text(f"expected accuracy {100 * best.accuracy:.1f} %")
     first = page.locator("#rows tbody tr").first.locator("td")
     expect(first.first).to_have_text(str(best.plan.batch))

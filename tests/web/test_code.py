@@ -71,12 +71,20 @@ def test_command_lines_make_the_sampler(way):
     assert len(lines) == (1 if way == "random-allocation" else 2)
 
 
-@given(st.integers(10, 10**6), st.integers(1, 500), st.integers(1, 60), st.sampled_from(list(plannable())))
+@given(
+    st.integers(10, 10**6),
+    st.integers(1, 500),
+    st.integers(1, 60),
+    st.sampled_from(list(plannable())),
+)
 def test_a_training_command_is_given_only_if_it_runs_the_plan(records, batch, epochs, way):
     plan = planned(way, records, min(batch, records), epochs)
     for line in command_lines(plan):
         command, given = options(line)
-        assert described(given, records if command == "train" else None).build_sampler() == plan.sampler
+        assert (
+            described(given, records if command == "train" else None).build_sampler()
+            == plan.sampler
+        )
 
 
 def test_the_command_runs():

@@ -35,12 +35,23 @@ def locked(asked):
 
 
 class TestHosts:
-    @pytest.mark.parametrize("host", ["localhost", "localhost:8321", "127.0.0.1:80", "[::1]:8321", "LOCALHOST"])
+    @pytest.mark.parametrize(
+        "host", ["localhost", "localhost:8321", "127.0.0.1:80", "[::1]:8321", "LOCALHOST"]
+    )
     def test_ours(self, quiet, host):
         assert quiet.get("/api/about", headers={"host": host}).status_code == 200
 
     @pytest.mark.parametrize(
-        "host", ["evil.example", "localhost.evil.example", "evil.example:8321", "", "a@localhost", "localhost:x", "[::"]
+        "host",
+        [
+            "evil.example",
+            "localhost.evil.example",
+            "evil.example:8321",
+            "",
+            "a@localhost",
+            "localhost:x",
+            "[::",
+        ],
     )
     def test_others_are_refused(self, quiet, host):
         for path in ("/", "/api/about", "/static/common.js"):
@@ -78,7 +89,8 @@ class TestOtherSites:
 
 class TestHeaders:
     @pytest.mark.parametrize(
-        "path", ["/", "/plan", "/api/about", "/static/style.css", "/nothing", "/api/compare?batch=0"]
+        "path",
+        ["/", "/plan", "/api/about", "/static/style.css", "/nothing", "/api/compare?batch=0"],
     )
     def test_every_answer_has_them(self, quiet, path):
         answer = quiet.get(path)
@@ -130,12 +142,17 @@ class TestToken:
         assert (answer.status_code, answer.headers["location"]) == (303, "/login")
         assert locked.get("/login").status_code == 200
 
-    @pytest.mark.parametrize("word", ["Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer", "Bearer é"])
+    @pytest.mark.parametrize(
+        "word", ["Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer", "Bearer é"]
+    )
     def test_a_wrong_one_is_refused(self, locked, word):
         assert locked.get("/api/about", headers={"authorization": word.encode()}).status_code == 401
 
     def test_a_program_shows_it(self, locked):
-        assert locked.get("/api/about", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
+        assert (
+            locked.get("/api/about", headers={"authorization": f"Bearer {TOKEN}"}).status_code
+            == 200
+        )
 
     def test_a_browser_logs_in(self, locked):
         assert locked.post("/api/login", json={"token": "wrong"}).status_code == 401
@@ -147,7 +164,9 @@ class TestToken:
         assert TOKEN not in cookie
         shown = {"cookie": cookie.partition(";")[0]}
         assert locked.get("/api/about", headers=shown).status_code == 200
-        assert locked.get("/api/about", headers={"cookie": "verax_session=wrong"}).status_code == 401
+        assert (
+            locked.get("/api/about", headers={"cookie": "verax_session=wrong"}).status_code == 401
+        )
 
     def test_a_long_body_is_refused_while_it_comes(self, locked):
         """Whoever has no token may send anything to the login; little of it is read."""
@@ -223,13 +242,17 @@ class TestFolder:
 
     def test_statements(self, client, folder):
         names = ["whole.ledger", "part.ledger"]
-        answer = client.get("/api/run/statement", params={"name": names, "format": "json", "delta": 1e-6})
+        answer = client.get(
+            "/api/run/statement", params={"name": names, "format": "json", "delta": 1e-6}
+        )
         assert "attachment" in answer.headers["content-disposition"]
         runs = [read(folder / name) for name in names]
         assert answer.json()["delta"] == 1e-6
         assert [run["run"] for run in answer.json()["runs"]] == [run.id for run in runs]
         assert str(folder) not in answer.text
-        prose = client.get("/api/run/statement", params={"name": "seeded.ledger", "format": "txt"}).text
+        prose = client.get(
+            "/api/run/statement", params={"name": "seeded.ledger", "format": "txt"}
+        ).text
         assert "NOT private" in prose
         twice = client.get("/api/run/statement", params={"name": ["whole.ledger", "whole.ledger"]})
         assert twice.status_code == 422
@@ -237,23 +260,33 @@ class TestFolder:
 
     def test_several_runs_are_priced_together(self, client, folder):
         names = ["whole.ledger", "part.ledger"]
-        answer = client.get("/api/run/together", params={"name": names, "delta": 1e-6, "group": 2}).json()
+        answer = client.get(
+            "/api/run/together", params={"name": names, "delta": 1e-6, "group": 2}
+        ).json()
         runs = [read(folder / name) for name in names]
         assert answer["epsilon"]["upper"] == compose(runs, 2).epsilon(1e-6).upper
-        assert answer["spent"]["upper"] == compose(runs, 2, stopping="independent").epsilon(1e-6).upper
+        assert (
+            answer["spent"]["upper"] == compose(runs, 2, stopping="independent").epsilon(1e-6).upper
+        )
         assert [row["name"] for row in answer["runs"]] == names
         assert [row["over"] for row in answer["runs"]] == [True, False]
         alone = runs[1].guarantee(2).epsilon(1e-6).upper
         assert answer["runs"][1]["epsilon"]["upper"] == alone < answer["epsilon"]["upper"]
         twice = client.get("/api/run/together", params={"name": ["whole.ledger", "whole.ledger"]})
         assert "copies of one run" in twice.json()["message"]
-        assert client.get("/api/run/together", params={"name": ["whole.ledger", "../x"]}).status_code == 404
+        assert (
+            client.get("/api/run/together", params={"name": ["whole.ledger", "../x"]}).status_code
+            == 404
+        )
 
     def test_of_two_names_none_is_dropped(self, client):
         for path in ("/api/run", "/api/run/stream"):
             answer = client.get(path, params={"name": ["whole.ledger", "part.ledger"]})
             assert answer.status_code == 422
-            assert "name must be given once, got 2 values; /api/run/together" in answer.json()["message"]
+            assert (
+                "name must be given once, got 2 values; /api/run/together"
+                in answer.json()["message"]
+            )
 
     def test_when_ledgers_were_written_is_listed(self, client, folder):
         written = client.get("/api/runs").json()["written"]
@@ -273,7 +306,9 @@ class TestSent:
         page = client.post("/api/run/statement", content=content)
         assert page.text.startswith("<!doctype html>")
 
-    @pytest.mark.parametrize("content", [b"", b"\x00\xff", b"{}\n", b"[" * 5000, b'{"verax_ledger":9}\n'])
+    @pytest.mark.parametrize(
+        "content", [b"", b"\x00\xff", b"{}\n", b"[" * 5000, b'{"verax_ledger":9}\n']
+    )
     def test_rubbish_is_refused_in_words(self, client, content):
         for path in ("/api/run", "/api/run/statement"):
             answer = client.post(path, content=content)
@@ -281,7 +316,9 @@ class TestSent:
             assert "the ledger" in answer.json()["message"]
 
     def test_a_ledger_of_clients_says_so(self, client, tmp_path):
-        Ledger.create(tmp_path / "clients.ledger", Mechanism(Poisson(0.05, 40), 1.2), unit="client").close()
+        Ledger.create(
+            tmp_path / "clients.ledger", Mechanism(Poisson(0.05, 40), 1.2), unit="client"
+        ).close()
         content = (tmp_path / "clients.ledger").read_bytes()
         assert client.post("/api/run", content=content).json()["unit"] == "client"
         told = client.post("/api/run/statement", content=content, params={"format": "json"}).json()

@@ -35,7 +35,9 @@ def alive(address):
     """It still answers, with the right number, once those who left have been noticed."""
     end = time.monotonic() + 600
     while time.monotonic() < end:
-        answer = httpx.get(f"{address}/api/compare", params={"sampler": "deterministic", "epochs": 1}, timeout=600)
+        answer = httpx.get(
+            f"{address}/api/compare", params={"sampler": "deterministic", "epochs": 1}, timeout=600
+        )
         if answer.status_code == 200:
             return answer.json()["rows"][0]["epsilon"]["upper"] == UPPER
         time.sleep(0.1)
@@ -48,7 +50,10 @@ api.config.phases.coverage.enabled = False  # thousands of requests, where a few
 
 @api.parametrize()
 @settings(
-    max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
+    max_examples=6,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
 )
 def test_generated_requests_are_answered_as_documented(case, tight):
     response = case.call(base_url=tight, timeout=600)
@@ -74,12 +79,16 @@ EXTREMES = {
 
 def test_extreme_parameters_are_answered_or_refused(tight):
     """All corners of what is allowed, with every sampler; none may bring it down."""
-    corners = [dict(zip(EXTREMES, values, strict=True)) for values in itertools.product(*EXTREMES.values())]
+    corners = [
+        dict(zip(EXTREMES, values, strict=True)) for values in itertools.product(*EXTREMES.values())
+    ]
     hard = [corner for corner in corners if corner["batch"] <= corner["records"]]
     ways = list(plannable())
     with httpx.Client(base_url=tight, timeout=600) as one:
         for i, corner in enumerate(hard[::7]):
-            answer = one.get("/api/compare", params=corner | {"sampler": [ways[i % 9], ways[(i + 4) % 9]]})
+            answer = one.get(
+                "/api/compare", params=corner | {"sampler": [ways[i % 9], ways[(i + 4) % 9]]}
+            )
             assert answer.status_code in (200, 422), answer.text
             for row in answer.json().get("rows", ()):
                 assert row["epsilon"] or row["why_not"]
@@ -107,7 +116,9 @@ def test_many_at_once_are_answered_or_sent_away(tight):
     slow = {"sampler": ["random-allocation", "balls-in-bins"], "batch": 61, "figure": "noise"}
 
     def ask(i):
-        return httpx.get(f"{tight}/api/compare", params=slow | {"noise_multiplier": 0.5 + i / 100}, timeout=600)
+        return httpx.get(
+            f"{tight}/api/compare", params=slow | {"noise_multiplier": 0.5 + i / 100}, timeout=600
+        )
 
     with ThreadPoolExecutor(12) as threads:
         answers = list(threads.map(ask, range(12)))
@@ -119,14 +130,17 @@ def test_one_too_many_is_sent_away(serving, tmp_path):
     """All places are taken by readers of a run that goes on for as long as the test holds its ledger."""
     with (
         Ledger.create(tmp_path / "live.ledger", Mechanism(Poisson(0.05, 6), 1.2)),
-        serving(Settings(runs=tmp_path, requests=2, workers=2, seconds=600.0, stream_seconds=1e6)) as full,
+        serving(
+            Settings(runs=tmp_path, requests=2, workers=2, seconds=600.0, stream_seconds=1e6)
+        ) as full,
         ExitStack() as readers,
     ):
         lines = []
         for _ in range(2):
             one = readers.enter_context(httpx.Client(base_url=full, timeout=600))
             watch = one.stream("GET", "/api/run/stream", params={"name": "live.ledger"})
-            lines.append(readers.enter_context(watch).iter_lines())  # kept: without it the reader leaves
+            # kept: without it the reader leaves
+            lines.append(readers.enter_context(watch).iter_lines())
             next(lines[-1])
         answer = httpx.get(f"{full}/api/compare", params={"sampler": "deterministic"}, timeout=600)
         assert answer.status_code == 503
@@ -137,7 +151,12 @@ def test_one_too_many_is_sent_away(serving, tmp_path):
 
 
 def test_a_long_question_is_told_so(tight):
-    params = {"records": 10**6, "epochs": "1:1000:6", "batch": "100:100000:8", "sampler": "balls-in-bins"}
+    params = {
+        "records": 10**6,
+        "epochs": "1:1000:6",
+        "batch": "100:100000:8",
+        "sampler": "balls-in-bins",
+    }
     answer = httpx.get(f"{tight}/api/plan", params=params, timeout=600)
     assert answer.status_code == 422
     assert "seconds, the most that one" in answer.json()["message"]

@@ -63,7 +63,13 @@ def hasty_with_bodies(serving):
 def patient(serving):
     """One that closes connections only if there are too many."""
     with serving(
-        Settings(workers=2, header_seconds=FOR_EVER, idle_connections=4, seconds=600.0, stream_seconds=1800.0)
+        Settings(
+            workers=2,
+            header_seconds=FOR_EVER,
+            idle_connections=4,
+            seconds=600.0,
+            stream_seconds=1800.0,
+        )
     ) as address:
         yield address
 
@@ -144,7 +150,9 @@ def test_an_answer_under_way_is_not_idle(patient):
         b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://[\r\nConnection: close\r\n\r\n",
         b"GET /static/%00 HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n",
         b"GET /%ff%fe HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/html\r\nConnection: close\r\n\r\n",
-        b"GET /static/" + b"x" * 5000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n",
+        b"GET /static/"
+        + b"x" * 5000
+        + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n",
         b"TRACE * HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: upgrade, close\r\n"
         b"Sec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n",

@@ -1,9 +1,10 @@
 """Audit a training run by itself: records planted at random, guessed from what was released, one run in all.
 
-Each of m canaries is in the data by a fair coin of its own. After the run some are guessed to be in or out. If the run
-is (epsilon, delta) private, the number of right guesses among r is stochastically at most a Binomial(r, q) with
-q = e^epsilon / (1 + e^epsilon), up to a term in delta ("privacy auditing with one (1) training run", Steinke, Nasr and
-Jagielski 2023, corollary 5.4); so many right guesses refute a small epsilon. See docs/canaries.md.
+Each of m canaries is in the data by a fair coin of its own. After the run some are guessed to be in
+or out. If the run is (epsilon, delta) private, the number of right guesses among r is
+stochastically at most a Binomial(r, q) with q = e^epsilon / (1 + e^epsilon), up to a term in delta
+("privacy auditing with one (1) training run", Steinke, Nasr and Jagielski 2023, corollary 5.4); so
+many right guesses refute a small epsilon. See docs/canaries.md.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from verax.privacy.pairs.gaussian_mixture import UNIT
 from verax.privacy.pld.composition import LOWER, UPPER
 
 Run = Callable[[NDArray[np.bool_]], ArrayLike]
-"""Trains once with the canaries that are in, and returns a score for every canary: the higher, the more it seems in."""
+"""Trains once with the canaries that are in, and returns a score for every canary: the higher, the
+more it seems in.
+"""
 
 SHARES = (16, 8, 4, 2, 1)  # of the canaries, one in so many is guessed: several tries, all paid for
 _FIRST_STEP, _LAST_STEP = 0.05, 1e-4  # in epsilon
@@ -32,12 +35,14 @@ _ROUND_OFF = 8.0 * UNIT  # relative error of e^epsilon / (1 + e^epsilon)
 _UNDERFLOW = 1e-290  # below this a law's probabilities lose their digits
 
 
-def right_guesses_at_most(canaries: int, guesses: int, right: int, delta: float, between: tuple[float, float]) -> float:
+def right_guesses_at_most(
+    canaries: int, guesses: int, right: int, delta: float, between: tuple[float, float]
+) -> float:
     """The probability of so many right guesses or more, at most, if the run has any epsilon between these two.
 
-    With W Binomial(guesses, q): P(W >= right) + 2 m delta max_i P(right - i <= W < right) / i. The first term rises in
-    epsilon and is taken at its end. The second need not; each probability of the Binomial is taken where it is largest
-    in between, which is where q is nearest to its share.
+    With W Binomial(guesses, q): P(W >= right) + 2 m delta max_i P(right - i <= W < right) / i. The
+    first term rises in epsilon and is taken at its end. The second need not; each probability of
+    the Binomial is taken where it is largest in between, which is where q is nearest to its share.
     """
     low, high = (1.0 / (1.0 + math.exp(-epsilon)) for epsilon in between)
     low, high = low * (1.0 - _ROUND_OFF), min(high * (1.0 + _ROUND_OFF), 1.0)
@@ -52,17 +57,24 @@ def right_guesses_at_most(canaries: int, guesses: int, right: int, delta: float,
 def largest_probabilities(trials: int, low: float, high: float) -> Floats:
     """At least the probability of each number of hits, at whichever rate between these it is largest.
 
-    That is the rate nearest to k / n. Where it is k / n itself, Stirling's series, which lies between its partial sums,
-    gives sqrt(n / (2 pi k (n - k))) e^(s(n) - r(k) - r(n - k)) with s(n) = 1/12n - 1/360n^3 + 1/1260n^5 from above
-    and r(k) = s(k) - 1/1680k^7 from below.
+    That is the rate nearest to k / n. Where it is k / n itself, Stirling's series, which lies
+    between its partial sums, gives sqrt(n / (2 pi k (n - k))) e^(s(n) - r(k) - r(n - k)) with s(n)
+    = 1/12n - 1/360n^3 + 1/1260n^5 from above and r(k) = s(k) - 1/1680k^7 from below.
     """
     at_low, at_high = binomial_law(trials, low), binomial_law(trials, high)
     k = np.arange(trials + 1.0)
     most = np.where(k < trials * low, at_low, at_high) * (1.0 + law_error(at_low)) + _UNDERFLOW
-    inside = (k > 0.0) & (k < trials) & (k / trials > low - _ROUND_OFF) & (k / trials < high + _ROUND_OFF)
+    inside = (
+        (k > 0.0)
+        & (k < trials)
+        & (k / trials > low - _ROUND_OFF)
+        & (k / trials < high + _ROUND_OFF)
+    )
     k, rest = k[inside], trials - k[inside]
     exponent = float(_stirling_above(float(trials))) - _stirling_below(k) - _stirling_below(rest)
-    most[inside] = np.sqrt(trials / (2.0 * math.pi * k * rest)) * np.exp(exponent) * (1.0 + 32.0 * UNIT)
+    most[inside] = (
+        np.sqrt(trials / (2.0 * math.pi * k * rest)) * np.exp(exponent) * (1.0 + 32.0 * UNIT)
+    )
     return np.asarray(most)
 
 
@@ -74,13 +86,18 @@ def _stirling_below(k: Floats) -> Floats:
     return _stirling_above(k) - 1.0 / (1680.0 * k**7)
 
 
-def epsilon_from_guesses(canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:
+def epsilon_from_guesses(
+    canaries: int, guesses: int, right: int, delta: float, confidence: float
+) -> float:
     """Epsilon is at least this at ``delta``, with this confidence, if of so many guesses so many were right.
 
-    The number of guesses must not depend on how they turned out. All epsilons from 0 up to the bound are refuted, not
-    only the bound itself, so that the confidence holds although the bound is chosen by looking at ``right``.
+    The number of guesses must not depend on how they turned out. All epsilons from 0 up to the
+    bound are refuted, not only the bound itself, so that the confidence holds although the bound is
+    chosen by looking at ``right``.
 
-    >>> epsilon_from_guesses(canaries=1000, guesses=100, right=75, delta=1e-4, confidence=0.95)  # published: 0.673
+    >>> epsilon_from_guesses(
+    ...     canaries=1000, guesses=100, right=75, delta=1e-4, confidence=0.95
+    ... )  # published: 0.673
     0.67...
     """
     canaries = checks.count("canaries", canaries)
@@ -91,7 +108,10 @@ def epsilon_from_guesses(canaries: int, guesses: int, right: int, delta: float, 
     miss = 1.0 - checks.probability("confidence", confidence)
     epsilon, step = 0.0, _FIRST_STEP
     while step > _LAST_STEP and epsilon < _FAR:
-        if right_guesses_at_most(canaries, guesses, right, delta, (epsilon, epsilon + step)) <= miss:
+        if (
+            right_guesses_at_most(canaries, guesses, right, delta, (epsilon, epsilon + step))
+            <= miss
+        ):
             epsilon += step
         else:
             step /= 2.0
@@ -103,14 +123,18 @@ class CanaryAudit:
     """What was claimed of a run, and what guesses at its canaries prove."""
 
     lower: float
-    """Epsilon is at least this at ``delta``, with probability ``confidence`` over canaries, run and guesses."""
+    """Epsilon is at least this at ``delta``, with probability ``confidence`` over canaries, run and
+    guesses.
+    """
     claim: Bracket
     """The claimed epsilon; the claim is its upper bound."""
     delta: float
     confidence: float
     canaries: int
     guesses: int
-    """Of the tries, the one that proves most: the highest scores were guessed in, as many of the lowest out."""
+    """Of the tries, the one that proves most: the highest scores were guessed in, as many of the
+    lowest out.
+    """
     right: int
     tries: int
     """Numbers of guesses that were tried, each at an equal share of what may go wrong."""
@@ -152,17 +176,20 @@ def audit_canaries(
     """Try to refute what is claimed of a training run, by one run with canaries.
 
     Args:
-        run: trains once and scores the canaries. It is told which are in, by an array of truth values, and must use
-            that for nothing but its data: canaries that are out are left out (or, if the claim is under zero-out, count
-            for nothing), and scores are computed from what the run released, alike for all canaries. Updates must be
-            scaled by a public number of records (``fit(..., records=...)``).
-        canaries: how many there are. Good ones are records the model has no other reason to fit, such as odd inputs
-            with random labels, each unlike the others.
-        claim: the guarantee of the run, for one record; or an epsilon that somebody states at ``delta``.
+        run: trains once and scores the canaries. It is told which are in, by an array of truth
+            values, and must use that for nothing but its data: canaries that are out are left out
+            (or, if the claim is under zero-out, count for nothing), and scores are computed from
+            what the run released, alike for all canaries. Updates must be scaled by a public number
+            of records (``fit(..., records=...)``).
+        canaries: how many there are. Good ones are records the model has no other reason to fit,
+            such as odd inputs with random labels, each unlike the others.
+        claim: the guarantee of the run, for one record; or an epsilon that somebody states at
+            ``delta``.
         delta: the delta of the claim.
-        confidence: probability that the bound is right. An honest claim is refuted with probability at most
-            ``1 - confidence``.
-        guesses: numbers of guesses to try, each half in and half out; by default several shares of the canaries.
+        confidence: probability that the bound is right. An honest claim is refuted with probability
+            at most ``1 - confidence``.
+        guesses: numbers of guesses to try, each half in and half out; by default several shares of
+            the canaries.
         insecure_seed: repeat the coins of the canaries exactly; the run keeps its own randomness.
 
     >>> import numpy as np
@@ -187,7 +214,9 @@ def audit_canaries(
     included = rng.random(canaries) < 0.5
     scores: Floats = np.asarray(run(included.copy()), dtype=np.float64)
     if scores.shape != (canaries,) or np.isnan(scores).any():
-        raise ValueError(f"run must return {canaries} scores, one for each canary, got an array of {scores.shape}")
+        raise ValueError(
+            f"run must return {canaries} scores, one for each canary, got an array of {scores.shape}"
+        )
     order = np.lexsort((rng.random(canaries), scores))  # equal scores in random order
     found = []
     for count in tries:
@@ -203,15 +232,21 @@ def _tries(canaries: int, guesses: Sequence[int] | None) -> list[int]:
     """Even numbers of guesses, fixed before anything runs."""
     if guesses is None:
         return sorted({max(2 * (canaries // (2 * share)), 2) for share in SHARES})
-    chosen = sorted({checks.count("guesses", count, minimum=2, maximum=canaries) for count in guesses})
+    chosen = sorted(
+        {checks.count("guesses", count, minimum=2, maximum=canaries) for count in guesses}
+    )
     if not chosen or any(count % 2 for count in chosen):
-        raise ValueError(f"guesses must be even numbers, half of them in and half out, got {list(guesses)!r}")
+        raise ValueError(
+            f"guesses must be even numbers, half of them in and half out, got {list(guesses)!r}"
+        )
     return chosen
 
 
 def _claimed(claim: Guarantee | float, delta: float) -> Bracket:
     if not isinstance(claim, Guarantee):
-        return Bracket(0.0, checks.nonnegative("claim", claim), "stated", "none", "stated by the caller")
+        return Bracket(
+            0.0, checks.nonnegative("claim", claim), "stated", "none", "stated by the caller"
+        )
     if claim.group != 1 or claim.mechanism.relation == "replace":
         raise ValueError(
             "claim must be for one record under add-remove or zero-out, as a canary is in or out, got group="

@@ -18,9 +18,9 @@ THRESHOLDS = 400  # tried on the first lot of runs
 def epsilon_at_least(hits: int, false: int, trials: int, delta: float, miss: float) -> float:
     """The epsilon proved by an event seen ``hits`` times in one world and ``false`` times in the other.
 
-    (epsilon, delta) privacy means P(event) <= e^epsilon Q(event) + delta, so epsilon >= log((P - delta) / Q). Each
-    proportion's limit misses with probability at most ``miss / 2``, so the bound holds with probability ``1 - miss``,
-    also if the two worlds share their randomness.
+    (epsilon, delta) privacy means P(event) <= e^epsilon Q(event) + delta, so epsilon >= log((P -
+    delta) / Q). Each proportion's limit misses with probability at most ``miss / 2``, so the bound
+    holds with probability ``1 - miss``, also if the two worlds share their randomness.
     """
     power = proportion_at_least(hits, trials, miss / 2.0) - delta
     if power <= 0.0:
@@ -29,7 +29,9 @@ def epsilon_at_least(hits: int, false: int, trials: int, delta: float, miss: flo
     return max(math.log(ratio) * (1.0 - 8.0 * UNIT) - 8.0 * UNIT, 0.0)
 
 
-def forecast_epsilon(hits: Floats, false: Floats, trials: float, delta: float, miss: float) -> Floats:
+def forecast_epsilon(
+    hits: Floats, false: Floats, trials: float, delta: float, miss: float
+) -> Floats:
     """About what the bound above will be, for many expected counts at once: it chooses a threshold and bounds none."""
     some, missed = np.maximum(hits, 1.0), np.minimum(false, trials - 1.0)
     power = np.where(hits > 0.0, betaincinv(some, trials - some + 1.0, miss / 2.0), 0.0) - delta
@@ -51,7 +53,9 @@ class Threshold:
         return int((right >= self.cut).sum()), int((wrong >= self.cut).sum())
 
 
-def best_threshold(target: Floats, ghost: Floats, tests: int, delta: float, miss: float) -> Threshold:
+def best_threshold(
+    target: Floats, ghost: Floats, tests: int, delta: float, miss: float
+) -> Threshold:
     """The event that promises most for ``tests`` further runs, given scores of some first runs in both worlds."""
     options = [
         _best_cut(target, ghost, tests, delta, miss, reverse=False),
@@ -60,10 +64,13 @@ def best_threshold(target: Floats, ghost: Floats, tests: int, delta: float, miss
     return max(options, key=lambda option: option.promise)
 
 
-def _best_cut(right: Floats, wrong: Floats, tests: int, delta: float, miss: float, reverse: bool) -> Threshold:
+def _best_cut(
+    right: Floats, wrong: Floats, tests: int, delta: float, miss: float, reverse: bool
+) -> Threshold:
     """Few false hits are a noisy count; the score, a log likelihood ratio, foretells them: E_right[e^-score; hit].
 
-    The larger of count and forecast is used, so that neither luck nor a bad model draws the cut into the far tail.
+    The larger of count and forecast is used, so that neither luck nor a bad model draws the cut
+    into the far tail.
     """
     count = len(right)
     ordered = np.sort(right)[::-1]

@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 from verax.samplers.base import Indices
 
 Factory = Callable[[], Iterable[Any]]
-"""Starts one run and returns its batches: lists, arrays or tensors of record indices, one per round."""
+"""Starts one run and returns its batches: lists, arrays or tensors of record indices, one per
+round.
+"""
 
-FLUSH = 2**14  # indices and batches held before they are counted: bounds memory, and spreads the cost of counting
+# indices and batches held before they are counted: bounds memory, and spreads the cost of counting
+FLUSH = 2**14
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,9 @@ class Source:
                 batches.clear()
                 lengths.clear()
         where, copies = np.unique(np.concatenate(places), return_counts=True)
-        return Runs(sizes, where // self.rounds, where % self.rounds, copies.astype(np.int64, copy=False))
+        return Runs(
+            sizes, where // self.rounds, where % self.rounds, copies.astype(np.int64, copy=False)
+        )
 
     def _run(self) -> list[Any]:
         batches = list(islice(self.factory(), self.rounds + 1))
@@ -92,7 +97,9 @@ class Source:
         smallest, largest = int(flat.min()), int(flat.max())
         if smallest < 0 or (self.population is not None and largest >= self.population):
             bad = smallest if smallest < 0 else largest
-            most = "" if self.population is None else f" and below the population, {self.population}"
+            most = (
+                "" if self.population is None else f" and below the population, {self.population}"
+            )
             raise ValueError(f"batches must hold indices of at least 0{most}, got {bad}")
         found = np.searchsorted(np.cumsum(sizes), np.flatnonzero(flat == self.target), side="right")
         return found.astype(np.int64, copy=False)
@@ -103,4 +110,6 @@ def _lengths(batches: Sequence[Any]) -> list[int]:
         return list(map(len, batches))
     except TypeError:
         odd = next(batch for batch in batches if not hasattr(batch, "__len__"))
-        raise ValueError(f"batches must yield one list, array or tensor of indices per round, got {odd!r}") from None
+        raise ValueError(
+            f"batches must yield one list, array or tensor of indices per round, got {odd!r}"
+        ) from None

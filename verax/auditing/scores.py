@@ -1,9 +1,10 @@
 """Score a transcript by its likelihood ratio, under a model of the sampler learned from a first lot of runs.
 
-The model never enters the guarantee, only the power: any score gives a valid bound. It has two parts. The *laws* of a
-round's clean sum with the target, with its ghost and without either; and the *placement*, which rounds the
-target may be in together. Three placements cover the samplers in use: independent coins, at most one round of each
-epoch, a uniform subset of fixed size of each epoch; each also repeated identically epoch after epoch.
+The model never enters the guarantee, only the power: any score gives a valid bound. It has two
+parts. The *laws* of a round's clean sum with the target, with its ghost and without either; and the
+*placement*, which rounds the target may be in together. Three placements cover the samplers in use:
+independent coins, at most one round of each epoch, a uniform subset of fixed size of each epoch;
+each also repeated identically epoch after epoch.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class Subsets:
     def log_mixture(self, ratios: Floats) -> Floats:
         """As for :class:`Blocks`; the mean over subsets of a product, one round after the other.
 
-        a_j, the mean over the j-subsets of the first t rounds, is ((t-j) a_j + j v_t a_{j-1}) / t of those before.
+        a_j, the mean over the j-subsets of the first t rounds, is ((t-j) a_j + j v_t a_{j-1}) / t
+        of those before.
         """
         blocks = ratios.reshape(-1, self.length)
         top = blocks.max(axis=1)
@@ -96,7 +98,9 @@ class Subsets:
         mean[0] = 1.0
         picks = np.arange(1, self.times + 1)[:, None]
         for t in range(1, self.length + 1):
-            mean[1:] = (np.maximum(t - picks, 0) * mean[1:] + picks * likelihoods[:, t - 1] * mean[:-1]) / t
+            mean[1:] = (
+                np.maximum(t - picks, 0) * mean[1:] + picks * likelihoods[:, t - 1] * mean[:-1]
+            ) / t
         each = np.log(np.maximum(mean[-1], 1e-300)) + self.times * top
         total: Floats = each.reshape(len(ratios), -1).sum(axis=1)
         return total
@@ -134,7 +138,11 @@ class Score:
         for law, sign in ((self.target, 1.0), (self.ghost, -1.0)):
             if law.is_zero() and self.without.is_zero():
                 continue  # indistinguishable from absence: the ratio is one
-            ratios = (law.log_ratio(x, self.variance) - without).reshape(len(x), self.repeats, -1).sum(axis=1)
+            ratios = (
+                (law.log_ratio(x, self.variance) - without)
+                .reshape(len(x), self.repeats, -1)
+                .sum(axis=1)
+            )
             total += sign * self.placement.log_mixture(np.clip(ratios, -LARGEST, LARGEST))
         return total
 
@@ -143,7 +151,9 @@ def learn(runs: Runs, data: Data, sums: Sums, noise: float) -> Iterator[Score]:
     """The scores worth trying, learned from these runs."""
     present = runs.present
     elsewhere = ~present
-    usual = np.where(elsewhere, sums.without, 0.0).sum(axis=0) / np.maximum(elsewhere.sum(axis=0), 1)
+    usual = np.where(elsewhere, sums.without, 0.0).sum(axis=0) / np.maximum(
+        elsewhere.sum(axis=0), 1
+    )
     usual = np.rint(np.where(elsewhere.any(axis=0), usual, sums.without.mean(axis=0)))
     target, ghost = (Law.of(values - usual[runs.round]) for values in (sums.target, sums.ghost))
     without = Law.of((sums.without - usual)[elsewhere])
@@ -176,7 +186,8 @@ def placed(present: NDArray[np.bool_]) -> tuple[int, list[Placement]]:
 def shrunk(present: NDArray[np.bool_]) -> Floats:
     """Each round's chance to have the target: its frequency, drawn to the mean of all (James and Stein).
 
-    Where the frequencies differ no more than by chance, this is the mean itself; where they differ plainly, theirs.
+    Where the frequencies differ no more than by chance, this is the mean itself; where they differ
+    plainly, theirs.
     """
     count, rounds = present.shape
     frequency: Floats = present.mean(axis=0)

@@ -1,8 +1,9 @@
 """The released sums before noise, on data made of fixed vectors on one line, in units of the clip norm.
 
-The target's gradient is +1; in the other world its ghost, drawn by the sampler just the same, has 0 (or -1 when the
-relation is ``replace``). The other records are *silent* (0) or *opposed* (-1). Aggregates that are clipped as a whole
-leave a record's own gradient unbounded: there the target outweighs everybody, so its clip-group's aggregate is +1.
+The target's gradient is +1; in the other world its ghost, drawn by the sampler just the same, has 0
+(or -1 when the relation is ``replace``). The other records are *silent* (0) or *opposed* (-1).
+Aggregates that are clipped as a whole leave a record's own gradient unbounded: there the target
+outweighs everybody, so its clip-group's aggregate is +1.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Data:
             return Sums(without, base + copies, base + ghost * copies)
         without = -_occupied(others, groups, rng)
         base = without[runs.run, runs.round]
-        shared = rng.random(len(base)) * groups < -base  # is the target's clip-group one that others are in?
+        # is the target's clip-group one that others are in?
+        shared = rng.random(len(base)) * groups < -base
         rest = base + shared
         return Sums(without, rest + 1.0, rest - 1.0 if self.replaced else base)
 
@@ -76,7 +78,8 @@ def _clip_groups(clipping: Clipping) -> int | None:
 
 def _occupied(sizes: Indices, groups: int, rng: np.random.Generator) -> Floats:
     """How many clip-groups have a record, when each of ``sizes`` records picks one uniformly."""
-    full = math.ceil(groups * (math.log(groups) + 40.0))  # of so many records none leaves a group empty: < e^-40
+    # of so many records none leaves a group empty: < e^-40
+    full = math.ceil(groups * (math.log(groups) + 40.0))
     if groups == 1:
         return np.minimum(sizes, 1).astype(float)
     balls = np.minimum(sizes, full)
@@ -87,7 +90,9 @@ def _occupied(sizes: Indices, groups: int, rng: np.random.Generator) -> Floats:
     for ball in range(int(balls.max()) + 1):
         here = balls == ball
         if here.any():
-            drawn = np.searchsorted(np.cumsum(law), rng.random(int(here.sum())) * law.sum(), side="right")
+            drawn = np.searchsorted(
+                np.cumsum(law), rng.random(int(here.sum())) * law.sum(), side="right"
+            )
             taken[here] = np.minimum(drawn, groups)
         law[1:] = law[1:] * (counts[1:] / groups) + law[:-1] * ((groups - counts[:-1]) / groups)
         law[0] = 0.0

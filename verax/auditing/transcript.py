@@ -1,9 +1,10 @@
 """Audit the code that draws the batches: play it, attack its noisy sums, and certify a lower bound on epsilon.
 
-A run of the sampler is played on fixed vectors in two worlds, with the target record and with its ghost, and noise of
-the claimed size is added to every batch's clipped sum. A score tells the worlds apart. Data set, score, threshold and
-direction are chosen on the first quarter of the runs; on the others, fresh and untouched, the event is counted, and
-Clopper and Pearson's limits turn the counts into a bound. See docs/auditing.md.
+A run of the sampler is played on fixed vectors in two worlds, with the target record and with its
+ghost, and noise of the claimed size is added to every batch's clipped sum. A score tells the worlds
+apart. Data set, score, threshold and direction are chosen on the first quarter of the runs; on the
+others, fresh and untouched, the event is counted, and Clopper and Pearson's limits turn the counts
+into a bound. See docs/auditing.md.
 """
 
 from __future__ import annotations
@@ -44,11 +45,14 @@ class SamplerAudit:
     >>> result.refuted, result.lower > 2.0 > result.claim.upper
     (True, True)
     >>> print(result.statement().splitlines()[1])
-    Refuted: the batches drawn by Shuffle(batches=50, ...) have epsilon at least 2..., with 95 % confidence.
+    Refuted: the batches drawn by Shuffle(batches=50, ...) have epsilon at least 2..., with 95 %
+        confidence.
     """
 
     lower: float
-    """Epsilon is at least this at ``delta``, with probability ``confidence`` over the audit's own randomness."""
+    """Epsilon is at least this at ``delta``, with probability ``confidence`` over the audit's own
+    randomness.
+    """
     claim: Bracket
     """The claimed epsilon; the claim is its upper bound."""
     delta: float
@@ -127,25 +131,28 @@ def audit_sampler(
 ) -> SamplerAudit:
     """Try to refute that the batches drawn have the privacy claimed for them.
 
-    The two worlds differ in the target's gradient: +1 against 0, or against -1 under ``replace``. Under add-remove
-    this is the claim's own pair: where records are sampled independently the sum without the record has the law of
-    the sum with its gradient zeroed. For other claims under add-remove the other records stay silent, and then
-    removed or zeroed the sum is zero.
+    The two worlds differ in the target's gradient: +1 against 0, or against -1 under ``replace``.
+    Under add-remove this is the claim's own pair: where records are sampled independently the sum
+    without the record has the law of the sum with its gradient zeroed. For other claims under
+    add-remove the other records stay silent, and then removed or zeroed the sum is zero.
 
     Args:
-        batches: a verax sampler, or a function without arguments that starts one run and returns its batches, an
-            iterable of index lists, arrays or tensors. Each call must be a fresh run, independent of the earlier
-            ones. An index that is in a batch twice is summed twice, as the code under audit would.
-        claim: what is said to run. Its noise, clipping and relation are played; its sampler is not, only priced.
+        batches: a verax sampler, or a function without arguments that starts one run and returns
+            its batches, an iterable of index lists, arrays or tensors. Each call must be a fresh
+            run, independent of the earlier ones. An index that is in a batch twice is summed twice,
+            as the code under audit would.
+        claim: what is said to run. Its noise, clipping and relation are played; its sampler is not,
+            only priced.
         epsilon: the claimed epsilon, if it is not the one verax proves for ``claim``.
         delta: the delta of the claim.
-        confidence: probability that the bound is right. An honest claim is refuted with probability at most
-            ``1 - confidence``.
+        confidence: probability that the bound is right. An honest claim is refuted with probability
+            at most ``1 - confidence``.
         trials: runs to draw. The bound cannot exceed about log(trials / 5).
-        population: number of records. By default what the sampler or the claim declares, or else a few per batch;
-            for a function, indices are checked against it only if it is given or declared.
-        target: the record under attack. Records are not alike for every sampler: where a stream is shuffled through a
-            buffer, try the first and the last.
+        population: number of records. By default what the sampler or the claim declares, or else a
+            few per batch; for a function, indices are checked against it only if it is given or
+            declared.
+        target: the record under attack. Records are not alike for every sampler: where a stream is
+            shuffled through a buffer, try the first and the last.
         insecure_seed: repeat an audit exactly. A function under audit keeps its own randomness.
         progress: called now and then with the runs done and the runs to do.
 
@@ -163,7 +170,9 @@ def audit_sampler(
     if not isinstance(claim, Mechanism):
         raise ValueError(f"claim must be a Mechanism, got {claim!r}")
     if claim.noise_multiplier == 0.0:
-        raise ValueError("claim must have a positive noise_multiplier, got 0: without noise there is nothing to audit")
+        raise ValueError(
+            "claim must have a positive noise_multiplier, got 0: without noise there is nothing to audit"
+        )
     if not LEAST_NOISE <= claim.noise_multiplier <= MOST_NOISE:
         raise ValueError(
             f"claim must have a noise_multiplier from {LEAST_NOISE:g} to {MOST_NOISE:g}, whose square doubles can "
@@ -181,7 +190,9 @@ def audit_sampler(
     tested = trials - trials // CHOOSING
     hits, false_hits = audit.test(tested, score, threshold)
     towards = (
-        "low scores, which speak for the ghost" if threshold.reverse else "high scores, which speak for the target"
+        "low scores, which speak for the ghost"
+        if threshold.reverse
+        else "high scores, which speak for the target"
     )
     return SamplerAudit(
         lower=epsilon_at_least(hits, false_hits, tested, delta, miss),
@@ -203,9 +214,20 @@ class _Audit:
     """Draws runs in blocks, adds noise, scores; counts how far it has come."""
 
     def __init__(
-        self, source: Source, claim: Mechanism, trials: int, rng: np.random.Generator, progress: Progress | None
+        self,
+        source: Source,
+        claim: Mechanism,
+        trials: int,
+        rng: np.random.Generator,
+        progress: Progress | None,
     ) -> None:
-        self._source, self._claim, self._trials, self._rng, self._progress = source, claim, trials, rng, progress
+        self._source, self._claim, self._trials, self._rng, self._progress = (
+            source,
+            claim,
+            trials,
+            rng,
+            progress,
+        )
         self._done = 0
         self.appearances = 0
 
@@ -216,7 +238,9 @@ class _Audit:
         seen: list[list[tuple[Floats, Floats]]] = []
         for runs in self._blocks(count):
             if not scores:
-                scores = [score for data in data_sets(self._claim) for score in self._learn(runs, data)]
+                scores = [
+                    score for data in data_sets(self._claim) for score in self._learn(runs, data)
+                ]
                 seen = [[] for _ in scores]
             for score, values in zip(scores, seen, strict=True):
                 values.append(self._play(runs, score))
@@ -240,7 +264,8 @@ class _Audit:
     def _play(self, runs: Runs, score: Score) -> tuple[Floats, Floats]:
         """Scores of the runs' noisy sums with the target and with its ghost.
 
-        Both worlds share the batches and the noise. Inside each world the runs are independent, and no more is used.
+        Both worlds share the batches and the noise. Inside each world the runs are independent, and
+        no more is used.
         """
         sums: Sums = score.data.sums(runs, self._rng)
         noise = self._rng.standard_normal(runs.sizes.shape)
@@ -268,9 +293,12 @@ class _Audit:
 
 def data_sets(claim: Mechanism) -> list[Data]:
     """The data sets the attacker may choose from under the claim's relation."""
-    silent, opposed = (Data(claim.clipping, claim.relation == "replace", opposed) for opposed in (False, True))
+    silent, opposed = (
+        Data(claim.clipping, claim.relation == "replace", opposed) for opposed in (False, True)
+    )
     if claim.relation == "add-remove" and not claim.sampler.independent_records:
-        return [silent]  # removing the record may move others: only where they are silent is that like zeroing it
+        # removing the record may move others: only where they are silent is that like zeroing it
+        return [silent]
     return [silent, opposed]
 
 
@@ -289,26 +317,39 @@ def few_records(sampler: Sampler, clipping: Clipping) -> int:
 
 def _claimed(claim: Mechanism, epsilon: float | None, delta: float) -> Bracket:
     if epsilon is not None:
-        return Bracket(0.0, checks.nonnegative("epsilon", epsilon), "stated", "none", "stated by the caller")
+        return Bracket(
+            0.0, checks.nonnegative("epsilon", epsilon), "stated", "none", "stated by the caller"
+        )
     try:
         return claim.guarantee().epsilon(delta)
     except checks.NoGuarantee as error:
-        raise checks.NoGuarantee(f"{error}; to audit a number from elsewhere, state it with epsilon=") from error
+        raise checks.NoGuarantee(
+            f"{error}; to audit a number from elsewhere, state it with epsilon="
+        ) from error
 
 
 def _source(
-    batches: Sampler | Factory, claim: Mechanism, population: int | None, target: int, rng: np.random.Generator
+    batches: Sampler | Factory,
+    claim: Mechanism,
+    population: int | None,
+    target: int,
+    rng: np.random.Generator,
 ) -> Source:
     """Check what draws the batches, and settle how many records it draws from."""
     known = population if population is None else checks.count("population", population)
     for sampler in (batches, claim.sampler):
         declared = sampler.declared_population if isinstance(sampler, Sampler) else None
         if declared is not None and known not in (None, declared):
-            raise ValueError(f"population must be the {declared} that {sampler!r} declares, got {known!r}")
+            raise ValueError(
+                f"population must be the {declared} that {sampler!r} declares, got {known!r}"
+            )
         known = known if declared is None else declared
     rounds = len(claim.sampler)
     if isinstance(batches, Sampler):
-        sampler, records = batches, known if known is not None else few_records(batches, claim.clipping)
+        sampler, records = (
+            batches,
+            known if known is not None else few_records(batches, claim.clipping),
+        )
         target = checks.count("target", target, minimum=0, maximum=records - 1)
         return Source(lambda: sampler.draw(records, rng), rounds, target, records)
     if not callable(batches):
@@ -316,5 +357,9 @@ def _source(
             "batches must be a verax sampler or a function that starts a run and returns its batches, such as "
             f"lambda: batch_sampler, got {batches!r}"
         )
-    target = checks.count("target", target, 0) if known is None else checks.count("target", target, 0, known - 1)
+    target = (
+        checks.count("target", target, 0)
+        if known is None
+        else checks.count("target", target, 0, known - 1)
+    )
     return Source(batches, rounds, target, known)

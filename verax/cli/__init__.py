@@ -30,8 +30,10 @@ from verax.display import visible
 
 INTERRUPTED = 130
 
-# What typer raises for words it cannot use. Whether the class is click's or typer's own depends on the
-# version of typer, and only the newer ones install without click; so it is reached from the subclass
+# What typer raises for words it cannot use. Whether the class is click's or typer's own depends on
+# the
+# version of typer, and only the newer ones install without click; so it is reached from the
+# subclass
 # that every version exports: BadParameter, UsageError, ClickException.
 ClickException = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 
@@ -55,7 +57,10 @@ app = typer.Typer(
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """DP-SGD for people who must be able to defend the epsilon they report."""
@@ -78,7 +83,8 @@ app.command(cls=Command)(train)
 
 def main() -> None:
     """Run a command; bad input is one line on standard error and exit code 2, Ctrl-C one line and 130."""
-    core.HAS_RICH = False  # help is plain text (no markup mode): brackets must not be escaped as if it were not
+    # help is plain text (no markup mode): brackets must not be escaped as if it were not
+    core.HAS_RICH = False
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warned
@@ -88,8 +94,18 @@ def main() -> None:
     except ClickException as error:
         _refuse(error)
         sys.exit(error.exit_code)
-    except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-        _say(f"{error.strerror or error}: {error.filename}" if error.filename is not None else str(error))
+    except (
+        FileNotFoundError,
+        FileExistsError,
+        IsADirectoryError,
+        NotADirectoryError,
+        PermissionError,
+    ) as error:
+        _say(
+            f"{error.strerror or error}: {error.filename}"
+            if error.filename is not None
+            else str(error)
+        )
         sys.exit(2)
     except ModuleNotFoundError as error:
         _say(missing_module(error))

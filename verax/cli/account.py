@@ -18,8 +18,12 @@ from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
 def account(
     noise_multiplier: common.Noise,
     run: RunOptions,
-    delta: Annotated[list[float] | None, typer.Option(help="Report epsilon at this delta; may be repeated.")] = None,
-    epsilon: Annotated[list[float] | None, typer.Option(help="Report delta at this epsilon; may be repeated.")] = None,
+    delta: Annotated[
+        list[float] | None, typer.Option(help="Report epsilon at this delta; may be repeated.")
+    ] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="Report delta at this epsilon; may be repeated.")
+    ] = None,
     group: common.Group = 1,
     rtol: Annotated[float, typer.Option(help="Relative distance of the two sides.")] = DEFAULT_RTOL,
     json: common.AsJson = False,
@@ -33,15 +37,22 @@ def account(
     mechanism = run.mechanism(noise_multiplier)
     with common.patience("accounting"):
         guarantee = mechanism.guarantee(group)
-        rows = [(f"epsilon at delta = {d!r}", replace(guarantee).epsilon(d, rtol)) for d in delta or []]
-        rows += [(f"delta at epsilon = {e!r}", replace(guarantee).delta(e, rtol)) for e in epsilon or []]
+        rows = [
+            (f"epsilon at delta = {d!r}", replace(guarantee).epsilon(d, rtol)) for d in delta or []
+        ]
+        rows += [
+            (f"delta at epsilon = {e!r}", replace(guarantee).delta(e, rtol)) for e in epsilon or []
+        ]
     if json:
         common.print_json(
             {
                 "mechanism": repr(mechanism),
                 "relation": mechanism.relation,
                 "group": group,
-                "epsilon": [{"delta": d, **common.plain(b)} for d, (_, b) in zip(delta or [], rows, strict=False)],
+                "epsilon": [
+                    {"delta": d, **common.plain(b)}
+                    for d, (_, b) in zip(delta or [], rows, strict=False)
+                ],
                 "delta": [
                     {"epsilon": e, **common.plain(b)}
                     for e, (_, b) in zip(epsilon or [], rows[len(delta or []) :], strict=True)
@@ -54,8 +65,12 @@ def account(
 
 def _show(mechanism: Mechanism, group: int, rows: list[tuple[str, Bracket]]) -> None:
     out = console()
-    out.print(f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier!r}, {mechanism.clipping!r}")
-    out.print(f"relation {mechanism.relation}, protecting any {group} record{'s' * (group > 1)} together")
+    out.print(
+        f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier!r}, {mechanism.clipping!r}"
+    )
+    out.print(
+        f"relation {mechanism.relation}, protecting any {group} record{'s' * (group > 1)} together"
+    )
     table = Table(["quantity", "at least", "at most", "evidence"])
     for name, bracket in rows:
         table.add_row(name, shown(bracket.lower, -1), shown(bracket.upper, 1), bracket.evidence)

@@ -31,7 +31,9 @@ from verax.samplers import registry
 from verax.samplers.base import Sampler
 from verax.samplers.options import build, flags_of, owners_of
 
-audit = typer.Typer(cls=Group, help="Attack what runs, for a lower bound on its epsilon.", no_args_is_help=True)
+audit = typer.Typer(
+    cls=Group, help="Attack what runs, for a lower bound on its epsilon.", no_args_is_help=True
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,9 @@ class Shape:
             often = flag == "--times" and flags & {"--rate", "--batch"}
             if value is not None and flag not in flags and not often:
                 owners = ", ".join(owners_of(flag))
-                raise ValueError(f"{flag} {value} is not for --sampler {names[0]}, but for {owners}")
+                raise ValueError(
+                    f"{flag} {value} is not for --sampler {names[0]}, but for {owners}"
+                )
 
 
 @audit.callback()
@@ -85,24 +89,36 @@ audit.command(cls=Command)(canaries)
 @flat
 def sampler(
     *,
-    drawn: Annotated[str, typer.Option("--sampler", help=f"What draws the batches: {', '.join(registry.names())}.")],
+    drawn: Annotated[
+        str,
+        typer.Option("--sampler", help=f"What draws the batches: {', '.join(registry.names())}."),
+    ],
     noise_multiplier: common.Noise,
     batches: Annotated[int, typer.Option(help="Batches per epoch.")],
-    claim: Annotated[str | None, typer.Option(help="What is said to draw them; default: the truth.")] = None,
+    claim: Annotated[
+        str | None, typer.Option(help="What is said to draw them; default: the truth.")
+    ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 1,
-    records: Annotated[int | None, typer.Option(help="Number of records; default: a few per batch.")] = None,
+    records: Annotated[
+        int | None, typer.Option(help="Number of records; default: a few per batch.")
+    ] = None,
     special: SpecialFlags,
     clipping: ClippingOption = ClippingName.individual,
     clip_groups: ClipGroups = 1,
     relation: Annotated[
-        RelationName | None, typer.Option(help="Neighbouring relation; default: the claimed sampler's own.")
+        RelationName | None,
+        typer.Option(help="Neighbouring relation; default: the claimed sampler's own."),
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="The claimed epsilon; default: what verax proves.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="The claimed epsilon; default: what verax proves.")
+    ] = None,
     delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-5,
     confidence: Annotated[float, typer.Option(help="Probability that the bound is right.")] = 0.95,
     trials: Annotated[int, typer.Option(help="Runs to draw; more give a sharper bound.")] = 200_000,
     target: Annotated[int, typer.Option(help="The record under attack.")] = 0,
-    insecure_seed: Annotated[int | None, typer.Option(help="Repeat an audit exactly; for tests.")] = None,
+    insecure_seed: Annotated[
+        int | None, typer.Option(help="Repeat an audit exactly; for tests.")
+    ] = None,
     json: common.AsJson = False,
 ) -> None:
     """Attack the code that draws the batches, and compare with what is claimed for them.
@@ -165,7 +181,13 @@ def _plain(result: SamplerAudit) -> dict[str, object]:
 def _shown_progress() -> Iterator[Progress]:
     """A bar on a terminal's standard error once runs are drawn, which goes away when the work is done."""
     console = Console(stderr=True)
-    columns = (TextColumn("auditing"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeRemainingColumn())
+    columns = (
+        TextColumn("auditing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("runs"),
+        TimeRemainingColumn(),
+    )
     bar = Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
     task = bar.add_task("auditing", total=None)
 

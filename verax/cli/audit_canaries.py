@@ -28,20 +28,32 @@ _MODELS = ("logistic", "mlp")
 def canaries(
     *,
     noise_multiplier: common.Noise,
-    data: Annotated[str, typer.Option(help="digits, mnist (see VERAX_DATA), or a .csv file, class last.")] = "digits",
-    model: Annotated[str, typer.Option(help=f"What to train: {' or '.join(_MODELS)}.")] = "logistic",
-    planted: Annotated[int, typer.Option("--canaries", help="Records to plant, each in by a coin of its own.")] = 300,
+    data: Annotated[
+        str, typer.Option(help="digits, mnist (see VERAX_DATA), or a .csv file, class last.")
+    ] = "digits",
+    model: Annotated[
+        str, typer.Option(help=f"What to train: {' or '.join(_MODELS)}.")
+    ] = "logistic",
+    planted: Annotated[
+        int, typer.Option("--canaries", help="Records to plant, each in by a coin of its own.")
+    ] = 300,
     sampler: SamplerOption = "poisson",
     batch: common.ExpectedBatch = None,
     epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 10,
     special: SpecialFlags,
     relation: Relation = None,
     clip_norm: Annotated[float, typer.Option(help="The norm gradients are clipped to.")] = 1.0,
-    learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Step size of SGD.")] = 1.0,
-    epsilon: Annotated[float | None, typer.Option(help="The claimed epsilon; default: what verax proves.")] = None,
+    learning_rate: Annotated[
+        float, typer.Option("--learning-rate", "--lr", help="Step size of SGD.")
+    ] = 1.0,
+    epsilon: Annotated[
+        float | None, typer.Option(help="The claimed epsilon; default: what verax proves.")
+    ] = None,
     delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-5,
     confidence: Annotated[float, typer.Option(help="Probability that the bound is right.")] = 0.95,
-    insecure_seed: Annotated[int | None, typer.Option(help="Repeat an audit exactly; for tests.")] = None,
+    insecure_seed: Annotated[
+        int | None, typer.Option(help="Repeat an audit exactly; for tests.")
+    ] = None,
     json: common.AsJson = False,
 ) -> None:
     """Train once with canaries among the records, guess which were in, and compare with what is claimed.
@@ -58,21 +70,32 @@ def canaries(
 
     examples = load(data)
     records = len(examples.train[1]) + planted
-    drawing = {"--records": records, "--batch": common.expected_batch(batch, records), "--epochs": epochs}
+    drawing = {
+        "--records": records,
+        "--batch": common.expected_batch(batch, records),
+        "--epochs": epochs,
+    }
     described = build_sampler(sampler, {**special, **drawing})
     named = relation.value if relation else ""
     mechanism = Mechanism(described, noise_multiplier, Individual(clip_norm), named)
     claim = mechanism.guarantee() if epsilon is None else checks.nonnegative("--epsilon", epsilon)
     attack = _Attack(examples, model, mechanism, planted, learning_rate, insecure_seed)
     result = audit_canaries(
-        attack.scores, planted, claim, delta=delta, confidence=confidence, insecure_seed=insecure_seed
+        attack.scores,
+        planted,
+        claim,
+        delta=delta,
+        confidence=confidence,
+        insecure_seed=insecure_seed,
     )
     if json:
         common.print_json(_plain(result, mechanism))
     else:
         console = Console(highlight=False, markup=False, soft_wrap=True)
         console.print(result.statement())
-        console.print(f"What ran: {mechanism!r} on {records - planted:,} records and about {planted // 2:,} canaries.")
+        console.print(
+            f"What ran: {mechanism!r} on {records - planted:,} records and about {planted // 2:,} canaries."
+        )
     if result.refuted:
         raise typer.Exit(1)
 
@@ -81,7 +104,13 @@ class _Attack:
     """Trains on the examples and the canaries that are in, and scores every canary by how far its own loss fell."""
 
     def __init__(
-        self, examples: Examples, model: str, mechanism: Mechanism, planted: int, learning_rate: float, seed: int | None
+        self,
+        examples: Examples,
+        model: str,
+        mechanism: Mechanism,
+        planted: int,
+        learning_rate: float,
+        seed: int | None,
     ) -> None:
         import torch
 
@@ -92,7 +121,9 @@ class _Attack:
             torch.manual_seed(seed)
         x, y = examples.train
         real = torch.cat([x.flatten(1), torch.zeros(len(y), planted)], dim=1)
-        own = torch.cat([torch.zeros(planted, real.shape[1] - planted), _LOUD * torch.eye(planted)], dim=1)
+        own = torch.cat(
+            [torch.zeros(planted, real.shape[1] - planted), _LOUD * torch.eye(planted)], dim=1
+        )
         self._canaries = own, torch.randint(examples.classes, (planted,))
         both = torch.cat([real, own]), torch.cat([y, self._canaries[1]])
         self._data = {"x": both[0], "y": both[1]}
@@ -115,7 +146,10 @@ class _Attack:
             """How much less a canary costs than a record of its class without features, which moves with all others."""
             x, y = self._canaries
             with torch.no_grad():
-                costs = (cross_entropy(self._model(one), y, reduction="none") for one in (torch.zeros_like(x), x))
+                costs = (
+                    cross_entropy(self._model(one), y, reduction="none")
+                    for one in (torch.zeros_like(x), x)
+                )
                 return next(costs) - next(costs)
 
         before = own()

@@ -36,7 +36,11 @@ def calibrate(
         common.print_json({unit: answer, "epsilon": epsilon, "delta": delta, "group": group})
         return
     # rounded so that what is printed meets the target too: more noise, a smaller rate
-    text = str(answer) if unit == "steps" else shown(answer, UPPER if unit == "noise_multiplier" else LOWER, 7)
+    text = (
+        str(answer)
+        if unit == "steps"
+        else shown(answer, UPPER if unit == "noise_multiplier" else LOWER, 7)
+    )
     Console().print(
         f"{unit.replace('_', ' ')} {text} meets epsilon {epsilon!r} at delta {delta!r} (proved upper bound)"
     )
@@ -46,16 +50,26 @@ def _solved(
     run: RunOptions, noise_multiplier: float | None, epsilon: float, delta: float, group: int
 ) -> tuple[str, float]:
     """The name of what was left out, and its value."""
-    more: dict[str, Any] = {"clipping": run.build_clipping(), "relation": run.relation_name, "group": group}
+    more: dict[str, Any] = {
+        "clipping": run.build_clipping(),
+        "relation": run.relation_name,
+        "group": group,
+    }
     if noise_multiplier is None:
-        return "noise_multiplier", solve.noise_multiplier(run.build_sampler(), epsilon, delta, **more)
+        return "noise_multiplier", solve.noise_multiplier(
+            run.build_sampler(), epsilon, delta, **more
+        )
     typed = {flag for flag, value in run.drawing.items() if value is not None}
     known_rate = "--rate" in typed or {"--records", "--batch"} <= typed
     known_steps = bool(typed & {"--steps", "--epochs"})
     if run.sampler != "poisson":
-        raise ValueError("with --noise-multiplier given, only --sampler poisson has something left to solve for")
+        raise ValueError(
+            "with --noise-multiplier given, only --sampler poisson has something left to solve for"
+        )
     if known_rate == known_steps:
-        raise ValueError("with --noise-multiplier given, give either the rate (then steps are solved for) or the steps")
+        raise ValueError(
+            "with --noise-multiplier given, give either the rate (then steps are solved for) or the steps"
+        )
     if "--epochs" in typed:
         raise ValueError(
             f"--epochs {run.drawing['--epochs']} with --noise-multiplier needs the rate: give --steps to solve for it"

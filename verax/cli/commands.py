@@ -13,7 +13,11 @@ def _refuse_repeated_or_empty(command: Any, context: typer.Context, words: list[
     """Refuse an option that is given twice, of which the last would win without a word; and one left empty."""
     values, _, order = command.make_parser(context).parse_args(list(words))
     for parameter, times in Counter(order).items():
-        if times > 1 and isinstance(parameter, core.TyperOption) and not (parameter.multiple or parameter.count):
+        if (
+            times > 1
+            and isinstance(parameter, core.TyperOption)
+            and not (parameter.multiple or parameter.count)
+        ):
             raise ValueError(f"{parameter.opts[0]} must be given once, got it {times} times")
         # an empty path would be the current folder: what a script's unset variable leaves behind
         value = values.get(parameter.name)

@@ -17,10 +17,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from verax.privacy.guarantee import Bracket
 
-Noise = Annotated[float, typer.Option("--noise-multiplier", "-z", help="Noise standard deviation / clip norm.")]
+Noise = Annotated[
+    float, typer.Option("--noise-multiplier", "-z", help="Noise standard deviation / clip norm.")
+]
 ExpectedBatch = Annotated[
     int | None,
-    typer.Option("--batch", help="Expected batch size; default: 256, or a quarter of the records if that is less."),
+    typer.Option(
+        "--batch",
+        help="Expected batch size; default: 256, or a quarter of the records if that is less.",
+    ),
 ]
 Group = Annotated[int, typer.Option(help="How many records are protected together.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
@@ -31,7 +36,9 @@ def expected_batch(batch: int | None, records: int) -> int:
     if batch is None:
         return max(min(256, records // 4), 1)
     if batch > records:
-        raise ValueError(f"--batch must be at most the number of records to train on, {records}, got {batch}")
+        raise ValueError(
+            f"--batch must be at most the number of records to train on, {records}, got {batch}"
+        )
     return batch
 
 
@@ -59,7 +66,9 @@ def apart(files: Mapping[str, Path | None]) -> None:
     taken: dict[Path, str] = {}
     for option, path in files.items():
         if path is not None and (other := taken.setdefault(path.resolve(), option)) != option:
-            raise ValueError(f"{other} and {option} must be different files, got {str(path)!r} for both")
+            raise ValueError(
+                f"{other} and {option} must be different files, got {str(path)!r} for both"
+            )
 
 
 def plain(value: Any) -> Any:
@@ -94,7 +103,11 @@ def patience(what: str) -> Iterator[None]:
         yield
         return
     progress = Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
     )
     timer = threading.Timer(1.0, progress.start)
     progress.add_task(what, total=None)

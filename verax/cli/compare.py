@@ -9,7 +9,13 @@ from typing import Annotated
 import typer
 
 from verax.cli import common
-from verax.cli.options import ClipGroups, ClippingName, ClippingOption, RelationName, clippings_by_name
+from verax.cli.options import (
+    ClipGroups,
+    ClippingName,
+    ClippingOption,
+    RelationName,
+    clippings_by_name,
+)
 from verax.cli.tables import Table, console
 from verax.privacy.guarantee import DEFAULT_RTOL, shown
 from verax.privacy.pld.composition import LOWER, UPPER
@@ -24,15 +30,22 @@ def compare(
     epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 1,
     delta: Annotated[float | None, typer.Option(help="Compare epsilon at this delta.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Compare delta at this epsilon.")] = None,
-    records: Annotated[int | None, typer.Option(help="Number of records; default: 100 for each batch.")] = None,
+    records: Annotated[
+        int | None, typer.Option(help="Number of records; default: 100 for each batch.")
+    ] = None,
     clipping: ClippingOption = ClippingName.individual,
     clip_groups: ClipGroups = 1,
     relation: Annotated[
-        RelationName | None, typer.Option(help="Neighbouring relation; default: zero-out where it is known.")
+        RelationName | None,
+        typer.Option(help="Neighbouring relation; default: zero-out where it is known."),
     ] = None,
     group: common.Group = 1,
-    rtol: Annotated[float, typer.Option(help="Relative distance of the two sides, where known.")] = DEFAULT_RTOL,
-    figure: Annotated[Path | None, typer.Option(help="Save a figure here: .png, .svg or .pdf.")] = None,
+    rtol: Annotated[
+        float, typer.Option(help="Relative distance of the two sides, where known.")
+    ] = DEFAULT_RTOL,
+    figure: Annotated[
+        Path | None, typer.Option(help="Save a figure here: .png, .svg or .pdf.")
+    ] = None,
     json: common.AsJson = False,
 ) -> None:
     """Price the same noise for every way of drawing the batches, side by side.
@@ -40,7 +53,9 @@ def compare(
     Example: verax compare -z 0.5 --batches 10000 --delta 1e-6 --figure samplers.png
     """
     if (delta is None) == (epsilon is None):
-        raise ValueError(f"give either --delta or --epsilon, got {'both' if delta is not None else 'neither'}")
+        raise ValueError(
+            f"give either --delta or --epsilon, got {'both' if delta is not None else 'neither'}"
+        )
     if figure is not None:
         writable(drawable(figure).parent)
     kind = clippings_by_name(clip_groups, [clipping.value])[clipping.value]
@@ -57,7 +72,9 @@ def compare(
             group=group,
             rtol=rtol,
         )
-    quantity = f"epsilon at delta = {delta!r}" if delta is not None else f"delta at epsilon = {epsilon!r}"
+    quantity = (
+        f"epsilon at delta = {delta!r}" if delta is not None else f"delta at epsilon = {epsilon!r}"
+    )
     setting = (
         f"noise {noise_multiplier!r}, {batches} batches, {epochs} epoch{'s' * (epochs > 1)}, "
         f"{records or RECORDS_PER_BATCH * batches} records, {clipping.value} clipping"
@@ -67,7 +84,12 @@ def compare(
         comparison_figure(rows, quantity, setting, figure)
     if json:
         common.print_json(
-            {"quantity": quantity, "setting": setting, "figure": figure and str(figure), "rows": _plain(rows)}
+            {
+                "quantity": quantity,
+                "setting": setting,
+                "figure": figure and str(figure),
+                "rows": _plain(rows),
+            }
         )
         return
     _show(rows, quantity, setting)
@@ -80,7 +102,9 @@ def writable(folder: Path, option: str = "--figure") -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"{option} must name a place that can be written, got {folder}: {error.strerror}") from error
+        raise ValueError(
+            f"{option} must name a place that can be written, got {folder}: {error.strerror}"
+        ) from error
     return folder
 
 
@@ -105,7 +129,9 @@ def _factor(value: float, side: int) -> str:
 def _show(rows: Sequence[Priced], quantity: str, setting: str) -> None:
     out = console()
     out.print(f"{quantity}: {setting}")
-    table = Table(["batches", "relation", "at least", "at most", "times Poisson", "by"], ["times Poisson"])
+    table = Table(
+        ["batches", "relation", "at least", "at most", "times Poisson", "by"], ["times Poisson"]
+    )
     notes: dict[str, str] = {}
 
     def note(text: str) -> str:

@@ -39,7 +39,9 @@ Say = Callable[[str], None]
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--out", help="Folder for report, ledger and figure.")] = Path("out"),
+    folder: Annotated[
+        Path, typer.Option("--out", help="Folder for report, ledger and figure.")
+    ] = Path("out"),
 ) -> None:
     """Price, plan, train on scikit-learn's digits, state and audit, in about a minute; ends with a report to open.
 
@@ -52,9 +54,13 @@ def demo(
         console.print(text, markup=False, soft_wrap=True)
 
     folder.mkdir(parents=True, exist_ok=True)
-    say(f"1. PRICE: one epoch of {BATCHES:,} batches, the same noise, three ways of drawing the batches.")
+    say(
+        f"1. PRICE: one epoch of {BATCHES:,} batches, the same noise, three ways of drawing the batches."
+    )
     _price(console, say, folder)
-    say(f"\n2. PLAN: the least noise that keeps {RECORDS:,} records private, for several batch sizes and lengths.")
+    say(
+        f"\n2. PLAN: the least noise that keeps {RECORDS:,} records private, for several batch sizes and lengths."
+    )
     plan = _plan(console, say)
     say("\n3. TRAIN: a small network on scikit-learn's digits, by that plan.")
     statement = _train(plan, folder, say) or plan.mechanism.guarantee().statement(DELTA)
@@ -80,10 +86,14 @@ def _price(console: Console, say: Say, folder: Path) -> None:
             brackets = [_epsilon(sampler, noise) for sampler in samplers.values()]
             factor = brackets[1].lower / brackets[0].upper
             cells = [f"{shown(b.lower, LOWER, 4)} .. {shown(b.upper, UPPER, 4)}" for b in brackets]
-            table.add_row(f"{noise:g}", *cells, f">= {shown(factor, LOWER, 3)}" if factor > 1.0 else "unknown")
+            table.add_row(
+                f"{noise:g}", *cells, f">= {shown(factor, LOWER, 3)}" if factor > 1.0 else "unknown"
+            )
     console.print(table)
     say(f"   Cells: epsilon at delta {DELTA:g} is proved to lie between these.")
-    say("   A loader that shuffles but reports the Poisson number understates epsilon by the last column's factor.")
+    say(
+        "   A loader that shuffles but reports the Poisson number understates epsilon by the last column's factor."
+    )
     if find_spec("matplotlib"):
         with common.patience("drawing"):
             curves = {name: _curve(sampler) for name, sampler in samplers.items()}
@@ -100,7 +110,9 @@ def _curve(sampler: Sampler) -> list[tuple[float, float, float]]:
     """Noises close to each other, with both bounds at each."""
     noises = np.geomspace(min(NOISES), max(NOISES), POINTS).tolist()
     brackets = [_epsilon(sampler, noise, POINTS_RTOL) for noise in noises]
-    return [(noise, found.lower, found.upper) for noise, found in zip(noises, brackets, strict=True)]
+    return [
+        (noise, found.lower, found.upper) for noise, found in zip(noises, brackets, strict=True)
+    ]
 
 
 def _plan(console: Console, say: Say) -> Plan:
@@ -118,7 +130,9 @@ def _plan(console: Console, say: Say) -> Plan:
             f"{plan.signal_of_run:.0f}",
         )
     console.print(table)
-    say(f"   Budget: epsilon {EPSILON:g} at delta {DELTA:g}. The best four plans; the first one is run.")
+    say(
+        f"   Budget: epsilon {EPSILON:g} at delta {DELTA:g}. The best four plans; the first one is run."
+    )
     return plans[0]
 
 
@@ -126,7 +140,9 @@ def _train(plan: Plan, folder: Path, say: Say) -> Statement | None:
     """Train by the plan; the statement of what ran, or None where that takes libraries that are not there."""
     missing = [name for module, name in _NEEDED.items() if not find_spec(module)]
     if missing:
-        say(f"   Skipped: training needs {', '.join(missing)}: pip install 'verax[train]'. The plan is stated instead.")
+        say(
+            f"   Skipped: training needs {', '.join(missing)}: pip install 'verax[train]'. The plan is stated instead."
+        )
         return None
     import torch
 
@@ -180,7 +196,9 @@ def _audit(say: Say) -> None:
         return rng.permutation(2 * batches).reshape(batches, 2)
 
     noise, claimed = claim.noise_multiplier, claim.guarantee().epsilon(DELTA)
-    say(f"   Claim: {batches} Poisson batches, noise {noise:.4g}: epsilon at most {shown(claimed.upper, UPPER, 4)}.")
+    say(
+        f"   Claim: {batches} Poisson batches, noise {noise:.4g}: epsilon at most {shown(claimed.upper, UPPER, 4)}."
+    )
     with common.patience("auditing"):
         fair = audit_sampler(honest, claim, delta=DELTA, trials=HONEST_TRIALS, insecure_seed=SEED)
         lie = audit_sampler(loader, claim, delta=DELTA, trials=TRIALS, insecure_seed=SEED)

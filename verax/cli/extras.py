@@ -23,5 +23,7 @@ def missing_module(error: ModuleNotFoundError) -> str:
     """
     module = (error.name or "").partition(".")[0]
     if extra := EXTRAS.get(module):
-        return f"this needs {module}, which comes with the extra {extra}: pip install 'verax[{extra}]'"
+        return (
+            f"this needs {module}, which comes with the extra {extra}: pip install 'verax[{extra}]'"
+        )
     return str(error)

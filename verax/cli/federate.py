@@ -53,41 +53,83 @@ class EngineName(StrEnum):
 
 
 def federate(
-    data: Annotated[str, typer.Option(help="digits, mnist, heart (see VERAX_DATA), or a .csv, class last.")] = "digits",
-    by: Annotated[str | None, typer.Option(help="Clients are writers (mnist), or a column of the .csv.")] = None,
-    clients: Annotated[int | None, typer.Option(help="Deal records out to so many clients; default 20.")] = None,
-    model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.mlp,
-    client_rate: Annotated[float, typer.Option(help="Probability that a client takes part in a round.")] = 0.5,
-    record_rate: Annotated[float, typer.Option(help="Probability that it then uses a record.")] = 0.5,
-    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 60,
-    epsilon: Annotated[float | None, typer.Option(help="The budget; the noise is then computed.")] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option("--noise-multiplier", "-z", help="The noise, in place of --epsilon.")
+    data: Annotated[
+        str, typer.Option(help="digits, mnist, heart (see VERAX_DATA), or a .csv, class last.")
+    ] = "digits",
+    by: Annotated[
+        str | None, typer.Option(help="Clients are writers (mnist), or a column of the .csv.")
     ] = None,
-    delta: Annotated[float, typer.Option(help="The delta of the budget and of the statement.")] = 1e-5,
-    unit: Annotated[UnitName, typer.Option(help="Protect one record, or all data of a client.")] = UnitName.record,
+    clients: Annotated[
+        int | None, typer.Option(help="Deal records out to so many clients; default 20.")
+    ] = None,
+    model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.mlp,
+    client_rate: Annotated[
+        float, typer.Option(help="Probability that a client takes part in a round.")
+    ] = 0.5,
+    record_rate: Annotated[
+        float, typer.Option(help="Probability that it then uses a record.")
+    ] = 0.5,
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 60,
+    epsilon: Annotated[
+        float | None, typer.Option(help="The budget; the noise is then computed.")
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option("--noise-multiplier", "-z", help="The noise, in place of --epsilon."),
+    ] = None,
+    delta: Annotated[
+        float, typer.Option(help="The delta of the budget and of the statement.")
+    ] = 1e-5,
+    unit: Annotated[
+        UnitName, typer.Option(help="Protect one record, or all data of a client.")
+    ] = UnitName.record,
     noise: Annotated[
-        NoiseName, typer.Option(help="Added by a trusted server, by clients that always send, or by those that do.")
+        NoiseName,
+        typer.Option(
+            help="Added by a trusted server, by clients that always send, or by those that do."
+        ),
     ] = NoiseName.central,
-    bins: Annotated[int | None, typer.Option(help="Each client picks one round of so many; for --unit client.")] = None,
-    clip_norm: Annotated[float, typer.Option(help="The norm that records, or clients, are clipped to.")] = 1.0,
-    optimizer: Annotated[OptimizerName, typer.Option(help="What uses the noisy sums.")] = OptimizerName.adam,
-    learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Its step size.")] = 3e-3,
+    bins: Annotated[
+        int | None, typer.Option(help="Each client picks one round of so many; for --unit client.")
+    ] = None,
+    clip_norm: Annotated[
+        float, typer.Option(help="The norm that records, or clients, are clipped to.")
+    ] = 1.0,
+    optimizer: Annotated[
+        OptimizerName, typer.Option(help="What uses the noisy sums.")
+    ] = OptimizerName.adam,
+    learning_rate: Annotated[
+        float, typer.Option("--learning-rate", "--lr", help="Its step size.")
+    ] = 3e-3,
     engine: Annotated[
-        EngineName, typer.Option(help="One process, or Flower with a process for each client, on this host.")
+        EngineName,
+        typer.Option(help="One process, or Flower with a process for each client, on this host."),
     ] = EngineName.embedded,
-    ledger: Annotated[Path | None, typer.Option(help="Record every release in this new file.")] = None,
-    state: Annotated[Path | None, typer.Option(help="Keep the server's state here, to go on after a crash.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from --ledger and --state.")] = False,
-    log: Annotated[Path | None, typer.Option(help="Write progress here, a JSON object a line.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Record every release in this new file.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Keep the server's state here, to go on after a crash.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from --ledger and --state.")
+    ] = False,
+    log: Annotated[
+        Path | None, typer.Option(help="Write progress here, a JSON object a line.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Save the model's weights here.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Save the statement here, as a page if it ends in .html.")] = None,
-    insecure_seed: Annotated[int | None, typer.Option(help="For tests only: repeatable, and not private.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Save the statement here, as a page if it ends in .html.")
+    ] = None,
+    insecure_seed: Annotated[
+        int | None, typer.Option(help="For tests only: repeatable, and not private.")
+    ] = None,
     json: common.AsJson = False,
 ) -> None:
     """Plan, train across clients and state: every client's epsilon, accuracy on held-out records, what it cost.
 
-    Example: verax federate --data digits --clients 36 --client-rate .5 --record-rate .5 --rounds 100 --epsilon 4
+    Example: verax federate --data digits --clients 36 --client-rate .5 --record-rate .5 --rounds
+        100 --epsilon 4
     """
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError("give either --epsilon, or --noise-multiplier")
@@ -98,7 +140,9 @@ def federate(
     for option, path in (("--out", out), ("--report", report)):
         if path is not None:
             checks.writable(option, path)
-    common.apart({"--ledger": ledger, "--state": state, "--log": log, "--out": out, "--report": report})
+    common.apart(
+        {"--ledger": ledger, "--state": state, "--log": log, "--out": out, "--report": report}
+    )
     import torch
 
     from verax.federated import Embedded, Plan
@@ -126,7 +170,10 @@ def federate(
     if insecure_seed is not None:
         torch.manual_seed(insecure_seed)
     network = build(model.value, found.examples)
-    kinds: dict[OptimizerName, Any] = {OptimizerName.sgd: torch.optim.SGD, OptimizerName.adam: torch.optim.Adam}
+    kinds: dict[OptimizerName, Any] = {
+        OptimizerName.sgd: torch.optim.SGD,
+        OptimizerName.adam: torch.optim.Adam,
+    }
     kind = Embedded if engine is EngineName.embedded else _flower()
     how = kind.restart if resume else kind
     files: dict[str, Any] = {"ledger": ledger, "state": state}
@@ -143,7 +190,10 @@ def federate(
     console = Console(highlight=False, markup=False, soft_wrap=True, quiet=json)
     console.print(_opening(plan))
     spent = _Spent(run, delta, epsilon)
-    with _reporting(console, spent, log, lambda: accuracy(network, found.examples.test)) as (after, entries):
+    with _reporting(console, spent, log, lambda: accuracy(network, found.examples.test)) as (
+        after,
+        entries,
+    ):
         run.run(after)
     statement = run.statement(delta)
     if out is not None:
@@ -187,7 +237,9 @@ def _planned(plan: Plan, epsilon: float, delta: float) -> Plan:
     """The plan with the least noise for the budget of the client with the most records."""
     run = plan.mechanism()
     with common.patience("planning"):
-        least = calibrate.noise_multiplier(run.sampler, epsilon, delta, clipping=run.clipping, relation=run.relation)
+        least = calibrate.noise_multiplier(
+            run.sampler, epsilon, delta, clipping=run.clipping, relation=run.relation
+        )
     return replace(plan, noise_multiplier=least)
 
 
@@ -211,7 +263,12 @@ def _reporting(
         file = None if log is None else stack.enter_context(log.open("a", encoding="utf-8"))
         bar = task = None
         if screen.is_terminal:
-            columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+            )
             bar = stack.enter_context(Progress(*columns, console=screen, transient=True))
             task = bar.add_task("rounds", total=plan.rounds)
 
@@ -257,7 +314,9 @@ class _Spent:
         done = run.round if plan.bins is None else -(-run.round // plan.bins) * plan.bins
         part = replace(plan, rounds=done)
         sizes = int(run.sizes.min()), int(run.sizes.max())
-        least, most = (part.guarantee(size).epsilon(self.delta, rtol=_ROUGH).upper for size in sizes)
+        least, most = (
+            part.guarantee(size).epsilon(self.delta, rtol=_ROUGH).upper for size in sizes
+        )
         high = min(most, ends[1])
         return [min(least, ends[0], high), high]
 

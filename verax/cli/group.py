@@ -40,7 +40,8 @@ class SamplingName(StrEnum):
 
 _SPARE = ("Monte Carlo", "f-DP black box")  # columns that a narrow terminal goes without
 _SIMULATION = ("sampling", "confidence", "insecure_seed")
-_LOOK, _LOOK_AT_LEAST = 10, 2000  # how far to look for a crossing: so many times the largest group asked for
+# how far to look for a crossing: so many times the largest group asked for
+_LOOK, _LOOK_AT_LEAST = 10, 2000
 Geometry = Annotated[GeometryName, typer.Option(help="What is known of the group's gradients.")]
 
 
@@ -52,16 +53,29 @@ def group(
     delta: Annotated[float | None, typer.Option(help="Report epsilon at this delta.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Report delta at this epsilon.")] = None,
     groups: Annotated[str, typer.Option(help="Group sizes.")] = ",".join(map(str, tables.GROUPS)),
-    clippings: Annotated[str, typer.Option(help="Compare these clippings, such as individual,batch,mixed.")] = "",
+    clippings: Annotated[
+        str, typer.Option(help="Compare these clippings, such as individual,batch,mixed.")
+    ] = "",
     geometry: Geometry = GeometryName.any,
     rtol: Annotated[float, typer.Option(help="Relative distance of the two sides.")] = DEFAULT_RTOL,
-    samples: Annotated[int | None, typer.Option(help="Runs to simulate; 0: none. Default: about a second.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Runs to simulate; 0: none. Default: about a second.")
+    ] = None,
     sampling: Annotated[
-        SamplingName, typer.Option(help="Simulate runs with and without the group, or as the paper only without.")
+        SamplingName,
+        typer.Option(
+            help="Simulate runs with and without the group, or as the paper only without."
+        ),
     ] = SamplingName.both,
-    confidence: Annotated[float, typer.Option(help="With which each simulated interval holds.")] = 0.99,
-    insecure_seed: Annotated[int | None, typer.Option(help="Repeat a simulation exactly; for tests.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Save a figure here: .png, .svg or .pdf.")] = None,
+    confidence: Annotated[
+        float, typer.Option(help="With which each simulated interval holds.")
+    ] = 0.99,
+    insecure_seed: Annotated[
+        int | None, typer.Option(help="Repeat a simulation exactly; for tests.")
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Save a figure here: .png, .svg or .pdf.")
+    ] = None,
     json: common.AsJson = False,
 ) -> None:
     """Price groups of records: tight, by two black boxes and by simulation, in one table.
@@ -73,11 +87,15 @@ def group(
     if clippings:
         common.refuse_together(context, ["clipping"], "--clippings", "name all of them there")
         if samples != 0:
-            common.refuse_together(context, ["samples"], "--clippings", "clippings are not simulated")
+            common.refuse_together(
+                context, ["samples"], "--clippings", "clippings are not simulated"
+            )
     if clippings or samples == 0:
         other = "--clippings" if clippings else "--samples 0"
         common.refuse_together(context, _SIMULATION, other, "nothing is simulated")
-    kinds = clippings_by_name(run.clip_groups, clippings.split(",") if clippings else [run.clipping.value])
+    kinds = clippings_by_name(
+        run.clip_groups, clippings.split(",") if clippings else [run.clipping.value]
+    )
     sizes = parse_sizes(groups, run.drawing["--records"])
     if figure is not None:
         writable(drawable(figure).parent)
@@ -85,12 +103,18 @@ def group(
     mechanism = Mechanism(sampler, noise_multiplier, clipping, run.relation_name)
     if samples is not None:
         checks.count("samples", samples, minimum=0)
-    settings = tables.Settings(geometry.value, rtol, samples, sampling.value, confidence, insecure_seed)
+    settings = tables.Settings(
+        geometry.value, rtol, samples, sampling.value, confidence, insecure_seed
+    )
     if clippings:
-        _clippings(mechanism, _kinds(clippings, kinds), sizes, delta, epsilon, settings, figure, json)
+        _clippings(
+            mechanism, _kinds(clippings, kinds), sizes, delta, epsilon, settings, figure, json
+        )
         return
     with common.patience("pricing groups"):
-        blocks = tables.price_groups(mechanism, sizes, delta=delta, epsilon=epsilon, settings=settings)
+        blocks = tables.price_groups(
+            mechanism, sizes, delta=delta, epsilon=epsilon, settings=settings
+        )
     why = tables.why_not_simulated(mechanism) if samples is None else ""
     simulated = 0 if why else default_samples(mechanism) if samples is None else samples
     if figure is not None:
@@ -125,14 +149,20 @@ def parse_sizes(words: str, records: int | None) -> list[int]:
         except ValueError as error:
             if "group" in str(error):
                 raise
-            raise ValueError(f"--groups must be whole numbers with commas, such as 1,2,4, got {words!r}") from error
+            raise ValueError(
+                f"--groups must be whole numbers with commas, such as 1,2,4, got {words!r}"
+            ) from error
     if records is not None and max(sizes) > records:
-        raise ValueError(f"group must be at most {records}, the number of --records, got {max(sizes)}")
+        raise ValueError(
+            f"group must be at most {records}, the number of --records, got {max(sizes)}"
+        )
     return sorted(sizes)
 
 
 def _kinds(words: str, known: Mapping[str, Clipping]) -> list[Clipping]:
-    return [known[checks.choice("clippings", word.strip(), tuple(known))] for word in words.split(",")]
+    return [
+        known[checks.choice("clippings", word.strip(), tuple(known))] for word in words.split(",")
+    ]
 
 
 def _setting(mechanism: Mechanism) -> str:
@@ -179,7 +209,9 @@ def _show(
     table = Table(headers + ["Monte Carlo"] * bool(samples), _SPARE)
     for block in blocks:
         for i, row in enumerate(block.rows):
-            drawn = [f"{_low(row.monte_carlo)} to {_high(row.monte_carlo)}"] if row.monte_carlo else []
+            drawn = (
+                [f"{_low(row.monte_carlo)} to {_high(row.monte_carlo)}"] if row.monte_carlo else []
+            )
             table.add_row(
                 block.quantity if i == 0 else "",
                 str(row.group),
@@ -200,7 +232,11 @@ def _show(
         f"record's delta below {DEEPEST:g}",
     ]
     if samples:
-        how = "each direction from its own law" if settings.sampling == "both" else "without the group, as in the paper"
+        how = (
+            "each direction from its own law"
+            if settings.sampling == "both"
+            else "without the group, as in the paper"
+        )
         notes.append(
             f"Monte Carlo: algorithm 2 of 'optimal group privacy', corrected; {samples} runs a group, {how}; "
             f"each interval holds with confidence {settings.confidence:g}"
@@ -230,17 +266,28 @@ def _clippings(
 ) -> None:
     """One run under several clippings, and where one becomes cheaper than another."""
     names = [tables.name(kind) for kind in kinds]
-    runs = [Mechanism(mechanism.sampler, mechanism.noise_multiplier, kind, mechanism.relation) for kind in kinds]
+    runs = [
+        Mechanism(mechanism.sampler, mechanism.noise_multiplier, kind, mechanism.relation)
+        for kind in kinds
+    ]
     most = max(_LOOK * max(sizes), _LOOK_AT_LEAST)
     with common.patience("pricing clippings"):
-        found = tables.price_clippings(mechanism, kinds, sizes, delta=delta, epsilon=epsilon, settings=settings)
+        found = tables.price_clippings(
+            mechanism, kinds, sizes, delta=delta, epsilon=epsilon, settings=settings
+        )
         crossings = (
-            [(i, j, crossover(runs[i], runs[j], delta, most=most)) for j in range(len(runs)) for i in range(j)]
+            [
+                (i, j, crossover(runs[i], runs[j], delta, most=most))
+                for j in range(len(runs))
+                for i in range(j)
+            ]
             if delta is not None and settings.geometry == "any"
             else []
         )
     if figure is not None:
-        setting = f"{mechanism.sampler!r}, noise {mechanism.noise_multiplier:g}, {mechanism.relation}"
+        setting = (
+            f"{mechanism.sampler!r}, noise {mechanism.noise_multiplier:g}, {mechanism.relation}"
+        )
         tables.clippings_figure(found, names, setting, figure)
     if json:
         common.print_json(
@@ -254,13 +301,17 @@ def _clippings(
                     {
                         "quantity": quantity,
                         "at": at,
-                        "rows": [{"group": size, "brackets": brackets} for size, brackets in rows.items()],
+                        "rows": [
+                            {"group": size, "brackets": brackets} for size, brackets in rows.items()
+                        ],
                     }
                     for quantity, at, rows in found
                 ],
                 "crossovers": [
                     {"from": names[i], "to": names[j], "last_dearer": last, "first_cheaper": first}
-                    for i, j, (last, first) in ((i, j, where or (None, None)) for i, j, where in crossings)
+                    for i, j, (last, first) in (
+                        (i, j, where or (None, None)) for i, j, where in crossings
+                    )
                 ],
             }
         )
@@ -275,7 +326,9 @@ def _clippings(
     for quantity, _, rows in found:
         for i, (size, brackets) in enumerate(rows.items()):
             cells = [f"{_low(b)} to {_high(b)}" for b in brackets]
-            table.add_row(quantity if i == 0 else "", str(size), *cells, end_section=i == len(rows) - 1)
+            table.add_row(
+                quantity if i == 0 else "", str(size), *cells, end_section=i == len(rows) - 1
+            )
     table.print(out)
     for i, j, where in crossings:
         out.print(

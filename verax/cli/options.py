@@ -1,7 +1,8 @@
 """Options as frozen objects: a command takes one value where it would take a dozen parameters.
 
-A command that is decorated with :func:`flat` may have parameters whose type is a dataclass: every field of it becomes
-an option. Options of samplers come from the registry, so that a new sampler brings its own.
+A command that is decorated with :func:`flat` may have parameters whose type is a dataclass: every
+field of it becomes an option. Options of samplers come from the registry, so that a new sampler
+brings its own.
 """
 
 from __future__ import annotations
@@ -56,10 +57,16 @@ class SpecialFlags(SamplerFlags):
         return {flag: found for flag, found in super().flags().items() if flag not in SHARED}
 
 
-SamplerOption = Annotated[str, typer.Option("--sampler", help=f"Who is in each batch: {', '.join(registry.names())}.")]
-ClippingOption = Annotated[ClippingName, typer.Option("--clipping", help="What is clipped before noise is added.")]
+SamplerOption = Annotated[
+    str, typer.Option("--sampler", help=f"Who is in each batch: {', '.join(registry.names())}.")
+]
+ClippingOption = Annotated[
+    ClippingName, typer.Option("--clipping", help="What is clipped before noise is added.")
+]
 ClipGroups = Annotated[int, typer.Option(help="Number of clip-groups, for mixed clipping.")]
-Relation = Annotated[RelationName | None, typer.Option(help="Neighbouring relation; default: the sampler's own.")]
+Relation = Annotated[
+    RelationName | None, typer.Option(help="Neighbouring relation; default: the sampler's own.")
+]
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,9 @@ class RunOptions:
 
     def mechanism(self, noise_multiplier: float) -> Mechanism:
         """The run with this noise."""
-        return Mechanism(self.build_sampler(), noise_multiplier, self.build_clipping(), self.relation_name)
+        return Mechanism(
+            self.build_sampler(), noise_multiplier, self.build_clipping(), self.relation_name
+        )
 
     def build_clipping(self) -> Clipping:
         """The clipping; clip-groups are refused where it has none."""
@@ -127,10 +136,17 @@ def flat(command: Callable[..., Any]) -> Callable[..., Any]:
 def _expanded(name: str, hint: Any, default: Any) -> list[inspect.Parameter]:
     """The parameters that stand for one of this type."""
     if isinstance(hint, type) and issubclass(hint, SamplerFlags):
-        return [_parameter(option.parameter, _optional(kind, option), None) for kind, option in hint.flags().values()]
+        return [
+            _parameter(option.parameter, _optional(kind, option), None)
+            for kind, option in hint.flags().values()
+        ]
     if isinstance(hint, type) and is_dataclass(hint):
         inner = get_type_hints(hint, include_extras=True)
-        return [one for part in fields(hint) for one in _expanded(part.name, inner[part.name], _default(part))]
+        return [
+            one
+            for part in fields(hint)
+            for one in _expanded(part.name, inner[part.name], _default(part))
+        ]
     return [_parameter(name, hint, default)]
 
 
@@ -140,7 +156,9 @@ def _gathered(name: str, hint: Any, given: Mapping[str, Any]) -> Any:
         return hint({flag: given[option.parameter] for flag, (_, option) in hint.flags().items()})
     if isinstance(hint, type) and is_dataclass(hint):
         inner = get_type_hints(hint, include_extras=True)
-        return hint(**{part.name: _gathered(part.name, inner[part.name], given) for part in fields(hint)})
+        return hint(
+            **{part.name: _gathered(part.name, inner[part.name], given) for part in fields(hint)}
+        )
     return given[name]
 
 
@@ -154,5 +172,7 @@ def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
 
 def _optional(kind: type, option: Option) -> Any:
     if kind is bool:
-        return Annotated[bool | None, typer.Option(option.flag, help=option.help, show_default=False)]
+        return Annotated[
+            bool | None, typer.Option(option.flag, help=option.help, show_default=False)
+        ]
     return Annotated[kind | None, typer.Option(option.flag, help=option.help)]

@@ -53,42 +53,75 @@ class Ranking(StrEnum):
 @plan.callback(invoke_without_command=True)
 def frontier(
     context: typer.Context,
-    records: Annotated[int | None, typer.Option(help="Number of records; leave out to solve for it.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="The target; leave out to solve for it.")] = None,
-    delta: Annotated[float | None, typer.Option(help="The delta of the target; leave out to solve for it.")] = None,
-    epochs: Annotated[
-        str, typer.Option(help="Passes over the data: 10, or 5,10,20, or 1:100, or 1:100:50 for 50 values.")
-    ] = "",
-    batch: Annotated[str, typer.Option(help="Expected batch sizes, likewise; default: powers of two.")] = "",
-    noise_multiplier: Annotated[
-        float | None, typer.Option("--noise-multiplier", "-z", help="Give the noise to solve for something else.")
+    records: Annotated[
+        int | None, typer.Option(help="Number of records; leave out to solve for it.")
     ] = None,
-    sampler: Annotated[str, typer.Option(help=f"Who is in each batch, any of {', '.join(plannable())}.")] = "poisson",
-    clipping: Annotated[str, typer.Option(help="What is clipped: any of individual, batch, mixed.")] = "individual",
+    epsilon: Annotated[
+        float | None, typer.Option(help="The target; leave out to solve for it.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="The delta of the target; leave out to solve for it.")
+    ] = None,
+    epochs: Annotated[
+        str,
+        typer.Option(
+            help="Passes over the data: 10, or 5,10,20, or 1:100, or 1:100:50 for 50 values."
+        ),
+    ] = "",
+    batch: Annotated[
+        str, typer.Option(help="Expected batch sizes, likewise; default: powers of two.")
+    ] = "",
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(
+            "--noise-multiplier", "-z", help="Give the noise to solve for something else."
+        ),
+    ] = None,
+    sampler: Annotated[
+        str, typer.Option(help=f"Who is in each batch, any of {', '.join(plannable())}.")
+    ] = "poisson",
+    clipping: Annotated[
+        str, typer.Option(help="What is clipped: any of individual, batch, mixed.")
+    ] = "individual",
     clip_groups: ClipGroups = 1,
     relation: Relation = None,
     group: common.Group = 1,
-    rounds_at_most: Annotated[int | None, typer.Option(help="Leave out plans with more rounds.")] = None,
+    rounds_at_most: Annotated[
+        int | None, typer.Option(help="Leave out plans with more rounds.")
+    ] = None,
     rounds_at_least: Annotated[int, typer.Option(help="Leave out plans with fewer rounds.")] = 1,
-    noise_at_most: Annotated[float | None, typer.Option(help="Leave out plans with more noise.")] = None,
-    ratio_at_most: Annotated[float | None, typer.Option(help="Leave out plans with more noise/batch.")] = None,
+    noise_at_most: Annotated[
+        float | None, typer.Option(help="Leave out plans with more noise.")
+    ] = None,
+    ratio_at_most: Annotated[
+        float | None, typer.Option(help="Leave out plans with more noise/batch.")
+    ] = None,
     utility: Annotated[
-        Path | None, typer.Option(help="A utility graph: the plan with the best accuracy it expects comes first.")
+        Path | None,
+        typer.Option(
+            help="A utility graph: the plan with the best accuracy it expects comes first."
+        ),
     ] = None,
     rank: Annotated[Ranking, typer.Option(help="What comes first.")] = Ranking.signal,
     show: Annotated[int, typer.Option(help="Rows of the table.")] = _SHOWN,
-    figure: Annotated[Path | None, typer.Option(help="Save a figure here: .png, .svg or .pdf.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Save a figure here: .png, .svg or .pdf.")
+    ] = None,
     json: common.AsJson = False,
 ) -> None:
     """The smallest noise for every batch size and number of epochs that meets a target, and what each plan costs.
 
-    With the noise given, whatever is left out is solved for: epsilon, delta, records, epochs or batch.
+    With the noise given, whatever is left out is solved for: epsilon, delta, records, epochs or
+    batch.
 
-    Example: verax plan --records 60000 --epsilon 1 --delta 1e-5 --epochs 1:100 --batch 64:8192 --figure plans.png
+    Example: verax plan --records 60000 --epsilon 1 --delta 1e-5 --epochs 1:100 --batch 64:8192
+        --figure plans.png
     """
     if context.invoked_subcommand is not None:
         why = "give them after it, if it has them"
-        common.refuse_together(context, context.params, f"the command {context.invoked_subcommand}", why)
+        common.refuse_together(
+            context, context.params, f"the command {context.invoked_subcommand}", why
+        )
         return
     if figure is not None:
         writable(drawable(figure).parent)
@@ -107,15 +140,23 @@ def frontier(
     if noise_multiplier is None:
         unknown = "noise"
         plans = planning.within(_frontier(asked, rounds_at_least, rounds_at_most), **limits)
-    elif rounds_at_least > 1 or any(limit is not None for limit in (rounds_at_most, *limits.values())):
-        raise ValueError("limits on rounds, noise and ratio are for choosing the noise: leave out --noise-multiplier")
+    elif rounds_at_least > 1 or any(
+        limit is not None for limit in (rounds_at_most, *limits.values())
+    ):
+        raise ValueError(
+            "limits on rounds, noise and ratio are for choosing the noise: leave out --noise-multiplier"
+        )
     else:
         unknown, plans = _solved(asked, noise_multiplier)
     plans = planning.ranked(plans, rank.value)
     joined = None if utility is None else _joined(plans, unknown, utility)
     if joined is not None:
         plans = [joined.choice.plan, *(plan for plan in plans if plan is not joined.choice.plan)]
-    best = planning.full_batch_signal(plans[0].target) if unknown in ("noise", "rounds", "batch") else None
+    best = (
+        planning.full_batch_signal(plans[0].target)
+        if unknown in ("noise", "rounds", "batch")
+        else None
+    )
     if figure is not None:
         reporting.plans_figure(plans, _setting(plans[0], unknown), figure, best)
     changes = planning.changes(plans[0]) if unknown == "noise" else []
@@ -143,7 +184,12 @@ class _Asked:
 
     def missing(self) -> list[str]:
         """Options without which there is more than one unknown."""
-        given = {"records": self.records, "epsilon": self.epsilon, "delta": self.delta, "epochs": self.epochs or None}
+        given = {
+            "records": self.records,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "epochs": self.epochs or None,
+        }
         return [name for name, value in given.items() if value is None]
 
     def targets(self, **unknown: Any) -> Iterator[Target]:
@@ -179,7 +225,9 @@ _SOLVERS: dict[str, Callable[[Target, str, int, int, float], Plan]] = {
     "delta": planning.reachable_delta,
     "records": planning.fewest_records,
     "epochs": lambda target, way, batch, _, noise: planning.most_rounds(target, way, batch, noise),
-    "batch": lambda target, way, _, epochs, noise: planning.largest_batch(target, way, epochs, noise),
+    "batch": lambda target, way, _, epochs, noise: planning.largest_batch(
+        target, way, epochs, noise
+    ),
 }
 
 
@@ -195,10 +243,18 @@ def _solved(asked: _Asked, noise: float) -> tuple[str, list[Plan]]:
             f"{got}"
         )
     (unknown,) = missing
-    batches = asked.batches or ([1] if asked.records is None or unknown == "batch" else usual_batches(asked.records))
-    fill = {"epsilon": 1.0, "delta": 0.5, "records": max(*batches, asked.group)}  # a solver does not look at its own
+    batches = asked.batches or (
+        [1] if asked.records is None or unknown == "batch" else usual_batches(asked.records)
+    )
+    # a solver does not look at its own
+    fill = {"epsilon": 1.0, "delta": 0.5, "records": max(*batches, asked.group)}
     targets = asked.targets(**{unknown: fill[unknown]} if unknown in fill else {})
-    points = [(way, batch, count) for way in asked.ways for batch in batches for count in asked.epochs or [1]]
+    points = [
+        (way, batch, count)
+        for way in asked.ways
+        for batch in batches
+        for count in asked.epochs or [1]
+    ]
     with common.patience("planning"):
         found = [_SOLVERS[unknown](target, *point, noise) for target in targets for point in points]
     return "rounds" if unknown == "epochs" else unknown, found
@@ -251,7 +307,9 @@ def _whole_numbers(option: str, words: str, ratio: float) -> list[int]:
                     raise ValueError("the range has too many parts")
         except ValueError as error:
             why = f": {error}" if str(error).startswith("the ") else ""
-            raise ValueError(f"{option} must be such as 10, 5,10,20, 1:100 or 1:100:50, got {words!r}{why}") from error
+            raise ValueError(
+                f"{option} must be such as 10, 5,10,20, 1:100 or 1:100:50, got {words!r}{why}"
+            ) from error
     return [checks.count(option, number) for number in sorted(set(numbers))]
 
 
@@ -268,10 +326,17 @@ def _clippings(words: str, clip_groups: int) -> list[Clipping]:
 def _progress() -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal's standard error, which goes away when the work is done."""
     console = Console(stderr=True)
-    if not console.is_terminal:  # a disabled bar of rich 14.2 and older still ends with an empty line
+    # a disabled bar of rich 14.2 and older still ends with an empty line
+    if not console.is_terminal:
         yield lambda done, total: None
         return
-    columns = (TextColumn("planning"), BarColumn(), MofNCompleteColumn(), TextColumn("plans"), TimeRemainingColumn())
+    columns = (
+        TextColumn("planning"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("plans"),
+        TimeRemainingColumn(),
+    )
     bar = Progress(*columns, console=console, transient=True)
     task = bar.add_task("planning", total=None)
     with bar:
@@ -298,7 +363,9 @@ def _print_json(
     joined: _Joined | None,
 ) -> None:
     starred = set(map(id, planning.undominated(plans)))
-    accuracies = {} if joined is None else {id(p): {"expected_accuracy": joined.accuracy(p)} for p in plans}
+    accuracies = (
+        {} if joined is None else {id(p): {"expected_accuracy": joined.accuracy(p)} for p in plans}
+    )
     common.print_json(
         {
             "unknown": unknown,
@@ -306,7 +373,9 @@ def _print_json(
             "ranked_by": rank,
             "full_batch_signal": best,
             "figure": figure and str(figure),
-            "plans": [reporting.plain(p, id(p) in starred) | accuracies.get(id(p), {}) for p in plans],
+            "plans": [
+                reporting.plain(p, id(p) in starred) | accuracies.get(id(p), {}) for p in plans
+            ],
             "utility": joined
             and {
                 "clip_norm": joined.choice.clip_norm,
@@ -331,7 +400,11 @@ def _show(
 ) -> None:
     out = console()
     shown = plans[:show]
-    order = f"best {rank} first" if joined is None else f"the utility graph's choice first, then best {rank}"
+    order = (
+        f"best {rank} first"
+        if joined is None
+        else f"the utility graph's choice first, then best {rank}"
+    )
     out.print(
         f"{_setting(plans[0], unknown)}: {_count(len(plans), 'plan')}, {order}"
         + (f", {len(shown)} shown" if len(shown) < len(plans) else "")
@@ -343,7 +416,11 @@ def _show(
         more = [f"{100.0 * joined.accuracy(item):.1f} %"] if joined else []
         grid.add_row("*" if id(item) in starred else "", *row.values(), *more)
     grid.print(out)
-    meanings = {name: text for name, text in reporting.EXPLAINED.items() if name in (*rows[0], "signal", "*")}
+    meanings = {
+        name: text
+        for name, text in reporting.EXPLAINED.items()
+        if name in (*rows[0], "signal", "*")
+    }
     for name, meaning in meanings.items():
         if name != "noise" or unknown == "noise":
             out.print(f"{name}: {meaning}", style="dim")
@@ -353,9 +430,13 @@ def _show(
             out.print(f"Warning: {LEAKS}")
     first, target = plans[0], plans[0].target
     if target.delta * target.records > 1.0:
-        out.print(f"Note: delta {target.delta!r} is above 1/records; a run that publishes one record would meet it.")
+        out.print(
+            f"Note: delta {target.delta!r} is above 1/records; a run that publishes one record would meet it."
+        )
     if changes:
-        out.print(f"What changes to the first plan cost (batch {first.batch}, epochs {first.epochs}):")
+        out.print(
+            f"What changes to the first plan cost (batch {first.batch}, epochs {first.epochs}):"
+        )
         for change in changes:
             out.print(f"  {change}")
 

@@ -17,10 +17,13 @@ from verax.privacy.pld.composition import LOWER, UPPER
 
 def closed_form(
     records: Annotated[int, typer.Option(help="Number of records, N.")],
-    epsilon: Annotated[float | None, typer.Option(help="The target; or give --noise-multiplier.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="The target; or give --noise-multiplier.")
+    ] = None,
     delta: Annotated[float | None, typer.Option(help="Default: 1 / records.")] = None,
     noise_multiplier: Annotated[
-        float | None, typer.Option("--noise-multiplier", "-z", help="The paper's sigma; or give --epsilon.")
+        float | None,
+        typer.Option("--noise-multiplier", "-z", help="The paper's sigma; or give --epsilon."),
     ] = None,
     epochs: Annotated[
         float | None, typer.Option(help="Gradient work k in epochs; or give --batch or --rounds.")
@@ -29,7 +32,8 @@ def closed_form(
     rounds: Annotated[int | None, typer.Option(help="Number of rounds T.")] = None,
     theta: Annotated[float, typer.Option(help="Largest batch over mean batch.")] = 1.0,
     after: Annotated[
-        list[str] | None, typer.Option(help="An earlier phase as BATCH:ROUNDS; may be repeated. Plans the next one.")
+        list[str] | None,
+        typer.Option(help="An earlier phase as BATCH:ROUNDS; may be repeated. Plans the next one."),
     ] = None,
     json: common.AsJson = False,
 ) -> None:
@@ -44,11 +48,17 @@ def closed_form(
     answer = simple(records, target, epochs=epochs, batch=batch, rounds=rounds, theta=theta)
     columns = {"T_min": answer.minimum, "T_min_asym": answer.asymptotic}
     with common.patience("accounting"):
-        tight = {name: run.mechanism().guarantee().epsilon(run.delta) for name, run in columns.items()}
+        tight = {
+            name: run.mechanism().guarantee().epsilon(run.delta) for name, run in columns.items()
+        }
     if json:
         common.print_json(
             {
-                name: {**_quantities(run), "granted_by": list(run.granted_by), "accountant_epsilon": tight[name]}
+                name: {
+                    **_quantities(run),
+                    "granted_by": list(run.granted_by),
+                    "accountant_epsilon": tight[name],
+                }
                 for name, run in columns.items()
             }
         )
@@ -57,10 +67,14 @@ def closed_form(
     table = Table("quantity", *columns)
     for quantity in _quantities(answer.minimum):
         table.add_row(quantity, *(_number(_quantities(run)[quantity]) for run in columns.values()))
-    table.add_row("granted by", *(" and ".join(run.granted_by) or "no theorem" for run in columns.values()))
+    table.add_row(
+        "granted by", *(" and ".join(run.granted_by) or "no theorem" for run in columns.values())
+    )
     table.add_row("accountant's epsilon", *(_bracket(tight[name]) for name in columns))
     console.print(table)
-    notes = ["T_min: the fewest rounds that theorem B.4 proves; T_min_asym: 2 gamma times fewer, not proved by it"]
+    notes = [
+        "T_min: the fewest rounds that theorem B.4 proves; T_min_asym: 2 gamma times fewer, not proved by it"
+    ]
     if theta > 1.0:
         notes.append("accountant: the largest batch in T / theta rounds and none in the others")
     console.print("\n".join(notes), style="dim")
@@ -101,9 +115,13 @@ def _phase(
     json: bool,
 ) -> None:
     if epsilon is None or epochs is None:
-        raise ValueError("--after needs --epsilon, for all phases together, and --epochs, for the next one")
+        raise ValueError(
+            "--after needs --epsilon, for all phases together, and --epochs, for the next one"
+        )
     if batch is not None or rounds is not None or theta != 1.0:
-        raise ValueError("--after finds the batch and the rounds: leave out --batch, --rounds and --theta")
+        raise ValueError(
+            "--after finds the batch and the rounds: leave out --batch, --rounds and --theta"
+        )
     done = tuple(_earlier(text) for text in after)
     phase = next_phase(records, done, epochs, epsilon, sigma=noise_multiplier, delta=delta)
     with common.patience("accounting"):

@@ -15,14 +15,18 @@ from verax.reporting.statement import Statement, savable
 
 
 def report(
-    ledgers: Annotated[list[str], typer.Argument(help="Ledgers of runs on the same data.", show_default=False)],
+    ledgers: Annotated[
+        list[str], typer.Argument(help="Ledgers of runs on the same data.", show_default=False)
+    ],
     delta: Annotated[float, typer.Option(help="Report epsilon at this delta.")] = 1e-5,
     group: common.Group = 1,
     head: Annotated[
-        list[str] | None, typer.Option(help="A hash noted earlier, which must be in a ledger; may be repeated.")
+        list[str] | None,
+        typer.Option(help="A hash noted earlier, which must be in a ledger; may be repeated."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Save the statement here: a page if it ends in .html, JSON if in .json.")
+        Path | None,
+        typer.Option(help="Save the statement here: a page if it ends in .html, JSON if in .json."),
     ] = None,
     json: common.AsJson = False,
 ) -> None:

@@ -20,7 +20,9 @@ from verax.reproduce import reproduce as run
 
 def reproduce(
     paper: Annotated[str, typer.Argument(help=f"Which paper: {', '.join(PAPERS)}.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the files; default: verax-PAPER.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the files; default: verax-PAPER.")
+    ] = None,
     json: common.AsJson = False,
 ) -> None:
     """Recompute a paper's figures (CSV, PNG, SVG) and print each number it names next to ours.
@@ -34,11 +36,18 @@ def reproduce(
         folder.mkdir(parents=True, exist_ok=True)
         rows = run(paper, folder, common.patience if sys.stderr.isatty() else quiet)
     except OSError as error:
-        raise ValueError(f"--out must be a folder that can be written, got {folder}: {error.strerror}") from error
+        raise ValueError(
+            f"--out must be a folder that can be written, got {folder}: {error.strerror}"
+        ) from error
     files = sorted(path.name for path in folder.iterdir())
     if json:
         common.print_json(
-            {"paper": paper, "folder": str(folder), "files": files, "rows": [dataclasses.asdict(row) for row in rows]}
+            {
+                "paper": paper,
+                "folder": str(folder),
+                "files": files,
+                "rows": [dataclasses.asdict(row) for row in rows],
+            }
         )
         return
     _show(rows)

@@ -14,16 +14,29 @@ TOKEN = "VERAX_TOKEN"
 
 
 def serve(
-    runs: Annotated[Path | None, typer.Option(help="A folder whose ledgers are shown and followed.")] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="A folder whose ledgers are shown and followed.")
+    ] = None,
     diagnostics: Annotated[
-        bool, typer.Option("--diagnostics", help="Also show the diagnostics of runs, which no guarantee covers.")
+        bool,
+        typer.Option(
+            "--diagnostics", help="Also show the diagnostics of runs, which no guarantee covers."
+        ),
     ] = False,
     host: Annotated[
-        str, typer.Option(help=f"Address to listen on; other than loopback asks for a token in {TOKEN}.")
+        str,
+        typer.Option(
+            help=f"Address to listen on; other than loopback asks for a token in {TOKEN}."
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any that is free.")] = 8321,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any that is free.")
+    ] = 8321,
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="A name besides localhost under which it may be called; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="A name besides localhost under which it may be called; may be repeated."
+        ),
     ] = None,
     token_file: Annotated[
         Path | None, typer.Option(help=f"A file with the token, in place of the variable {TOKEN}.")
@@ -57,13 +70,17 @@ def serve(
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"verax is at http://{shown}:{listening.getsockname()[1]}/ (Ctrl-C ends it)")
     if diagnostics:
-        console.print("It shows diagnostics that no guarantee covers, to everybody who can reach this address.")
+        console.print(
+            "It shows diagnostics that no guarantee covers, to everybody who can reach this address."
+        )
     server(create_app(settings), settings).run(sockets=[listening])
 
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
     except OSError as error:
         raise ValueError(
             f"--host and --port must be an address of this machine and a free port, got {host} and {port}: "
@@ -78,4 +95,6 @@ def _token(file: Path | None) -> str:
     try:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--token-file must be a text file that can be read, got {file}: {error}") from error
+        raise ValueError(
+            f"--token-file must be a text file that can be read, got {file}: {error}"
+        ) from error

@@ -75,7 +75,9 @@ def _said_after(
     if trainer is not None:
         yield from _spent(trainer, delta)
     if state is not None and state.exists():
-        yield (f"The run is kept in {state}: the same command goes on with it. What was released is spent.")
+        yield (
+            f"The run is kept in {state}: the same command goes on with it. What was released is spent."
+        )
     elif trainer is not None and trainer.rounds:
         stated = "" if ledger is None else f" verax report {ledger} states what was released."
         yield (
@@ -107,14 +109,22 @@ def _spent(trainer: PrivateTrainer, delta: float) -> Iterator[str]:
 def train(
     *,
     data: Annotated[
-        str, typer.Option(help="digits, mnist (see VERAX_DATA), or a .csv file: names, then numbers, the class last.")
+        str,
+        typer.Option(
+            help="digits, mnist (see VERAX_DATA), or a .csv file: names, then numbers, the class last."
+        ),
     ] = "digits",
     model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.mlp,
-    epsilon: Annotated[float | None, typer.Option(help="The budget; the noise is then computed.")] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option("--noise-multiplier", "-z", help="The noise, in place of --epsilon.")
+    epsilon: Annotated[
+        float | None, typer.Option(help="The budget; the noise is then computed.")
     ] = None,
-    delta: Annotated[float, typer.Option(help="The delta of the budget and of the statement.")] = 1e-5,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option("--noise-multiplier", "-z", help="The noise, in place of --epsilon."),
+    ] = None,
+    delta: Annotated[
+        float, typer.Option(help="The delta of the budget and of the statement.")
+    ] = 1e-5,
     sampler: SamplerOption = "poisson",
     batch: common.ExpectedBatch = None,
     epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 10,
@@ -122,22 +132,38 @@ def train(
     clipping: ClippingOption = ClippingName.individual,
     clip_groups: ClipGroups = 1,
     clip_norm: Annotated[float, typer.Option(help="The norm gradients are clipped to.")] = 1.0,
-    optimizer: Annotated[OptimizerName, typer.Option(help="What uses the noisy gradients.")] = OptimizerName.adam,
-    learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Its step size.")] = 3e-3,
+    optimizer: Annotated[
+        OptimizerName, typer.Option(help="What uses the noisy gradients.")
+    ] = OptimizerName.adam,
+    learning_rate: Annotated[
+        float, typer.Option("--learning-rate", "--lr", help="Its step size.")
+    ] = 3e-3,
     public: Annotated[
         int | None,
-        typer.Option("--records", help="A public number of records; by default the file's own, as if public."),
+        typer.Option(
+            "--records", help="A public number of records; by default the file's own, as if public."
+        ),
     ] = None,
-    ledger: Annotated[Path | None, typer.Option(help="Record every release in this new file.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Record every release in this new file.")
+    ] = None,
     state: Annotated[
-        Path | None, typer.Option(help="Keep the run in this secret file; if it is there, go on with that run.")
+        Path | None,
+        typer.Option(help="Keep the run in this secret file; if it is there, go on with that run."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Save the model's weights here.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Save the statement here, as a page if it ends in .html.")] = None,
-    diagnostics: Annotated[
-        Path | None, typer.Option(help="Losses and gradient norms, which no noise protects, into this new file.")
+    report: Annotated[
+        Path | None, typer.Option(help="Save the statement here, as a page if it ends in .html.")
     ] = None,
-    insecure_seed: Annotated[int | None, typer.Option(help="For tests only: repeatable, and not private.")] = None,
+    diagnostics: Annotated[
+        Path | None,
+        typer.Option(
+            help="Losses and gradient norms, which no noise protects, into this new file."
+        ),
+    ] = None,
+    insecure_seed: Annotated[
+        int | None, typer.Option(help="For tests only: repeatable, and not private.")
+    ] = None,
     json: common.AsJson = False,
 ) -> None:
     """Plan, train and state: noise for the budget, private training, accuracy on held-out records, what it cost.
@@ -146,8 +172,8 @@ def train(
 
     With --state, the same command goes on with a run that was interrupted.
 
-    Of a .csv file about every fifth record is held out for testing, and how many records and which classes it has is
-    taken to be public; --records gives another number to plan and train with.
+    Of a .csv file about every fifth record is held out for testing, and how many records and which
+    classes it has is taken to be public; --records gives another number to plan and train with.
 
     In two processes: torchrun --no-python --nproc-per-node 2 verax train --data digits --epsilon 3
     """
@@ -161,7 +187,15 @@ def train(
     for option, path in (("--out", out), ("--report", report), ("--state", state)):
         if path is not None:
             checks.writable(option, path)
-    common.apart({"--ledger": ledger, "--state": state, "--out": out, "--report": report, "--diagnostics": diagnostics})
+    common.apart(
+        {
+            "--ledger": ledger,
+            "--state": state,
+            "--out": out,
+            "--report": report,
+            "--diagnostics": diagnostics,
+        }
+    )
     import torch
 
     from verax.training import fit
@@ -176,14 +210,21 @@ def train(
     network = build(model.value, examples)
     here = len(examples.train[1])
     records = here if public is None else checks.count("--records", public)
-    drawing = {"--records": records, "--batch": common.expected_batch(batch, records), "--epochs": epochs}
+    drawing = {
+        "--records": records,
+        "--batch": common.expected_batch(batch, records),
+        "--epochs": epochs,
+    }
     described = build_sampler(sampler, {**special, **drawing})
     noise = noise_multiplier or 0.0
     if epsilon is not None:
         with common.patience("planning"):
             noise = calibrate.noise_multiplier(described, epsilon, delta, clipping=clipped)
     mechanism = Mechanism(described, noise, clipped)
-    kinds: dict[OptimizerName, Any] = {OptimizerName.sgd: torch.optim.SGD, OptimizerName.adam: torch.optim.Adam}
+    kinds: dict[OptimizerName, Any] = {
+        OptimizerName.sgd: torch.optim.SGD,
+        OptimizerName.adam: torch.optim.Adam,
+    }
     with launched() as first, _interruptible(state, ledger, delta):
         fitted = fit(
             network,
@@ -206,7 +247,11 @@ def train(
     statement = fitted.statement(report)
     found = statement.facts.epsilon
     number = [] if public is not None else [f"that there are {here:,} records to train on"]
-    taken = "" if examples.public else " and ".join([*number, f"that there are {examples.classes} classes"])
+    taken = (
+        ""
+        if examples.public
+        else " and ".join([*number, f"that there are {examples.classes} classes"])
+    )
     if json:
         common.print_json(
             {
@@ -222,7 +267,9 @@ def train(
         )
         return
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"noise multiplier {shown(noise, LOWER, 5)}, accuracy on held-out records {right:.1%}")
+    console.print(
+        f"noise multiplier {shown(noise, LOWER, 5)}, accuracy on held-out records {right:.1%}"
+    )
     if taken:
         console.print(f"Taken to be public: {taken}.")
     console.print(statement)

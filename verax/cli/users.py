@@ -33,18 +33,25 @@ def users(
     noise_multiplier: common.Noise,
     delta: Annotated[float, typer.Option(help="Report epsilon at this delta.")],
     run: RunOptions,
-    column: Annotated[str, typer.Option(help="Name of the column with the numbers of records.")] = "records",
-    weight: Annotated[str, typer.Option(help="Name of a column that says how many users a line stands for.")] = "users",
-    epsilon: Annotated[float | None, typer.Option(help="Also say who is within this epsilon.")] = None,
+    column: Annotated[
+        str, typer.Option(help="Name of the column with the numbers of records.")
+    ] = "records",
+    weight: Annotated[
+        str, typer.Option(help="Name of a column that says how many users a line stands for.")
+    ] = "users",
+    epsilon: Annotated[
+        float | None, typer.Option(help="Also say who is within this epsilon.")
+    ] = None,
     geometry: Geometry = GeometryName.any,
     rtol: Annotated[float, typer.Option(help="Relative distance of the two sides.")] = DEFAULT_RTOL,
     json: common.AsJson = False,
 ) -> None:
     """Price every user: a user with k records is a group of k.
 
-    The file has a header and one line for each user, with the number of records in the column "records"; or one line
-    for each number of records, with a second column "users". The result says how many users have how many records,
-    which is itself private: it is for you, not for publication.
+    The file has a header and one line for each user, with the number of records in the column
+    "records"; or one line for each number of records, with a second column "users". The result says
+    how many users have how many records, which is itself private: it is for you, not for
+    publication.
 
     Example: verax users --counts counts.csv -z 1 --rate 0.01 --steps 1000 --delta 1e-5
     """
@@ -52,11 +59,17 @@ def users(
     total = sum(size * many for size, many in sizes.items())
     records = run.drawing["--records"]
     if records is not None and total > records:
-        raise ValueError(f"--records must be at least {total}, the sum of column {column!r} of {counts}, got {records}")
+        raise ValueError(
+            f"--records must be at least {total}, the sum of column {column!r} of {counts}, got {records}"
+        )
     mechanism = run.mechanism(noise_multiplier)
     with common.patience("pricing users"):
         rows = user_epsilons(mechanism, sizes, delta, geometry=geometry.value, rtol=rtol)
-        cap = None if epsilon is None else largest_group(mechanism, epsilon, delta, geometry=geometry.value)
+        cap = (
+            None
+            if epsilon is None
+            else largest_group(mechanism, epsilon, delta, geometry=geometry.value)
+        )
     if json:
         common.print_json(
             {
@@ -66,7 +79,10 @@ def users(
                 "delta": delta,
                 "users": sum(sizes.values()),
                 "records": total,
-                "rows": [{"records": row.records, "users": row.users, "epsilon": row.epsilon} for row in rows],
+                "rows": [
+                    {"records": row.records, "users": row.users, "epsilon": row.epsilon}
+                    for row in rows
+                ],
                 "within": None
                 if epsilon is None
                 else {
@@ -80,7 +96,7 @@ def users(
     _show(mechanism, geometry.value, delta, rows, total, epsilon, cap)
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def read_counts(path: Path, column: str = "records", weight: str = "users") -> dict[int, int]:
@@ -91,25 +107,34 @@ def read_counts(path: Path, column: str = "records", weight: str = "users") -> d
             lines = csv.reader(file, strict=True)
             header = next(_filled(lines), None)
             if header is None:
-                raise ValueError(f"{path} is empty: it needs a header with a column {column!r}, then a line per user")
+                raise ValueError(
+                    f"{path} is empty: it needs a header with a column {column!r}, then a line per user"
+                )
             names = [name.strip() for name in header]
             if column not in names:
                 raise ValueError(
                     f"{path} has no column {column!r}, only {', '.join(map(repr, names))}; name it by --column"
                 )
-            place, many = names.index(column), names.index(weight) if weight in names and weight != column else None
+            place, many = (
+                names.index(column),
+                names.index(weight) if weight in names and weight != column else None,
+            )
             for line in _filled(lines):
                 where = f"{path}, line {lines.line_num}"
                 size = _whole(line, place, column, where, MAX_GROUP)
                 sizes[size] += 1 if many is None else _whole(line, many, weight, where, _MOST_USERS)
     except OSError as error:
-        raise ValueError(f"--counts must be a file that can be read, got {path}: {error.strerror}") from error
+        raise ValueError(
+            f"--counts must be a file that can be read, got {path}: {error.strerror}"
+        ) from error
     except UnicodeDecodeError as error:
         raise ValueError(
             f"--counts must be a CSV file in UTF-8, got {path}: {error.reason} at byte {error.start}"
         ) from error
     except csv.Error as error:
-        raise ValueError(f"--counts must be a CSV file, got {path}: {error} in line {lines.line_num}") from error
+        raise ValueError(
+            f"--counts must be a CSV file, got {path}: {error} in line {lines.line_num}"
+        ) from error
     if not sum(sizes.values()):
         raise ValueError(f"{path} names no user: it needs a line per user after its header")
     return dict(sizes)
@@ -136,7 +161,7 @@ def _whole(line: Sequence[str], place: int, column: str, where: str, most: int) 
     return int(word)
 
 
-# --- showing ---------------------------------------------------------------------------------------------------------
+# --- showing --------------------------------------------------------------------------------------
 
 
 def _within(rows: Sequence[Users], epsilon: float) -> int:
@@ -171,7 +196,9 @@ def _show(
 ) -> None:
     out = console()
     everyone = sum(row.users for row in rows)
-    out.print(f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier!r}, {mechanism.clipping!r}")
+    out.print(
+        f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier!r}, {mechanism.clipping!r}"
+    )
     out.print(
         f"relation {mechanism.relation}{', orthogonal gradients' * (geometry == 'orthogonal')}; {everyone} users, "
         f"{total} records; epsilon at delta = {delta!r}"

@@ -1,7 +1,8 @@
 """Asynchronous rounds: every client at its own pace, on the last model it has received ('Proactive DP', appendix A).
 
-Clients add their own noise, so staleness, loss and repetition change how fast the model learns and never what a round
-costs. A message is sent until its receipt arrives; the server uses each round of each client once.
+Clients add their own noise, so staleness, loss and repetition change how fast the model learns and
+never what a round costs. A message is sent until its receipt arrives; the server uses each round of
+each client once.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from verax.federated.states import read_state
 from verax.training.checkpoint_file import write_secret
 
 Delay = Callable[[int, int], bool]
-"""Whether a client with model k may work on its round i: the function that paper 004 calls Upsilon(k, i)."""
+"""Whether a client with model k may work on its round i: the function that paper 004 calls
+Upsilon(k, i).
+"""
 
 Step = Callable[[float], float]
-"""From the records that a client has used before (a public number) to the step size of each record."""
+"""From the records that a client has used before (a public number) to the step size of each record.
+"""
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,15 @@ class AsyncClient:
 
     Args:
         client: the client, of a plan with local noise.
-        step: the step size of a record, known to everybody: such as ``Diminishing(0.1, beta=0.01)``.
+        step: the step size of a record, known to everybody: such as ``Diminishing(0.1,
+            beta=0.01)``.
         permitted: how far its model may be behind.
-        record_rate: for a client with a budget: from the round's number and how far the model is behind to the rate of
-            the round's records. It may depend on speed and on anything received, not on the data.
+        record_rate: for a client with a budget: from the round's number and how far the model is
+            behind to the rate of the round's records. It may depend on speed and on anything
+            received, not on the data.
 
-    ``outbox`` holds what was not acknowledged yet. Models of another run, another shape, or not finite are ignored, and
-    counted in ``ignored``.
+    ``outbox`` holds what was not acknowledged yet. Models of another run, another shape, or not
+    finite are ignored, and counted in ``ignored``.
     """
 
     def __init__(
@@ -130,10 +136,13 @@ class AsyncClient:
         if receipt.client != self._client.number or (self._run and receipt.run != self._run):
             self.ignored += 1
             return
-        # Rounds of which a crash left no message are paid for; nothing is sent in their place but that they are over.
+        # Rounds of which a crash left no message are paid for; nothing is sent in their place but
+        # that they are over.
         for number in range(receipt.below, self._lost):
             nothing = np.zeros(self._client.dimension, dtype=np.float32)
-            self._waiting[number] = Update(receipt.run, self._client.number, number, nothing, self._client.seen(number))
+            self._waiting[number] = Update(
+                receipt.run, self._client.number, number, nothing, self._client.seen(number)
+            )
         self._lost = 0
         for number in [n for n in self._waiting if n < receipt.below]:
             del self._waiting[number]
@@ -161,8 +170,10 @@ class AsyncServer:
         plan: what runs, with local noise; ``plan.rounds`` is the number of rounds of every client.
         weights: the first model's trained parameters, flat.
         step: the step size of a record; the same as the clients'.
-        permitted: how far a client's model may be behind; updates that no honest client can have made are refused.
-        state: a file for the server's state, written before an update is acknowledged; :meth:`restart` reads it.
+        permitted: how far a client's model may be behind; updates that no honest client can have
+            made are refused.
+        state: a file for the server's state, written before an update is acknowledged;
+            :meth:`restart` reads it.
     """
 
     def __init__(
@@ -264,7 +275,9 @@ class AsyncServer:
     def leave(self, client: int) -> None:
         """Wait no longer for a client: it has died, or its budget is used up."""
         if client not in self._below:
-            raise ValueError(f"client must be one of the {self.plan.clients} clients, got {client!r}")
+            raise ValueError(
+                f"client must be one of the {self.plan.clients} clients, got {client!r}"
+            )
         with self._lock:
             self._gone.add(client)
             self._save()
@@ -295,18 +308,30 @@ def together(
     Args:
         server: the server.
         hands: client 0, 1, and so on.
-        turns: whose turn it is, again and again: a client comes as often as it is fast. By default everybody in order.
+        turns: whose turn it is, again and again: a client comes as often as it is fast. By default
+            everybody in order.
         after: called with the server whenever the model's number has risen.
 
-    A client whose turn it is gets the last model that was broadcast and its receipt, works if it may, and sends.
+    A client whose turn it is gets the last model that was broadcast and its receipt, works if it
+    may, and sends.
 
     >>> import torch
     >>> from verax.federated import Client, Diminishing, Plan, weights_of
-    >>> plan = Plan(2, 40, 20, client_rate=1.0, record_rate=0.5, rounds=3, noise_multiplier=1.0, noise="local")
+    >>> plan = Plan(
+    ...     2,
+    ...     40,
+    ...     20,
+    ...     client_rate=1.0,
+    ...     record_rate=0.5,
+    ...     rounds=3,
+    ...     noise_multiplier=1.0,
+    ...     noise="local",
+    ... )
     >>> def hand(i):
     ...     own = torch.randn(20, 3), torch.randint(0, 2, (20,))
     ...     return AsyncClient(
-    ...         Client(i, own, plan, torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss()), Diminishing(0.1)
+    ...         Client(i, own, plan, torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss()),
+    ...         Diminishing(0.1),
     ...     )
     >>> server = AsyncServer(plan, weights_of(torch.nn.Linear(3, 2)), Diminishing(0.1))
     >>> together(server, [hand(0), hand(1)], turns=[0, 0, 1, 0, 1, 1])
@@ -332,7 +357,9 @@ def together(
         if server.done:
             return
         if turns is None and idle > len(hands):
-            raise ValueError(f"permitted must let somebody work with model {server.round}, the newest there can be")
+            raise ValueError(
+                f"permitted must let somebody work with model {server.round}, the newest there can be"
+            )
 
 
 def _local(plan: Plan) -> None:

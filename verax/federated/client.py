@@ -40,30 +40,45 @@ class Refused(ValueError):  # noqa: N818 - public name, says what happened
 class Client:
     """One client. It takes part by its own coin, and answers every round at most once.
 
-    Whether it takes part, which records it uses and where its randomness comes from never leaves it: not in its
-    messages, its ledger or its errors. The ledger counts every round it is asked for, and those it missed.
+    Whether it takes part, which records it uses and where its randomness comes from never leaves
+    it: not in its messages, its ledger or its errors. The ledger counts every round it is asked
+    for, and those it missed.
 
     Args:
         number: which client it is, from 0.
-        data: tensors, a dictionary of tensors or a map-style data set: the client's own records. Where records are
-            protected, a data set's ``__getitems__`` must treat each by itself.
-        plan: what runs; this client may have rates of its own (``dataclasses.replace(plan, client_rate=...)``).
+        data: tensors, a dictionary of tensors or a map-style data set: the client's own records.
+            Where records are protected, a data set's ``__getitems__`` must treat each by itself.
+        plan: what runs; this client may have rates of its own (``dataclasses.replace(plan,
+            client_rate=...)``).
         model: a module of its own; the server's weights are put into it.
-        loss: a torch criterion of outputs and targets, or for dictionaries of data a function of model and batch.
-        ledger: a new file, or a ledger opened with ``Ledger.open`` to go on after a crash; or None for none.
-        records: a public bound on the number of its records, for its guarantee; by default their number.
+        loss: a torch criterion of outputs and targets, or for dictionaries of data a function of
+            model and batch.
+        ledger: a new file, or a ledger opened with ``Ledger.open`` to go on after a crash; or None
+            for none.
+        records: a public bound on the number of its records, for its guarantee; by default their
+            number.
         client_rates: one for every round in place of the plan's, declared in advance.
         record_rates: the same for records.
-        budget: in place of a ledger, for rates that are chosen as one goes (asynchronous rounds): every round is spent
-            from it before it is computed, and no round runs that would exceed it.
+        budget: in place of a ledger, for rates that are chosen as one goes (asynchronous rounds):
+            every round is spent from it before it is computed, and no round runs that would exceed
+            it.
         inner: where the client's aggregate is clipped, what it is (see ``Worker``).
         micro_batch: how many records are worked on at once.
-        insecure_seed: for tests and research only: makes the run repeatable, and not private. Clients and server with
-            the same seed draw what :class:`verax.federated.Embedded` with that seed draws.
+        insecure_seed: for tests and research only: makes the run repeatable, and not private.
+            Clients and server with the same seed draw what :class:`verax.federated.Embedded` with
+            that seed draws.
 
     >>> import torch
     >>> from verax.federated import Client, Plan, Server, weights_of
-    >>> plan = Plan(clients=2, records=40, largest=20, client_rate=0.5, record_rate=0.5, rounds=3, noise_multiplier=1.0)
+    >>> plan = Plan(
+    ...     clients=2,
+    ...     records=40,
+    ...     largest=20,
+    ...     client_rate=0.5,
+    ...     record_rate=0.5,
+    ...     rounds=3,
+    ...     noise_multiplier=1.0,
+    ... )
     >>> def module():
     ...     return torch.nn.Linear(3, 2)
     >>> def own():
@@ -109,25 +124,38 @@ class Client:
                 f"got {bound}; plan with a larger one"
             )
         self.records = bound
-        self._rates = [plan.record_rate] * plan.rounds if record_rates is None else [*map(float, record_rates)]
-        self._client_rates = [plan.client_rate] * plan.rounds if client_rates is None else [*map(float, client_rates)]
+        self._rates = (
+            [plan.record_rate] * plan.rounds
+            if record_rates is None
+            else [*map(float, record_rates)]
+        )
+        self._client_rates = (
+            [plan.client_rate] * plan.rounds
+            if client_rates is None
+            else [*map(float, client_rates)]
+        )
         self.mechanism = plan.phases(bound, self._rates, self._client_rates)
         if budget is not None and ledger is not None:
-            raise ValueError("budget and ledger must not both be given: each of them counts the rounds")
+            raise ValueError(
+                "budget and ledger must not both be given: each of them counts the rounds"
+            )
         self.budget = budget
         source = Source.system() if insecure_seed is None else Source.insecure(insecure_seed)
         self.private = source.secure
         draws = Draws(source.spawn(f"draws of client {self.number}"))
         self._worker = Worker(model, loss, plan, inner, micro_batch, draws=draws)
-        if self._data.watched is not None:  # a first look before any round, where a refusal tells that it takes part
+        # a first look before any round, where a refusal tells that it takes part
+        if self._data.watched is not None:
             self._worker.take(self._data, np.arange(min(len(self._data), _LOOK)))
         self._noise = source.spawn(f"noise of client {self.number}")
         self._ledger = self._opened(ledger)
         self._spent = 0 if self._ledger is None else self._ledger.released
         if budget is not None:
-            self._rates[: len(budget.phases)] = [phase.sampler.record_rate for phase in budget.phases]  # type: ignore[attr-defined]
+            spent = [phase.sampler.record_rate for phase in budget.phases]  # type: ignore[attr-defined]
+            self._rates[: len(spent)] = spent
             self._spent = len(budget.phases)
-        self._lots = Lots(source.spawn("lots"), self._spent if self.private else 0)  # a seed gives the same key again
+        # a seed gives the same key again
+        self._lots = Lots(source.spawn("lots"), self._spent if self.private else 0)
         self._run: bytes | None = None
         self._lock = threading.RLock()
 
@@ -135,7 +163,9 @@ class Client:
         if ledger is None:
             return None
         if not isinstance(ledger, Ledger):
-            return Ledger.create(ledger, self.mechanism, insecure_seed=not self.private, unit=self.plan.unit)
+            return Ledger.create(
+                ledger, self.mechanism, insecure_seed=not self.private, unit=self.plan.unit
+            )
         if ledger.mechanism != self.mechanism or ledger.unit != self.plan.unit:
             raise ValueError(
                 f"ledger must declare what this client runs, {self.mechanism!r}, protecting one {self.plan.unit}"
@@ -143,7 +173,7 @@ class Client:
         refuse_seed(ledger, self.private)
         return ledger
 
-    # --- a round ----------------------------------------------------------------------------------------------------
+    # --- a round ----------------------------------------------------------------------------------
 
     @property
     def dimension(self) -> int:
@@ -160,17 +190,19 @@ class Client:
 
         (torch then imports what it needs, a second of CPU time for some models.)
         """
-        self._worker.total(self._data.take(np.arange(min(len(self._data), 1))), min(len(self._data), 1))
+        self._worker.total(
+            self._data.take(np.arange(min(len(self._data), 1))), min(len(self._data), 1)
+        )
 
     def answer(self, model: Model) -> Update | None:
         """This client's part of a round; None if it stays away and others may not know (or need not).
 
-        A round is answered once: were it asked for again, a second answer would cost again. Rounds that were missed
-        are counted as if they had been answered.
+        A round is answered once: were it asked for again, a second answer would cost again. Rounds
+        that were missed are counted as if they had been answered.
 
         Raises:
-            Refused: the round was answered before or is not part of the plan, or the model is of another run, another
-                shape or not finite.
+            Refused: the round was answered before or is not part of the plan, or the model is of
+                another run, another shape or not finite.
         """
         with self._lock:  # a round is answered once, whoever asks
             self._refuse(model)
@@ -180,7 +212,9 @@ class Client:
 
     def _sealed(self, model: Model, found: Values | None) -> Update | None:
         if self.plan.noise == "central":
-            return None if found is None else Update(model.run, self.number, model.round, found.copy())
+            return (
+                None if found is None else Update(model.run, self.number, model.round, found.copy())
+            )
         if self.plan.noise == "visible" and found is None:
             return None
         return Update(model.run, self.number, model.round, self.noisy(found))
@@ -191,15 +225,21 @@ class Client:
         if model.run != self._run:
             raise Refused("the model belongs to another run than the one this client joined")
         if model.round < self._spent:
-            raise Refused(f"round {model.round} is spent, the next is {self._spent}: to repeat one would cost again")
+            raise Refused(
+                f"round {model.round} is spent, the next is {self._spent}: to repeat one would cost again"
+            )
         if model.round >= self.plan.rounds:
-            raise Refused(f"round {model.round} is beyond the {self.plan.rounds} planned rounds, which count from 0")
+            raise Refused(
+                f"round {model.round} is beyond the {self.plan.rounds} planned rounds, which count from 0"
+            )
         self.refuse_weights(model.weights)
 
     def refuse_weights(self, weights: Values) -> None:
         """Raise unless these can be put into the client's model."""
         if len(weights) != self._worker.dimension:
-            raise Refused(f"the model must have {self._worker.dimension} weights, got {len(weights)}")
+            raise Refused(
+                f"the model must have {self._worker.dimension} weights, got {len(weights)}"
+            )
         if not np.isfinite(weights).all():
             raise Refused("the model's weights must be finite")
 
@@ -215,7 +255,14 @@ class Client:
         me = np.array([self.number])
         if not taking_part(self._lots, self.plan, number, me, self._client_rates[number]).size:
             return None
-        chosen = used(self._lots, self._rates[number], number, me, np.array([len(self._data)]), np.zeros(1, np.int64))
+        chosen = used(
+            self._lots,
+            self._rates[number],
+            number,
+            me,
+            np.array([len(self._data)]),
+            np.zeros(1, np.int64),
+        )
         return self._worker.total(self._worker.take(self._data, chosen), len(chosen))
 
     def charge(self, number: int, record_rate: float | None = None) -> None:
@@ -232,13 +279,20 @@ class Client:
     def _charge_next(self, record_rate: float | None) -> None:
         if self.budget is not None:
             self._rates[self._spent] = record_rate or self._rates[self._spent]
-            rates = {"client_rate": self._client_rates[self._spent], "record_rate": self._rates[self._spent]}
+            rates = {
+                "client_rate": self._client_rates[self._spent],
+                "record_rate": self._rates[self._spent],
+            }
             self.budget.spend(replace(self.plan, **rates, rounds=1).mechanism(self.records))  # type: ignore[arg-type]
         elif record_rate is not None:
-            raise ValueError("record_rate must not be chosen on the way without a budget: declare record_rates")
+            raise ValueError(
+                "record_rate must not be chosen on the way without a budget: declare record_rates"
+            )
         elif self._ledger is not None:
             plan = self.plan
-            self._ledger.release(self._spent, clip_norm=plan.clip_norm, noise_multiplier=plan.noise_multiplier)
+            self._ledger.release(
+                self._spent, clip_norm=plan.clip_norm, noise_multiplier=plan.noise_multiplier
+            )
         self._spent += 1
 
     def seen(self, number: int) -> float:
@@ -253,7 +307,7 @@ class Client:
             self._noise.add_gaussian(total, self.plan.sigma)
         return total.astype(np.float32)
 
-    # --- what it cost -----------------------------------------------------------------------------------------------
+    # --- what it cost -----------------------------------------------------------------------------
 
     @property
     def guarantee(self) -> Guarantee:
@@ -262,7 +316,8 @@ class Client:
 
     def statement(self, delta: float) -> Statement:
         """What the client's owner can sign, in words."""
-        from verax.reporting.statement import Statement  # reporting depends on this room, not the reverse
+        # reporting depends on this room, not the reverse
+        from verax.reporting.statement import Statement
 
         if self.budget is not None:
             return self.budget.statement(private=self.private, unit=self.plan.unit)
@@ -278,13 +333,16 @@ def taking_part(lots: Lots, plan: Plan, number: int, clients: Numbers, rate: Rat
     """Which of these clients take part in a round, by their places in the list; with bins the rate is theirs."""
     if plan.bins is not None:
         epoch, now = divmod(number, plan.bins)
-        if epoch * plan.bins < lots.since:  # under an earlier key some had their turn: nobody may have a second one
+        # under an earlier key some had their turn: nobody may have a second one
+        if epoch * plan.bins < lots.since:
             return np.empty(0, dtype=np.int64)
         return np.flatnonzero(lots.picks(plan.bins, epoch, clients) == now)
     return np.flatnonzero(lots.clients(rate, number, clients))
 
 
-def used(lots: Lots, rate: Rates, number: int, clients: Numbers, sizes: Numbers, starts: Numbers) -> Numbers:
+def used(
+    lots: Lots, rate: Rates, number: int, clients: Numbers, sizes: Numbers, starts: Numbers
+) -> Numbers:
     """The numbers of the records that clients which take part use; ``starts`` are those of their first records."""
     chosen = np.flatnonzero(lots.records(rate, number, clients, sizes))
     owners = np.searchsorted(np.cumsum(sizes), chosen, side="right")

@@ -34,21 +34,24 @@ if TYPE_CHECKING:
 class Embedded:
     """Clients and server of a plan together; with the same seed they end with the weights of the objects one by one.
 
-    (Up to rounding: sums are taken in another order. With local noise only the law is the same, since the sum of all
-    clients' noises is drawn at once.)
+    (Up to rounding: sums are taken in another order. With local noise only the law is the same,
+    since the sum of all clients' noises is drawn at once.)
 
     Args:
         plan: what runs.
         model: any module, trained in place.
-        loss: a torch criterion of outputs and targets, or for dictionaries of data a function of model and batch.
-        data: the records of all clients, client after client; a data set's ``__getitems__`` must treat each by itself.
+        loss: a torch criterion of outputs and targets, or for dictionaries of data a function of
+            model and batch.
+        data: the records of all clients, client after client; a data set's ``__getitems__`` must
+            treat each by itself.
         sizes: how many of them each client holds.
         optimizer: from parameters to an optimizer, such as ``lambda p: torch.optim.SGD(p, 0.1)``.
         ledger: a new file in which every release is recorded before it happens.
-        state: a file for the server's state after every round; with :meth:`restart` the run goes on from there.
-        client_rates: where clients differ, the rate of each, or a row of them for every round, declared in advance;
-            none above the plan's. What each client holds is then taken to be public, as updates are divided by the size
-            that is expected.
+        state: a file for the server's state after every round; with :meth:`restart` the run goes on
+            from there.
+        client_rates: where clients differ, the rate of each, or a row of them for every round,
+            declared in advance; none above the plan's. What each client holds is then taken to be
+            public, as updates are divided by the size that is expected.
         record_rates: the same for records.
         inner: where a client's aggregate is clipped, what it is (see ``Worker``).
         micro_batch: how many records are worked on at once.
@@ -57,11 +60,24 @@ class Embedded:
     >>> import torch
     >>> from verax.federated import Embedded, Plan
     >>> plan = Plan(
-    ...     clients=50, records=500, largest=10, client_rate=0.2, record_rate=0.5, rounds=5, noise_multiplier=1.0
+    ...     clients=50,
+    ...     records=500,
+    ...     largest=10,
+    ...     client_rate=0.2,
+    ...     record_rate=0.5,
+    ...     rounds=5,
+    ...     noise_multiplier=1.0,
     ... )
     >>> data = torch.randn(500, 3), torch.randint(0, 2, (500,))
     >>> model = torch.nn.Linear(3, 2)
-    >>> run = Embedded(plan, model, torch.nn.CrossEntropyLoss(), data, [10] * 50, lambda p: torch.optim.SGD(p, 0.1))
+    >>> run = Embedded(
+    ...     plan,
+    ...     model,
+    ...     torch.nn.CrossEntropyLoss(),
+    ...     data,
+    ...     [10] * 50,
+    ...     lambda p: torch.optim.SGD(p, 0.1),
+    ... )
     >>> run.run()
     >>> run.round
     5
@@ -87,9 +103,12 @@ class Embedded:
     ) -> None:
         self.plan = plan
         self._data, self.sizes = Data(data), _checked(sizes, plan)
-        self._data.watch(in_order=plan.unit == "client")  # records of many clients are taken at once
+        # records of many clients are taken at once
+        self._data.watch(in_order=plan.unit == "client")
         if int(self.sizes.sum()) != len(self._data):
-            raise ValueError(f"sizes must add up to the {len(self._data)} records of data, got {int(self.sizes.sum())}")
+            raise ValueError(
+                f"sizes must add up to the {len(self._data)} records of data, got {int(self.sizes.sum())}"
+            )
         self._starts = np.cumsum(self.sizes) - self.sizes
         self._clients = np.arange(plan.clients)
         self._rates = _Rates.of(plan, client_rates, record_rates)
@@ -110,12 +129,17 @@ class Embedded:
             self.server.close()
             raise
 
-    def _set_up(self, loss: Criterion, inner: Inner | None, micro_batch: int, source: Source) -> None:
+    def _set_up(
+        self, loss: Criterion, inner: Inner | None, micro_batch: int, source: Source
+    ) -> None:
         plan, model = self.plan, self.model
         size = len(weights_of(model))
         if size != len(self.server.weights):
-            raise ValueError(f"model must have the {len(self.server.weights)} weights of the run, got one with {size}")
-        self._lots = Lots(source.spawn("lots"), self.server.round if source.secure else 0)  # a seed: the same key again
+            raise ValueError(
+                f"model must have the {len(self.server.weights)} weights of the run, got one with {size}"
+            )
+        # a seed: the same key again
+        self._lots = Lots(source.spawn("lots"), self.server.round if source.secure else 0)
         self._noise = source.spawn("noise of all clients")
         now = self.server.weights.clone()
         draws = Draws(source.spawn("draws"))
@@ -143,7 +167,12 @@ class Embedded:
         """Go on after a crash, from the server's ledger and state; see :meth:`Server.restart`."""
         expected = _Rates.of(plan, client_rates, record_rates).expected(plan, _checked(sizes, plan))
         server = Server.restart(
-            plan, optimizer, ledger=ledger, state=state, expected=expected, insecure_seed=insecure_seed
+            plan,
+            optimizer,
+            ledger=ledger,
+            state=state,
+            expected=expected,
+            insecure_seed=insecure_seed,
         )
         return cls(
             plan,
@@ -186,7 +215,9 @@ class Embedded:
             rate = record_rate[here] if record_rate.size > 1 else record_rate
             chosen = used(self._lots, rate, number, here, self.sizes[here], self._starts[here])
             if plan.unit == "record":
-                self.server.add(self._worker.total(self._worker.take(self._data, chosen), len(chosen)))
+                self.server.add(
+                    self._worker.total(self._worker.take(self._data, chosen), len(chosen))
+                )
             else:
                 self._add_clients(here, chosen)
         # The noises of all clients that send, added up: one Gaussian of the sum of their variances.
@@ -197,25 +228,32 @@ class Embedded:
         """Clients' aggregates, each clipped."""
         ends = np.searchsorted(chosen, self._starts[here] + self.sizes[here])
         counts = np.diff(ends, prepend=0)
-        self.server.add(self._worker.totals(self._worker.take(self._data, chosen), counts[counts > 0].tolist()))
+        self.server.add(
+            self._worker.totals(self._worker.take(self._data, chosen), counts[counts > 0].tolist())
+        )
 
-    # --- what it cost -----------------------------------------------------------------------------------------------
+    # --- what it cost -----------------------------------------------------------------------------
 
     def guarantees(self) -> tuple[Guarantee, Guarantee]:
         """Of the fewest records and the smallest rates of any client, and of the most and the largest.
 
         Every client's own lies between (docs/random-participation.md, theorem 5).
         """
-        return self._priced(int(self.sizes.min()), np.min), self._priced(int(self.sizes.max()), np.max)
+        return self._priced(int(self.sizes.min()), np.min), self._priced(
+            int(self.sizes.max()), np.max
+        )
 
     def epsilons(self, delta: float) -> tuple[Bracket, Bracket]:
         """Epsilons of these two at a delta, the first at most the second.
 
-        Each is a bound by itself, and the first may have been rounded up further; by theorem 5 the second bounds both.
+        Each is a bound by itself, and the first may have been rounded up further; by theorem 5 the
+        second bounds both.
         """
         least, most = (guarantee.epsilon(delta) for guarantee in self.guarantees())
         if least.upper > most.upper:
-            least = replace(least, lower=min(least.lower, most.upper), upper=most.upper, upper_by=most.upper_by)
+            least = replace(
+                least, lower=min(least.lower, most.upper), upper=most.upper, upper_by=most.upper_by
+            )
         return least, most
 
     def guarantee_of(self, client: int) -> Guarantee:
@@ -244,7 +282,9 @@ class _Rates:
     def of(cls, plan: Plan, clients: ArrayLike | None, records: ArrayLike | None) -> _Rates:
         """Rates as given, in place of the plan's."""
         if clients is not None and plan.bins is not None:
-            raise ValueError(f"client_rates must not be given with bins: every client takes part once in {plan.bins}")
+            raise ValueError(
+                f"client_rates must not be given with bins: every client takes part once in {plan.bins}"
+            )
         return cls(
             _table("client_rates", clients, plan.client_rate, plan),
             _table("record_rates", records, plan.record_rate, plan),
@@ -252,9 +292,13 @@ class _Rates:
 
     def at(self, number: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Those of a round."""
-        return self.clients[min(number, len(self.clients) - 1)], self.records[min(number, len(self.records) - 1)]
+        return self.clients[min(number, len(self.clients) - 1)], self.records[
+            min(number, len(self.records) - 1)
+        ]
 
-    def of_all_rounds(self, plan: Plan, which: Callable[[NDArray[np.float64]], Any]) -> tuple[list[float], list[float]]:
+    def of_all_rounds(
+        self, plan: Plan, which: Callable[[NDArray[np.float64]], Any]
+    ) -> tuple[list[float], list[float]]:
         """One rate of each row, for every round."""
         p, q = ([float(which(row)) for row in table] for table in (self.clients, self.records))
         return p * (plan.rounds // len(p)), q * (plan.rounds // len(q))
@@ -264,7 +308,9 @@ class _Rates:
         if self.clients.size == self.records.size == 1:
             return None
         weights = np.ones(plan.clients) if plan.unit == "client" else self.records * sizes
-        found: list[float] = np.broadcast_to((self.clients * weights).sum(axis=1), (plan.rounds,)).tolist()
+        found: list[float] = np.broadcast_to(
+            (self.clients * weights).sum(axis=1), (plan.rounds,)
+        ).tolist()
         return found
 
 
@@ -288,7 +334,9 @@ def _table(name: str, given: ArrayLike | None, largest: float, plan: Plan) -> ND
 def _checked(sizes: Sequence[int] | Numbers, plan: Plan) -> Numbers:
     found = np.asarray(sizes, dtype=np.int64)
     if found.shape != (plan.clients,):
-        raise ValueError(f"sizes must have one number for each of the {plan.clients} clients, got {found.shape}")
+        raise ValueError(
+            f"sizes must have one number for each of the {plan.clients} clients, got {found.shape}"
+        )
     if found.min() < 1 or found.max() > plan.largest:
         raise ValueError(
             f"sizes must lie between 1 and the plan's largest, {plan.largest}, got {found.min()} to {found.max()}"

@@ -1,8 +1,9 @@
 """The real engine: a client and a server of :mod:`verax.federated` inside Flower's ClientApp and ServerApp.
 
-The apps are ordinary ones and run wherever Flower runs them. :func:`verax.federated.flower_link.serve` and
-:func:`verax.federated.flower_node.join` run them over TLS with node authentication, with one process for the server and
-one for each client, and without executing code that the other side has sent.
+The apps are ordinary ones and run wherever Flower runs them.
+:func:`verax.federated.flower_link.serve` and :func:`verax.federated.flower_node.join` run them over
+TLS with node authentication, with one process for the server and one for each client, and without
+executing code that the other side has sent.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from verax.federated.server import Server
 _RECORD, _FIELD = "verax", "messages"
 
 
-# --- what is said ---------------------------------------------------------------------------------------------------
+# --- what is said ---------------------------------------------------------------------------------
 
 
 def _written(said: Sequence[messages.Message]) -> RecordDict:
@@ -52,7 +53,7 @@ def _read(message: Message) -> list[messages.Message]:
     return found
 
 
-# --- a client -------------------------------------------------------------------------------------------------------
+# --- a client -------------------------------------------------------------------------------------
 
 
 def client_app(
@@ -60,8 +61,9 @@ def client_app(
 ) -> ClientApp:
     """A ClientApp that answers for one client.
 
-    Every model gets an answer of the same length, whether the client takes part or not: with central noise a client
-    that stays away sends zeros, which change no sum. (With ``noise="visible"`` staying away may be seen, and is.)
+    Every model gets an answer of the same length, whether the client takes part or not: with
+    central noise a client that stays away sends zeros, which change no sum. (With
+    ``noise="visible"`` staying away may be seen, and is.)
 
     Args:
         client: the client. It must live as long as the app: its coins and its ledger are in it.
@@ -70,7 +72,15 @@ def client_app(
 
     >>> import torch
     >>> from verax.federated import Plan
-    >>> plan = Plan(clients=2, records=8, largest=4, client_rate=0.5, record_rate=0.5, rounds=3, noise_multiplier=1.0)
+    >>> plan = Plan(
+    ...     clients=2,
+    ...     records=8,
+    ...     largest=4,
+    ...     client_rate=0.5,
+    ...     record_rate=0.5,
+    ...     rounds=3,
+    ...     noise_multiplier=1.0,
+    ... )
     >>> own = torch.randn(4, 3), torch.randint(0, 2, (4,))
     >>> app = client_app(Client(0, own, plan, torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss()))
     >>> type(app).__name__
@@ -90,7 +100,8 @@ def client_app(
         for model in _read(message):
             if isinstance(model, Model):
                 if hand is None and client.budget is None and model.round:
-                    client.charge(min(model.round, client.plan.rounds) - 1)  # rounds that it missed count
+                    # rounds that it missed count
+                    client.charge(min(model.round, client.plan.rounds) - 1)
                 client.finish()
                 if ended is not None:
                     ended(model)
@@ -109,7 +120,9 @@ def _answers(client: Client, said: Sequence[messages.Message]) -> list[Update]:
         except Refused:
             continue
         if update is None and client.plan.noise == "central":
-            update = Update(model.run, client.number, model.round, np.zeros(client.dimension, np.float32))
+            update = Update(
+                model.run, client.number, model.round, np.zeros(client.dimension, np.float32)
+            )
         if update is not None:
             found.append(update)
     return found
@@ -124,7 +137,7 @@ def _outbox(hand: AsyncClient, said: Sequence[messages.Message]) -> list[Update]
     return hand.outbox
 
 
-# --- the server -----------------------------------------------------------------------------------------------------
+# --- the server -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -132,9 +145,10 @@ class Waiting:
     """How long a server waits, in seconds. None of it costs privacy.
 
     Args:
-        gather: before the first round, for all clients to be there; after that it begins with those that are. (While
-            nobody is there no round begins.)
-        answers: in a round, for the answers of those that are there; asynchronously, before a client is asked again.
+        gather: before the first round, for all clients to be there; after that it begins with those
+            that are. (While nobody is there no round begins.)
+        answers: in a round, for the answers of those that are there; asynchronously, before a
+            client is asked again.
         lost: asynchronously, for a sign of a client, before it is left behind; None for ever.
         poll: between two looks.
         farewell: after the last round, for clients to confirm that they know it was the last.
@@ -167,9 +181,11 @@ def server_app(
 
     Args:
         server: the server; after a crash the one that ``restart`` returns.
-        keys: the public key of client 0, 1, and so on, by which the authenticated node that sent a message is known.
+        keys: the public key of client 0, 1, and so on, by which the authenticated node that sent a
+            message is known.
         waiting: how long to wait for whom.
-        after: called with the server after every round; asynchronously whenever the model's number has risen.
+        after: called with the server after every round; asynchronously whenever the model's number
+            has risen.
     """
     if len(keys) != server.plan.clients or len(set(keys)) != len(keys):
         raise ValueError(
@@ -209,7 +225,8 @@ class _Fleet:
     keys: list[bytes]
     waiting: Waiting
     asked: dict[str, int] = field(default_factory=dict)  # by the number of the question
-    silent: set[int] = field(default_factory=set)  # clients that have kept a round waiting and not answered since
+    # clients that have kept a round waiting and not answered since
+    silent: set[int] = field(default_factory=set)
     since: dict[int, str] = field(default_factory=dict)  # when each client connected
 
     def present(self) -> dict[int, int]:
@@ -223,7 +240,9 @@ class _Fleet:
                 if self.since.get(client) != node.last_activated_at:
                     self.since[client] = node.last_activated_at
                     self.silent.discard(client)
-                    self.asked = {question: who for question, who in self.asked.items() if who != client}
+                    self.asked = {
+                        question: who for question, who in self.asked.items() if who != client
+                    }
         return found
 
     def gather(self) -> None:
@@ -240,7 +259,8 @@ class _Fleet:
         while not set(self.present()) - self.silent:
             for _ in self.heard():
                 continue
-            self.silent &= set(self.asked.values())  # a question that has expired may be asked, and waited for, again
+            # a question that has expired may be asked, and waited for, again
+            self.silent &= set(self.asked.values())
             time.sleep(self.waiting.poll)
 
     def ask(self, what: dict[int, list[messages.Message]], kind: str = MessageType.TRAIN) -> None:
@@ -248,22 +268,28 @@ class _Fleet:
         nodes = self.present()
         for client, said in what.items():
             if client in nodes:
-                question = Message(_written(said), nodes[client], kind, ttl=2.0 * self.waiting.answers)
-                self.asked |= {str(number): client for number in self.grid.push_messages([question])}
+                question = Message(
+                    _written(said), nodes[client], kind, ttl=2.0 * self.waiting.answers
+                )
+                self.asked |= {
+                    str(number): client for number in self.grid.push_messages([question])
+                }
 
     def heard(self) -> Iterator[tuple[int, list[messages.Message]]]:
         """The answers that have come since the last time, each with the client that was asked."""
         if self.asked:
             for reply in self.grid.pull_messages(list(self.asked)):
                 client = self.asked.pop(reply.metadata.reply_to_message_id, None)
-                if client is not None and not reply.has_error():  # an error is Flower's: the node is away
+                # an error is Flower's: the node is away
+                if client is not None and not reply.has_error():
                     self.silent.discard(client)
                     yield client, _read(reply)
 
     def answers(self, seconds: float | None = None) -> Iterator[tuple[int, list[messages.Message]]]:
         """The answers of those who were asked and are in time; of earlier rounds, too, if they come now.
 
-        Nobody waits for a client that was waited for in vain before, until it answers or connects anew.
+        Nobody waits for a client that was waited for in vain before, until it answers or connects
+        anew.
         """
         end = time.monotonic() + (self.waiting.answers if seconds is None else seconds)
         while True:
@@ -288,7 +314,8 @@ class _Fleet:
 class _Desk:
     """Asynchronous rounds. Every client has at most one question open, and gets the next when there is news for it.
 
-    The news is the model that was broadcast: as it was when the last of the rounds below its number came in.
+    The news is the model that was broadcast: as it was when the last of the rounds below its number
+    came in.
     """
 
     server: AsyncServer
@@ -296,7 +323,8 @@ class _Desk:
     after: Callable[[Any], None]
     model: Model
     open: dict[int, float] = field(default_factory=dict)  # when each client was asked
-    told: dict[int, tuple[int, int]] = field(default_factory=dict)  # the model and the receipt it was told then
+    # the model and the receipt it was told then
+    told: dict[int, tuple[int, int]] = field(default_factory=dict)
     sign: dict[int, float] = field(default_factory=dict)  # when each client last answered
 
     def run(self) -> None:

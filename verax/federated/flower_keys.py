@@ -45,9 +45,13 @@ def read_key(path: AnyPath) -> Any:
     try:
         key = load_ssh_private_key(Path(path).read_bytes(), None)
     except (ValueError, OSError) as error:
-        raise ValueError(f"key must be a file with a private key of OpenSSH, got {os.fspath(path)}: {error}") from error
+        raise ValueError(
+            f"key must be a file with a private key of OpenSSH, got {os.fspath(path)}: {error}"
+        ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"key must be on an elliptic curve, such as new_key makes, got {type(key).__name__}")
+        raise ValueError(
+            f"key must be on an elliptic curve, such as new_key makes, got {type(key).__name__}"
+        )
     return key
 
 
@@ -63,7 +67,9 @@ def read_public_keys(path: AnyPath) -> list[bytes]:
     pieces = Path(path).read_bytes().split(end)[:-1]
     try:
         return [
-            load_pem_public_key(piece + end).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+            load_pem_public_key(piece + end).public_bytes(
+                Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
+            )
             for piece in pieces
         ]
     except ValueError as error:
@@ -80,15 +86,22 @@ def new_certificates(folder: AnyPath, hosts: Sequence[str] = ("localhost", "127.
         hosts: names and addresses of the server.
     """
     place = Path(folder)
-    authority, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority, own = (
+        ec.generate_private_key(ec.SECP256R1()),
+        ec.generate_private_key(ec.SECP256R1()),
+    )
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "verax federation")])
-    root = _certificate(issuer, issuer, authority, authority, x509.BasicConstraints(ca=True, path_length=0))
+    root = _certificate(
+        issuer, issuer, authority, authority, x509.BasicConstraints(ca=True, path_length=0)
+    )
     names = x509.SubjectAlternativeName([_host(host) for host in hosts])
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
     signed = _certificate(issuer, subject, authority, own, names)
     (place / "ca.pem").write_bytes(root.public_bytes(Encoding.PEM))
     (place / "server.pem").write_bytes(signed.public_bytes(Encoding.PEM))
-    _write_secret(place / "server.key", own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    _write_secret(
+        place / "server.key", own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    )
 
 
 def _certificate(issuer: Any, subject: Any, signer: Any, owner: Any, extension: Any) -> Any:
@@ -102,8 +115,12 @@ def _certificate(issuer: Any, subject: Any, signer: Any, owner: Any, extension: 
         .not_valid_before(now - datetime.timedelta(minutes=5))
         .not_valid_after(now + datetime.timedelta(days=_DAYS))
         .add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(owner.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(owner.public_key()), critical=False
+        )
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
         .sign(signer, hashes.SHA256())
     )
 

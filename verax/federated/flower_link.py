@@ -1,8 +1,9 @@
 """The server's process: the part of Flower's SuperLink that nodes talk to, over TLS, and the ServerApp behind it.
 
-Flower's own ``flower-superlink`` serves three interfaces on one port, and asks only nodes who they are: whoever reaches
-the port may register a node of their own, or start a run. Here nodes have one interface, the keys of all clients are
-known before the first of them connects, and nothing else answers.
+Flower's own ``flower-superlink`` serves three interfaces on one port, and asks only nodes who they
+are: whoever reaches the port may register a node of their own, or start a run. Here nodes have one
+interface, the keys of all clients are known before the first of them connects, and nothing else
+answers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ import verax.federated.flower_quiet  # noqa: F401 - before flwr
 import uvicorn
 from fastapi import FastAPI, HTTPException
 from flwr.app import Context, Message, RecordDict
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID, TIMESTAMP_HEADER, SubStatus
+from flwr.common.constant import (
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    SUPERLINK_NODE_ID,
+    TIMESTAMP_HEADER,
+    SubStatus,
+)
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.server.superlink.linkstate import LinkStateFactory
@@ -52,7 +59,9 @@ from starlette.middleware.base import BaseHTTPMiddleware
 
 AnyPath = str | os.PathLike[str]
 _START = 30.0  # seconds within which the port must answer
-_IDLE = 60  # seconds until an idle connection is closed; clients close theirs after 5, so that none is cut off in use
+# seconds until an idle connection is closed; clients close theirs after 5, so that none is cut off
+# in use
+_IDLE = 60
 _LEAVE = 2  # seconds that open connections get when the run is over
 
 
@@ -70,7 +79,8 @@ def serve(
     Args:
         app: see :func:`verax.federated.flower.server_app`.
         keys: public keys of the clients.
-        certificate: a file with the server's certificate (and those between it and the root, if any).
+        certificate: a file with the server's certificate (and those between it and the root, if
+            any).
         private_key: the file with its private key.
         host: address to listen on.
         port: port to listen on; 0 for a free one.
@@ -91,7 +101,8 @@ def serve(
 class _Store(InMemoryObjectStore):
     """Flower's store, in which an object cannot vanish while a message that shares it is being announced.
 
-    All clients are sent the same model, which is kept once; whoever confirms its copy may be the last to hold it.
+    All clients are sent the same model, which is kept once; whoever confirms its copy may be the
+    last to hold it.
     """
 
     def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
@@ -104,7 +115,10 @@ class _Store(InMemoryObjectStore):
         """Whether all objects of a message have arrived."""
         with self.lock_store:
             try:
-                return all(self.get(part.object_id) for part in iterate_object_tree(self.get_object_tree(message)))
+                return all(
+                    self.get(part.object_id)
+                    for part in iterate_object_tree(self.get_object_tree(message))
+                )
             except NoObjectInStoreError:
                 return True  # it will never be whole: let Flower say so
 
@@ -112,13 +126,24 @@ class _Store(InMemoryObjectStore):
 def _run(app: ServerApp, state: Any) -> None:
     """What Flower does around a ServerApp, in this process."""
     run = state.create_run(
-        "verax/federated", "1", None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
+        "verax/federated",
+        "1",
+        None,
+        {},
+        NOOP_FEDERATION_ID,
+        None,
+        NOOP_FLWR_AID,
+        TaskType.SERVER_APP,
     )
     info = state.get_run_info(run_ids=[run])[0]
     task = state.get_tasks(task_ids=[info.primary_task_id])[0]
     state.claim_task(task.task_id)
     state.activate_task(task.task_id)
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, run, SUPERLINK_NODE_ID
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
+        task.task_id,
+        run,
+        SUPERLINK_NODE_ID,
+    )
     heart = HeartbeatSender(lambda: bool(state.acknowledge_task_heartbeat(task.task_id)))
     heart.start()
     ended = SubStatus.FAILED
@@ -145,7 +170,11 @@ class _Here(HttpGrid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send; Flower keeps one run for each process, and would let a second server in it speak for this one."""
         said, task = list(messages), self._task
-        own = {"_run_id": task.run_id, "_src_task_id": task.task_id, "_src_node_id": SUPERLINK_NODE_ID}
+        own = {
+            "_run_id": task.run_id,
+            "_src_task_id": task.task_id,
+            "_src_node_id": SUPERLINK_NODE_ID,
+        }
         for message in said:
             message.metadata.__dict__ |= own
         sent: Iterable[str] = super().push_messages(said)
@@ -162,7 +191,11 @@ class _Here(HttpGrid):
         with self._state.lock:  # nothing is announced between the look and the answer
             found, store = self._state.message_ins_id_to_message_res_id, self._state.object_store
             answers = {question: found.get(question) for question in request.message_ids}
-            there = [question for question, answer in answers.items() if answer is None or store.whole(answer)]
+            there = [
+                question
+                for question, answer in answers.items()
+                if answer is None or store.whole(answer)
+            ]
             return handlers.pull_messages(type(request)(message_ids=there), self._state, self._task)
 
     def PushObject(self, request: Any) -> Any:  # noqa: N802
@@ -198,7 +231,8 @@ async def _known_only(request: Any, call_next: Any) -> Any:
 async def _own_name_only(request: Any, call_next: Any) -> Any:
     """Flower checks which node a request comes from, but not that the messages in it are from that node.
 
-    Nor does it let a node that died come back before a minute is over. Whoever shows the key is the node.
+    Nor does it let a node that died come back before a minute is over. Whoever shows the key is the
+    node.
     """
     message = getattr(request.state, "protobuf_request", None)
     if message is None:  # nor would it have been authenticated
@@ -248,7 +282,9 @@ def _listening(
         timeout_keep_alive=_IDLE,
         timeout_graceful_shutdown=_LEAVE,
     )
-    with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as door:
+    with socket.create_server(
+        (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+    ) as door:
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([door],), daemon=True)
         thread.start()

@@ -35,11 +35,12 @@ _GATHER = 300.0  # seconds that processes have to start in
 class OneHost(Embedded):
     """A federation over Flower with all parties on this machine: what many hosts would run, to try it out.
 
-    It takes what :class:`verax.federated.Embedded` takes, apart from ``inner``. Keys and certificates are made for the
-    run. Clients keep no ledgers; on hosts of their own they should.
+    It takes what :class:`verax.federated.Embedded` takes, apart from ``inner``. Keys and
+    certificates are made for the run. Clients keep no ledgers; on hosts of their own they should.
 
     Args:
-        pace: answers leave at multiples of so many seconds, see :func:`verax.federated.flower_node.join`.
+        pace: answers leave at multiples of so many seconds, see
+            :func:`verax.federated.flower_node.join`.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class OneHost(Embedded):
                 f"clients must be at most {MOST} for the engine flower on one host, a process each, got "
                 f"{plan.clients}; the engine embedded runs any number"
             )
-        super().__init__(plan, model, loss, data, sizes, optimizer, insecure_seed=insecure_seed, **options)
+        super().__init__(
+            plan, model, loss, data, sizes, optimizer, insecure_seed=insecure_seed, **options
+        )
         self._loss, self._seed, self._pace = loss, insecure_seed, checks.positive("pace", pace)
 
     def run(self, after: Callable[[Embedded], None] | None = None) -> None:
@@ -75,8 +78,11 @@ class OneHost(Embedded):
 
             def begin(port: int) -> None:
                 for client, held in enumerate(owned):
-                    # By plain pickle: torch's own would let processes share the memory of the weights.
-                    own = pickle.dumps((held, self._rates_of(client), self.plan, self.model, self._loss))
+                    # By plain pickle: torch's own would let processes share the memory of the
+                    # weights.
+                    own = pickle.dumps(
+                        (held, self._rates_of(client), self.plan, self.model, self._loss)
+                    )
                     party = _Party(client, own, folder, port, self._seed, self._pace)
                     people.append(context.Process(target=party, daemon=True))
                     people[-1].start()
@@ -87,7 +93,15 @@ class OneHost(Embedded):
 
             try:
                 app = server_app(self.server, keys, Waiting(gather=_GATHER), shown)
-                serve(app, keys, Path(folder) / "server.pem", Path(folder) / "server.key", _HOST, 0, begin)
+                serve(
+                    app,
+                    keys,
+                    Path(folder) / "server.pem",
+                    Path(folder) / "server.key",
+                    _HOST,
+                    0,
+                    begin,
+                )
             finally:
                 for person in people:
                     person.join(5.0)
@@ -104,8 +118,13 @@ class OneHost(Embedded):
     def _own(self, client: int) -> Any:
         start = int(self._starts[client])
         chosen = np.arange(start, start + int(self.sizes[client]))
-        # A client that is clipped as a whole may mix its records; it gets tensors, in which nobody sees it any more.
-        return self._data.take(chosen) if self.plan.unit == "client" else self._worker.take(self._data, chosen)
+        # A client that is clipped as a whole may mix its records; it gets tensors, in which nobody
+        # sees it any more.
+        return (
+            self._data.take(chosen)
+            if self.plan.unit == "client"
+            else self._worker.take(self._data, chosen)
+        )
 
 
 @dataclass(frozen=True)
@@ -122,7 +141,16 @@ class _Party:
     def __call__(self) -> None:
         torch.set_num_threads(1)
         data, (p, q), plan, model, loss = pickle.loads(self.own)
-        client = Client(self.number, data, plan, model, loss, client_rates=p, record_rates=q, insecure_seed=self.seed)
+        client = Client(
+            self.number,
+            data,
+            plan,
+            model,
+            loss,
+            client_rates=p,
+            record_rates=q,
+            insecure_seed=self.seed,
+        )
         key = os.path.join(self.folder, f"{self.number}.key")
         root = os.path.join(self.folder, "ca.pem")
         join(client_app(client), key, root, f"{_HOST}:{self.port}", self.pace)

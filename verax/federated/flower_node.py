@@ -1,7 +1,7 @@
 """A client's process: a SuperNode of Flower's that runs its own ClientApp, and nothing that the server sends.
 
-Flower's own ``flower-supernode`` runs the code that comes with a run, so that its owner must trust the server with all
-data. Here what the server sends is data.
+Flower's own ``flower-supernode`` runs the code that comes with a run, so that its owner must trust
+the server with all data. Here what the server sends is data.
 """
 
 from __future__ import annotations
@@ -23,10 +23,19 @@ from flwr.app.message import remove_content_from_message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
 from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
@@ -72,8 +81,9 @@ def join(
         key: the file with the client's private key.
         root: the file with the certificate that the server's is to be signed by.
         server: its address, such as "127.0.0.1:9092".
-        pace: answers leave at whole multiples of so many seconds after the question came, however long the work took: a
-            client that stays away is not told by its speed. Choose it longer than a round's work.
+        pace: answers leave at whole multiples of so many seconds after the question came, however
+            long the work took: a client that stays away is not told by its speed. Choose it longer
+            than a round's work.
         poll: seconds between two looks for a message.
         patience: how many seconds without the server to wait before giving up.
     """
@@ -91,7 +101,10 @@ def join(
                     if message is None:
                         time.sleep(poll)
                         continue
-                    reply = app(message, Context(message.metadata.run_id, node.node_id, {}, RecordDict(), {}))
+                    reply = app(
+                        message,
+                        Context(message.metadata.run_id, node.node_id, {}, RecordDict(), {}),
+                    )
                     time.sleep(pace - (time.monotonic() - start) % pace)
                     if message.metadata.message_type == MessageType.QUERY:
                         with suppress(*_TROUBLE):  # the run is over: the server may have gone first
@@ -100,19 +113,27 @@ def join(
                     _send(client, node, reply)
         except _TROUBLE as error:
             if time.monotonic() - last > patience:
-                raise NotAdmitted(f"{server} has not admitted this client for {patience:g} s: {_why(error)}") from None
+                raise NotAdmitted(
+                    f"{server} has not admitted this client for {patience:g} s: {_why(error)}"
+                ) from None
             time.sleep(poll)
 
 
 @contextmanager
-def _connected(secret: Any, certificate: bytes, server: str) -> Iterator[tuple[FleetHttpClient, Node]]:
+def _connected(
+    secret: Any, certificate: bytes, server: str
+) -> Iterator[tuple[FleetHttpClient, Node]]:
     identity = [
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
         NodeAuthHttpInterceptor(secret, secret.public_key()),
     ]
-    with FleetHttpClient.from_server_address(server, False, certificate, interceptors=identity) as client:
+    with FleetHttpClient.from_server_address(
+        server, False, certificate, interceptors=identity
+    ) as client:
         admitted = client.ActivateNode(
-            ActivateNodeRequest(public_key=public_key(secret), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+            ActivateNodeRequest(
+                public_key=public_key(secret), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+            )
         )
         node, stopped = Node(node_id=admitted.node_id), threading.Event()
         heart = threading.Thread(target=_beat, args=(client, node, stopped), daemon=True)
@@ -130,7 +151,9 @@ def _beat(client: FleetHttpClient, node: Node, stopped: threading.Event) -> None
     """Tell the server that this node is there, also while it works."""
     while not stopped.wait(_HEART):
         try:
-            client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL))
+            client.SendNodeHeartbeat(
+                SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+            )
         except httpx.HTTPError:
             continue  # whoever looks for messages finds out, and connects anew
 
@@ -149,7 +172,8 @@ def _received(client: FleetHttpClient, node: Node) -> Message | None:
         initial_backoff=_LOOK,
         backoff_cap=_LONGEST,
     )
-    message.metadata.__dict__["_message_id"] = tree.object_id  # as Flower does: a message does not hold its own number
+    # as Flower does: a message does not hold its own number
+    message.metadata.__dict__["_message_id"] = tree.object_id
     return message
 
 
@@ -166,7 +190,9 @@ def _send(client: FleetHttpClient, node: Node, reply: Message) -> None:
             )
         )
         push = make_push_object_fn_protobuf(client.PushObject, node, run, answer.session_id)
-        push_objects(get_all_nested_objects(reply), push, object_ids_to_push=set(answer.objects_to_push))
+        push_objects(
+            get_all_nested_objects(reply), push, object_ids_to_push=set(answer.objects_to_push)
+        )
 
 
 def _why(error: Exception) -> str:

@@ -1,8 +1,9 @@
 """Coins of clients and records: a secret key, and for every round, client and record the same 128 bits each time.
 
-Bits are the AES-256 encryption of (round, client, place), so any set of coins is found in one call without drawing
-the others: an engine tosses those of all clients at once, and a client its own, from the same key if it is shared (a
-simulation) or from a key nobody else has. Nothing is kept between rounds, so there is no state to save or to lose.
+Bits are the AES-256 encryption of (round, client, place), so any set of coins is found in one call
+without drawing the others: an engine tosses those of all clients at once, and a client its own,
+from the same key if it is shared (a simulation) or from a key nobody else has. Nothing is kept
+between rounds, so there is no state to save or to lose.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Lots(Secret):
         """Which of these clients take part in round ``number``, each with probability ``rate``."""
         return self._heads(rate, self._bits(number, clients, _ITSELF))
 
-    def records(self, rate: Rates, number: int, clients: Numbers, sizes: Numbers) -> NDArray[np.bool_]:
+    def records(
+        self, rate: Rates, number: int, clients: Numbers, sizes: Numbers
+    ) -> NDArray[np.bool_]:
         """Which records of these clients are used in round ``number``: a coin for each, client after client."""
         rate = np.repeat(rate, sizes) if np.size(rate) > 1 else rate
         total = int(sizes.sum())
@@ -60,7 +63,8 @@ class Lots(Secret):
 
     def picks(self, bins: int, epoch: int, clients: Numbers) -> Numbers:
         """The one round out of ``bins`` in which each of these clients takes part, uniform and independent."""
-        most = np.uint64(2**64 - 2**64 % bins - 1)  # above it some rounds would be favoured: the next place is tried
+        # above it some rounds would be favoured: the next place is tried
+        most = np.uint64(2**64 - 2**64 % bins - 1)
         words, attempt = self._bits(epoch, clients, np.uint64(_LAST))[:, 0].copy(), _LAST
         while (again := np.flatnonzero(words > most)).size:
             attempt -= 1
@@ -74,13 +78,16 @@ class Lots(Secret):
         np.left_shift(clients, 32, out=blocks[:, 1], casting="unsafe")
         if places is not _ITSELF:
             blocks[:, 1] |= places
-        return np.frombuffer(self._encryptor.update(blocks.data.cast("B")), dtype=np.uint64).reshape(-1, 2)
+        return np.frombuffer(
+            self._encryptor.update(blocks.data.cast("B")), dtype=np.uint64
+        ).reshape(-1, 2)
 
     @staticmethod
     def _heads(rate: Rates, bits: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Whether the bits, read as a fraction, are below ``rate``: exact for rates of at least 2^-70.
 
-        Such a rate is a whole multiple of 2^-128, and so both of its words are floating-point numbers.
+        Such a rate is a whole multiple of 2^-128, and so both of its words are floating-point
+        numbers.
         """
         low, high = np.modf(np.ldexp(rate, 64))
         sure = high >= 2.0**64

@@ -1,7 +1,7 @@
 """What clients and servers say to each other: three frozen messages, and their bytes.
 
-Bytes are a fixed header and little-endian single precision: nothing in them is ever executed, and whatever is not
-exactly one message is refused. Who sent a message is for the transport to know.
+Bytes are a fixed header and little-endian single precision: nothing in them is ever executed, and
+whatever is not exactly one message is refused. Who sent a message is for the transport to know.
 """
 
 from __future__ import annotations
@@ -40,15 +40,18 @@ class Model:
 
     def pack(self) -> bytes:
         """The message as bytes; :func:`unpack` is the inverse."""
-        return struct.pack(_HEADS[_MODEL], _MAGIC, _MODEL, self.run, self.round) + self.weights.tobytes()
+        return (
+            struct.pack(_HEADS[_MODEL], _MAGIC, _MODEL, self.run, self.round)
+            + self.weights.tobytes()
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Update:
     """From a client to the server: its clipped sum of a round, with its noise where clients add noise.
 
-    ``seen`` is for asynchronous rounds: the expected number of records the client used in earlier rounds, a public
-    number from which the step size follows.
+    ``seen`` is for asynchronous rounds: the expected number of records the client used in earlier
+    rounds, a public number from which the step size follows.
     """
 
     run: bytes
@@ -65,7 +68,9 @@ class Update:
 
     def pack(self) -> bytes:
         """The message as bytes; :func:`unpack` is the inverse."""
-        head = struct.pack(_HEADS[_UPDATE], _MAGIC, _UPDATE, self.run, self.client, self.round, self.seen)
+        head = struct.pack(
+            _HEADS[_UPDATE], _MAGIC, _UPDATE, self.run, self.client, self.round, self.seen
+        )
         return head + self.values.tobytes()
 
 
@@ -92,7 +97,9 @@ def unpack(content: bytes) -> Message:
     """The message that these bytes are, or :class:`BadMessage`.
 
     >>> import numpy as np
-    >>> sent = Update(b"0123456789abcdef", client=3, round=5, values=np.array([0.5, -1.0], dtype=np.float32))
+    >>> sent = Update(
+    ...     b"0123456789abcdef", client=3, round=5, values=np.array([0.5, -1.0], dtype=np.float32)
+    ... )
     >>> got = unpack(sent.pack())
     >>> got.client, got.round, got.values.tolist()
     (3, 5, [0.5, -1.0])
@@ -119,7 +126,11 @@ def unpack(content: bytes) -> Message:
 def _frozen(values: Any) -> Values:
     """The numbers, in memory that nobody writes to."""
     if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.ndim != 1:
-        kind = f"{values.dtype} of shape {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
+        kind = (
+            f"{values.dtype} of shape {values.shape}"
+            if isinstance(values, np.ndarray)
+            else type(values).__name__
+        )
         raise BadMessage(f"values must be a flat float32 array, got {kind}")
     found: Values = values
     if found.flags.writeable or not found.flags.c_contiguous:

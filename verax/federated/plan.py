@@ -16,33 +16,44 @@ from verax.samplers.base import settle
 
 NOISES = ("central", "local", "visible")
 LEAST_RATE = 2.0**-70  # of which a coin of 128 bits has the exact law
-_FAR = 27.7  # a standard Gaussian vector is longer than sqrt(dimension) + sqrt(2 _FAR) with a chance of at most e^-_FAR
+# a standard Gaussian vector is longer than sqrt(dimension) + sqrt(2 _FAR) with a chance of at most
+# e^-_FAR
+_FAR = 27.7
 
 
 @dataclass(frozen=True)
 class Plan:
     """One federated run of DP-SGD. All of it is public; secrets are the clients' data and everybody's randomness.
 
-    In every round each client takes part with ``client_rate`` and then uses each of its records with ``record_rate``,
-    by coins of its own. Updates are divided by the expected amount of work, never by what happened.
+    In every round each client takes part with ``client_rate`` and then uses each of its records
+    with ``record_rate``, by coins of its own. Updates are divided by the expected amount of work,
+    never by what happened.
 
     Args:
         clients: number of clients.
         records: number of records of all clients together, by which updates are scaled.
-        largest: the most records that any one client holds. A client's guarantee gets worse with it.
-        client_rate: probability that a client takes part in a round; if clients differ, the largest of all.
-        record_rate: probability that a client that takes part uses a given record; if clients differ, the largest.
+        largest: the most records that any one client holds. A client's guarantee gets worse with
+            it.
+        client_rate: probability that a client takes part in a round; if clients differ, the largest
+            of all.
+        record_rate: probability that a client that takes part uses a given record; if clients
+            differ, the largest.
         rounds: number of rounds.
         noise_multiplier: standard deviation of the noise divided by the clip norm.
-        clip_norm: what gradients are clipped to: each record's, or with ``unit="client"`` a client's aggregate.
+        clip_norm: what gradients are clipped to: each record's, or with ``unit="client"`` a
+            client's aggregate.
         unit: who is protected: one "record" of a client, or a whole "client".
-        noise: who adds it. "central": the server, which is trusted; a client that stays away sends nothing.
-            "local": every client, so that nobody need be trusted; a client that stays away sends noise alone.
-            "visible": every client, but one that stays away sends nothing, which everybody may see.
-        bins: instead of tossing a coin every round, each client takes part in one round out of every ``bins``, chosen
-            at random; for ``unit="client"``, and ``client_rate`` must be 1 / bins.
+        noise: who adds it. "central": the server, which is trusted; a client that stays away sends
+            nothing. "local": every client, so that nobody need be trusted; a client that stays away
+            sends noise alone. "visible": every client, but one that stays away sends nothing, which
+            everybody may see.
+        bins: instead of tossing a coin every round, each client takes part in one round out of
+            every ``bins``, chosen at random; for ``unit="client"``, and ``client_rate`` must be 1 /
+            bins.
 
-    >>> numbers = dict(clients=1000, records=30_000, largest=30, client_rate=0.01, record_rate=0.1, rounds=100)
+    >>> numbers = dict(
+    ...     clients=1000, records=30_000, largest=30, client_rate=0.01, record_rate=0.1, rounds=100
+    ... )
     >>> plan = Plan(**numbers, noise_multiplier=1.0)
     >>> plan.expected
     30.0
@@ -86,7 +97,9 @@ class Plan:
                 f"noise={self.noise!r}: no analysis of records of clients that pick rounds is known; leave bins out"
             )
         if self.client_rate != 1.0 / bins:
-            raise ValueError(f"client_rate must be 1 / bins = {1.0 / bins!r}, got {self.client_rate!r}")
+            raise ValueError(
+                f"client_rate must be 1 / bins = {1.0 / bins!r}, got {self.client_rate!r}"
+            )
         if self.rounds % bins:
             raise ValueError(f"rounds must be a multiple of bins, {bins}, got {self.rounds!r}")
 
@@ -118,23 +131,34 @@ class Plan:
         """What one client with at most ``records`` other records runs, as the accountant prices it.
 
         Args:
-            records: by default ``largest``, which covers every client, also if one of its records is added.
-            unit: who is protected; by default the plan's unit. Of a plan for clients, single records can be priced too.
+            records: by default ``largest``, which covers every client, also if one of its records
+                is added.
+            unit: who is protected; by default the plan's unit. Of a plan for clients, single
+                records can be priced too.
         """
         others = self.largest if records is None else checks.count("records", records, minimum=0)
         visible = self.noise == "visible"
         who = self.unit if unit is None else checks.choice("unit", unit, UNITS)
         if who == "record":
-            if self.bins is not None:  # one record changes what its client sends, in the same rounds
-                return Mechanism(self._picked(self.bins), self.noise_multiplier, Individual(self.clip_norm), "replace")
-            sampler = RandomParticipation(self.client_rate, self.record_rate, others, self.rounds, revealed=visible)
+            # one record changes what its client sends, in the same rounds
+            if self.bins is not None:
+                return Mechanism(
+                    self._picked(self.bins),
+                    self.noise_multiplier,
+                    Individual(self.clip_norm),
+                    "replace",
+                )
+            sampler = RandomParticipation(
+                self.client_rate, self.record_rate, others, self.rounds, revealed=visible
+            )
             return Mechanism(sampler, self.noise_multiplier, self.clipping)
         if self.unit == "record":
             raise checks.NoGuarantee(
                 "unit must be 'record' for a plan that clips records: a client's sum is not clipped; plan with "
                 "unit='client' to protect clients"
             )
-        # Whoever receives messages from every client knows who the clients are: their data are protected.
+        # Whoever receives messages from every client knows who the clients are: their data are
+        # protected.
         relation = "add-remove" if self.noise == "central" else "zero-out"
         kind: Any = Poisson(self.client_rate, self.rounds)
         if self.bins is not None:
@@ -144,16 +168,25 @@ class Plan:
         return Mechanism(kind, self.noise_multiplier, Individual(self.clip_norm), relation)
 
     def phases(
-        self, records: int, record_rates: Sequence[float], client_rates: Sequence[float] | None = None
+        self,
+        records: int,
+        record_rates: Sequence[float],
+        client_rates: Sequence[float] | None = None,
     ) -> Phases:
         """The same with rates for every round, all declared in advance."""
         client_rates = [self.client_rate] * self.rounds if client_rates is None else client_rates
         for name, rates in (("record_rates", record_rates), ("client_rates", client_rates)):
             if len(rates) != self.rounds:
-                raise ValueError(f"{name} must have one rate for each of the {self.rounds} rounds, got {len(rates)}")
+                raise ValueError(
+                    f"{name} must have one rate for each of the {self.rounds} rounds, got {len(rates)}"
+                )
         found = []
         for (p, q), same in groupby(zip(client_rates, record_rates, strict=True)):
-            found.append(replace(self, client_rate=p, record_rate=q, rounds=len(list(same))).mechanism(records))
+            found.append(
+                replace(self, client_rate=p, record_rate=q, rounds=len(list(same))).mechanism(
+                    records
+                )
+            )
         return Phases(tuple(found))
 
     def _picked(self, bins: int) -> BallsInBins:

@@ -30,7 +30,15 @@ if TYPE_CHECKING:
 
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Reason = Literal[
-    "another run", "unknown client", "forged sender", "late", "early", "replayed", "shape", "not finite", "large"
+    "another run",
+    "unknown client",
+    "forged sender",
+    "late",
+    "early",
+    "replayed",
+    "shape",
+    "not finite",
+    "large",
 ]
 """Why an update is refused."""
 _HELD = {"rounds": int, "optimizer": dict, "optimizer_kind": str, "settings": dict}
@@ -43,15 +51,17 @@ class Server:
         plan: what runs.
         weights: the first model's trained parameters, flat; see :func:`verax.federated.weights_of`.
         optimizer: from parameters to an optimizer, such as ``lambda p: torch.optim.SGD(p, 0.1)``.
-        expected: a public number that sums are divided by, in place of ``plan.expected``, if clients have rates of
-            their own: the sum of their expected numbers of records (or of clients). Or one for every round.
-        ledger: a new file in which every release is recorded before it happens; or an open ``Ledger`` of this plan,
-            whose next round is then the first; or None.
+        expected: a public number that sums are divided by, in place of ``plan.expected``, if
+            clients have rates of their own: the sum of their expected numbers of records (or of
+            clients). Or one for every round.
+        ledger: a new file in which every release is recorded before it happens; or an open
+            ``Ledger`` of this plan, whose next round is then the first; or None.
         state: a file for the server's state after every round, from which :meth:`restart` goes on.
         insecure_seed: for tests and research only: makes the run repeatable, and not private.
 
-    ``refused`` counts, by reason, the updates that were not used. Refusing one costs no privacy: clients count a round
-    as soon as they compute on it. Threads may call it: each call is done before the next begins.
+    ``refused`` counts, by reason, the updates that were not used. Refusing one costs no privacy:
+    clients count a round as soon as they compute on it. Threads may call it: each call is done
+    before the next begins.
     """
 
     def __init__(
@@ -84,8 +94,14 @@ class Server:
         self._state = None if state is None else os.fspath(state)
         if self._state is not None:
             checks.writable("state", self._state)
-            refuse_shared(self._state, {"ledger": ledger.path if isinstance(ledger, Ledger) else ledger})
-        self._round, self._run, self._ledger = 0, secrets.token_bytes(RUN_BYTES), self._recorded(ledger)
+            refuse_shared(
+                self._state, {"ledger": ledger.path if isinstance(ledger, Ledger) else ledger}
+            )
+        self._round, self._run, self._ledger = (
+            0,
+            secrets.token_bytes(RUN_BYTES),
+            self._recorded(ledger),
+        )
         if self._ledger is not None:  # one name and one count for ledger, state and messages
             self._round, self._run = self._ledger.released, bytes.fromhex(self._ledger.run)
         self._save()
@@ -96,7 +112,9 @@ class Server:
             return None
         if not isinstance(ledger, Ledger):
             insecure = not self._source.secure
-            return Ledger.create(ledger, self.plan.mechanism(), insecure_seed=insecure, unit=self.plan.unit)
+            return Ledger.create(
+                ledger, self.plan.mechanism(), insecure_seed=insecure, unit=self.plan.unit
+            )
         declared = Phases((self.plan.mechanism(),))
         if ledger.mechanism != declared or ledger.unit != self.plan.unit:
             raise ValueError(
@@ -119,15 +137,21 @@ class Server:
     ) -> Server:
         """Go on after a crash. Rounds that the ledger knows and the state does not are spent, and not repeated.
 
-        The two must be of one run, and the state not ahead of the ledger, whose last lines would then be lost. The
-        noise goes on from fresh entropy: a lost round may have used what an old state would draw next.
+        The two must be of one run, and the state not ahead of the ledger, whose last lines would
+        then be lost. The noise goes on from fresh entropy: a lost round may have used what an old
+        state would draw next.
         """
         held = read_state(state, plan, _HELD)
         book = Ledger.open(ledger, plan.mechanism())
         try:
             refuse_other_ledger(held, book)
             server = cls(
-                plan, held["weights"].numpy(), optimizer, expected=expected, ledger=book, insecure_seed=insecure_seed
+                plan,
+                held["weights"].numpy(),
+                optimizer,
+                expected=expected,
+                ledger=book,
+                insecure_seed=insecure_seed,
             )
             load_optimizer(server._optimizer, held)
         except BaseException:  # in a notebook the traceback keeps the ledger
@@ -136,7 +160,7 @@ class Server:
         server._state = os.fspath(state)
         return server
 
-    # --- a round ----------------------------------------------------------------------------------------------------
+    # --- a round ----------------------------------------------------------------------------------
 
     @property
     def round(self) -> int:
@@ -193,7 +217,8 @@ class Server:
         """End the round, whoever has answered: record, add noise, divide by the expected size, step.
 
         Args:
-            others: for an engine in which clients send sums without their noise: where their noises come from.
+            others: for an engine in which clients send sums without their noise: where their noises
+                come from.
             sigma: standard deviation of the sum of these noises.
         """
         with self._lock:
@@ -202,9 +227,13 @@ class Server:
     def _step(self, others: Source | None, sigma: float) -> None:
         plan = self.plan
         if self._round >= plan.rounds:
-            raise ValueError(f"the {plan.rounds} planned rounds are over; plan more before the first one")
+            raise ValueError(
+                f"the {plan.rounds} planned rounds are over; plan more before the first one"
+            )
         if self._ledger is not None:
-            self._ledger.release(self._round, clip_norm=plan.clip_norm, noise_multiplier=plan.noise_multiplier)
+            self._ledger.release(
+                self._round, clip_norm=plan.clip_norm, noise_multiplier=plan.noise_multiplier
+            )
         expected = self._expected[self._round]
         self._round += 1
         self._heard.clear()
@@ -247,7 +276,7 @@ class Server:
                 },
             )
 
-    # --- what it cost -----------------------------------------------------------------------------------------------
+    # --- what it cost -----------------------------------------------------------------------------
 
     @property
     def guarantee(self) -> Guarantee:
@@ -256,7 +285,8 @@ class Server:
 
     def statement(self, delta: float) -> Statement:
         """What a reviewer signs, with what the ledger says of the run, if there is one."""
-        from verax.reporting.statement import Statement  # reporting depends on this room, not the reverse
+        # reporting depends on this room, not the reverse
+        from verax.reporting.statement import Statement
 
         runs = [] if self._ledger is None else [read(self._ledger.path)]
         return Statement.of(self.guarantee, delta, runs, private=self._source.secure)
@@ -277,5 +307,7 @@ def _each(expected: float | Sequence[float], rounds: int) -> list[float]:
     """What the sum of every round is divided by."""
     given = list(expected) if isinstance(expected, Sequence) else [expected] * rounds
     if len(given) != rounds:
-        raise ValueError(f"expected must be one number, or one for each of the {rounds} rounds, got {len(given)}")
+        raise ValueError(
+            f"expected must be one number, or one for each of the {rounds} rounds, got {len(given)}"
+        )
     return [checks.positive("expected", value) for value in given]

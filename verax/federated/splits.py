@@ -17,7 +17,10 @@ from verax import checks
 from verax.training.data.download import checked
 from verax.training.data.examples import Examples, load
 
-QMNIST = ("qmnist-train-labels-idx2-int.gz", "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f")
+QMNIST = (
+    "qmnist-train-labels-idx2-int.gz",
+    "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f",
+)
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 # What a value is divided by: round numbers above what is medically usual, chosen without the data.
 _SCALES = (100.0, 1.0, 4.0, 200.0, 600.0, 1.0, 2.0, 220.0, 1.0, 6.0, 3.0, 3.0, 7.0)
@@ -35,19 +38,25 @@ def split(name: str, clients: int | None = None, by: str | None = None) -> Split
     """Data by name, split among clients.
 
     Args:
-        name: ``digits``, ``mnist``, ``heart`` (the last two from the folder named by VERAX_DATA), or a CSV file.
-        clients: how many clients records are dealt out to; not with ``by``, nor for the four hospitals of ``heart``.
+        name: ``digits``, ``mnist``, ``heart`` (the last two from the folder named by VERAX_DATA),
+            or a CSV file.
+        clients: how many clients records are dealt out to; not with ``by``, nor for the four
+            hospitals of ``heart``.
         by: "writer" for MNIST, or the column of a CSV file that names the client of each record.
     """
     if name == "heart":
         if clients is not None or by is not None:
-            raise ValueError("clients and by must not be given for data 'heart', whose clients are four hospitals")
+            raise ValueError(
+                "clients and by must not be given for data 'heart', whose clients are four hospitals"
+            )
         return _heart()
     examples = load(name)
     if by is None:
         return dealt(examples, checks.count("clients", 20 if clients is None else clients))
     if clients is not None:
-        raise ValueError(f"clients must not be given with by={by!r}, which tells how many there are")
+        raise ValueError(
+            f"clients must not be given with by={by!r}, which tells how many there are"
+        )
     if name == "mnist":
         checks.choice("by", by, ("writer",))
         return owned(examples, _writers())
@@ -61,7 +70,11 @@ def split(name: str, clients: int | None = None, by: str | None = None) -> Split
 def dealt(examples: Examples, clients: int) -> Split:
     """Records dealt out in turn, so that clients differ by one record at most.
 
-    >>> data = Examples((torch.zeros(10, 3), torch.zeros(10).long()), (torch.zeros(1, 3), torch.zeros(1).long()), 2)
+    >>> data = Examples(
+    ...     (torch.zeros(10, 3), torch.zeros(10).long()),
+    ...     (torch.zeros(1, 3), torch.zeros(1).long()),
+    ...     2,
+    ... )
     >>> dealt(data, 4).sizes.tolist()
     [3, 3, 2, 2]
     """
@@ -77,13 +90,17 @@ def owned(examples: Examples, owners: NDArray[np.generic]) -> Split:
     _, sizes = np.unique(owners, return_counts=True)
     chosen = torch.from_numpy(order)
     x, y = examples.train
-    return Split(Examples((x[chosen], y[chosen]), examples.test, examples.classes), sizes.astype(np.int64))
+    return Split(
+        Examples((x[chosen], y[chosen]), examples.test, examples.classes), sizes.astype(np.int64)
+    )
 
 
 def _folder() -> Path:
     folder = os.environ.get("VERAX_DATA")
     if not folder:
-        raise ValueError("this data is read from the folder named by the variable VERAX_DATA, which is not set")
+        raise ValueError(
+            "this data is read from the folder named by the variable VERAX_DATA, which is not set"
+        )
     return Path(folder)
 
 
@@ -117,10 +134,15 @@ def _heart() -> Split:
         try:
             rows = [line.split(",") for line in path.read_text().split()]
         except OSError as error:
-            raise ValueError(f"data 'heart' needs {path}, which cannot be read: {error.strerror}") from error
+            raise ValueError(
+                f"data 'heart' needs {path}, which cannot be read: {error.strerror}"
+            ) from error
         for *cells, verdict in rows:
             known = [float(cell != "?") for cell in cells]
-            values = [0.0 if cell == "?" else float(cell) / s for cell, s in zip(cells, _SCALES, strict=True)]
+            values = [
+                0.0 if cell == "?" else float(cell) / s
+                for cell, s in zip(cells, _SCALES, strict=True)
+            ]
             x.append(torch.tensor(values + known))
             y.append(torch.tensor(int(float(verdict) > 0)))
             owners.append(number)

@@ -15,7 +15,9 @@ from verax.training.checkpoint import settings_of
 from verax.training.checkpoint_file import read_secret
 
 
-def read_state(path: str | os.PathLike[str], plan: Plan, held: Mapping[str, type]) -> dict[str, Any]:
+def read_state(
+    path: str | os.PathLike[str], plan: Plan, held: Mapping[str, type]
+) -> dict[str, Any]:
     """The state of a server of this plan that was kept in a file.
 
     Args:
@@ -25,7 +27,9 @@ def read_state(path: str | os.PathLike[str], plan: Plan, held: Mapping[str, type
     """
     state = read_secret(path)
     wanted = {"plan": str, "run": str, "weights": torch.Tensor, **held}
-    if not isinstance(state, dict) or not all(isinstance(state.get(name), kind) for name, kind in wanted.items()):
+    if not isinstance(state, dict) or not all(
+        isinstance(state.get(name), kind) for name, kind in wanted.items()
+    ):
         raise ValueError(
             f"state must be a file that this kind of server wrote, got {os.fspath(path)!r}, which "
             "is none, or a damaged one: name another file; a run whose state is lost cannot go on"
@@ -34,7 +38,9 @@ def read_state(path: str | os.PathLike[str], plan: Plan, held: Mapping[str, type
         raise ValueError(f"state must be of the plan {plan!r}, got one of {state['plan']!r}")
     weights = state["weights"]
     if weights.ndim != 1 or not bool(torch.isfinite(weights).all()) or not _is_run(state["run"]):
-        raise ValueError(f"state must hold finite weights of a run, got {os.fspath(path)!r}, which is damaged")
+        raise ValueError(
+            f"state must hold finite weights of a run, got {os.fspath(path)!r}, which is damaged"
+        )
     return state
 
 
@@ -63,7 +69,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
     """Put the optimizer where it was; another would fail in its first step, or do as this one."""
     kind, settings = state["optimizer_kind"], settings_of(optimizer)
     if kind != type(optimizer).__name__:
-        raise ValueError(f"optimizer must be the {kind} that the run began with, got {type(optimizer).__name__}")
+        raise ValueError(
+            f"optimizer must be the {kind} that the run began with, got {type(optimizer).__name__}"
+        )
     for name, value in state["settings"].items():
         if settings.get(name) != value:
             raise ValueError(

@@ -36,7 +36,9 @@ def put_weights(model: nn.Module, weights: Values) -> None:
     parameters = _trained(model)
     flat = torch.from_numpy(np.array(weights, dtype=np.float32))
     with torch.no_grad():
-        for parameter, piece in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        for parameter, piece in zip(
+            parameters, flat.split([p.numel() for p in parameters]), strict=True
+        ):
             parameter.copy_(piece.view_as(parameter))
 
 
@@ -45,10 +47,11 @@ class Worker:
 
     Args:
         model: any module; its parameters become views of one flat tensor.
-        loss: a torch criterion of outputs and targets, or for dictionaries of data a function of model and batch.
+        loss: a torch criterion of outputs and targets, or for dictionaries of data a function of
+            model and batch.
         plan: says what is clipped, and to which norm.
-        inner: where a client's aggregate is clipped, what it is: by default the gradient of the mean loss, or
-            ``LocalSteps`` for several steps of a local optimiser.
+        inner: where a client's aggregate is clipped, what it is: by default the gradient of the
+            mean loss, or ``LocalSteps`` for several steps of a local optimiser.
         micro_batch: how many records are worked on at once.
         weights: a flat tensor that is to be the model's memory; by default a new one.
         draws: seeds for dropout and the like.
@@ -71,7 +74,9 @@ class Worker:
         now = torch.from_numpy(weights_of(model))
         self.weights = now if weights is None else weights
         self.weights.copy_(now)
-        for parameter, piece in zip(parameters, self.weights.split([p.numel() for p in parameters]), strict=True):
+        for parameter, piece in zip(
+            parameters, self.weights.split([p.numel() for p in parameters]), strict=True
+        ):
             parameter.data = piece.view_as(parameter)
         # Clip-groups are clients: many of them can go through one pass.
         clipping: Clipping = Mixed(plan.clip_norm) if plan.unit == "client" else plan.clipping
@@ -103,7 +108,9 @@ class Worker:
             self._clipper.add(batch, records, self._flat)
         except NotFinite:
             self._flat.buffer.zero_()
-            self._add_finite(batch, [records] if isinstance(self._clipper.clipping, Mixed) else [1] * records)
+            self._add_finite(
+                batch, [records] if isinstance(self._clipper.clipping, Mixed) else [1] * records
+            )
         found: Values = self._flat.buffer.numpy()
         return found
 
@@ -122,7 +129,8 @@ class Worker:
     def _add_finite(self, batch: Any, sizes: list[int]) -> None:
         """Leave out what is not finite, a record's gradient or a client's aggregate: it counts as 0, and no other does.
 
-        The clipper may have added some of a batch when it finds one; that is taken back before the halves are tried.
+        The clipper may have added some of a batch when it finds one; that is taken back before the
+        halves are tried.
         """
         before, records = self._flat.buffer.clone(), sum(sizes)
         try:

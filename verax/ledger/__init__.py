@@ -23,7 +23,16 @@ _HOME = {
     "read": "ledger",
 }
 
-__all__ = ["DamagedLedger", "Ledger", "LedgerBusy", "LedgerError", "LeftMechanism", "Run", "RunOver", "read"]
+__all__ = [
+    "DamagedLedger",
+    "Ledger",
+    "LedgerBusy",
+    "LedgerError",
+    "LeftMechanism",
+    "Run",
+    "RunOver",
+    "read",
+]
 
 
 def __getattr__(name: str) -> object:

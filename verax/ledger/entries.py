@@ -1,8 +1,9 @@
 """The lines of a ledger: how they are written, chained, checked, and completed after a crash. See docs/ledger.md.
 
-Every line is a JSON object whose last member is its hash: the SHA-256 of the hash of the line before and of the
-line's own bytes up to it. Everything a line may say is fixed by the lines before it, but for the words of a
-``stopped`` entry; so a line that a crash cut short can be completed by appending to it, and the file only ever grows.
+Every line is a JSON object whose last member is its hash: the SHA-256 of the hash of the line
+before and of the line's own bytes up to it. Everything a line may say is fixed by the lines before
+it, but for the words of a ``stopped`` entry; so a line that a crash cut short can be completed by
+appending to it, and the file only ever grows.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ SCHEDULED = 2  # the format of a ledger that declares a clip norm for every roun
 UNITED = 3  # the format of a ledger of other units than records, with or without such clip norms
 OPENING = b'{"verax_ledger":'
 _FIELDS = {"verax_ledger", "verax", "run", "time", "insecure_seed", "population", "mechanism"}
-_MORE: dict[int, set[str]] = {FORMAT: set(), SCHEDULED: {"clip_norms"}, UNITED: {"clip_norms", "unit"}}
+_MORE: dict[int, set[str]] = {
+    FORMAT: set(),
+    SCHEDULED: {"clip_norms"},
+    UNITED: {"clip_norms", "unit"},
+}
 _LONGEST = 500  # characters of a reason
 _LONGEST_LINE = 2**20  # bytes, but for the first line: no entry has a thousandth of it
 _LONGEST_HEADER = 2**28  # bytes: a clip norm for each of ten million rounds
@@ -66,8 +71,12 @@ def schedule_of(norms: Sequence[float], rounds: int) -> Schedule:
     ((2.0, 2), (1.0, 1))
     """
     if len(norms) != rounds:
-        raise ValueError(f"clip_norms must have one norm for each of the {rounds} rounds, got {len(norms)}")
-    each = (checks.positive(f"clip_norms of round {number}", norm) for number, norm in enumerate(norms))
+        raise ValueError(
+            f"clip_norms must have one norm for each of the {rounds} rounds, got {len(norms)}"
+        )
+    each = (
+        checks.positive(f"clip_norms of round {number}", norm) for number, norm in enumerate(norms)
+    )
     return tuple((norm, len(list(same))) for norm, same in groupby(each))
 
 
@@ -94,7 +103,9 @@ class Header:
     population: int | None = None
     insecure_seed: bool = False
     clip_norms: Schedule | None = None
-    """If the clip norm changes from round to round; the noise of a round is then the multiplier times its norm."""
+    """If the clip norm changes from round to round; the noise of a round is then the multiplier
+    times its norm.
+    """
     unit: str = "record"
     """Who is protected as a whole: a record, or a client."""
 
@@ -128,7 +139,9 @@ class Event:
     released: int
     reason: str = ""
     private: bool = False
-    """Whether the reason was seen in the private data, so that having stopped is itself a release without noise."""
+    """Whether the reason was seen in the private data, so that having stopped is itself a release
+    without noise.
+    """
 
 
 @dataclass
@@ -151,7 +164,9 @@ class Log:
     """Number of rounds the mechanism has."""
 
     def __post_init__(self) -> None:
-        self._ends = list(accumulate(len(phase.sampler) for phase in self.header.mechanism.mechanisms))
+        self._ends = list(
+            accumulate(len(phase.sampler) for phase in self.header.mechanism.mechanisms)
+        )
         self.declared = self._ends[-1]
         self._changes = list(accumulate(rounds for _, rounds in self.header.clip_norms or ()))
 
@@ -159,7 +174,11 @@ class Log:
         """The clip norm and the noise multiplier that a round was declared to have."""
         phase = self.header.mechanism.mechanisms[bisect_right(self._ends, number)]
         schedule = self.header.clip_norms
-        norm = phase.clipping.norm if schedule is None else schedule[bisect_right(self._changes, number)][0]
+        norm = (
+            phase.clipping.norm
+            if schedule is None
+            else schedule[bisect_right(self._changes, number)][0]
+        )
         return norm, phase.noise_multiplier
 
     @property
@@ -213,22 +232,34 @@ class Log:
             raise self._wrong("it is not a JSON object")
         body, found, _ = line.rpartition(b',"hash":"')
         if not found or chain(body, self.head)[0] != line:
-            raise self._wrong("its hash does not fit: this or an earlier line was edited, added, removed or moved")
+            raise self._wrong(
+                "its hash does not fit: this or an earlier line was edited, added, removed or moved"
+            )
         if self.over:
-            raise self._wrong(f"the run was {self.over.kind} on the line before, and nothing may follow")
+            raise self._wrong(
+                f"the run was {self.over.kind} on the line before, and nothing may follow"
+            )
         if "round" in entry:
             due = self.released if self.released < self.declared else "none"
             raise self._wrong(f"it records round {entry['round']!r} where {due} is due")
-        kind, reason, private = entry.get("event"), entry.get("reason", ""), entry.get("private", False)
-        if kind not in ("resumed", "finished", "stopped") or not _clean(reason) or not isinstance(private, bool):
+        kind, reason, private = (
+            entry.get("event"),
+            entry.get("reason", ""),
+            entry.get("private", False),
+        )
+        if (
+            kind not in ("resumed", "finished", "stopped")
+            or not _clean(reason)
+            or not isinstance(private, bool)
+        ):
             raise self._wrong("it records an unknown event")
         return Event(kind, self.released, reason, private)
 
     def complete(self, tail: bytes) -> None:
         """Count a last line that a crash cut short: as a round wherever it may have been the beginning of one.
 
-        A power cut can leave zeros where bytes were to be: each stands for a byte that may have been written, so as
-        many rounds are counted as have room in them.
+        A power cut can leave zeros where bytes were to be: each stands for a byte that may have
+        been written, so as many rounds are counted as have room in them.
         """
         fragment = tail.rstrip(b"\0")
         end, lines = self.size + len(tail), list[bytes]()
@@ -285,7 +316,9 @@ def parse(lines: Iterable[bytes], name: str, head: str | None = None) -> Log:
     seen = head is None or head == log.head
     for line in rest:
         if len(line) > _LONGEST_LINE:
-            raise damaged(name, log.lines + 1, f"it has more than {_LONGEST_LINE} bytes, which no entry has")
+            raise damaged(
+                name, log.lines + 1, f"it has more than {_LONGEST_LINE} bytes, which no entry has"
+            )
         if line.endswith(b"\n"):
             log.read(line)
         else:
@@ -315,7 +348,11 @@ def reason_of(text: str) -> str:
 
 
 def _clean(reason: Any) -> bool:
-    return isinstance(reason, str) and reason.isascii() and all(c.isprintable() and c not in '"\\' for c in reason)
+    return (
+        isinstance(reason, str)
+        and reason.isascii()
+        and all(c.isprintable() and c not in '"\\' for c in reason)
+    )
 
 
 def _opened(line: bytes, name: str) -> Log:
@@ -336,7 +373,9 @@ def _opened(line: bytes, name: str) -> Log:
         )
     fields = _FIELDS | _MORE[version]
     if set(entry) != fields | {"hash"}:
-        raise damaged(name, 1, f"it must have exactly the fields {', '.join(sorted(fields))} and hash")
+        raise damaged(
+            name, 1, f"it must have exactly the fields {', '.join(sorted(fields))} and hash"
+        )
     try:
         mechanism = restore(entry["mechanism"])
         phases = mechanism if isinstance(mechanism, Phases) else Phases((mechanism,))
@@ -370,9 +409,13 @@ def _matching(entry: dict[str, Any], name: str, pattern: str) -> str:
 def _schedule(found: Any, phases: Phases) -> Schedule:
     """The declared clip norms, for all rounds and no more."""
     schedule = tuple(
-        (checks.positive("clip_norms", norm), checks.count("clip_norms", rounds)) for norm, rounds in found
+        (checks.positive("clip_norms", norm), checks.count("clip_norms", rounds))
+        for norm, rounds in found
     )
-    declared, given = sum(len(phase.sampler) for phase in phases.mechanisms), sum(rounds for _, rounds in schedule)
+    declared, given = (
+        sum(len(phase.sampler) for phase in phases.mechanisms),
+        sum(rounds for _, rounds in schedule),
+    )
     if declared != given:
         raise ValueError(f"clip_norms must be for the {declared} declared rounds, got {given}")
     return schedule

@@ -37,7 +37,8 @@ class LedgerFile:
     def append(self, line: bytes, digest: str, log: Log, otherwise: str) -> None:
         """Write a line behind those that ``log`` knows, and force it to disk; or say what is wrong.
 
-        What others do to the file meanwhile is noticed afterwards, before anybody relies on the line.
+        What others do to the file meanwhile is noticed afterwards, before anybody relies on the
+        line.
         """
         self._check(log.size, log.head, otherwise)
         append(self._fd, line)
@@ -75,13 +76,17 @@ class LedgerFile:
 def locked(name: str, create: int = 0) -> int:
     """Open the file and hold its lock. The kernel lets go of it whenever the process dies."""
     if sys.platform == "win32":
-        raise LedgerError("ledgers are written on POSIX systems only, where a file can be locked; reading works")
+        raise LedgerError(
+            "ledgers are written on POSIX systems only, where a file can be locked; reading works"
+        )
     try:
         refuse_special(name)  # opening alone could do something to a device
         fd = os.open(name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | create, 0o644)
     except OSError as error:
         wanted = "a file in an existing directory" if create else "an existing ledger"
-        raise LedgerError(f"path must be {wanted} that can be written, got {name!r}: {error.strerror}") from error
+        raise LedgerError(
+            f"path must be {wanted} that can be written, got {name!r}: {error.strerror}"
+        ) from error
     except ValueError as error:
         raise LedgerError(str(error)) from None
     try:
@@ -94,7 +99,9 @@ def locked(name: str, create: int = 0) -> int:
             raise LedgerBusy(
                 f"{name} is being written by this or another process; it has one writer at a time"
             ) from None
-        raise LedgerError(f"{name} cannot be locked ({error.strerror}); keep it on a local disk") from error
+        raise LedgerError(
+            f"{name} cannot be locked ({error.strerror}); keep it on a local disk"
+        ) from error
     return fd
 
 

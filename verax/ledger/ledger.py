@@ -1,7 +1,8 @@
 """The ledger: what a run released, written down before it is released.
 
-A round is recorded, and the record forced to disk, before its noise is drawn; so whatever the instruction after which
-the process dies, the ledger knows at least the rounds that anyone can have seen. See docs/ledger.md.
+A round is recorded, and the record forced to disk, before its noise is drawn; so whatever the
+instruction after which the process dies, the ledger knows at least the rounds that anyone can have
+seen. See docs/ledger.md.
 """
 
 from __future__ import annotations
@@ -36,7 +37,17 @@ from verax.ledger.file import LedgerBusy, LedgerFile, complete, locked, unused
 from verax.ledger.run import Run
 from verax.mechanism import UNITS, Mechanism, Phases
 
-__all__ = ["DamagedLedger", "Ledger", "LedgerBusy", "LedgerError", "LeftMechanism", "Run", "RunOver", "locked", "read"]
+__all__ = [
+    "DamagedLedger",
+    "Ledger",
+    "LedgerBusy",
+    "LedgerError",
+    "LeftMechanism",
+    "Run",
+    "RunOver",
+    "locked",
+    "read",
+]
 
 Path = str | os.PathLike[str]
 
@@ -87,13 +98,18 @@ class Ledger:
         """Begin a run: write down what is going to run.
 
         Args:
-            path: a file that does not exist yet, in a directory that does; or a ledger in which nothing was released,
-                as a mistake in the first round leaves one behind: it is written anew.
+            path: a file that does not exist yet, in a directory that does; or a ledger in which
+                nothing was released, as a mistake in the first round leaves one behind: it is
+                written anew.
             mechanism: the run, or phases of it.
-            population: the number of records, only if it is public; under add-remove it tells neighbours apart.
-            insecure_seed: whether noise or batches come from a seed somebody chose; the run is then not private.
-            clip_norms: a norm for every round in place of the mechanism's own, chosen without looking at the data.
-            unit: who is protected: a "record", or a "client" if what the sampler draws is all data of a client.
+            population: the number of records, only if it is public; under add-remove it tells
+                neighbours apart.
+            insecure_seed: whether noise or batches come from a seed somebody chose; the run is then
+                not private.
+            clip_norms: a norm for every round in place of the mechanism's own, chosen without
+                looking at the data.
+            unit: who is protected: a "record", or a "client" if what the sampler draws is all data
+                of a client.
         """
         if not isinstance(mechanism, Mechanism | Phases):
             raise ValueError(f"mechanism must be a Mechanism or Phases, got {mechanism!r}")
@@ -125,21 +141,26 @@ class Ledger:
         except BaseException as error:
             os.close(fd)
             if isinstance(error, OSError):
-                raise OSError(error.errno, f"the ledger cannot be created ({error.strerror})", name) from error
+                raise OSError(
+                    error.errno, f"the ledger cannot be created ({error.strerror})", name
+                ) from error
             raise
         return cls(name, fd, Log(name, header, digest, len(line)))
 
     @classmethod
-    def open(cls, path: Path, mechanism: Mechanism | Phases | None = None, *, finished: bool = False) -> Ledger:
+    def open(
+        cls, path: Path, mechanism: Mechanism | Phases | None = None, *, finished: bool = False
+    ) -> Ledger:
         """Go on with a run after a crash or a pause: check the whole ledger and note that the run was resumed.
 
-        The next round is ``released``. If the trainer's own state is older, the rounds in between are spent: draw their
-        batches and drop them.
+        The next round is ``released``. If the trainer's own state is older, the rounds in between
+        are spent: draw their batches and drop them.
 
         Args:
             path: the ledger of a run that is not over.
             mechanism: what the caller is going to run; it must be what the ledger declares.
-            finished: whether a run that ended with its last declared round will do, too. Nothing can be added to it.
+            finished: whether a run that ended with its last declared round will do, too. Nothing
+                can be added to it.
         """
         name = os.fspath(path)
         fd = locked(name)
@@ -148,7 +169,9 @@ class Ledger:
                 log = parse(file, name)
             if mechanism is not None:
                 _same(name, log.header.mechanism, mechanism)
-            if log.over and not (finished and log.over.kind == "finished" and log.released == log.declared):
+            if log.over and not (
+                finished and log.over.kind == "finished" and log.released == log.declared
+            ):
                 raise _over(log)
             complete(fd, log)
         except BaseException:
@@ -209,12 +232,15 @@ class Ledger:
         """Record a round; when this returns, the record is on disk and the round's noise may be drawn and added.
 
         Args:
-            round: the round's number, from 0. Every round is released, in order, also those with an empty batch.
+            round: the round's number, from 0. Every round is released, in order, also those with an
+                empty batch.
             clip_norm: the norm the gradients were clipped to.
-            noise_multiplier: standard deviation of the noise about to be added, divided by ``clip_norm``.
+            noise_multiplier: standard deviation of the noise about to be added, divided by
+                ``clip_norm``.
 
         Raises:
-            LeftMechanism: this is not the next round of the mechanism. The ledger says so, and the run is over.
+            LeftMechanism: this is not the next round of the mechanism. The ledger says so, and the
+                run is over.
             OSError: the record could not be written. The round must not be released.
         """
         number = checks.count("round", round, 0)
@@ -229,7 +255,9 @@ class Ledger:
                 ("noise multiplier", noise_multiplier, noise),
             ):
                 if not used == declared:  # also if it is nan
-                    raise self._left(f"round {number} has a {what} of {used!r}, declared is {declared!r}")
+                    raise self._left(
+                        f"round {number} has a {what} of {used!r}, declared is {declared!r}"
+                    )
             self._append(*self._log.round_line(), otherwise=f"round {number} must not be released")
 
     def _out_of_order(self, number: int) -> str:
@@ -246,7 +274,9 @@ class Ledger:
         >>> import tempfile
         >>> from verax import Mechanism, Poisson
         >>> from verax.training import Ledger
-        >>> book = Ledger.create(tempfile.mkdtemp() + "/run.ledger", Mechanism(Poisson(0.01, 3), 1.0))
+        >>> book = Ledger.create(
+        ...     tempfile.mkdtemp() + "/run.ledger", Mechanism(Poisson(0.01, 3), 1.0)
+        ... )
         >>> raise book.left("round 0 has a batch that the sampler did not draw")
         Traceback (most recent call last):
         ...
@@ -269,8 +299,9 @@ class Ledger:
 
         Args:
             reason: what happened, in words that say nothing about private data.
-            private: whether it was seen in the private data, such as gradients that are not finite. That the run
-                stopped is then itself a release without noise, and the statement says that it is not covered.
+            private: whether it was seen in the private data, such as gradients that are not finite.
+                That the run stopped is then itself a release without noise, and the statement says
+                that it is not covered.
         """
         with self._turn():
             self._stop(reason, private)
@@ -291,18 +322,27 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a ledger belongs to the process that opened it and cannot be copied or sent to another")
+        raise TypeError(
+            "a ledger belongs to the process that opened it and cannot be copied or sent to another"
+        )
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Look at the ledger and write to it while no other thread does, nor this one further up (a signal handler)."""
         with self._lock:
             if self._writing:
-                raise LedgerBusy(f"{self.path} is in the middle of another entry of this thread; nothing was recorded")
+                raise LedgerBusy(
+                    f"{self.path} is in the middle of another entry of this thread; nothing was recorded"
+                )
             self._writing = True
             try:
                 yield
@@ -319,7 +359,11 @@ class Ledger:
         self._append(*self._log.event_line(event), event)
 
     def _append(
-        self, line: bytes, digest: str, event: Event | None = None, otherwise: str = "nothing was recorded"
+        self,
+        line: bytes,
+        digest: str,
+        event: Event | None = None,
+        otherwise: str = "nothing was recorded",
     ) -> None:
         """Write a line and force it to disk, or close the ledger: only a fresh look at the file tells what it holds."""
         if self._closed:
@@ -352,7 +396,9 @@ def read(path: Path, head: str | None = None) -> Run:
         with open(name, "rb") as file:
             log = parse(file, name, head)
     except OSError as error:
-        raise LedgerError(f"path must be a ledger that can be read, got {name!r}: {error.strerror}") from error
+        raise LedgerError(
+            f"path must be a ledger that can be read, got {name!r}: {error.strerror}"
+        ) from error
     return Run.of(log)
 
 
@@ -368,8 +414,14 @@ def _same(name: str, declared: Phases, mechanism: Mechanism | Phases) -> None:
 
 def _over(log: Log) -> RunOver:
     over = log.over
-    how = f"{over.kind} after {over.released} rounds{': ' * bool(over.reason)}{over.reason}" if over else ""
-    return RunOver(f"{log.name}: the run is over ({how}); begin another ledger, and report both together")
+    how = (
+        f"{over.kind} after {over.released} rounds{': ' * bool(over.reason)}{over.reason}"
+        if over
+        else ""
+    )
+    return RunOver(
+        f"{log.name}: the run is over ({how}); begin another ledger, and report both together"
+    )
 
 
 _OPEN: weakref.WeakSet[Ledger] = weakref.WeakSet()
@@ -378,7 +430,8 @@ _OPEN: weakref.WeakSet[Ledger] = weakref.WeakSet()
 def _forked() -> None:
     """Let go in a forked child: it must not write, and must not keep the lock if its parent dies."""
     for ledger in list(_OPEN):
-        ledger._lock, ledger._writing = threading.RLock(), False  # another thread of the parent may have held it
+        # another thread of the parent may have held it
+        ledger._lock, ledger._writing = threading.RLock(), False
         with suppress(OSError):
             ledger._close("it belongs to the process that opened it, of which this one is a fork")
 

@@ -26,7 +26,9 @@ class Run:
     >>> from verax.training import Ledger
     >>> from verax import ledger
     >>> path = tempfile.mkdtemp() + "/run.ledger"
-    >>> with Ledger.create(path, Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0)) as book:
+    >>> with Ledger.create(
+    ...     path, Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0)
+    ... ) as book:
     ...     book.release(0, clip_norm=1.0, noise_multiplier=1.0)
     >>> run = ledger.read(path)
     >>> run.released, run.declared, run.complete
@@ -115,39 +117,52 @@ class Run:
                 "of a round does not depend on its norm."
             )
         if self.insecure_seed:
-            lines.append("NOT PRIVATE: the run's randomness came from a seed that somebody chose (insecure_seed).")
+            lines.append(
+                "NOT PRIVATE: the run's randomness came from a seed that somebody chose (insecure_seed)."
+            )
         if self.torn:
-            lines.append("A crash cut the last entry short; it is counted as a round wherever it may have been one.")
+            lines.append(
+                "A crash cut the last entry short; it is counted as a round wherever it may have been one."
+            )
         if self.ended and self.ended.reason:
             lines.append(f"Stopped: {self.ended.reason.rstrip('.')}.")
             if self.ended.private:
-                lines.append("That it stopped there shows something of the data, without noise: this is not covered.")
+                lines.append(
+                    "That it stopped there shows something of the data, without noise: this is not covered."
+                )
         elif self.ended is None:
             lines.append("The run is not over, or broke off.")
         lines.append(f"Run {self.id}, begun {self.time} with verax {self.verax}, head {self.head}.")
         return "\n".join(lines)
 
 
-def compose(runs: Sequence[Run], group: int = 1, geometry: str = "any", stopping: str = "any") -> Guarantee:
+def compose(
+    runs: Sequence[Run], group: int = 1, geometry: str = "any", stopping: str = "any"
+) -> Guarantee:
     """The proved privacy of several runs on the same data, together.
 
     Args:
         runs: what ran, each ledger once; all protect the same unit.
         group: how many records are protected together.
         geometry: see :meth:`verax.mechanism.Phases.guarantee`.
-        stopping: how it came that a run has fewer rounds than declared. "any": perhaps by looking at what was released
-            so far, so that the whole declared run is charged. "independent": by a crash, a deadline or another cause
-            that data and results had no say in (a fact that the caller must know), so that only what was released is
-            charged, in whole epochs where the sampler has them. Stopping because of what the private data look like is
-            itself a release, which neither covers.
+        stopping: how it came that a run has fewer rounds than declared. "any": perhaps by looking
+            at what was released so far, so that the whole declared run is charged. "independent":
+            by a crash, a deadline or another cause that data and results had no say in (a fact that
+            the caller must know), so that only what was released is charged, in whole epochs where
+            the sampler has them. Stopping because of what the private data look like is itself a
+            release, which neither covers.
     """
     _different(runs)
     independent = checks.choice("stopping", stopping, STOPPING) == "independent"
     declared = Phases(tuple(phase for run in runs for phase in run.mechanism.mechanisms))
-    charged = [released(run.mechanism, run.released, up=True) if independent else run.mechanism for run in runs]
+    charged = [
+        released(run.mechanism, run.released, up=True) if independent else run.mechanism
+        for run in runs
+    ]
     certain = [released(run.mechanism, run.released, up=False) for run in runs]
     above = _together(charged, group, geometry) or _nothing(declared, group)
-    if charged != certain:  # an attacker of what was released sees the smaller run, whatever is charged
+    # an attacker of what was released sees the smaller run, whatever is charged
+    if charged != certain:
         below = _together(certain, group, geometry)
         above = replace(
             above,
@@ -168,13 +183,20 @@ def if_independent(runs: Sequence[Run], group: int = 1) -> Guarantee | None:
 def released(mechanism: Phases, rounds: int, up: bool) -> Phases | None:
     """The mechanism that has only the first ``rounds``, with a part of an epoch counted in full or not at all.
 
-    Releasing less than a whole epoch is post-processing of releasing all of it, so ``up`` is never too cheap.
+    Releasing less than a whole epoch is post-processing of releasing all of it, so ``up`` is never
+    too cheap.
     """
     phases = []
     for phase in mechanism.mechanisms:
         here = min(rounds, len(phase.sampler))
         rounds -= here
-        sampler = phase.sampler if here == len(phase.sampler) else phase.sampler.prefix(here, up) if here else None
+        sampler = (
+            phase.sampler
+            if here == len(phase.sampler)
+            else phase.sampler.prefix(here, up)
+            if here
+            else None
+        )
         if sampler is not None:
             phases.append(replace(phase, sampler=sampler))
     return Phases(tuple(phases)) if phases else None
@@ -185,7 +207,11 @@ def attacked(guarantee: Guarantee, mechanism: Mechanism, rounds: int) -> Guarant
     if rounds >= len(mechanism.sampler):
         return guarantee
     seen = released(Phases((mechanism,)), rounds, up=False)
-    attacks = (seen.guarantee().lowers, seen.guarantee().lower_by) if seen else ((), "nothing was released")
+    attacks = (
+        (seen.guarantee().lowers, seen.guarantee().lower_by)
+        if seen
+        else ((), "nothing was released")
+    )
     return replace(guarantee, lowers=attacks[0], lower_by=attacks[1])
 
 
@@ -210,7 +236,14 @@ def _together(parts: Sequence[Phases | None], group: int, geometry: str) -> Guar
 def _nothing(declared: Phases, group: int) -> Guarantee:
     """Nothing was released, so nothing can be told."""
     none = [Noiseless(0.0)]
-    return Guarantee(declared, checks.count("group", group), none, none, "nothing was released", "nothing was released")
+    return Guarantee(
+        declared,
+        checks.count("group", group),
+        none,
+        none,
+        "nothing was released",
+        "nothing was released",
+    )
 
 
 def _assumed(runs: Sequence[Run], independent: bool) -> list[str]:
@@ -222,15 +255,23 @@ def _assumed(runs: Sequence[Run], independent: bool) -> list[str]:
         assumed.append("that neither data nor results had a say in when a run ended")
     if any(run.insecure_seed for run in runs):
         assumed.append("that nobody can guess the seed that somebody chose")
-    if any(run.population is None and any(map(tells_number, run.mechanism.mechanisms)) for run in runs):
-        assumed.append(PUBLIC_NUMBER if runs[0].unit == "record" else "that the number of clients is public")
+    if any(
+        run.population is None and any(map(tells_number, run.mechanism.mechanisms)) for run in runs
+    ):
+        assumed.append(
+            PUBLIC_NUMBER if runs[0].unit == "record" else "that the number of clients is public"
+        )
     return assumed
 
 
 def tells_number(mechanism: Mechanism) -> bool:
     """Whether training divides by a multiple of the data's own number, in which neighbours differ."""
     known = mechanism.sampler.most_records is not None
-    return isinstance(mechanism.clipping, Individual) and mechanism.relation == "add-remove" and not known
+    return (
+        isinstance(mechanism.clipping, Individual)
+        and mechanism.relation == "add-remove"
+        and not known
+    )
 
 
 def _different(runs: Sequence[Run]) -> None:

@@ -19,7 +19,13 @@ from verax.planning.frontier import (
     undominated,
 )
 from verax.planning.limits import within
-from verax.planning.unknowns import fewest_records, largest_batch, most_rounds, reachable_delta, reachable_epsilon
+from verax.planning.unknowns import (
+    fewest_records,
+    largest_batch,
+    most_rounds,
+    reachable_delta,
+    reachable_epsilon,
+)
 from verax.samplers.registry import plannable, planned
 
 __all__ = [

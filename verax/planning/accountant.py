@@ -1,7 +1,7 @@
 """The proved upper bound alone, as fast as it can be had: what a search over thousands of plans asks for.
 
-The theorems are those of :mod:`verax.privacy.samplers`; attacks are left out, because a target is met or missed by the
-upper bound only.
+The theorems are those of :mod:`verax.privacy.samplers`; attacks are left out, because a target is
+met or missed by the upper bound only.
 """
 
 from __future__ import annotations
@@ -28,4 +28,6 @@ def upper_only(mechanism: Mechanism, group: int = 1) -> Guarantee:
     if coarse is None:
         return replace(run.guarantee(), lowers=())
     directions, theorem = coarse
-    return Guarantee(Phases((run,)), 1, [Composition(rounds) for rounds in directions], (), theorem, "")
+    return Guarantee(
+        Phases((run,)), 1, [Composition(rounds) for rounds in directions], (), theorem, ""
+    )

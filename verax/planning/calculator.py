@@ -1,8 +1,9 @@
 """The DP calculator of "Proactive DP": fix some quantities, get the others, in closed form.
 
-:func:`simple` is appendix D.4, :func:`next_phase` appendix E.1. Both stop at the true solution for gamma, where the
-paper's stopping rule keeps the first iterate, and both check their whole-numbered answer with theorem B.4 again. They
-are for insight: the accountant proves 3 to 5 times less epsilon for the same run.
+:func:`simple` is appendix D.4, :func:`next_phase` appendix E.1. Both stop at the true solution for
+gamma, where the paper's stopping rule keeps the first iterate, and both check their whole-numbered
+answer with theorem B.4 again. They are for insight: the accountant proves 3 to 5 times less epsilon
+for the same run.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Target:
 class Setting:
     """What the calculator prints: (epsilon, delta, sigma, gamma, theta, k, N, s, T), in whole batches and rounds.
 
-    ``batch`` is the mean, ``theta * batch`` the largest. ``granted_by`` names the theorems that prove it, if any does.
+    ``batch`` is the mean, ``theta * batch`` the largest. ``granted_by`` names the theorems that
+    prove it, if any does.
     """
 
     epsilon: float
@@ -63,7 +65,11 @@ class Answer:
 
 
 def budget(
-    population: int, *, epsilon: float | None = None, delta: float | None = None, sigma: float | None = None
+    population: int,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    sigma: float | None = None,
 ) -> Target:
     """Any two of epsilon, delta and sigma give the third; with one of epsilon and sigma alone, delta is 1/N.
 
@@ -73,7 +79,9 @@ def budget(
     if epsilon is not None and sigma is not None:
         if delta is not None:
             raise ValueError("epsilon, delta and sigma: give two of them, got three")
-        room = (checks.positive("sigma", sigma) ** 2 / 2.0 - 1.0) * checks.positive("epsilon", epsilon)
+        room = (checks.positive("sigma", sigma) ** 2 / 2.0 - 1.0) * checks.positive(
+            "epsilon", epsilon
+        )
         if room <= 0.0:
             raise ValueError(f"sigma must exceed sqrt(2) for the closed form, got {sigma!r}")
         delta = math.exp(-room * (1.0 - 1e-11))
@@ -97,8 +105,8 @@ def simple(
 ) -> Answer:
     """The other two of (epochs, batch, rounds) from the one that is fixed, so that theorem B.4 grants the target.
 
-    The largest batches, hence the fewest rounds, for a number of epochs; the most epochs for a batch or a number of
-    rounds.
+    The largest batches, hence the fewest rounds, for a number of epochs; the most epochs for a
+    batch or a number of rounds.
 
     >>> answer = simple(60_000, budget(60_000, sigma=12.10881), epochs=6)
     >>> answer.minimum.batch, answer.minimum.rounds, answer.asymptotic.batch
@@ -111,13 +119,17 @@ def simple(
         raise ValueError(f"theta must be at least 1, got {theta!r}")
 
     def verdict(size: int, count: float) -> Granted | Refused:
-        return theorem_b4(_work(population, size, count, theta), target.sigma, target.epsilon, target.delta)
+        return theorem_b4(
+            _work(population, size, count, theta), target.sigma, target.epsilon, target.delta
+        )
 
     widest = math.floor(population / theta)
     if epochs is not None:
         total = checks.positive("epochs", epochs) * population
         if total < 1.0:
-            raise ValueError(f"epochs must be at least 1/population = {1 / population:g}, got {epochs!r}")
+            raise ValueError(
+                f"epochs must be at least 1/population = {1 / population:g}, got {epochs!r}"
+            )
         size = _largest(lambda s: verdict(s, total / s), min(widest, math.floor(total)))
         count = math.floor(total / max(size, 1))
     elif batch is not None:
@@ -141,8 +153,13 @@ def _work(population: int, batch: int, rounds: float, theta: float) -> Work:
 
 def _setting(population: int, target: Target, batch: int, rounds: int, theta: float) -> Setting:
     work = _work(population, batch, rounds, theta)
-    found = [theorem(work, target.sigma, target.epsilon, target.delta) for theorem in (theorem_b4, theorem_31)]
-    gamma = proactive.gamma(proactive.sigma(target.epsilon, target.delta), target.epsilon, work.epochs)
+    found = [
+        theorem(work, target.sigma, target.epsilon, target.delta)
+        for theorem in (theorem_b4, theorem_31)
+    ]
+    gamma = proactive.gamma(
+        proactive.sigma(target.epsilon, target.delta), target.epsilon, work.epochs
+    )
     return Setting(
         target.epsilon,
         target.delta,
@@ -157,20 +174,20 @@ def _setting(population: int, target: Target, batch: int, rounds: int, theta: fl
     )
 
 
-def _why(verdict: Callable[[int, float], Granted | Refused], batch: int, rounds: int, population: int) -> str:
+def _why(
+    verdict: Callable[[int, float], Granted | Refused], batch: int, rounds: int, population: int
+) -> str:
     """Why nothing is granted, and the nearest that is: with this batch, then with the smallest."""
     most = _largest(lambda count: verdict(1, count), checks.MAX_COUNT)
     nearest = f"batches of one record are granted for at most {most} rounds, {most / population:.4g} epochs"
-    return (
-        f"no guarantee in closed form, even with batch {batch} in {rounds} rounds: {verdict(batch, rounds)}; {nearest}"
-    )
+    return f"no guarantee in closed form, even with batch {batch} in {rounds} rounds: {verdict(batch, rounds)}; {nearest}"
 
 
 def _largest(granted: Callable[[int], Granted | Refused], limit: int, first: int = 1) -> int:
     """The largest count from ``first`` to ``limit`` that is granted, by doubling and halving; 0 if ``first`` is not.
 
-    With b = theta^2 batch / N, condition (34) reads k b gamma_at(b) <= epsilon: smaller batches and fewer rounds are
-    granted if larger are.
+    With b = theta^2 batch / N, condition (34) reads k b gamma_at(b) <= epsilon: smaller batches and
+    fewer rounds are granted if larger are.
     """
     low, high = 0, first
     while high <= limit and granted(high):
@@ -186,8 +203,9 @@ def _largest(granted: Callable[[int], Granted | Refused], limit: int, first: int
 class Phase:
     """The next phase: batch and rounds, the noise from here on, and the epsilon of everything so far with it.
 
-    The guarantee pretends that earlier rounds had this smaller noise too. It is proved if all phases are declared
-    before the first one runs. If this one was chosen after looking at earlier releases, use a Rényi filter instead.
+    The guarantee pretends that earlier rounds had this smaller noise too. It is proved if all
+    phases are declared before the first one runs. If this one was chosen after looking at earlier
+    releases, use a Rényi filter instead.
     """
 
     batch: int
@@ -211,8 +229,9 @@ def next_phase(
 ) -> Phase:
     """The largest batch for ``epochs`` more epochs after phases of (batch, rounds), within epsilon for all of them.
 
-    The search starts at the largest batch so far. The paper starts at 1 and stops at the first failure, but the theorem
-    sees the largest batch in every round, so that smaller batches than before, in more rounds, are the first to fail.
+    The search starts at the largest batch so far. The paper starts at 1 and stops at the first
+    failure, but the theorem sees the largest batch in every round, so that smaller batches than
+    before, in more rounds, are the first to fail.
 
     Args:
         population: number of records.
@@ -230,7 +249,10 @@ def next_phase(
     (499, 0.2992)
     """
     delta = 1.0 / checks.count("population", population, minimum=2) if delta is None else delta
-    epsilon, total = checks.positive("epsilon", epsilon), checks.positive("epochs", epochs) * population
+    epsilon, total = (
+        checks.positive("epsilon", epsilon),
+        checks.positive("epochs", epochs) * population,
+    )
     least = proactive.sigma(epsilon, delta)
     noise = least if sigma is None else checks.positive("sigma", sigma)
     if noise < least:
@@ -249,7 +271,9 @@ def next_phase(
     first = min(most, max((size for size, _ in done), default=1))
     batch = _largest(verdict, most, first)
     if batch == 0:
-        raise checks.NoGuarantee(f"no batch is granted for {epochs:g} more epochs: {verdict(first)}")
+        raise checks.NoGuarantee(
+            f"no batch is granted for {epochs:g} more epochs: {verdict(first)}"
+        )
     best, work = epsilon, sizes(batch).work
     floor = 0.0 if sigma is None else proactive.epsilon_of(noise, delta)
     if floor < epsilon:

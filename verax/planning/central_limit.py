@@ -39,7 +39,8 @@ def gaussian_growth(mu: float, delta: float) -> float:
 def gaussian_limit(mu: float, rate: float, rounds: float) -> float:
     """The noise whose run of many Poisson rounds is nearly a Gaussian mechanism with this mu.
 
-    Solves mu = rate sqrt(rounds (e^(1/z^2) - 1)), the central limit of Bu, Dong, Long and Su (2020).
+    Solves mu = rate sqrt(rounds (e^(1/z^2) - 1)), the central limit of Bu, Dong, Long and Su
+    (2020).
     """
     return 1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / rounds))
 
@@ -47,7 +48,8 @@ def gaussian_limit(mu: float, rate: float, rounds: float) -> float:
 def gaussian_fall(growth: float, noise: float) -> float:
     """How fast log epsilon falls in log noise there: the central limit's own slope, kept within reason.
 
-    d log mu / d log z = -(1/z^2) / (1 - e^(-1/z^2)), times ``growth``, that of log epsilon in log mu.
+    d log mu / d log z = -(1/z^2) / (1 - e^(-1/z^2)), times ``growth``, that of log epsilon in log
+    mu.
 
     >>> round(gaussian_fall(1.0, noise=100.0), 3), round(gaussian_fall(1.0, noise=0.5), 2)
     (1.0, 4.07)

@@ -33,8 +33,9 @@ class Change:
         return _relative(self.after.rounds, self.before.rounds)
 
     def __str__(self) -> str:
-        return f"{self.words}: noise {_percent(self.noise)}, signal of the run {_percent(self.signal)}" + (
-            f", rounds {_percent(self.rounds)}" if self.rounds else ""
+        return (
+            f"{self.words}: noise {_percent(self.noise)}, signal of the run {_percent(self.signal)}"
+            + (f", rounds {_percent(self.rounds)}" if self.rounds else "")
         )
 
 
@@ -42,7 +43,9 @@ def changes(plan: Plan) -> list[Change]:
     """What the usual changes cost, starting from a plan with noise; those that cannot be made are left out.
 
     >>> from verax.planning import Planner, Target
-    >>> plan = Planner(Target(records=60000, epsilon=1.0, delta=1e-5)).plan("poisson", batch=600, epochs=10)
+    >>> plan = Planner(Target(records=60000, epsilon=1.0, delta=1e-5)).plan(
+    ...     "poisson", batch=600, epochs=10
+    ... )
     >>> print(changes(plan)[0])
     twice the epochs: noise +30 %, signal of the run +9 %, rounds +100 %
     """

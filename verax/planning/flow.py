@@ -1,8 +1,8 @@
 """Proactive training end to end: utility graph, calculator, run, accuracy check, next phase (docs/utility.md).
 
 The flow chart of "Proactive DP", figure 15, with two changes: phases are accepted by a budget
-(:class:`verax.privacy.renyi.filter.Budget`), which is proved for choices made on the way, and the accountant takes the
-place of the closed form.
+(:class:`verax.privacy.renyi.filter.Budget`), which is proved for choices made on the way, and the
+accountant takes the place of the closed form.
 """
 
 from __future__ import annotations
@@ -55,11 +55,14 @@ def calculate(
 ) -> tuple[Mechanism, float] | None:
     """The phase with the most noise that the graph tolerates at this drop, and its learning rate; None if none.
 
-    The phase walks the graph's path in its own number of rounds; the noise that adds up on the weights is then sigma.
+    The phase walks the graph's path in its own number of rounds; the noise that adds up on the
+    weights is then sigma.
 
     >>> from verax.planning.utility import Line, Point
     >>> line = Line(0.5, 0.95, (Point(0.1, 0.99, 0.98, 1.0), Point(0.4, 0.8, 0.78, 0.82)))
-    >>> graph = UtilityGraph((line,), learning_rate=0.5, rounds=40, draws=20, confidence=0.95, public=True)
+    >>> graph = UtilityGraph(
+    ...     (line,), learning_rate=0.5, rounds=40, draws=20, confidence=0.95, public=True
+    ... )
     >>> phase, learning_rate = calculate(graph, drop=0.1, records=10_000, batch=1_000, epochs=4)
     >>> phase.clipping.norm, len(phase.sampler), round(phase.noise_multiplier, 1), learning_rate
     (0.5, 40, 69.6, 0.5)
@@ -71,7 +74,9 @@ def calculate(
     size = min(checks.count("batch", batch), checks.count("records", records))
     rounds = math.ceil(checks.count("epochs", epochs) * records / size)
     noise = sigma * size * math.sqrt(rounds) / graph.path
-    return Mechanism(Poisson(size / records, rounds), noise, Individual(line.clip_norm)), graph.path / rounds
+    return Mechanism(
+        Poisson(size / records, rounds), noise, Individual(line.clip_norm)
+    ), graph.path / rounds
 
 
 def proactive(
@@ -96,7 +101,8 @@ def proactive(
         model: trained in place; every phase goes on from the one before.
         loss: a torch criterion.
         dataset: the private records.
-        check: from the model to its accuracy, on public records: what it sees decides what runs next.
+        check: from the model to its accuracy, on public records: what it sees decides what runs
+            next.
         goal: the accuracy at which to stop.
         graph: how much noise the model bears.
         budget: accepts or refuses every phase before it runs.

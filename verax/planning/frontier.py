@@ -27,7 +27,8 @@ Progress = Callable[[int, int], None]
 class Target:
     """What must hold: any ``group`` of the ``records`` has epsilon at most ``epsilon`` at ``delta``.
 
-    An empty ``relation`` means each sampler's own: add-remove, or zero-out for batches of fixed size.
+    An empty ``relation`` means each sampler's own: add-remove, or zero-out for batches of fixed
+    size.
     """
 
     records: int
@@ -49,15 +50,19 @@ class Target:
 
     def epsilon_at(self, sampler: Sampler, noise_multiplier: float) -> float:
         """The proved upper bound on the epsilon of that run."""
-        return upper_only(self.mechanism(sampler, noise_multiplier), self.group).epsilon(self.delta).upper
+        return (
+            upper_only(self.mechanism(sampler, noise_multiplier), self.group)
+            .epsilon(self.delta)
+            .upper
+        )
 
 
 @dataclass(frozen=True)
 class Plan:
     """A run that meets its target, and what it costs.
 
-    ``epsilon`` is the proved upper bound that was seen at exactly this noise; less noise by a part in a few hundred
-    would not do (for an analysis that is exact; a better theorem may allow less).
+    ``epsilon`` is the proved upper bound that was seen at exactly this noise; less noise by a part
+    in a few hundred would not do (for an analysis that is exact; a better theorem may allow less).
     """
 
     target: Target
@@ -87,8 +92,9 @@ class Plan:
     def signal(self) -> float:
         """Signal to noise of one round: the length the clean sum can have, over the noise in one direction.
 
-        Both in units of the clip norm. With individual clipping that is expected batch / noise multiplier, reached if
-        all gradients of the batch have full norm and agree. A clipped aggregate has length 1, ``m`` clip-groups ``m``.
+        Both in units of the clip norm. With individual clipping that is expected batch / noise
+        multiplier, reached if all gradients of the batch have full norm and agree. A clipped
+        aggregate has length 1, ``m`` clip-groups ``m``.
         """
         return _length(self) / self.noise_multiplier if self.noise_multiplier > 0.0 else math.inf
 
@@ -117,8 +123,8 @@ def _length(plan: Plan) -> float:
 class Planner:
     """Solves for the noise of plans that meet one target.
 
-    A plan depends on the target and on its own sampler alone: asked in another order, beside other plans or in another
-    program, it has the same noise to the last digit.
+    A plan depends on the target and on its own sampler alone: asked in another order, beside other
+    plans or in another program, it has the same noise to the last digit.
 
     >>> planner = Planner(Target(records=60000, epsilon=1.0, delta=1e-5))
     >>> plan = planner.plan("poisson", batch=600, epochs=10)
@@ -150,7 +156,9 @@ class Planner:
         rate, rounds = _participation(sampler, target.records)
         guess = gaussian_limit(self._mu, rate, rounds) * _sensitivity(target, sampler)
         fall = gaussian_fall(self._growth, guess)
-        return smallest_noise(lambda noise: target.epsilon_at(sampler, noise), target.epsilon, guess, fall)
+        return smallest_noise(
+            lambda noise: target.epsilon_at(sampler, noise), target.epsilon, guess, fall
+        )
 
 
 def _sensitivity(target: Target, sampler: Sampler) -> float:
@@ -220,7 +228,12 @@ def frontier(
 
 
 def _no_rounds(
-    target: Target, sizes: Sequence[int], passes: Sequence[int], ways: Sequence[str], least: int, most: float
+    target: Target,
+    sizes: Sequence[int],
+    passes: Sequence[int],
+    ways: Sequence[str],
+    least: int,
+    most: float,
 ) -> str:
     """Which bound on the rounds cannot be met, and the nearest that can."""
     counts = sorted(
@@ -244,15 +257,21 @@ def _no_rounds(
             f"rounds_at_least = {least} leaves no plan: batch {batch} and epochs {count}, the most, make {longest} "
             f"rounds; ask for {longest} rounds, or allow {math.ceil(least * batch / target.records)} epochs"
         )
-    below, above = (max((c for c in counts if c[0] < least), default=None), next(c for c in counts if c[0] > most))
-    near = " and ".join(f"{c[0]} (batch {c[1]}, epochs {c[2]})" for c in (below, above) if c is not None)
+    below, above = (
+        max((c for c in counts if c[0] < least), default=None),
+        next(c for c in counts if c[0] > most),
+    )
+    near = " and ".join(
+        f"{c[0]} (batch {c[1]}, epochs {c[2]})" for c in (below, above) if c is not None
+    )
     return f"no plan has between {least} and {most:.0f} rounds; the nearest have {near}"
 
 
 def full_batch_signal(target: Target) -> float:
     """Signal to noise of a run in which every record is in every round: the same for any number of rounds.
 
-    It is what the budget buys at most without subsampling; of a plan's ``signal_of_run`` it is the natural measure.
+    It is what the budget buys at most without subsampling; of a plan's ``signal_of_run`` it is the
+    natural measure.
 
     >>> round(full_batch_signal(Target(records=60000, epsilon=1.0, delta=1e-5)))
     160...
@@ -267,7 +286,9 @@ def full_batch_signal(target: Target) -> float:
         raise ValueError(
             f"epsilon = {target.epsilon!r} needs a noise multiplier above {LARGEST_NOISE:g}: raise epsilon"
         )
-    return Plan(target, "poisson", target.records, 1, Poisson(1.0, 1), found.noise_multiplier, found.epsilon).signal
+    return Plan(
+        target, "poisson", target.records, 1, Poisson(1.0, 1), found.noise_multiplier, found.epsilon
+    ).signal
 
 
 def undominated(plans: Sequence[Plan]) -> list[Plan]:
@@ -282,7 +303,9 @@ def undominated(plans: Sequence[Plan]) -> list[Plan]:
     """
     best: list[Plan] = []
     for plan in sorted(plans, key=lambda p: (-p.signal_of_run, p.work, p.rounds)):
-        if not any(other.work <= 1.02 * plan.work and other.rounds <= plan.rounds for other in best):
+        if not any(
+            other.work <= 1.02 * plan.work and other.rounds <= plan.rounds for other in best
+        ):
             best.append(plan)
     return best
 
@@ -294,7 +317,9 @@ RANKINGS: dict[str, Callable[[Plan], float]] = {
     "work": lambda plan: plan.work,
     "rounds": lambda plan: float(plan.rounds),
 }
-"""What plans can be ranked by, best first; ties go to more signal over the run, then less work, then fewer rounds."""
+"""What plans can be ranked by, best first; ties go to more signal over the run, then less work,
+then fewer rounds.
+"""
 
 
 def ranked(plans: Iterable[Plan], by: str = "signal") -> list[Plan]:
@@ -302,8 +327,13 @@ def ranked(plans: Iterable[Plan], by: str = "signal") -> list[Plan]:
 
     >>> target = Target(records=60000, epsilon=1.0, delta=1e-5)
     >>> plans = frontier(target, batches=[600], epochs=[5, 10])
-    >>> [plan.epochs for plan in ranked(plans, "noise")], [plan.epochs for plan in ranked(plans, "signal")]
+    >>> (
+    ...     [plan.epochs for plan in ranked(plans, "noise")],
+    ...     [plan.epochs for plan in ranked(plans, "signal")],
+    ... )
     ([5, 10], [10, 5])
     """
     first = RANKINGS[checks.choice("rank", by, tuple(RANKINGS))]
-    return sorted(plans, key=lambda plan: (first(plan), -plan.signal_of_run, plan.work, plan.rounds))
+    return sorted(
+        plans, key=lambda plan: (first(plan), -plan.signal_of_run, plan.work, plan.rounds)
+    )

@@ -4,24 +4,44 @@ from __future__ import annotations
 
 from verax.mechanism import Individual
 from verax.planning.frontier import Plan
-from verax.privacy.proactive import LARGEST_EPSILON, Granted, Refused, Work, sigma, theorem_31, theorem_b4
+from verax.privacy.proactive import (
+    LARGEST_EPSILON,
+    Granted,
+    Refused,
+    Work,
+    sigma,
+    theorem_31,
+    theorem_b4,
+)
 from verax.samplers import Poisson
 
 
 def closed_form(plan: Plan) -> Granted | Refused | None:
     """The noise that theorem 3.1 (from epsilon 1/2 on: theorem B.4) asks for, or the condition of it that fails.
 
-    None where the theorems say nothing: batches other than Poisson's, other clippings, groups, replacement.
+    None where the theorems say nothing: batches other than Poisson's, other clippings, groups,
+    replacement.
 
     >>> from verax.planning import Planner, Target
-    >>> plan = Planner(Target(60_000, epsilon=0.15, delta=1e-5)).plan("poisson", batch=128, epochs=10)
+    >>> plan = Planner(Target(60_000, epsilon=0.15, delta=1e-5)).plan(
+    ...     "poisson", batch=128, epochs=10
+    ... )
     >>> asked = closed_form(plan)
     >>> round(asked.sigma, 1), round(plan.noise_multiplier, 1)
     (12.5, 3.2)
     """
     target = plan.target
-    plainly = isinstance(plan.sampler, Poisson) and isinstance(target.clipping, Individual) and target.group == 1
-    if not plainly or plan.mechanism.relation == "replace" or target.records < 2 or plan.batch >= target.records:
+    plainly = (
+        isinstance(plan.sampler, Poisson)
+        and isinstance(target.clipping, Individual)
+        and target.group == 1
+    )
+    if (
+        not plainly
+        or plan.mechanism.relation == "replace"
+        or target.records < 2
+        or plan.batch >= target.records
+    ):
         return None
     work = Work(target.records, plan.rounds, plan.work / target.records)
     theorem = theorem_31 if target.epsilon < LARGEST_EPSILON else theorem_b4

@@ -16,15 +16,21 @@ def within(
     """The plans with at most this noise multiplier and this noise-to-batch ratio.
 
     >>> from verax.planning import Target, frontier
-    >>> plans = frontier(Target(records=60000, epsilon=1.0, delta=1e-5), batches=[600, 1200], epochs=[10])
+    >>> plans = frontier(
+    ...     Target(records=60000, epsilon=1.0, delta=1e-5), batches=[600, 1200], epochs=[10]
+    ... )
     >>> [plan.batch for plan in within(plans, noise_at_most=1.5)]
     [600]
     >>> within(plans, noise_at_most=1.0)
     Traceback (most recent call last):
-    ValueError: noise_at_most = 1.0 leaves no plan: the least is 1.415... allow that much, or epsilon 1.829... there
+    ValueError: noise_at_most = 1.0 leaves no plan: the least is 1.415... allow that much, or
+        epsilon 1.829... there
     """
     kept = list(plans)
-    for name, limit, by in (("noise_at_most", noise_at_most, "noise"), ("ratio_at_most", ratio_at_most, "ratio")):
+    for name, limit, by in (
+        ("noise_at_most", noise_at_most, "noise"),
+        ("ratio_at_most", ratio_at_most, "ratio"),
+    ):
         if limit is None:
             continue
         checks.positive(name, limit)

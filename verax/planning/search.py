@@ -28,13 +28,16 @@ class Found:
     looks: int
 
 
-def smallest_noise(look: Callable[[float], float], target: float, guess: float, fall: float) -> Found | None:
+def smallest_noise(
+    look: Callable[[float], float], target: float, guess: float, fall: float
+) -> Found | None:
     """The least noise, to about a part in a thousand, at which ``look`` was seen to be at most ``target``.
 
-    ``look`` is the upper bound on epsilon as a function of the noise, which falls (more noise is post-processing).
-    Steps are Newton's with the slope that neighbours had, then secants, kept inside the bracket once there is one. The
-    search ends at a value that meets the target when the slope says that little is left to gain, or when a value that
-    much smaller was seen to fail. None if the noise would have to exceed ``LARGEST_NOISE``.
+    ``look`` is the upper bound on epsilon as a function of the noise, which falls (more noise is
+    post-processing). Steps are Newton's with the slope that neighbours had, then secants, kept
+    inside the bracket once there is one. The search ends at a value that meets the target when the
+    slope says that little is left to gain, or when a value that much smaller was seen to fail. None
+    if the noise would have to exceed ``LARGEST_NOISE``.
 
     >>> found = smallest_noise(lambda noise: 2.0 / noise, target=1.0, guess=1.0, fall=3.0)
     >>> 2.0 <= found.noise_multiplier <= 2.002
@@ -69,7 +72,11 @@ def smallest_noise(look: Callable[[float], float], target: float, guess: float, 
 
 def _secant(fall: float, before: tuple[float, float] | None, now: tuple[float, float]) -> float:
     """The slope through the last two looks where both are near the target and apart; else as it was."""
-    if before is None or abs(math.log(now[0] / before[0])) < 0.3 * CLOSE or max(abs(now[1]), abs(before[1])) > 2.0:
+    if (
+        before is None
+        or abs(math.log(now[0] / before[0])) < 0.3 * CLOSE
+        or max(abs(now[1]), abs(before[1])) > 2.0
+    ):
         return fall
     return min(max((before[1] - now[1]) / math.log(now[0] / before[0]), 0.3), 30.0)
 

@@ -1,6 +1,7 @@
 """Any one quantity as the unknown, with the noise given.
 
-The epsilon or the delta reached; or the most rounds, the fewest records, the largest batch with which a target is met.
+The epsilon or the delta reached; or the most rounds, the fewest records, the largest batch with
+which a target is met.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ MOST = 10**9  # rounds or epochs, and records, up to which a search goes
 _LEAST = 1e-12  # an epsilon of zero is reported as this: a target must be positive
 
 
-def reachable_epsilon(target: Target, way: str, batch: int, epochs: int, noise_multiplier: float) -> Plan:
+def reachable_epsilon(
+    target: Target, way: str, batch: int, epochs: int, noise_multiplier: float
+) -> Plan:
     """The epsilon that this noise proves; the target's own is not looked at.
 
     >>> from verax.planning import Target
@@ -39,7 +42,9 @@ def reachable_epsilon(target: Target, way: str, batch: int, epochs: int, noise_m
     return Plan(reached, way, batch, epochs, sampler, noise_multiplier, reached.epsilon)
 
 
-def reachable_delta(target: Target, way: str, batch: int, epochs: int, noise_multiplier: float) -> Plan:
+def reachable_delta(
+    target: Target, way: str, batch: int, epochs: int, noise_multiplier: float
+) -> Plan:
     """The delta that this noise proves at the target's epsilon; the target's own delta is not looked at.
 
     >>> from verax.planning import Target
@@ -55,14 +60,18 @@ def reachable_delta(target: Target, way: str, batch: int, epochs: int, noise_mul
             f"noise_multiplier = {noise_multiplier!r} proves no delta below 1 at epsilon = {target.epsilon!r} for "
             f"sampler {way}, batch {batch}, epochs {epochs}: raise the noise or epsilon"
         )
-    return Plan(replace(target, delta=found), way, batch, epochs, sampler, noise_multiplier, target.epsilon)
+    return Plan(
+        replace(target, delta=found), way, batch, epochs, sampler, noise_multiplier, target.epsilon
+    )
 
 
 def most_rounds(target: Target, way: str, batch: int, noise_multiplier: float) -> Plan:
     """The most rounds allowed; whole epochs of them where batches are drawn an epoch at a time. One more is too many.
 
     >>> from verax.planning import Target
-    >>> plan = most_rounds(Target(records=60000, epsilon=2.0, delta=1e-5), "poisson", 600, noise_multiplier=1.0)
+    >>> plan = most_rounds(
+    ...     Target(records=60000, epsilon=2.0, delta=1e-5), "poisson", 600, noise_multiplier=1.0
+    ... )
     >>> 1100 < plan.rounds < 1300
     True
     """
@@ -74,7 +83,9 @@ def most_rounds(target: Target, way: str, batch: int, noise_multiplier: float) -
         return one.repeated(count) if by_round else planned(way, target.records, batch, count)
 
     guess = case.epochs_times_rate() * target.records / batch * (len(one) if by_round else 1)
-    found = _boundary(lambda n: target.epsilon_at(run(n), noise_multiplier), target.epsilon, guess, 1, MOST, True)
+    found = _boundary(
+        lambda n: target.epsilon_at(run(n), noise_multiplier), target.epsilon, guess, 1, MOST, True
+    )
     if found is None:
         raise case.refusal(f"one {'round' if by_round else 'epoch'} of batch {batch}", run(1))
     count, epsilon = found
@@ -83,7 +94,9 @@ def most_rounds(target: Target, way: str, batch: int, noise_multiplier: float) -
     return Plan(target, way, batch, epochs, sampler, noise_multiplier, epsilon)
 
 
-def fewest_records(target: Target, way: str, batch: int, epochs: int, noise_multiplier: float) -> Plan:
+def fewest_records(
+    target: Target, way: str, batch: int, epochs: int, noise_multiplier: float
+) -> Plan:
     """The smallest data set, with this batch and these epochs, that meets the target; its own ``records`` is not used.
 
     >>> from verax.planning import Target
@@ -101,11 +114,14 @@ def fewest_records(target: Target, way: str, batch: int, epochs: int, noise_mult
     found = _boundary(look, target.epsilon, guess, max(batch, target.group), MOST, False)
     if found is None:
         raise case.refusal(
-            f"batch {batch} and epochs {epochs} with up to {MOST:g} records", planned(way, MOST, batch, epochs)
+            f"batch {batch} and epochs {epochs} with up to {MOST:g} records",
+            planned(way, MOST, batch, epochs),
         )
     records, epsilon = found
     sampler = planned(way, records, batch, epochs)
-    return Plan(replace(target, records=records), way, batch, epochs, sampler, noise_multiplier, epsilon)
+    return Plan(
+        replace(target, records=records), way, batch, epochs, sampler, noise_multiplier, epsilon
+    )
 
 
 def largest_batch(target: Target, way: str, epochs: int, noise_multiplier: float) -> Plan:
@@ -124,7 +140,9 @@ def largest_batch(target: Target, way: str, epochs: int, noise_multiplier: float
     guess = case.epochs_times_rate() * target.records / epochs
     found = _boundary(look, target.epsilon, guess, 1, target.records, True)
     if found is None:
-        raise case.refusal(f"a batch of one record for {epochs} epochs", planned(way, target.records, 1, epochs))
+        raise case.refusal(
+            f"a batch of one record for {epochs} epochs", planned(way, target.records, 1, epochs)
+        )
     batch, epsilon = found
     sampler = planned(way, target.records, batch, epochs)
     return Plan(target, way, batch, epochs, sampler, noise_multiplier, epsilon)
@@ -159,18 +177,26 @@ class _Case:
 
 
 def _boundary(
-    look: Callable[[int], float], target: float, guess: float, lowest: int, highest: int, rising: bool
+    look: Callable[[int], float],
+    target: float,
+    guess: float,
+    lowest: int,
+    highest: int,
+    rising: bool,
 ) -> tuple[int, float] | None:
     """The last whole number that meets the target, and the bound seen there; None if not even the easiest one does.
 
-    ``rising`` says whether the bound grows with the number. The next one was seen to fail, or lies outside the range.
+    ``rising`` says whether the bound grows with the number. The next one was seen to fail, or lies
+    outside the range.
     """
     known: dict[int, float] = {}
 
     def excess(number: int) -> float:
         if number not in known:
             known[number] = look(number)
-        return math.log(max(known[number], 1e-12) / target) if math.isfinite(known[number]) else 50.0
+        return (
+            math.log(max(known[number], 1e-12) / target) if math.isfinite(known[number]) else 50.0
+        )
 
     number = int(min(max(round(guess), lowest), highest))
     meets, factor = excess(number) <= 0.0, 1.05
@@ -180,11 +206,16 @@ def _boundary(
         if other == end:
             return (end, known[end]) if meets else None
         number = other
-        other = min(math.ceil(other * factor), highest) if up else max(math.floor(other / factor), lowest)
+        other = (
+            min(math.ceil(other * factor), highest)
+            if up
+            else max(math.floor(other / factor), lowest)
+        )
         factor = factor * factor
     good, bad = (number, other) if meets else (other, number)
     at_good, at_bad = excess(good), excess(bad)
-    while abs(bad - good) > 1:  # regula falsi in logarithms, the stale end's weight halved (the Illinois rule)
+    # regula falsi in logarithms, the stale end's weight halved (the Illinois rule)
+    while abs(bad - good) > 1:
         share = min(max(at_good / (at_good - at_bad), 0.02), 0.98) if at_bad > at_good else 0.5
         middle = round(good * (bad / good) ** share)
         middle = min(max(middle, min(good, bad) + 1), max(good, bad) - 1)

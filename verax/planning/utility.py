@@ -1,8 +1,9 @@
 """The utility graph: how much noise a finished model bears, measured on public data before anything private is touched.
 
-Train with clipping and without noise, add Gaussian noise of standard deviation (clip norm) x sigma to all weights, and
-compare the accuracy with that of the clean model: section 4.1 of "Proactive DP". It is a heuristic that steers a plan,
-never a guarantee. docs/utility.md says how sigma relates to a plan.
+Train with clipping and without noise, add Gaussian noise of standard deviation (clip norm) x sigma
+to all weights, and compare the accuracy with that of the clean model: section 4.1 of "Proactive
+DP". It is a heuristic that steers a plan, never a guarantee. docs/utility.md says how sigma relates
+to a plan.
 """
 
 from __future__ import annotations
@@ -67,7 +68,15 @@ class Line:
     def largest_sigma(self, drop: float) -> float | None:
         """The largest sigma up to which the lower end of the band stays within the drop; None if the first is outside.
 
-        >>> line = Line(1.0, 0.9, (Point(0.1, 0.99, 0.98, 1.0), Point(0.3, 0.9, 0.88, 0.92), Point(0.9, 0.5, 0.4, 0.6)))
+        >>> line = Line(
+        ...     1.0,
+        ...     0.9,
+        ...     (
+        ...         Point(0.1, 0.99, 0.98, 1.0),
+        ...         Point(0.3, 0.9, 0.88, 0.92),
+        ...         Point(0.9, 0.5, 0.4, 0.6),
+        ...     ),
+        ... )
         >>> round(line.largest_sigma(0.05), 3), line.largest_sigma(0.01)
         (0.16, None)
         """
@@ -87,7 +96,8 @@ class Line:
 class UtilityGraph:
     """Lines for several clip norms, with how they were measured. Store it with :meth:`save`, read it with :func:`read`.
 
-    ``path`` is learning rate times rounds of the clean runs: how far a model can have moved, in clip norms.
+    ``path`` is learning rate times rounds of the clean runs: how far a model can have moved, in
+    clip norms.
     """
 
     lines: tuple[Line, ...]
@@ -107,8 +117,8 @@ class UtilityGraph:
     def pick(self, drop: float) -> tuple[Line, float] | None:
         """The line and the largest sigma within the drop, most noise on the weights first; None if none bears any.
 
-        The drop is measured from the best clean accuracy of any line, so that a clip norm that hurts by itself has
-        less to give away.
+        The drop is measured from the best clean accuracy of any line, so that a clip norm that
+        hurts by itself has less to give away.
         """
         best = max(line.accuracy for line in self.lines)
         found: list[tuple[float, Line]] = []
@@ -133,17 +143,25 @@ def read(path: str | Path) -> UtilityGraph:
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"path must be a utility graph that can be read, got {str(path)!r}: {error}") from error
+        raise ValueError(
+            f"path must be a utility graph that can be read, got {str(path)!r}: {error}"
+        ) from error
     if not isinstance(content, dict) or content.pop("verax_utility", None) != FORMAT:
         raise ValueError(f"path must be a utility graph of format {FORMAT}, got {str(path)!r}")
     try:
         lines = tuple(
-            Line(line["clip_norm"], line["accuracy"], tuple(Point(**point) for point in line["points"]))
+            Line(
+                line["clip_norm"],
+                line["accuracy"],
+                tuple(Point(**point) for point in line["points"]),
+            )
             for line in content.pop("lines")
         )
         graph = UtilityGraph(lines=lines, **content)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"path must be a whole utility graph, got {str(path)!r}: {error}") from error
+        raise ValueError(
+            f"path must be a whole utility graph, got {str(path)!r}: {error}"
+        ) from error
     if not graph.public:
         warnings.warn(LEAKS, PrivateData, stacklevel=2)
     return graph
@@ -173,7 +191,8 @@ def utility_graph(
         loss: a torch criterion.
         train: records to train on: public, or resembling the private ones.
         accuracy: from a model to a number in [0, 1]; on public or proxy records as well.
-        public: whether all these data are public. If not, the result says so and a :class:`PrivateData` is warned.
+        public: whether all these data are public. If not, the result says so and a
+            :class:`PrivateData` is warned.
         clip_norms: of individual gradients, one line each.
         sigmas: standard deviations of the noise on the weights, divided by the clip norm.
         learning_rate: of plain SGD.
@@ -220,7 +239,10 @@ def utility_graph(
             raise ValueError(
                 f"the model trained with clip norm {norm!r} has accuracy {clean!r}: nothing to compare with"
             )
-        points = tuple(_point(network, accuracy, clean, norm, sigma, draws, confidence, noise) for sigma in grid)
+        points = tuple(
+            _point(network, accuracy, clean, norm, sigma, draws, confidence, noise)
+            for sigma in grid
+        )
         lines.append(Line(norm, clean, points))
     return UtilityGraph(tuple(lines), learning_rate, rounds, draws, confidence, public, data, name)
 
@@ -247,7 +269,9 @@ def _point(
                     parameter.copy_(base + norm * sigma * draw.to(base.device))
         found[i] = accuracy(noisy)
     if not np.all((found >= 0.0) & (found <= 1.0)):
-        raise ValueError(f"accuracy must lie in [0, 1], got {found[(found < 0.0) | (found > 1.0)][0]!r}")
+        raise ValueError(
+            f"accuracy must lie in [0, 1], got {found[(found < 0.0) | (found > 1.0)][0]!r}"
+        )
     low, high = mean_band(found, 1.0 - confidence)
     return Point(sigma, float(found.mean()) / clean, low / clean, high / clean)
 
@@ -255,9 +279,10 @@ def _point(
 def mean_band(values: NDArray[np.float64], miss: float) -> tuple[float, float]:
     """An interval that holds the mean of independent values in [0, 1] but for a chance of ``miss``, whatever their law.
 
-    A model with noise is often either fine or useless, and then Student's interval is wrong far too often. Here one
-    bets on the values being above, and below, every possible mean m; fair bets rarely multiply the stake by 2 / miss
-    (Ville's inequality; Waudby-Smith and Ramdas 2024, theorem 3).
+    A model with noise is often either fine or useless, and then Student's interval is wrong far too
+    often. Here one bets on the values being above, and below, every possible mean m; fair bets
+    rarely multiply the stake by 2 / miss (Ville's inequality; Waudby-Smith and Ramdas 2024, theorem
+    3).
 
     >>> low, high = mean_band(np.array([0.9, 0.92, 0.88, 0.91, 0.9] * 8), 0.05)
     >>> 0.78 < low < 0.902 < high < 0.97
@@ -277,7 +302,7 @@ def mean_band(values: NDArray[np.float64], miss: float) -> tuple[float, float]:
     return max(float(kept[0]) - 1.0, 0.0) / _GRID, min(float(kept[-1]) + 1.0, _GRID) / _GRID
 
 
-# --- with the frontier ----------------------------------------------------------------------------------------------
+# --- with the frontier ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -293,23 +318,29 @@ class Choice:
 def expected(plan: Plan, graph: UtilityGraph) -> Choice:
     """What the graph expects of a plan at the best of its clip norms.
 
-    The plan takes as long a path as the clean run, path / rounds at a time, and the noise of all its rounds adds up on
-    the weights: sigma = path / (signal of the whole run). See docs/utility.md.
+    The plan takes as long a path as the clean run, path / rounds at a time, and the noise of all
+    its rounds adds up on the weights: sigma = path / (signal of the whole run). See
+    docs/utility.md.
     """
     sigma = graph.path / plan.signal_of_run
     best = max(graph.lines, key=lambda line: line.accuracy * line.fraction(sigma))
-    return Choice(plan, best.clip_norm, graph.path / plan.rounds, best.accuracy * best.fraction(sigma))
+    return Choice(
+        plan, best.clip_norm, graph.path / plan.rounds, best.accuracy * best.fraction(sigma)
+    )
 
 
 def best_plan(plans: Iterable[Plan], graph: UtilityGraph, within: float = 0.002) -> Choice:
     """The plan with the best expected accuracy; among those ``within`` of it, the one with the least gradient work.
 
-    Plans with fewer rounds than the graph's own runs are left out: they would need a larger learning rate than tried.
+    Plans with fewer rounds than the graph's own runs are left out: they would need a larger
+    learning rate than tried.
 
     Example:
         >>> from verax.planning import Target, frontier
         >>> line = Line(1.0, 0.95, (Point(0.01, 0.99, 0.98, 1.0), Point(0.1, 0.9, 0.89, 0.91)))
-        >>> graph = UtilityGraph((line,), learning_rate=0.5, rounds=20, draws=20, confidence=0.95, public=True)
+        >>> graph = UtilityGraph(
+        ...     (line,), learning_rate=0.5, rounds=20, draws=20, confidence=0.95, public=True
+        ... )
         >>> plans = frontier(Target(60000, 1.0, 1e-5), batches=[600, 6000], epochs=[2, 10])
         >>> choice = best_plan(plans, graph)
         >>> choice.plan.batch, choice.plan.epochs, 0.9 < choice.accuracy < 0.95
@@ -324,7 +355,11 @@ def best_plan(plans: Iterable[Plan], graph: UtilityGraph, within: float = 0.002)
             "more rounds, or make the graph with fewer"
         )
     top = max(choice.accuracy for choice in choices)
-    near = [choice for choice in choices if choice.accuracy >= top - checks.nonnegative("within", within)]
+    near = [
+        choice
+        for choice in choices
+        if choice.accuracy >= top - checks.nonnegative("within", within)
+    ]
     return min(near, key=lambda choice: (choice.plan.work, -choice.accuracy))
 
 
@@ -339,14 +374,32 @@ def figure(graph: UtilityGraph, path: str | Path, drop: float | None = None) -> 
             sigma = [p.sigma for p in line.points]
             label = f"C = {line.clip_norm:g} (clean {line.accuracy:.1%})"
             colour = colours[i % len(colours)]
-            axes.plot(sigma, [p.fraction for p in line.points], marker="o", markersize=3, color=colour, label=label)
+            axes.plot(
+                sigma,
+                [p.fraction for p in line.points],
+                marker="o",
+                markersize=3,
+                color=colour,
+                label=label,
+            )
             axes.fill_between(
-                sigma, [p.low for p in line.points], [p.high for p in line.points], color=colour, alpha=0.2, linewidth=0
+                sigma,
+                [p.low for p in line.points],
+                [p.high for p in line.points],
+                color=colour,
+                alpha=0.2,
+                linewidth=0,
             )
         if drop is not None:
             axes.axhline(1.0 - drop, color=OKABE_ITO["grey"], linestyle="--", linewidth=1)
-        axes.set(xlabel="sigma: noise on the weights / C", ylabel="accuracy with noise / without", xscale="log")
-        axes.set_title("Utility graph" + ("" if graph.public else ", made from PRIVATE data"), loc="left")
+        axes.set(
+            xlabel="sigma: noise on the weights / C",
+            ylabel="accuracy with noise / without",
+            xscale="log",
+        )
+        axes.set_title(
+            "Utility graph" + ("" if graph.public else ", made from PRIVATE data"), loc="left"
+        )
         axes.legend(frameon=False)
         axes.grid(alpha=0.25)
     return target

@@ -25,12 +25,15 @@ _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
 _MORE_LEANS = (0.7, 0.25, 0.12)  # and where one round's noise is low
 _LOW_NOISE = 1.2  # in shifts
 _FEW_RECORDS, _FOLLOWED_FEW, _FOLLOWED = 4, 2, 8
-"""Up to how many records a group is small; in how many different phases the ways of sharing rounds are followed, for
-small groups and for others. One record's curve soon proves as much of small ones, and tables take a while."""
+"""Up to how many records a group is small; in how many different phases the ways of sharing rounds
+are followed, for small groups and for others. One record's curve soon proves as much of small ones,
+and tables take a while."""
 _SHARPEST = 1e3  # shift beyond which rounds' scores are too far apart
 
 
-def rounds_at_random(mechanism: Mechanism, group: Group, times: int, steps: int, epochs: int) -> Analysis:
+def rounds_at_random(
+    mechanism: Mechanism, group: Group, times: int, steps: int, epochs: int
+) -> Analysis:
     """Leaving out few rounds is joining few, and a Gaussian mechanism beside it (docs/allocation.md, theorem 1)."""
     copies, size = group.split(mechanism)
     one_record_only(mechanism, Group(size), absent=True)
@@ -41,14 +44,17 @@ def rounds_at_random(mechanism: Mechanism, group: Group, times: int, steps: int,
     uppers = {"remove": always, "add": always}
     if few > 0:
         size, longer = divmod(steps, few)
-        block = one_round_of if few == 1 else at_most_one_round_of  # attacks on several blocks are others
+        # attacks on several blocks are others
+        block = one_round_of if few == 1 else at_most_one_round_of
         if group.chained:
             block = partial(at_most_one_round_of, log_tail=DEEP_TAIL)
         blocks = [(block(size, unit, group.fine), epochs * (few - longer))]
         blocks += [(block(size + 1, unit, group.fine), epochs * longer)] if longer else []
         back = [(rnd.reverse(), count) for rnd, count in blocks]
         uppers = {"remove": [*blocks, *always], "add": [*back, *always]}
-    theorem = "one round of many at random: an average of likelihood ratios (docs/proofs.md, theorem 5)"
+    theorem = (
+        "one round of many at random: an average of likelihood ratios (docs/proofs.md, theorem 5)"
+    )
     if times > few:
         theorem += "; rounds left out, and a Gaussian mechanism (docs/allocation.md, theorem 1)"
     achieved = "achieved by fixed gradients of full norm in one direction"
@@ -59,8 +65,11 @@ def rounds_at_random(mechanism: Mechanism, group: Group, times: int, steps: int,
         return Analysis(uppers, {}, theorem, "no attack was looked for", 1.0, sharper=sharper)
     if few == 0 or (few == 1 and unit <= LARGEST_SHIFT):
         return Analysis(uppers, None, theorem, achieved, 1.0)
-    uppers = {name: [(Round(rnd.pair), count) for rnd, count in rounds] for name, rounds in uppers.items()}
-    usual = _LEANS if group.phases <= FEW_PHASES else _LEANS[:1]  # the sum of many phases is near normal
+    uppers = {
+        name: [(Round(rnd.pair), count) for rnd, count in rounds] for name, rounds in uppers.items()
+    }
+    # the sum of many phases is near normal
+    usual = _LEANS if group.phases <= FEW_PHASES else _LEANS[:1]
     leans: tuple[float, ...] = _LEANS + _MORE_LEANS if unit > _LOW_NOISE else usual
     attacks = _attacks(times, steps, unit, epochs, always, leans)
     if few == 1:
@@ -91,12 +100,16 @@ def _attacks(
         seen = {"largest": Round(largest_sum(steps, unit, 0.0))}
     else:
         seen = {f"{lean}": Round(some_of(few, steps, unit, lean)) for lean in leans}
-    attacks: dict[str, Rounds] = {f"remove, {name}": [(rnd, epochs), *always] for name, rnd in seen.items()}
+    attacks: dict[str, Rounds] = {
+        f"remove, {name}": [(rnd, epochs), *always] for name, rnd in seen.items()
+    }
     name, first = next(iter(seen.items()))
     return attacks | {f"add, {name}": [(first.reverse(), epochs), *always]}
 
 
-def sharing_rounds(mechanism: Mechanism, group: Group, times: int, bins: int, epochs: int) -> Analysis:
+def sharing_rounds(
+    mechanism: Mechanism, group: Group, times: int, bins: int, epochs: int
+) -> Analysis:
     """A group whose records may meet in a round; leaving out few rounds is joining few, where shifts add up."""
     _, size = group.split(mechanism)
     unit, adds_up = presence_shift(mechanism), isinstance(mechanism.clipping, Individual)
@@ -108,7 +121,11 @@ def sharing_rounds(mechanism: Mechanism, group: Group, times: int, bins: int, ep
     if few in (0, bins):
         same = always or [(Round(Pair.gaussian(together.reach)), epochs)]
         return Analysis(
-            {"remove": same, "add": same}, None, "a Gaussian mechanism", "fixed gradients of full norm", 1.0
+            {"remove": same, "add": same},
+            None,
+            "a Gaussian mechanism",
+            "fixed gradients of full norm",
+            1.0,
         )
     if group.phases > (_FOLLOWED_FEW if size <= _FEW_RECORDS else _FOLLOWED):
         forth = near = back = Round(Pair.gaussian(together.reach))
@@ -118,13 +135,17 @@ def sharing_rounds(mechanism: Mechanism, group: Group, times: int, bins: int, ep
         attacks = each_way({"together": Round(group_attack(together, group.fine / FINE))}, epochs)
         attacks = {name: [*rounds, *always] for name, rounds in attacks.items()}
         if size > ALL_COUNTED:
-            attacks = {name: rounds for name, rounds in attacks.items() if name.startswith("remove")}
+            attacks = {
+                name: rounds for name, rounds in attacks.items() if name.startswith("remove")
+            }
         by = "the bins' scores added up (docs/allocation.md, theorem 2)"
     else:
         seen = few * (size if adds_up else 1) / math.sqrt(bins)
         added_up: Rounds = [(Round(Pair.gaussian(unit * seen)), epochs), *always]
         attacks = {"remove, added up": added_up, "add, added up": added_up}
-        alone: Rounds = [(Round(Pair.gaussian(unit * math.sqrt(times - few))), epochs)] if times > few else []
+        alone: Rounds = (
+            [(Round(Pair.gaussian(unit * math.sqrt(times - few))), epochs)] if times > few else []
+        )
         attacks |= _attacks(times, bins, unit, epochs, alone, _LEANS)
         by = "all outputs added up, or one record's scores (docs/allocation.md, theorem 5)"
     return Analysis(
@@ -134,5 +155,7 @@ def sharing_rounds(mechanism: Mechanism, group: Group, times: int, bins: int, ep
         f"fixed gradients of full norm in one direction, {by}",
         1.0,
         sure=True,
-        sharper={"remove": Composition([(near, epochs), *always])} if near.pair is not forth.pair else {},
+        sharper={"remove": Composition([(near, epochs), *always])}
+        if near.pair is not forth.pair
+        else {},
     )

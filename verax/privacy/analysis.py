@@ -37,7 +37,11 @@ def analyse(phases: Phases, group: Group) -> Guarantee:
     people = declared(phases) if group.people is None else group.people
     group = replace(group, people=people, phases=len(set(phases.mechanisms)))
     guarantee = replace(_analyse(phases, group), beside=group.beside)
-    if group.size > 1 and guarantee.uppers is not guarantee.lowers and not low_noise.applies(phases):
+    if (
+        group.size > 1
+        and guarantee.uppers is not guarantee.lowers
+        and not low_noise.applies(phases)
+    ):
         guarantee = _smallest(guarantee, group)
     if group.orthogonal and group.size > 1:
         return replace(guarantee, assuming=orthogonality(phases.relation))
@@ -49,17 +53,21 @@ def analyse_strong(phases: Phases, group: Group, population: int | None) -> Guar
     found = strong(phases, group.size, population, group.orthogonal)
     curves: list[Curve] = [found.curve]
     lowers = [*found.attacks] if found.chance > 0.0 else curves
-    assuming = "the adversary A1, who is told in which rounds and clip-groups the protected records are"
+    assuming = (
+        "the adversary A1, who is told in which rounds and clip-groups the protected records are"
+    )
     if group.orthogonal and group.size > 1:
         assuming += f", and {orthogonality(phases.relation)}"
-    return Guarantee(phases, group.size, curves, lowers, found.upper_by, found.lower_by, assuming=assuming)
+    return Guarantee(
+        phases, group.size, curves, lowers, found.upper_by, found.lower_by, assuming=assuming
+    )
 
 
 def _smallest(guarantee: Guarantee, group: Group) -> Guarantee:
     """With two more upper bounds that hold for any run; which of them is the smallest depends on the question.
 
-    One record's curve says something of the group, and telling the attacker where the group's records fell cannot help
-    the defender.
+    One record's curve says something of the group, and telling the attacker where the group's
+    records fell cannot help the defender.
     """
     others: dict[str, Curve] = {}
     if not all(isinstance(curve, Shared) for curve in guarantee.uppers):
@@ -78,8 +86,12 @@ def _smallest(guarantee: Guarantee, group: Group) -> Guarantee:
 def _one_by_one(phases: Phases, group: Group) -> tuple[Shared, str]:
     """The triangle inequality, from one record to the group, and its name."""
     one = analyse(phases, Group(beside=group.beside + group.size - 1, chained=True))
-    how = f"black box: {group.size} steps by the triangle inequality with the best shares of epsilon"
-    return Shared(BlackBox(one), group.size), f"{how} (docs/proofs.md, lemma 5), each: {one.upper_by}"
+    how = (
+        f"black box: {group.size} steps by the triangle inequality with the best shares of epsilon"
+    )
+    return Shared(
+        BlackBox(one), group.size
+    ), f"{how} (docs/proofs.md, lemma 5), each: {one.upper_by}"
 
 
 def _analyse(phases: Phases, group: Group) -> Guarantee:
@@ -91,7 +103,10 @@ def _analyse(phases: Phases, group: Group) -> Guarantee:
         return _noiseless(phases, group)
     if any(m.noise_multiplier < LEAST_NOISE for m in phases.mechanisms):
         return _hardly_any_noise(phases, group)
-    if any(m.noise_multiplier > MOST_NOISE and not pricing_of(m.sampler).closed_form for m in phases.mechanisms):
+    if any(
+        m.noise_multiplier > MOST_NOISE and not pricing_of(m.sampler).closed_form
+        for m in phases.mechanisms
+    ):
         return _hardly_any_signal(phases, group)
     try:
         found = _composed(phases, group)
@@ -105,20 +120,29 @@ def _hardly_any_noise(phases: Phases, group: Group) -> Guarantee:
     """Noise that leaves the range of doubles when squared: as good as none from above, and more of it from below."""
 
     def with_noise(noise: float) -> Guarantee:
-        changed = [replace(m, noise_multiplier=max(noise, m.noise_multiplier)) for m in phases.mechanisms]
+        changed = [
+            replace(m, noise_multiplier=max(noise, m.noise_multiplier)) for m in phases.mechanisms
+        ]
         if noise == 0.0:
             low = [m.noise_multiplier < LEAST_NOISE for m in phases.mechanisms]
-            changed = [replace(m, noise_multiplier=0.0) if s else m for m, s in zip(changed, low, strict=True)]
+            changed = [
+                replace(m, noise_multiplier=0.0) if s else m
+                for m, s in zip(changed, low, strict=True)
+            ]
         return _analyse(Phases(tuple(changed)), group)
 
     none, more = with_noise(0.0), with_noise(LEAST_NOISE)
     below = f"less noise than {LEAST_NOISE:g} shows no less: {more.lower_by}"
-    return replace(more, mechanism=phases, uppers=none.uppers, upper_by=none.upper_by, lower_by=below)
+    return replace(
+        more, mechanism=phases, uppers=none.uppers, upper_by=none.upper_by, lower_by=below
+    )
 
 
 def _hardly_any_signal(phases: Phases, group: Group) -> Guarantee:
     """Noise so large that doubles cannot tell likelihood ratios from 1: less of it from above, nothing from below."""
-    less = [replace(m, noise_multiplier=min(m.noise_multiplier, MOST_NOISE)) for m in phases.mechanisms]
+    less = [
+        replace(m, noise_multiplier=min(m.noise_multiplier, MOST_NOISE)) for m in phases.mechanisms
+    ]
     found = _analyse(Phases(tuple(less)), group)
     above = f"more noise than {MOST_NOISE:g} shows no more: {found.upper_by}"
     below = "nothing can be told from so much noise"
@@ -143,7 +167,9 @@ def _composed(phases: Phases, group: Group) -> Guarantee:
     uppers: list[Curve] = [Composition(rounds) for rounds in join([part.uppers for part in parts])]
     if len(parts) == 1 and (sharper := parts[0].sharper):
         named = zip(parts[0].uppers, uppers, strict=True)
-        uppers = [Best((curve, sharper[name])) if name in sharper else curve for name, curve in named]
+        uppers = [
+            Best((curve, sharper[name])) if name in sharper else curve for name, curve in named
+        ]
     if all(part.lowers is None for part in parts):
         return Guarantee(phases, group.size, uppers, uppers, upper_by, lower_by, visible)
     attacks = join([p.uppers if p.lowers is None else p.lowers for p in parts])
@@ -154,7 +180,9 @@ def _composed(phases: Phases, group: Group) -> Guarantee:
 
 def _noiseless(phases: Phases, group: Group) -> Guarantee:
     """Phases without noise show whomever they sample; the others are priced as usual."""
-    bare = [replace(m, noise_multiplier=1.0) for m in phases.mechanisms if m.noise_multiplier == 0.0]
+    bare = [
+        replace(m, noise_multiplier=1.0) for m in phases.mechanisms if m.noise_multiplier == 0.0
+    ]
     most, least = 0.0, 0.0  # logarithms of the probability of staying unseen
     for m in bare:
         try:
@@ -195,4 +223,6 @@ def _chained(phases: Phases, group: Group, absent: bool) -> Guarantee:
         shared, upper_by = _one_by_one(phases, group)
         curve, one = shared, analyse(phases, Group(beside=group.beside + size - 1))
     visible = min(size * one.visible * (1.0 + 1e-9), 1.0)
-    return Guarantee(phases, size, [curve], one.lowers, upper_by, f"one record alone: {one.lower_by}", visible)
+    return Guarantee(
+        phases, size, [curve], one.lowers, upper_by, f"one record alone: {one.lower_by}", visible
+    )

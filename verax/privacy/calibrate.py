@@ -1,7 +1,8 @@
 """Invert a guarantee: the smallest noise, the most steps, the largest rate whose upper bound meets a target.
 
-Every function evaluates the proved upper bound just as ``Guarantee.epsilon(delta)`` does, and returns a value at
-which it has seen the target met, together with having seen a value a hair further on fail.
+Every function evaluates the proved upper bound just as ``Guarantee.epsilon(delta)`` does, and
+returns a value at which it has seen the target met, together with having seen a value a hair
+further on fail.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ def noise_multiplier(
 ) -> float:
     """The smallest noise multiplier whose upper bound is at most ``epsilon`` at ``delta``; 0.1 % less does not meet it.
 
-    Zero if that needs none; otherwise nothing below 0.001 is tried. A planner's noise for the same run may be larger by
-    a part in a thousand: it stops sooner (docs/planning.md).
+    Zero if that needs none; otherwise nothing below 0.001 is tried. A planner's noise for the same
+    run may be larger by a part in a thousand: it stops sooner (docs/planning.md).
 
     >>> from verax import Poisson, calibrate
-    >>> round(calibrate.noise_multiplier(Poisson(rate=0.01, steps=1000), epsilon=1.0, delta=1e-5), 2)
+    >>> round(
+    ...     calibrate.noise_multiplier(Poisson(rate=0.01, steps=1000), epsilon=1.0, delta=1e-5), 2
+    ... )
     1.42
     """
     target = checks.positive("epsilon", epsilon)
@@ -56,7 +59,9 @@ def noise_multiplier(
         _LARGEST_NOISE,
         rising=False,
     )
-    found = _boundary(run, target, delta, start, lowest=_SMALLEST_NOISE, highest=_LARGEST_NOISE, rising=False)
+    found = _boundary(
+        run, target, delta, start, lowest=_SMALLEST_NOISE, highest=_LARGEST_NOISE, rising=False
+    )
     if math.isinf(found):
         raise ValueError(
             f"epsilon = {epsilon!r} at delta = {delta!r} needs noise_multiplier above {_LARGEST_NOISE:g}: "
@@ -97,7 +102,9 @@ def steps(
             f"(now {noise_multiplier!r}) or epsilon"
         )
     start = round(_rough(run, target, delta, 1e3, 1.0, _MOST_STEPS, rising=True))
-    found = _boundary(run, target, delta, start, lowest=1.0, highest=_MOST_STEPS, rising=True, whole=True)
+    found = _boundary(
+        run, target, delta, start, lowest=1.0, highest=_MOST_STEPS, rising=True, whole=True
+    )
     if math.isinf(found):
         raise ValueError(
             f"epsilon = {epsilon!r} at delta = {delta!r} allows more than {_MOST_STEPS:g} steps: lower noise_multiplier"
@@ -151,8 +158,8 @@ def _boundary(
 ) -> float:
     """The last value that meets the target, by the proved upper bound, searched from ``start`` outwards.
 
-    ``rising`` says whether epsilon grows with the value. Infinite if the boundary lies beyond ``highest``, nan if it
-    lies below ``lowest``.
+    ``rising`` says whether epsilon grows with the value. Infinite if the boundary lies beyond
+    ``highest``, nan if it lies below ``lowest``.
     """
     known: dict[float, float] = {}
 
@@ -164,7 +171,8 @@ def _boundary(
 
     value = other = float(start)
     meets = excess(value) <= 0.0
-    factor = math.exp(min(max(0.02, 1.5 * abs(excess(value))), 0.7))  # a little further than a straight line says
+    # a little further than a straight line says
+    factor = math.exp(min(max(0.02, 1.5 * abs(excess(value))), 0.7))
     up = meets == rising  # which way the boundary lies
     end = highest if up else lowest
     while (excess(other) <= 0.0) == meets:
@@ -212,8 +220,8 @@ def _rough(
 def _search(excess: Callable[[float], float], good: float, bad: float, whole: bool) -> float:
     """Close in on the boundary between a value that meets the target and one that does not.
 
-    Regula falsi on log epsilon against log of the parameter (nearly a straight line), with the stale end's weight
-    halved (the Illinois rule).
+    Regula falsi on log epsilon against log of the parameter (nearly a straight line), with the
+    stale end's weight halved (the Illinois rule).
     """
     at_good, at_bad = excess(good), excess(bad)
     while (abs(bad - good) > 1.0) if whole else (max(good / bad, bad / good) > _CLOSE):

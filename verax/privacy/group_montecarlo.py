@@ -1,14 +1,15 @@
 """Groups by simulation: algorithm 2 of "optimal group privacy", corrected, with intervals that hold as stated.
 
-Draw runs of T rounds without the group (law X) or with it (law Y) and add up the log likelihood ratios L = log dY/dX.
-With a = e^eps the two directions are
+Draw runs of T rounds without the group (law X) or with it (law Y) and add up the log likelihood
+ratios L = log dY/dX. With a = e^eps the two directions are
 
     delta_1 = E_X (1 - a e^L)+,    delta_2 = E_Y (1 - a e^-L)+ = 1 - a + a E_X (1 - e^L / a)+.
 
-The paper estimates both from draws of X. That is unbiased once line 21 multiplies by nu/mu (it prints mu/nu, which
-estimates something else: docs/errata.md), but the second one's error carries a factor of up to a. Drawing it from Y
-costs the same and carries none. The proved brackets of :meth:`verax.Mechanism.guarantee` are narrower than either;
-this is a check that shares only the one-round mixture with them.
+The paper estimates both from draws of X. That is unbiased once line 21 multiplies by nu/mu (it
+prints mu/nu, which estimates something else: docs/errata.md), but the second one's error carries a
+factor of up to a. Drawing it from Y costs the same and carries none. The proved brackets of
+:meth:`verax.Mechanism.guarantee` are narrower than either; this is a check that shares only the
+one-round mixture with them.
 """
 
 from __future__ import annotations
@@ -33,18 +34,22 @@ SAMPLINGS = ("both", "paper")
 WORK = 5_000_000  # rounds drawn by default
 _MOST_SAMPLES, _FEWEST_SAMPLES = 200_000, 1000
 _BLOCK = 1_000_000  # rounds at once
-_BEYOND = 12.0  # standard deviations that are tabulated on either side: further out falls one draw in 10^32
+# standard deviations that are tabulated on either side: further out falls one draw in 10^32
+_BEYOND = 12.0
 _MOST_NODES = 2**20
 _MOST_SHIFT = 1e12  # beyond this a table says nothing
 _HUGE = 700.0
 _FINE = 0.05  # distance of nodes times the largest shift
-_NEVER = 1e-100  # weights left out: one could matter only to a draw of which there is not one in 10^30 runs
+# weights left out: one could matter only to a draw of which there is not one in 10^30 runs
+_NEVER = 1e-100
 
 
 def default_samples(mechanism: Mechanism) -> int:
     """How many runs to draw so that a group takes about a second."""
     if not isinstance(mechanism, Mechanism):
-        raise ValueError(f"mechanism must be a Mechanism, got {mechanism!r}; for Phases use guarantee()")
+        raise ValueError(
+            f"mechanism must be a Mechanism, got {mechanism!r}; for Phases use guarantee()"
+        )
     return min(max(WORK // len(mechanism.sampler), _FEWEST_SAMPLES), _MOST_SAMPLES)
 
 
@@ -52,8 +57,8 @@ def default_samples(mechanism: Mechanism) -> int:
 class Simulation:
     """Log likelihood ratios of simulated runs, and what follows from them with the stated confidence.
 
-    ``absent`` were drawn without the group, ``present`` with it (None if only the former were); ``error`` bounds the
-    numerical error of each.
+    ``absent`` were drawn without the group, ``present`` with it (None if only the former were);
+    ``error`` bounds the numerical error of each.
     """
 
     absent: Array
@@ -75,12 +80,15 @@ class Simulation:
     def epsilon(self, delta: float) -> Bracket:
         """An interval that holds epsilon(delta) with the stated confidence.
 
-        Each limit on delta(epsilon) falls in epsilon, run by run. So the place where a limit meets ``delta`` is on the
-        wrong side of the true epsilon only if the limit at the true epsilon is wrong: no search spends confidence.
+        Each limit on delta(epsilon) falls in epsilon, run by run. So the place where a limit meets
+        ``delta`` is on the wrong side of the true epsilon only if the limit at the true epsilon is
+        wrong: no search spends confidence.
         """
         delta, miss = checks.probability("delta", delta), (1.0 - self.confidence) / 4.0
         if self.present is None:
-            raise ValueError("an interval for epsilon needs sampling='both', got a simulation with sampling='paper'")
+            raise ValueError(
+                "an interval for epsilon needs sampling='both', got a simulation with sampling='paper'"
+            )
         low = _crossing(lambda e: self._limit(e, miss, -1) > delta, -1)
         high = _crossing(lambda e: self._limit(e, miss, 1) > delta, 1)
         return self._bracket(min(low, high), high)
@@ -126,10 +134,11 @@ def simulate(
         mechanism: Poisson batches under add-remove or zero-out neighbours; any clipping.
         group: how many records.
         samples: how many runs; by default as many as take about a second.
-        sampling: "both" draws each direction from its own law; "paper" draws only runs without the group, as algorithm
-            2 does, and can say little about large epsilons.
+        sampling: "both" draws each direction from its own law; "paper" draws only runs without the
+            group, as algorithm 2 does, and can say little about large epsilons.
         confidence: with which an interval holds.
-        geometry: "orthogonal" if the group's gradients are, as in :meth:`verax.Mechanism.guarantee`.
+        geometry: "orthogonal" if the group's gradients are, as in
+            :meth:`verax.Mechanism.guarantee`.
         insecure_seed: repeat a simulation exactly.
 
     >>> from verax import Mechanism, Poisson
@@ -167,10 +176,14 @@ def _rounds(mechanism: Mechanism, group: int, geometry: str) -> tuple[int, Mixtu
             f"{type(sampler).__name__} under {mechanism.relation!r}; use Mechanism.guarantee"
         )
     if mechanism.noise_multiplier == 0.0:
-        raise ValueError("the simulation needs a noise_multiplier above 0, got 0: without noise epsilon is infinite")
+        raise ValueError(
+            "the simulation needs a noise_multiplier above 0, got 0: without noise epsilon is infinite"
+        )
     rounds = len(sampler)
     match clipping:
-        case Individual() if geometry == "orthogonal":  # each record is seen in a direction of its own
+        case Individual() if (
+            geometry == "orthogonal"
+        ):  # each record is seen in a direction of its own
             rounds, weights, unit = rounds * group, binomial_law(1, sampler.rate), 1.0
         case Individual():
             weights, unit = binomial_law(group, sampler.rate), 1.0
@@ -192,14 +205,17 @@ def _rounds(mechanism: Mechanism, group: int, geometry: str) -> tuple[int, Mixtu
 class _Table:
     """The log likelihood ratio of one round, log sum_j w_j exp(s_j x - s_j^2 / 2), by cubic pieces.
 
-    Its n-th derivative is the n-th cumulant of the shift given x. The fourth of a variable on an interval of length S
-    is at most 3 S^4 / 16 in size (Popoviciu), so pieces of length h err by at most h^4 / 384 of that.
+    Its n-th derivative is the n-th cumulant of the shift given x. The fourth of a variable on an
+    interval of length S is at most 3 S^4 / 16 in size (Popoviciu), so pieces of length h err by at
+    most h^4 / 384 of that.
     """
 
     def __init__(self, mixture: Mixture) -> None:
         largest = max(mixture.shifts)
         self._low, high = -_BEYOND, largest + _BEYOND
-        pieces = min(max(math.ceil((high - self._low) * max(largest, 1.0) / _FINE), 16), _MOST_NODES)
+        pieces = min(
+            max(math.ceil((high - self._low) * max(largest, 1.0) / _FINE), 16), _MOST_NODES
+        )
         self._step = (high - self._low) / pieces
         x = self._low + self._step * np.arange(pieces + 1.0)
         parts = np.array_split(x, max(1, len(x) * len(mixture.shifts) // 4_000_000))
@@ -248,7 +264,8 @@ def _excess(log_ratio: Array) -> Array:
 def _chernoff(mean: float, count: int, miss: float, side: int) -> float:
     """A limit on the expectation of variables in [0, 1], too low (``side`` 1) or high (-1) with probability ``miss``.
 
-    Their mean m exceeds p with probability at most exp(-n kl(m, p)) (Hoeffding 1963, theorem 1); solved for p.
+    Their mean m exceeds p with probability at most exp(-n kl(m, p)) (Hoeffding 1963, theorem 1);
+    solved for p.
     """
     goal = -math.log(miss) / count
     low, high = (mean, 1.0) if side > 0 else (0.0, mean)
@@ -272,9 +289,9 @@ def _bernstein(values: Array, miss: float) -> tuple[float, float]:
     (Maurer and Pontil 2009, theorem 4, once for each side.)
     """
     count, log = len(values), math.log(2.0 / miss)
-    return float(values.mean()), math.sqrt(2.0 * float(values.var(ddof=1)) * log / count) + 7.0 * log / (
-        3.0 * (count - 1)
-    )
+    return float(values.mean()), math.sqrt(
+        2.0 * float(values.var(ddof=1)) * log / count
+    ) + 7.0 * log / (3.0 * (count - 1))
 
 
 def _crossing(above: Callable[[float], bool], side: int) -> float:

@@ -1,8 +1,8 @@
 """What group privacy is for: users with several records, duplicates, poisoned data, the choice of clipping.
 
-Each function takes the description of a run and asks it for guarantees of groups; nothing here is an analysis of its
-own. Under add-remove a group is k records added or k removed; under replace it is k records that change, which also
-covers any mixture of at most k additions and k removals.
+Each function takes the description of a run and asks it for guarantees of groups; nothing here is
+an analysis of its own. Under add-remove a group is k records added or k removed; under replace it
+is k records that change, which also covers any mixture of at most k additions and k removals.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MOST_SIZES = 200
 """Group sizes that are priced one by one; between them the next larger one is an upper bound."""
 _FINE = 1e-4  # relative width of brackets when two runs are compared
 _ROUGH = 3e-3  # and of deltas from which a probability is bounded
-_GOLDEN, _CLOSE = (math.sqrt(5.0) - 1.0) / 2.0, 0.02  # search for the best epsilon, and how close to it is enough
+# search for the best epsilon, and how close to it is enough
+_GOLDEN, _CLOSE = (math.sqrt(5.0) - 1.0) / 2.0, 0.02
 
 Run = Mechanism | Phases
 
@@ -46,15 +47,16 @@ def user_epsilons(
 ) -> list[Users]:
     """Epsilon of every user from the number of records each has, in ascending order of that number.
 
-    A user with k records is a group of k. More than ``MOST_SIZES`` different numbers share brackets: epsilon rises with
-    the group, so a larger group's upper bound and a smaller one's lower bound hold.
+    A user with k records is a group of k. More than ``MOST_SIZES`` different numbers share
+    brackets: epsilon rises with the group, so a larger group's upper bound and a smaller one's
+    lower bound hold.
 
     Args:
         run: the run.
         counts: records of each user, in any order; or how many users have each number of records.
         delta: where epsilon is read.
-        geometry: "orthogonal" if every user's own gradients are orthogonal to each other in every round (under replace:
-            old and new ones of different records).
+        geometry: "orthogonal" if every user's own gradients are orthogonal to each other in every
+            round (under replace: old and new ones of different records).
         rtol: relative width of the brackets.
         progress: called with the number of groups done and to do.
 
@@ -85,7 +87,13 @@ def user_epsilons(
         shared = (
             above
             if above is below
-            else Bracket(min(below.lower, above.upper), above.upper, above.evidence, below.lower_by, above.upper_by)
+            else Bracket(
+                min(below.lower, above.upper),
+                above.upper,
+                above.evidence,
+                below.lower_by,
+                above.upper_by,
+            )
         )
         rows.append(Users(size, sizes[size], shared))
     return rows
@@ -106,12 +114,16 @@ def _histogram(counts: Iterable[int] | Mapping[int, int]) -> dict[int, int]:
     if isinstance(counts, Mapping):
         found = Counter(
             {
-                checks.count("records of a user", size, minimum=0): checks.count("users", users, minimum=0)
+                checks.count("records of a user", size, minimum=0): checks.count(
+                    "users", users, minimum=0
+                )
                 for size, users in counts.items()
             }
         )
     else:
-        found = Counter(checks.count("records of a user", size, minimum=0) for size in _each("counts", counts))
+        found = Counter(
+            checks.count("records of a user", size, minimum=0) for size in _each("counts", counts)
+        )
     sizes = {size: found[size] for size in sorted(found) if found[size] > 0}
     if not sizes:
         raise ValueError("counts must hold the records of at least one user, got none")
@@ -130,10 +142,13 @@ def _ladder(sizes: list[int], most: int) -> list[int]:
     return [*kept, sizes[-1]]
 
 
-def duplicates(run: Run, copies: Iterable[int], delta: float, *, rtol: float = DEFAULT_RTOL) -> dict[int, Bracket]:
+def duplicates(
+    run: Run, copies: Iterable[int], delta: float, *, rtol: float = DEFAULT_RTOL
+) -> dict[int, Bracket]:
     """Epsilon of a record that occurs several times: of telling all its copies from none.
 
-    Copies have the same gradient, which is the worst a group can do: the bracket of a group is exact for them.
+    Copies have the same gradient, which is the worst a group can do: the bracket of a group is
+    exact for them.
 
     >>> from verax import Mechanism, Poisson
     >>> run = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0)
@@ -146,7 +161,9 @@ def duplicates(run: Run, copies: Iterable[int], delta: float, *, rtol: float = D
     return {size: run.guarantee(size).epsilon(delta, rtol) for size in sizes}
 
 
-def largest_group(run: Run, epsilon: float, delta: float, *, geometry: str = "any", most: int = 100_000) -> int:
+def largest_group(
+    run: Run, epsilon: float, delta: float, *, geometry: str = "any", most: int = 100_000
+) -> int:
     """The most records, of a user or copies of one, that together still have epsilon at most ``epsilon``; 0 if none.
 
     >>> from verax import Mechanism, Poisson
@@ -168,7 +185,12 @@ def _at_most(run: Run, most: int) -> int:
     _check(run)
     phases = run.mechanisms if isinstance(run, Phases) else (run,)
     known = (phase.sampler.declared_population for phase in phases)
-    return min([checks.count("most", most, maximum=MAX_GROUP), *(count for count in known if count is not None)])
+    return min(
+        [
+            checks.count("most", most, maximum=MAX_GROUP),
+            *(count for count in known if count is not None),
+        ]
+    )
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:
@@ -183,12 +205,15 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def probability_after(run: Run, probability: float, records: int, *, geometry: str = "any") -> Bracket:
+def probability_after(
+    run: Run, probability: float, records: int, *, geometry: str = "any"
+) -> Bracket:
     """How likely an event of training can be once up to ``records`` records are poisoned.
 
-    With delta(eps) of that group, P'(A) <= e^eps P(A) + delta and, from A's complement, P'(A) <= 1 - e^-eps
-    (1 - P(A) - delta); the smallest over eps is one minus the trade-off curve at P(A) (Dong, Roth and Su 2019,
-    proposition 2.12). The lower bound is the same for the complement. It holds for the mean of any score in [0, 1] too.
+    With delta(eps) of that group, P'(A) <= e^eps P(A) + delta and, from A's complement, P'(A) <= 1
+    - e^-eps (1 - P(A) - delta); the smallest over eps is one minus the trade-off curve at P(A)
+    (Dong, Roth and Su 2019, proposition 2.12). The lower bound is the same for the complement. It
+    holds for the mean of any score in [0, 1] too.
 
     Args:
         run: the run; under add-remove records are added or removed, under replace they change.
@@ -227,9 +252,9 @@ def _after(guarantee: Guarantee, probability: float) -> Bracket:
 def _most_likely(guarantee: Guarantee, probability: float) -> float:
     """The largest probability after poisoning of an event that had this one before; any epsilon gives a bound.
 
-    Below the rate where misses equal false alarms, (1 - delta(0)) / 2, lines of the first kind touch the trade-off
-    curve, above it those of the second; in e^eps the first kind is convex and the second quasi-convex, so a search by
-    golden section ends near the best.
+    Below the rate where misses equal false alarms, (1 - delta(0)) / 2, lines of the first kind
+    touch the trade-off curve, above it those of the second; in e^eps the first kind is convex and
+    the second quasi-convex, so a search by golden section ends near the best.
     """
     start = guarantee.delta(0.0, _ROUGH).upper
     rare = probability <= 0.5 * (1.0 - start)
@@ -237,7 +262,9 @@ def _most_likely(guarantee: Guarantee, probability: float) -> float:
     def bound(epsilon: float) -> float:
         delta = guarantee.delta(epsilon, _ROUGH).upper
         if rare:
-            return (math.exp(min(epsilon + math.log(probability), 1.0)) if probability > 0.0 else 0.0) + delta
+            return (
+                math.exp(min(epsilon + math.log(probability), 1.0)) if probability > 0.0 else 0.0
+            ) + delta
         return 1.0 - math.exp(-epsilon) * (1.0 - probability - delta)
 
     least = min(probability + start, 1.0)
@@ -271,12 +298,18 @@ class Certificate:
 
 
 def certified_poisoning(
-    run: Run, top: float, runner_up: float | None = None, *, geometry: str = "any", most: int = 100_000
+    run: Run,
+    top: float,
+    runner_up: float | None = None,
+    *,
+    geometry: str = "any",
+    most: int = 100_000,
 ) -> Certificate:
     """The most poisoned records that provably leave the likeliest prediction the likeliest.
 
-    The probabilities are over the randomness of training, on clean data: ``top`` is a lower bound on the predicted
-    class's, ``runner_up`` an upper bound on every other class's (say from many trained models, with a confidence).
+    The probabilities are over the randomness of training, on clean data: ``top`` is a lower bound
+    on the predicted class's, ``runner_up`` an upper bound on every other class's (say from many
+    trained models, with a confidence).
 
     Args:
         run: the run; under add-remove records are added or removed, under replace they change.
@@ -294,26 +327,35 @@ def certified_poisoning(
     top = _share("top", top)
     other = 1.0 - top if runner_up is None else _share("runner_up", runner_up)
     if top + other > 1.0 + 1e-9:
-        raise ValueError(f"top and runner_up must add up to at most 1, got {top!r} and {runner_up!r}")
+        raise ValueError(
+            f"top and runner_up must add up to at most 1, got {top!r} and {runner_up!r}"
+        )
     if top <= other:
-        raise ValueError(f"nothing to certify: top must be above runner_up, got {top!r} and {other!r}")
+        raise ValueError(
+            f"nothing to certify: top must be above runner_up, got {top!r} and {other!r}"
+        )
     found = {0: (top, other)}
 
     def survives(records: int) -> bool:
         guarantee = run.guarantee(records, geometry)
         rest = _most_likely(guarantee, 1.0 - top)
-        found[records] = max(1.0 - rest, 0.0), rest if other == 1.0 - top else _most_likely(guarantee, other)
+        found[records] = (
+            max(1.0 - rest, 0.0),
+            rest if other == 1.0 - top else _most_likely(guarantee, other),
+        )
         return found[records][0] > found[records][1]
 
     records = _largest(survives, _at_most(run, most))
     return Certificate(records, run.relation, *found[records])
 
 
-def crossover(first: Run, second: Run, delta: float, *, most: int = 100_000) -> tuple[int, int] | None:
+def crossover(
+    first: Run, second: Run, delta: float, *, most: int = 100_000
+) -> tuple[int, int] | None:
     """Where the second run becomes the cheaper one: the last group proved dearer there, the first proved cheaper.
 
-    None if the second is not proved dearer for one record, or not proved cheaper for any group up to ``most``. The two
-    numbers are consecutive unless brackets touch.
+    None if the second is not proved dearer for one record, or not proved cheaper for any group up
+    to ``most``. The two numbers are consecutive unless brackets touch.
 
     >>> from verax import Batch, Mechanism, Poisson
     >>> sampler = Poisson(rate=0.1, steps=100)

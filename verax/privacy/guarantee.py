@@ -47,7 +47,9 @@ class Bracket:
 
     def __post_init__(self) -> None:
         if not self.lower <= self.upper:
-            raise ArithmeticError(f"lower bound {self.lower!r} exceeds upper bound {self.upper!r}: please report this")
+            raise ArithmeticError(
+                f"lower bound {self.lower!r} exceeds upper bound {self.upper!r}: please report this"
+            )
 
     def __float__(self) -> float:
         return self.upper
@@ -72,7 +74,11 @@ def shown(value: float, side: int, digits: int = 5) -> str:
     exponent = exact.adjusted()
     unit = Decimal(1).scaleb(exponent - digits + 1)
     number = exact.quantize(unit, rounding=ROUND_CEILING if side == UPPER else ROUND_FLOOR)
-    return f"{number:.{max(digits - 1 - exponent, 0)}f}" if -4 <= exponent < 6 else f"{number:.{digits - 1}e}"
+    return (
+        f"{number:.{max(digits - 1 - exponent, 0)}f}"
+        if -4 <= exponent < 6
+        else f"{number:.{digits - 1}e}"
+    )
 
 
 def orthogonality(relation: str) -> str:
@@ -89,11 +95,12 @@ def orthogonality(relation: str) -> str:
 class Guarantee:
     """The privacy of a run for any ``group`` records, as brackets that hold for every pair of neighbouring data sets.
 
-    ``uppers`` holds one curve per direction of the relation, each of which must be private; ``lowers`` holds attacks,
-    any one of which proves a violation. They are the same objects where the analysis is exact.
+    ``uppers`` holds one curve per direction of the relation, each of which must be private;
+    ``lowers`` holds attacks, any one of which proves a violation. They are the same objects where
+    the analysis is exact.
 
-    What was composed for one question is kept for the next, which is then answered sooner, with the same numbers: an
-    answer depends on nothing but the mechanism and the question.
+    What was composed for one question is kept for the next, which is then answered sooner, with the
+    same numbers: an answer depends on nothing but the mechanism and the question.
     """
 
     mechanism: Phases
@@ -103,13 +110,21 @@ class Guarantee:
     upper_by: str
     lower_by: str
     visible: float = 1.0
-    """Probability that the group is sampled at all: no delta can exceed it (couple the runs until it is)."""
+    """Probability that the group is sampled at all: no delta can exceed it (couple the runs until
+    it is).
+    """
     assuming: str = ""
-    """What the caller has vouched for, in words; or which attacker is meant, if not the standard one."""
+    """What the caller has vouched for, in words; or which attacker is meant, if not the standard
+    one.
+    """
     beside: int = 0
-    """How many more records than declared it also holds for: those that a chain of neighbours adds on its way."""
+    """How many more records than declared it also holds for: those that a chain of neighbours adds
+    on its way.
+    """
     unit: str = "record"
-    """What a group has so many of: "record", or "client" if what the sampler draws is all data of a client."""
+    """What a group has so many of: "record", or "client" if what the sampler draws is all data of a
+    client.
+    """
 
     def epsilon(self, delta: float, rtol: float = DEFAULT_RTOL) -> Bracket:
         """The epsilon at this delta, its two sides within ``rtol`` of each other where the analysis is exact.
@@ -124,7 +139,13 @@ class Guarantee:
             raise ValueError(f"delta must be at least {_SMALLEST_DELTA:g}, got {delta!r}")
 
         if delta >= self.visible:
-            return Bracket(0.0, 0.0, "proved", self.lower_by, "the group is sampled with at most this probability")
+            return Bracket(
+                0.0,
+                0.0,
+                "proved",
+                self.lower_by,
+                "the group is sampled with at most this probability",
+            )
 
         def bounds(curve: Curve, tolerance: float, sides: Sides, enough: float) -> _Bound:
             if isinstance(curve, Best):
@@ -138,7 +159,9 @@ class Guarantee:
 
         >>> from verax import Mechanism, Poisson
         >>> g = Mechanism(Poisson(rate=0.001, steps=1000), noise_multiplier=0.8).guarantee()
-        >>> 1.96e-23 < g.delta(epsilon=6.0).lower < 1.9694e-23 < g.delta(epsilon=6.0).upper < 1.98e-23
+        >>> 1.96e-23 < g.delta(epsilon=6.0).lower < 1.9694e-23 < g.delta(
+        ...     epsilon=6.0
+        ... ).upper < 1.98e-23
         True
         """
         epsilon = checks.nonnegative("epsilon", epsilon)
@@ -150,7 +173,11 @@ class Guarantee:
 
         found = self._bracket(bounds, _accuracy(rtol), lambda curve: curve.estimate(_TYPICAL_DELTA))
         if found.upper > self.visible:
-            found = replace(found, upper=self.visible, upper_by="the group is sampled with at most this probability")
+            found = replace(
+                found,
+                upper=self.visible,
+                upper_by="the group is sampled with at most this probability",
+            )
         if found.lower < _SMALLEST_DELTA:
             found = replace(found, lower=0.0, upper=max(found.upper, _SMALLEST_DELTA))
         return found
@@ -158,10 +185,15 @@ class Guarantee:
     def tradeoff(self) -> TradeOff:
         """What an attacker can tell: the least miss rate at every false-alarm rate, in both directions.
 
-        The curve is certified from below; its ``above`` is a companion that is never below the true curve.
+        The curve is certified from below; its ``above`` is a companion that is never below the true
+        curve.
 
         >>> from verax import Mechanism, Poisson
-        >>> curve = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0).guarantee().tradeoff()
+        >>> curve = (
+        ...     Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0)
+        ...     .guarantee()
+        ...     .tradeoff()
+        ... )
         >>> curve([0.01, 0.05, 0.1]).round(3)
         array([0.971, 0.889, 0.806])
         """
@@ -172,19 +204,25 @@ class Guarantee:
         brackets: list[Bracket] = []
         for epsilon in epsilons:
             likely = brackets[-1].upper if brackets else 1.0
-            brackets.append(apart.delta(epsilon, rtol=min(max(_FLAT / max(likely, 1e-300), 1e-4), 0.05)))
+            brackets.append(
+                apart.delta(epsilon, rtol=min(max(_FLAT / max(likely, 1e-300), 1e-4), 0.05))
+            )
         return between(epsilons, [b.lower for b in brackets], [b.upper for b in brackets])
 
     def remembering(self) -> Guarantee:
         """A copy for many questions: later ones are answered from what was composed for earlier ones."""
         uppers = [remembering(curve) for curve in self.uppers]
-        lowers = uppers if self.lowers is self.uppers else [remembering(curve) for curve in self.lowers]
+        lowers = (
+            uppers if self.lowers is self.uppers else [remembering(curve) for curve in self.lowers]
+        )
         return replace(self, uppers=uppers, lowers=lowers)
 
     def _bracket(self, bounds: _Bounds, rtol: float, rank: Callable[[Curve], float]) -> Bracket:
         lower, upper, by = self._bounds(bounds, rtol, rank)
         if lower > upper * (1.0 + 1e-9):
-            raise ArithmeticError(f"lower bound {lower!r} exceeds upper bound {upper!r}: please report this")
+            raise ArithmeticError(
+                f"lower bound {lower!r} exceeds upper bound {upper!r}: please report this"
+            )
         return Bracket(min(lower, upper), upper, "proved", self.lower_by, by or self.upper_by)
 
     def _bounds(self, bounds: _Bounds, rtol: float, rank: Callable[[Curve], float]) -> _Bound:
@@ -200,7 +238,9 @@ class Guarantee:
                 lower, by = max(lower, low), name if other > upper else by
                 upper = max(upper, other)
         if not exact:
-            lower = max((bounds(curve, rtol, (LOWER,), 0.0)[0] for curve in self.lowers), default=0.0)
+            lower = max(
+                (bounds(curve, rtol, (LOWER,), 0.0)[0] for curve in self.lowers), default=0.0
+            )
         return lower, upper, by
 
     def statement(self, delta: float) -> Statement:
@@ -211,16 +251,20 @@ class Guarantee:
         >>> print(g.statement(delta=1e-5).splitlines()[0])
         Any 1 record is protected with epsilon at most 1.8290 at delta 1e-05 (relation: add-remove).
         """
-        from verax.reporting.statement import Statement  # reporting depends on this module, not the reverse
+        # reporting depends on this module, not the reverse
+        from verax.reporting.statement import Statement
 
         return Statement.of(self, delta)
 
 
 _Bound = tuple[float, float, str]
-"""From below, from above, and by which of several theorems the latter (empty: there is only one)."""
+"""From below, from above, and by which of several theorems the latter (empty: there is only one).
+"""
 _Bounds = Callable[[Curve, float, Sides, float], _Bound]
 _TYPICAL_DELTA = (
-    1e-6  # where directions are ranked when epsilon is given; the ranking only decides what is computed first
+    # where directions are ranked when epsilon is given; the ranking only decides what is computed
+    # first
+    1e-6
 )
 
 

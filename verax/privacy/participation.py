@@ -1,8 +1,9 @@
 """Random participation of a federated client: the dominating pair of a round, attacks on it, and who sees what.
 
-The published theorem ("privacy amplification via random participation in federated learning", theorem 4.1) puts all of
-the client's records on one line inside mixtures on both sides, which is not the worst case: the record then hides
-among the others. What holds is proved in docs/random-participation.md.
+The published theorem ("privacy amplification via random participation in federated learning",
+theorem 4.1) puts all of the client's records on one line inside mixtures on both sides, which is
+not the worst case: the record then hides among the others. What holds is proved in
+docs/random-participation.md.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ LARGEST_UNIT = 6.0  # with less noise a record alone shows as well as any
 _MOST_KINDS = 96  # numbers of other records told apart; more are raised to the next that is
 _TAILS = 1e-30  # above the weight of a Binomial's tails that are cut
 _FAR = 12.0  # distance from which being away or not is as good as known: e^(-72) of a difference
-_COLUMNS, _BIN, _FINE = 100, 0.1, 200.0  # of an attack: bins along and across, and losses told apart per e-fold
+# of an attack: bins along and across, and losses told apart per e-fold
+_COLUMNS, _BIN, _FINE = 100, 0.1, 200.0
 _ROUGH = 1e-2  # accuracy of an attack's curve: attacks do not reach the upper bound anyway
 _FINER = (0.1, 0.02)  # shares of it that are tried until the curve stays
 _STAYS = 0.02
@@ -47,7 +49,8 @@ _LEAST = 1e-250  # bins with less mass are left out, which only hides from the a
 def other_records(records: int, rate: float) -> tuple[Array, Array, float]:
     """Numbers of other records used and their chances, but for tails of at most ``_TAILS``, and a relative error.
 
-    The window is by Bernstein's inequality: at t = 12 sd + 50 the exponent t^2 / (2 var + 2t/3) is at least 70.
+    The window is by Bernstein's inequality: at t = 12 sd + 50 the exponent t^2 / (2 var + 2t/3) is
+    at least 70.
     """
     mean, spread = records * rate, math.sqrt(records * rate * (1.0 - rate))
     first = max(int(mean - 12.0 * spread - 50.0), 0)
@@ -60,15 +63,19 @@ def other_records(records: int, rate: float) -> tuple[Array, Array, float]:
     left, right = np.cumprod(1.0 / ratios[:mode][::-1])[::-1], np.cumprod(ratios[mode:])
     chances = np.concatenate([left, [1.0], right])
     chances /= math.fsum(chances.tolist())
-    return number, chances, UNIT * (16.0 + 8.0 * len(number))  # five roundings a step away from the mode
+    # five roundings a step away from the mode
+    return number, chances, UNIT * (16.0 + 8.0 * len(number))
 
 
 @lru_cache(maxsize=64)
-def participating(client_rate: float, record_rate: float, records: int, unit: float, revealed: bool) -> Glued:
+def participating(
+    client_rate: float, record_rate: float, records: int, unit: float, revealed: bool
+) -> Glued:
     """The pair that dominates a round, individual clipping, a record moving the sum by ``unit`` noises at most.
 
-    Given i other records the distances are ``unit``, i + 1 and i of them (docs/random-participation.md, theorem 2). The
-    curve rises in i, so a number may be raised to a larger one, and beyond ``_FAR`` to infinity.
+    Given i other records the distances are ``unit``, i + 1 and i of them
+    (docs/random-participation.md, theorem 2). The curve rises in i, so a number may be raised to a
+    larger one, and beyond ``_FAR`` to infinity.
     """
     if revealed:
         return Glued(client_rate, record_rate, (1.0,), (unit,), (math.inf,), (math.inf,))
@@ -102,7 +109,10 @@ def silent(client_rate: float, record_rate: float, unit: float, revealed: bool) 
 
 def both_ways(pair: Glued, count: int) -> dict[str, list[tuple[Round, int]]]:
     """So many rounds in either direction."""
-    return {name: [(Round(cast("Revealed", law)), count)] for name, law in (("remove", pair), ("add", pair.reverse()))}
+    return {
+        name: [(Round(cast("Revealed", law)), count)]
+        for name, law in (("remove", pair), ("add", pair.reverse()))
+    }
 
 
 def leans(used: float) -> tuple[float, ...]:
@@ -114,16 +124,23 @@ def leans(used: float) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=64)
-def leaning(client_rate: float, record_rate: float, records: int, unit: float, lean: float) -> Table:
+def leaning(
+    client_rate: float, record_rate: float, records: int, unit: float, lean: float
+) -> Table:
     """What an attacker sees of a round in bins: the others' gradients all alike, the record's at an angle to them.
 
-    ``lean`` is the cosine of the angle; 0 is the orthogonal construction, 1 what the paper takes for the worst case.
-    Along the others' direction the attacker learns whether the client took part, across it whether the record did.
+    ``lean`` is the cosine of the angle; 0 is the orthogonal construction, 1 what the paper takes
+    for the worst case. Along the others' direction the attacker learns whether the client took
+    part, across it whether the record did.
     """
     number, chances, error = other_records(records, record_rate)
     along, across = lean * unit, math.sqrt(1.0 - lean * lean) * unit
     last = min(float(number[-1]) * unit, _FAR + math.sqrt(2.0 * abs(math.log(client_rate))))
-    bins = (_COLUMNS, np.arange(-12.0, 12.0 + across, _BIN)) if across > 0.0 else (4 * _COLUMNS, np.empty(0))
+    bins = (
+        (_COLUMNS, np.arange(-12.0, 12.0 + across, _BIN))
+        if across > 0.0
+        else (4 * _COLUMNS, np.empty(0))
+    )
     x = np.concatenate([[-np.inf], np.linspace(-6.0, last + 6.0, bins[0]), [np.inf]])
     y = np.concatenate([[-np.inf], bins[1], [np.inf]])
     places = (number * unit)[:, None]
@@ -162,13 +179,17 @@ class Sure(Composition):
     Any of them is valid.
     """
 
-    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def epsilon(
+        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Lower and upper bound on epsilon(delta)."""
         if sides != (LOWER,):
             return super().epsilon(delta, rtol, sides, enough)
         return _steady(lambda finer: super(Sure, self).epsilon(delta, finer, sides, enough), rtol)
 
-    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def delta(
+        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Lower and upper bound on delta(epsilon)."""
         if sides != (LOWER,):
             return super().delta(epsilon, rtol, sides, enough)
@@ -189,9 +210,10 @@ def _steady(bounds: Callable[[float], tuple[float, float]], rtol: float) -> tupl
 def baseline(name: str, sampler: RandomParticipation, noise_multiplier: float) -> Mechanism:
     """A run that random participation is compared with; always CS <= random participation <= WCS <= OLS.
 
-    "CS" (centralized shuffling): every record by its own coin of probability client_rate * record_rate, what it would
-    be if the records were dealt out anew each round. "WCS" (weak client sampling): the same run, its participation
-    known. "OLS" (only local sampling): the client always takes part.
+    "CS" (centralized shuffling): every record by its own coin of probability client_rate *
+    record_rate, what it would be if the records were dealt out anew each round. "WCS" (weak client
+    sampling): the same run, its participation known. "OLS" (only local sampling): the client always
+    takes part.
 
     >>> sampler = RandomParticipation(client_rate=0.1, record_rate=0.1, records=100, rounds=1)
     >>> [round(float(baseline(name, sampler, 1.0).guarantee().delta(0.1)), 6) for name in BASELINES]
@@ -202,17 +224,23 @@ def baseline(name: str, sampler: RandomParticipation, noise_multiplier: float) -
         case "CS":
             return Mechanism(Poisson(p * q, rounds), noise_multiplier)
         case "WCS":
-            return Mechanism(RandomParticipation(p, q, sampler.records, rounds, revealed=True), noise_multiplier)
+            return Mechanism(
+                RandomParticipation(p, q, sampler.records, rounds, revealed=True), noise_multiplier
+            )
     return Mechanism(Poisson(q, rounds), noise_multiplier)
 
 
 def published(
-    sampler: RandomParticipation, noise_multiplier: float, epsilon: float, *, published_unsound: bool = False
+    sampler: RandomParticipation,
+    noise_multiplier: float,
+    epsilon: float,
+    *,
+    published_unsound: bool = False,
 ) -> float:
     """Delta of one round by equation (6) of the paper, **which is no upper bound**; for comparison only.
 
-    It falls below delta of a run in which the client's other gradients are 0, that is of Poisson sampling with
-    client_rate * record_rate: docs/random-participation.md, section 1.
+    It falls below delta of a run in which the client's other gradients are 0, that is of Poisson
+    sampling with client_rate * record_rate: docs/random-participation.md, section 1.
 
     Args:
         sampler: the client; only one round of it is priced.
@@ -246,7 +274,9 @@ def published(
         up = special.logsumexp(log_chances - (x - places - unit) ** 2 / 2.0, axis=0)
         stay = special.logsumexp(log_chances - (x - places) ** 2 / 2.0, axis=0)
         with np.errstate(divide="ignore"):
-            return up, math.log(larger) + np.logaddexp(np.log(c1) - x * x / 2.0, math.log(c2) + stay)
+            return up, math.log(larger) + np.logaddexp(
+                np.log(c1) - x * x / 2.0, math.log(c2) + stay
+            )
 
     def excess(x: float) -> float:
         up, other = logs(np.array([x]))
@@ -276,7 +306,8 @@ class Protection:
 
     def statement(self, delta: float) -> Statement:
         """The same with its numbers; also as JSON and as a page."""
-        from verax.reporting.statement import Statement  # reporting depends on this module, not the reverse
+        # reporting depends on this module, not the reverse
+        from verax.reporting.statement import Statement
 
         return Statement.of(self.guarantee(), delta, context=self.words)
 
@@ -285,18 +316,21 @@ class Protection:
 class Federation:
     """Who adds how much noise to what; :meth:`against` prices the run for each kind of observer.
 
-    With a :class:`RandomParticipation` the unit of protection is one record of the client, which clips the gradient of
-    each record. With :class:`Poisson` or :class:`BallsInBins` it is the whole client, which clips the sum (or the
-    update) that it sends; the sampler then says in which rounds it takes part.
+    With a :class:`RandomParticipation` the unit of protection is one record of the client, which
+    clips the gradient of each record. With :class:`Poisson` or :class:`BallsInBins` it is the whole
+    client, which clips the sum (or the update) that it sends; the sampler then says in which rounds
+    it takes part.
 
     Args:
         sampler: how this client takes part.
         central_noise: noise multiplier of what the server adds to the sum of all messages.
         local_noise: noise multiplier of what every client adds to its own message.
-        senders: how many clients, this one included, surely send honest noise of their own in every round.
-        always_send: whether a client that stays away sends pure noise (or, without local noise, an encrypted zero), so
-            that nobody sees its absence.
-        colluding: how many of those senders a curious client may know the noise of, its own included.
+        senders: how many clients, this one included, surely send honest noise of their own in every
+            round.
+        always_send: whether a client that stays away sends pure noise (or, without local noise, an
+            encrypted zero), so that nobody sees its absence.
+        colluding: how many of those senders a curious client may know the noise of, its own
+            included.
 
     >>> one = RandomParticipation(client_rate=0.1, record_rate=0.1, records=100, rounds=10)
     >>> trusted = Federation(one, central_noise=1.0)
@@ -315,7 +349,9 @@ class Federation:
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampler, RandomParticipation | Poisson | BallsInBins):
-            raise ValueError(f"sampler must be RandomParticipation, Poisson or BallsInBins, got {self.sampler!r}")
+            raise ValueError(
+                f"sampler must be RandomParticipation, Poisson or BallsInBins, got {self.sampler!r}"
+            )
         checks.nonnegative("central_noise", self.central_noise)
         checks.nonnegative("local_noise", self.local_noise)
         checks.count("senders", self.senders)
@@ -329,8 +365,9 @@ class Federation:
     def against(self, observer: str) -> Protection:
         """The run as an observer sees it.
 
-        "public" sees the models; a curious "client" sees them too and knows some of the noise; the "network" also sees
-        who sends; the "server" sees every message by itself, so only the client's own noise counts.
+        "public" sees the models; a curious "client" sees them too and knows some of the noise; the
+        "network" also sees who sends; the "server" sees every message by itself, so only the
+        client's own noise counts.
         """
         match checks.choice("observer", observer, OBSERVERS):
             case "server":
@@ -347,10 +384,22 @@ class Federation:
                 sees = "those who see the models"
         if observer != "server" and self.central_noise > 0.0:
             sees += "; the server is trusted to add its noise"
-        known = "its participation is known to them" if seen else "they cannot tell whether it takes part"
-        who = "Any one record of this client" if self.unit == "record" else "This client, with all its records,"
-        words = f"{who} is protected from {sees}; {known}. Noise that protects: {noise:.6g} clip norms."
-        return Protection(observer, Mechanism(self._seen(seen), noise, relation="zero-out"), words, self.unit)
+        known = (
+            "its participation is known to them"
+            if seen
+            else "they cannot tell whether it takes part"
+        )
+        who = (
+            "Any one record of this client"
+            if self.unit == "record"
+            else "This client, with all its records,"
+        )
+        words = (
+            f"{who} is protected from {sees}; {known}. Noise that protects: {noise:.6g} clip norms."
+        )
+        return Protection(
+            observer, Mechanism(self._seen(seen), noise, relation="zero-out"), words, self.unit
+        )
 
     @property
     def _telling(self) -> bool:
@@ -359,7 +408,9 @@ class Federation:
 
     def _summed(self, senders: int) -> float:
         """Noise in the sum of all messages. If absent clients send nothing, only this client's own noise is sure."""
-        return math.hypot(self.central_noise, self.local_noise * math.sqrt(senders if self.always_send else 1))
+        return math.hypot(
+            self.central_noise, self.local_noise * math.sqrt(senders if self.always_send else 1)
+        )
 
     def _seen(self, known: bool) -> Sampler:
         """The sampler, or what is left of it where participation is known."""

@@ -1,9 +1,10 @@
 """What pricing a sampler means: who is protected, and what every sampler must say.
 
-To price a new sampler, register a subclass of :class:`SamplerPricing` in a module of ``verax.privacy.samplers``. The
-``uppers`` of its analysis map each direction of the neighbouring relation to the rounds whose composition dominates
-the mechanism; its ``lowers`` do the same for explicit attacks, and are None where the dominating rounds are achieved
-exactly. Name the theorem on each side.
+To price a new sampler, register a subclass of :class:`SamplerPricing` in a module of
+``verax.privacy.samplers``. The ``uppers`` of its analysis map each direction of the neighbouring
+relation to the rounds whose composition dominates the mechanism; its ``lowers`` do the same for
+explicit attacks, and are None where the dominating rounds are achieved exactly. Name the theorem on
+each side.
 """
 
 from __future__ import annotations
@@ -30,17 +31,19 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Sampler)
 P = TypeVar("P", bound="type[SamplerPricing[Any]]")
 _PRICINGS: dict[type[Sampler], type[SamplerPricing[Any]]] = {}
-FEW_PHASES, _COARSEST = 4, 6.0  # phases that are all priced finely, and how much coarser the grids of many may be
+# phases that are all priced finely, and how much coarser the grids of many may be
+FEW_PHASES, _COARSEST = 4, 6.0
 
 
 @dataclass(frozen=True)
 class Group:
     """Which records are protected together: how many, and whether their gradients are orthogonal to each other.
 
-    ``beside`` is how many more records than declared there may be: the rest of a group that is added one by one.
-    ``people`` is the number of all records, if a phase declares it. ``phases`` is how many different phases there are:
-    the share of each in the whole is the smaller, and so may be its accuracy. ``chained`` says that the triangle
-    inequality goes on from one record's bound: tiny deltas count then, and attacks are left out.
+    ``beside`` is how many more records than declared there may be: the rest of a group that is
+    added one by one. ``people`` is the number of all records, if a phase declares it. ``phases`` is
+    how many different phases there are: the share of each in the whole is the smaller, and so may
+    be its accuracy. ``chained`` says that the triangle inequality goes on from one record's bound:
+    tiny deltas count then, and attacks are left out.
     """
 
     size: int = 1
@@ -72,9 +75,13 @@ class Analysis:
     visible: float
     """Probability that without noise an attacker would see the group at all, at most."""
     shown: float | None = None
-    """The same, at least, where it is less: the probability that one record alone shows without noise."""
+    """The same, at least, where it is less: the probability that one record alone shows without
+    noise.
+    """
     sure: bool = False
-    """Whether the attacks' laws have heavy atoms, so that their curves must be refined from both sides."""
+    """Whether the attacks' laws have heavy atoms, so that their curves must be refined from both
+    sides.
+    """
     sharper: Mapping[str, Curve] = field(default_factory=dict)
     """Further upper bounds, by direction, for a run that has no other phases."""
 
@@ -82,7 +89,8 @@ class Analysis:
 class OneRecordOnly(NoGuarantee):
     """Raised by analyses of one record: larger groups are then priced by the triangle inequality.
 
-    ``absent`` says that only a record's absence can be priced, so that replacing it takes two steps.
+    ``absent`` says that only a record's absence can be priced, so that replacing it takes two
+    steps.
     """
 
     def __init__(self, absent: bool) -> None:
@@ -99,8 +107,8 @@ def one_record_only(mechanism: Mechanism, group: Group, absent: bool = False) ->
 class SamplerPricing(ABC, Generic[S]):
     """Everything that a sampler costs; one subclass per sampler, registered with :func:`prices`.
 
-    What decides a bound has no default: a new sampler says all of it, if only that nothing is known (``NoGuarantee``,
-    or None). What has one only saves time.
+    What decides a bound has no default: a new sampler says all of it, if only that nothing is known
+    (``NoGuarantee``, or None). What has one only saves time.
     """
 
     slow_bound: ClassVar[bool]
@@ -119,8 +127,8 @@ class SamplerPricing(ABC, Generic[S]):
     def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
         """Dominating rounds and attacks, with their theorems.
 
-        ``NoGuarantee`` where nothing is proved; :class:`OneRecordOnly` where groups are left to the triangle
-        inequality.
+        ``NoGuarantee`` where nothing is proved; :class:`OneRecordOnly` where groups are left to the
+        triangle inequality.
         """
 
     @abstractmethod
@@ -135,7 +143,9 @@ class SamplerPricing(ABC, Generic[S]):
         """
 
     @abstractmethod
-    def empty_group_probability(self, clip_groups: int, group: int, population: int, relation: str) -> float:
+    def empty_group_probability(
+        self, clip_groups: int, group: int, population: int, relation: str
+    ) -> float:
         """At most the probability that in one round some clip-group holds nobody outside the group."""
 
     @abstractmethod
@@ -200,7 +210,9 @@ def analysis_of(mechanism: Mechanism, group: Group) -> Analysis:
 
 def presence_shift(mechanism: Mechanism) -> float:
     """How far the presence of one sampled record moves the noisy sum, in standard deviations of the noise."""
-    return (1.0 if isinstance(mechanism.clipping, Individual) else 2.0) / (mechanism.noise_multiplier or math.inf)
+    return (1.0 if isinstance(mechanism.clipping, Individual) else 2.0) / (
+        mechanism.noise_multiplier or math.inf
+    )
 
 
 def neighbour_shift(mechanism: Mechanism) -> float:

@@ -1,11 +1,13 @@
 """Closed forms of "Proactive DP" (van Dijk et al., ICML 2024): a guarantee, or the first condition that fails.
 
-The paper's run draws every record into round i with probability s_i / N on its own and adds noise of deviation sigma
-clip norms to the sum of clipped gradients: Poisson batches with noise multiplier sigma under add-remove neighbours,
-with no factor of two. What is granted here is proved, but 3 to 5 times larger than the epsilon of the accountant.
+The paper's run draws every record into round i with probability s_i / N on its own and adds noise
+of deviation sigma clip norms to the sum of clipped gradients: Poisson batches with noise multiplier
+sigma under add-remove neighbours, with no factor of two. What is granted here is proved, but 3 to 5
+times larger than the epsilon of the accountant.
 
-Two steps of the printed proof are repaired (docs/reproduce-004.md): the first denominator in gamma is
-1 - a - 2 sqrt(a), and the geometric series in the proof of lemma B.3 are replaced by those of :func:`_tail`.
+Two steps of the printed proof are repaired (docs/reproduce-004.md): the first denominator in gamma
+is 1 - a - 2 sqrt(a), and the geometric series in the proof of lemma B.3 are replaced by those of
+:func:`_tail`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from verax.samplers import Poisson
 LEAST_NOISE = 216.0 / 215.0  # lemma B.3
 LARGEST_ALPHA = (math.sqrt(2.0) - 1.0) ** 2  # where u_0 = 2 sqrt(a) / (1 - a) reaches 1
 LARGEST_THETA, FEWEST_RECORDS, LARGEST_EPSILON = 6.85, 10_000, 0.5  # theorem 3.1
-_EXTREME = 1e50  # and its inverse: sizes, rounds, noise and epsilon between them keep their digits in every formula
+# and its inverse: sizes, rounds, noise and epsilon between them keep their digits in every formula
+_EXTREME = 1e50
 _SAFE = 1.0 + 1e-12  # what a right-hand side is multiplied by before a condition is said to hold
 _E = math.e
 
@@ -47,7 +50,9 @@ class SampleSizes:
             size, rounds = _pair(block)
             checks.count("rounds of a block", rounds)
             if _moderate("size", size) >= self.population:
-                raise ValueError(f"size must be below the population {self.population}, got {size!r}")
+                raise ValueError(
+                    f"size must be below the population {self.population}, got {size!r}"
+                )
 
     @classmethod
     def of(cls, population: int, sizes: Iterable[float]) -> SampleSizes:
@@ -72,7 +77,9 @@ class SampleSizes:
     def work(self) -> Work:
         """What theorems 3.1 and B.4 need to know of it."""
         epochs = self.moment(1) * self.rounds
-        return Work(self.population, self.rounds, epochs, max(self.largest_rate / self.moment(1), 1.0))
+        return Work(
+            self.population, self.rounds, epochs, max(self.largest_rate / self.moment(1), 1.0)
+        )
 
     def moment(self, power: int) -> float:
         """S-hat_j of theorem B.2, the average of s^j / (N (N - s)^(j-1)) over the rounds."""
@@ -81,7 +88,10 @@ class SampleSizes:
 
     def mechanism(self, noise_multiplier: float) -> Mechanism | Phases:
         """The run that these sizes describe, for the accountant."""
-        runs = [Mechanism(Poisson(size / self.population, n), noise_multiplier) for size, n in self.blocks]
+        runs = [
+            Mechanism(Poisson(size / self.population, n), noise_multiplier)
+            for size, n in self.blocks
+        ]
         return runs[0] if len(runs) == 1 else Phases(tuple(runs))
 
 
@@ -171,11 +181,13 @@ def _pair(block: object) -> Sequence[float]:
 def _moderate(name: str, value: float) -> float:
     number = checks.positive(name, value)
     if not 1.0 / _EXTREME <= number <= _EXTREME:
-        raise ValueError(f"{name} must lie between {1.0 / _EXTREME:g} and {_EXTREME:g}, got {value!r}")
+        raise ValueError(
+            f"{name} must lie between {1.0 / _EXTREME:g} and {_EXTREME:g}, got {value!r}"
+        )
     return number
 
 
-# --- the paper's functions ----------------------------------------------------------------------------------------
+# --- the paper's functions ------------------------------------------------------------------------
 
 
 def h(x: float) -> float:
@@ -209,7 +221,8 @@ def epsilon_of(noise_multiplier: float, delta: float) -> float:
     >>> round(epsilon_of(19.29962, 1e-4), 4)
     0.0497
     """
-    room = (_moderate("noise_multiplier", noise_multiplier) / _SAFE) ** 2 / 2.0 - 1.0 - 2e-15  # what rounding may take
+    # what rounding may take
+    room = (_moderate("noise_multiplier", noise_multiplier) / _SAFE) ** 2 / 2.0 - 1.0 - 2e-15
     if room <= 0.0:
         raise ValueError(
             f"noise_multiplier must exceed sqrt(2) = {math.sqrt(2.0):.11f} by 1e-11 for the closed form, "
@@ -238,8 +251,9 @@ def gamma_at(alpha: float, noise_multiplier: float) -> float:
 def gamma(noise_multiplier: float, epsilon: float, epochs: float) -> float:
     """The one solution of gamma = :func:`gamma_at` (a = eps / (gamma k), noise), rounded up.
 
-    The right-hand side falls in gamma, from infinity where a reaches min(h(noise), (sqrt 2 - 1)^2) to 2, so there is
-    exactly one, and condition (33), a <= h(noise), holds there. The paper's own iteration stops after one step.
+    The right-hand side falls in gamma, from infinity where a reaches min(h(noise), (sqrt 2 - 1)^2)
+    to 2, so there is exactly one, and condition (33), a <= h(noise), holds there. The paper's own
+    iteration stops after one step.
 
     >>> round(gamma(19.29962, epsilon=0.04972, epochs=5), 4)
     3.131
@@ -247,7 +261,8 @@ def gamma(noise_multiplier: float, epsilon: float, epochs: float) -> float:
     ratio = _moderate("epsilon", epsilon) / _moderate("epochs", epochs)
     z = _moderate("noise_multiplier", noise_multiplier)
 
-    low, high = 0.0, min(h(z), LARGEST_ALPHA, ratio / 2.0)  # at its end a gamma_at(a) >= 2 a is too large
+    # at its end a gamma_at(a) >= 2 a is too large
+    low, high = 0.0, min(h(z), LARGEST_ALPHA, ratio / 2.0)
     while low < (middle := 0.5 * (low + high)) < high:
         if middle * gamma_at(middle, z) * _SAFE <= ratio:
             low = middle
@@ -256,22 +271,23 @@ def gamma(noise_multiplier: float, epsilon: float, epochs: float) -> float:
     return ratio / low
 
 
-# --- lemma B.3 and the theorems -----------------------------------------------------------------------------------
+# --- lemma B.3 and the theorems -------------------------------------------------------------------
 
 
 def _tail(rate: float, noise_multiplier: float, order: int, u_1: float) -> float:
     """How much of what lemma B.3 allows for its series they use at most, for all orders up to this one; 1 is too much.
 
-    The proof bounds term t = 3, ..., order + 1 of (16) by a geometric series in U_0 and U_1, but those bound the ratios
-    only for orders up to sigma. Here the factors 1/t!! and t^t/t! that (16) rounds to 1 and e^t are kept. With
-    w = 2 order q / ((1 - q) sigma) and y = e^(1 / 2 sigma^2), relative to term 3 of (16), what must hold is
+    The proof bounds term t = 3, ..., order + 1 of (16) by a geometric series in U_0 and U_1, but
+    those bound the ratios only for orders up to sigma. Here the factors 1/t!! and t^t/t! that (16)
+    rounds to 1 and e^t are kept. With w = 2 order q / ((1 - q) sigma) and y = e^(1 / 2 sigma^2),
+    relative to term 3 of (16), what must hold is
 
         sum_t w^(t-3) y^((t-3)(t+2)) / t!!               <= 1 <= 1 / (1 - u_0),
         sum_t (w/sigma)^(t-3) y^((t-3)(t+2)) t^t / t!    <= e^3 / (1 - u_1).
 
-    As t <= order + 1, y^(t+2) is at most x = y^(order+3). If w x <= 1.6 the first sum is below .92; the second is, by
-    Stirling's t! >= sqrt(2 pi t) (t/e)^t, at most e^3 / (sqrt(6 pi) (1 - e w x / sigma)). If that does not help, which
-    takes sigma < 9, they are added up.
+    As t <= order + 1, y^(t+2) is at most x = y^(order+3). If w x <= 1.6 the first sum is below .92;
+    the second is, by Stirling's t! >= sqrt(2 pi t) (t/e)^t, at most e^3 / (sqrt(6 pi) (1 - e w x /
+    sigma)). If that does not help, which takes sigma < 9, they are added up.
     """
     q, z = rate, noise_multiplier
     w, exponent = 2.0 * order * q / ((1.0 - q) * z), (order + 3.0) / (2.0 * z * z)
@@ -292,11 +308,15 @@ def _tail(rate: float, noise_multiplier: float, order: int, u_1: float) -> float
     return max(first, second * (1.0 - u_1) / _E**3) * _SAFE
 
 
-def _unproved(name: str, rate: float, noise_multiplier: float, order: int, u_1: float) -> Refused | None:
+def _unproved(
+    name: str, rate: float, noise_multiplier: float, order: int, u_1: float
+) -> Refused | None:
     share = _tail(rate, noise_multiplier, order, u_1)
     if share <= 1.0:
         return None
-    return Refused(name, "(16)", "the tail's series over what is allowed for them", "<=", "1", share, 1.0)
+    return Refused(
+        name, "(16)", "the tail's series over what is allowed for them", "<=", "1", share, 1.0
+    )
 
 
 def moment_bound(rate: float, noise_multiplier: float, order: int) -> Moment | Refused:
@@ -305,7 +325,10 @@ def moment_bound(rate: float, noise_multiplier: float, order: int) -> Moment | R
     >>> moment_bound(rate=0.001, noise_multiplier=5.0, order=10)
     Moment(order=10, bound=4.50...e-06)
     """
-    q, z = _moderate("rate", checks.rate("rate", rate)), _moderate("noise_multiplier", noise_multiplier)
+    q, z = (
+        _moderate("rate", checks.rate("rate", rate)),
+        _moderate("noise_multiplier", noise_multiplier),
+    )
     order = checks.count("order", order)
     name = "lemma B.3"
     if z < LEAST_NOISE:
@@ -313,7 +336,9 @@ def moment_bound(rate: float, noise_multiplier: float, order: int) -> Moment | R
     if q * z * _SAFE >= 1.0:
         return Refused(name, "on r_0", "rate times sigma", "<", "1", q * z, 1.0)
     if order * _SAFE > (most := -z * z * math.log(q * z)):
-        return Refused(name, "on lambda", "order", "<=", "sigma^2 ln(1 / (rate sigma))", order, most)
+        return Refused(
+            name, "on lambda", "order", "<=", "sigma^2 ln(1 / (rate sigma))", order, most
+        )
     u_0 = 2.0 * math.sqrt(order * q) / ((1.0 - q) * z)  # with r_0 = rate * sigma, the smallest
     u_1 = _E * u_0 / z
     for label, value in (("U_0", u_0), ("U_1", u_1)):
@@ -327,7 +352,9 @@ def moment_bound(rate: float, noise_multiplier: float, order: int) -> Moment | R
     return Moment(order, (square + cube) * _SAFE)
 
 
-def theorem_b2(sizes: SampleSizes, noise_multiplier: float, epsilon: float, delta: float) -> Granted | Refused:
+def theorem_b2(
+    sizes: SampleSizes, noise_multiplier: float, epsilon: float, delta: float
+) -> Granted | Refused:
     """Theorem B.2, for sample sizes that vary in any way, with the smallest r_0, rho and rho-hat.
 
     >>> sizes = SampleSizes(50_000, ((200, 300), (400, 300)))
@@ -354,7 +381,13 @@ def theorem_b2(sizes: SampleSizes, noise_multiplier: float, epsilon: float, delt
     x = epsilon / (sizes.rounds * one**2)
     y = r * one * three / two**2 * x
     c_0 = min(2.0 / (math.sqrt(2.0 * y + 1.0) + 1.0), 2.0 * two / (one**2 * x))
-    least = 2.0 / math.sqrt(c_0) * math.sqrt(two * sizes.rounds * (epsilon - math.log(delta))) / epsilon * _SAFE
+    least = (
+        2.0
+        / math.sqrt(c_0)
+        * math.sqrt(two * sizes.rounds * (epsilon - math.log(delta)))
+        / epsilon
+        * _SAFE
+    )
     if z < least:
         what = "2 sqrt(S_2 T (epsilon + ln(1/delta)) / c_0) / epsilon"
         return Refused(name, "(31)", "noise sigma", ">=", what, z, least)
@@ -374,21 +407,28 @@ def _enough_noise(name: str, noise_multiplier: float, least: float) -> Refused |
     return Refused(name, "(35)", "noise sigma", ">=", what, noise_multiplier, least)
 
 
-def _enough_rounds(name: str, label: str, work: Work, epsilon: float, gamma: float) -> Refused | None:
+def _enough_rounds(
+    name: str, label: str, work: Work, epsilon: float, gamma: float
+) -> Refused | None:
     least = gamma * work.theta**2 * work.epochs**2 / epsilon * _SAFE
     if work.rounds >= least:
         return None
     return Refused(name, label, "rounds T", ">=", "gamma theta^2 k^2 / epsilon", work.rounds, least)
 
 
-def theorem_b4(work: Work, noise_multiplier: float, epsilon: float, delta: float) -> Granted | Refused:
+def theorem_b4(
+    work: Work, noise_multiplier: float, epsilon: float, delta: float
+) -> Granted | Refused:
     """Theorem B.4, for any epsilon.
 
-    Its conditions are checked at the least noise s of (35); more is post-processing. (The printed step from s to the
-    larger noise goes the wrong way: a <= 1/(e s) does not bound a by 1/(e noise).) Condition (33) holds at every gamma.
+    Its conditions are checked at the least noise s of (35); more is post-processing. (The printed
+    step from s to the larger noise goes the wrong way: a <= 1/(e s) does not bound a by 1/(e
+    noise).) Condition (33) holds at every gamma.
 
     >>> run = Work(60_000, rounds=60_000 * 6 / 412, epochs=6)
-    >>> granted = theorem_b4(run, 12.10881, epsilon=epsilon_of(12.10881, 1 / 60_000), delta=1 / 60_000)
+    >>> granted = theorem_b4(
+    ...     run, 12.10881, epsilon=epsilon_of(12.10881, 1 / 60_000), delta=1 / 60_000
+    ... )
     >>> round(granted.epsilon, 4), round(granted.gamma, 3)
     (0.1521, 3.686)
     """
@@ -408,7 +448,9 @@ def theorem_b4(work: Work, noise_multiplier: float, epsilon: float, delta: float
     return Granted(name, epsilon, delta, least, found, None)
 
 
-def theorem_31(work: Work, noise_multiplier: float, epsilon: float, delta: float) -> Granted | Refused:
+def theorem_31(
+    work: Work, noise_multiplier: float, epsilon: float, delta: float
+) -> Granted | Refused:
     """Theorem 3.1, the readable one, for epsilon below one half.
 
     >>> run = Work(60_000, rounds=4000, epochs=10)

@@ -1,8 +1,9 @@
 """Trade-off curves (f-DP): the least rate of misses beta at every rate of false alarms alpha an attacker may have.
 
-A curve is computed as a maximum of lines beta >= 1 - delta - e^eps alpha, one per (eps, delta) that holds. Any finite
-set of true lines is a certified lower bound on the curve, and so is whatever is built from such bounds by operations
-that only go down. Its vertices are kept for evaluation; errors of rounding are charged by ``_SLACK``.
+A curve is computed as a maximum of lines beta >= 1 - delta - e^eps alpha, one per (eps, delta) that
+holds. Any finite set of true lines is a certified lower bound on the curve, and so is whatever is
+built from such bounds by operations that only go down. Its vertices are kept for evaluation; errors
+of rounding are charged by ``_SLACK``.
 """
 
 from __future__ import annotations
@@ -43,17 +44,23 @@ class TradeOff:
     beta: Array
     above: TradeOff | None = None
 
-    # --- making them ------------------------------------------------------------------------------------------------
+    # --- making them ------------------------------------------------------------------------------
 
     @staticmethod
     def from_deltas(
-        epsilons: ArrayLike, deltas: ArrayLike, symmetric: bool = True, above: TradeOff | None = None
+        epsilons: ArrayLike,
+        deltas: ArrayLike,
+        symmetric: bool = True,
+        above: TradeOff | None = None,
     ) -> TradeOff:
         """The curve implied by these (eps, delta), in both directions if ``symmetric``; eps may be negative if not."""
         eps, delta = np.asarray(epsilons, dtype=np.float64), np.asarray(deltas, dtype=np.float64)
         slopes, heights = np.exp(eps), 1.0 - delta
         if symmetric:
-            slopes, heights = np.concatenate([slopes, 1.0 / slopes]), np.concatenate([heights, heights / slopes])
+            slopes, heights = (
+                np.concatenate([slopes, 1.0 / slopes]),
+                np.concatenate([heights, heights / slopes]),
+            )
         return TradeOff._from_lines(slopes, heights, above)
 
     @staticmethod
@@ -79,7 +86,9 @@ class TradeOff:
                 starts.append(max(start, 0.0))
         alpha = np.array([*starts, 1.0])
         lines = np.array(kept)
-        beta = np.append(lines[:, 1] - lines[:, 0] * alpha[:-1], max(lines[-1, 1] - lines[-1, 0], 0.0))
+        beta = np.append(
+            lines[:, 1] - lines[:, 0] * alpha[:-1], max(lines[-1, 1] - lines[-1, 0], 0.0)
+        )
         return TradeOff(alpha, np.clip(beta - _SLACK, 0.0, 1.0), above)
 
     @staticmethod
@@ -91,7 +100,7 @@ class TradeOff:
         eps = np.linspace(0.0, mu * mu / 2.0 + 7.5 * mu, _LINES)
         return TradeOff.from_deltas(eps, [gaussian_delta(mu, e, 1) for e in eps.tolist()])
 
-    # --- reading them -----------------------------------------------------------------------------------------------
+    # --- reading them -----------------------------------------------------------------------------
 
     @overload
     def __call__(self, alpha: float) -> float: ...
@@ -124,15 +133,22 @@ class TradeOff:
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon the curve grants at this delta; infinite if it grants none.
 
-        Error rates below 1e-14 are not told from 0, so epsilons above about 30 come out as infinite; those of a
-        mechanism are better asked of its guarantee.
+        Error rates below 1e-14 are not told from 0, so epsilons above about 30 come out as
+        infinite; those of a mechanism are better asked of its guarantee.
         """
         checks.probability("delta", delta)
         with np.errstate(divide="ignore", invalid="ignore"):
-            forth = np.log(1.0 - self.beta - delta + 2.0 * _SLACK) - np.log(np.maximum(self.alpha - _SLACK, 0.0))
-            back = np.log(1.0 - self.alpha - delta + 2.0 * _SLACK) - np.log(np.maximum(self.beta - _SLACK, 0.0))
+            forth = np.log(1.0 - self.beta - delta + 2.0 * _SLACK) - np.log(
+                np.maximum(self.alpha - _SLACK, 0.0)
+            )
+            back = np.log(1.0 - self.alpha - delta + 2.0 * _SLACK) - np.log(
+                np.maximum(self.beta - _SLACK, 0.0)
+            )
         return float(
-            max(np.max(forth, where=~np.isnan(forth), initial=0.0), np.max(back, where=~np.isnan(back), initial=0.0))
+            max(
+                np.max(forth, where=~np.isnan(forth), initial=0.0),
+                np.max(back, where=~np.isnan(back), initial=0.0),
+            )
         )
 
     @cached_property
@@ -143,12 +159,14 @@ class TradeOff:
     def tightest_gaussian(self, floor: float) -> float:
         """The smallest mu with G_mu <= f wherever alpha and G_mu's beta are at least ``floor``.
 
-        No Gaussian is below a subsampled mechanism's curve all the way: its tails are heavier. So the floor is part of
-        the answer.
+        No Gaussian is below a subsampled mechanism's curve all the way: its tails are heavier. So
+        the floor is part of the answer.
         """
         edges = self.alpha[(self.alpha >= floor) & (self(self.alpha) >= floor)]
         last = float(np.interp(-floor, -self.beta, self.alpha))
-        points = np.unique(np.clip(np.concatenate([[floor], edges, [last]]), floor, max(last, floor)))
+        points = np.unique(
+            np.clip(np.concatenate([[floor], edges, [last]]), floor, max(last, floor))
+        )
         inside = points[:-1, None] + np.diff(points)[:, None] * np.linspace(0.0, 1.0, 17)
         rates = np.unique(np.concatenate([points, inside.reshape(-1)]))
         beta = self(rates)
@@ -170,7 +188,7 @@ class TradeOff:
             low, high = (low, middle) if fits else (middle, high)
         return high
 
-    # --- new ones from old ones -------------------------------------------------------------------------------------
+    # --- new ones from old ones -------------------------------------------------------------------
 
     def inverse(self) -> TradeOff:
         """The curve with alpha and beta exchanged: the other direction."""
@@ -232,11 +250,15 @@ class TradeOff:
         True
         """
         checks.count("size", size)
-        power = np.concatenate([np.geomspace(1e-12, 0.1, _LINES // 2), np.linspace(0.1, 1.0, _LINES // 2)])
+        power = np.concatenate(
+            [np.geomspace(1e-12, 0.1, _LINES // 2), np.linspace(0.1, 1.0, _LINES // 2)]
+        )
         value, slope = power, np.ones_like(power)
         pieces = -np.diff(self.beta) / np.diff(self.alpha)
         for _ in range(size):
-            piece = np.clip(np.searchsorted(self.alpha, value, side="right") - 1, 0, len(pieces) - 1)
+            piece = np.clip(
+                np.searchsorted(self.alpha, value, side="right") - 1, 0, len(pieces) - 1
+            )
             slope = slope * pieces[piece]
             value = np.minimum(1.0 - self(np.minimum(value, 1.0)), 1.0)
         # 1 - f is concave, so its powers lie below their tangents
@@ -245,7 +267,10 @@ class TradeOff:
             np.abs(self.inverse()(self.alpha) - self(self.alpha)).max() < 1e-9
         ):  # both directions alike: so are the group's
             some = slope > 0.0
-            heights, slope = np.append(heights, heights[some] / slope[some]), np.append(slope, 1.0 / slope[some])
+            heights, slope = (
+                np.append(heights, heights[some] / slope[some]),
+                np.append(slope, 1.0 / slope[some]),
+            )
         return TradeOff._from_lines(slope, heights)
 
 
@@ -253,13 +278,16 @@ def _turns_down(a: tuple[float, float], b: tuple[float, float], c: tuple[float, 
     return (b[0] - a[0]) * (c[1] - a[1]) <= (b[1] - a[1]) * (c[0] - a[0])
 
 
-def between(epsilons: Sequence[float], lowers: Sequence[float], uppers: Sequence[float]) -> TradeOff:
+def between(
+    epsilons: Sequence[float], lowers: Sequence[float], uppers: Sequence[float]
+) -> TradeOff:
     """A certified curve from brackets on delta at ascending epsilons that start at 0, with its companion above.
 
-    From below each upper bound is a line. From above: D is convex in a = e^eps with D(0) = 1, so to the right of a grid
-    point it falls at most as fast as between the point before and this one, and it never rises: between grid points it
-    is at least the larger of the two. The companion is the conjugate of that, with corners at the grid points and where
-    the one bound takes over from the other.
+    From below each upper bound is a line. From above: D is convex in a = e^eps with D(0) = 1, so to
+    the right of a grid point it falls at most as fast as between the point before and this one, and
+    it never rises: between grid points it is at least the larger of the two. The companion is the
+    conjugate of that, with corners at the grid points and where the one bound takes over from the
+    other.
     """
     a, low, high = np.exp(np.asarray(epsilons)), np.asarray(lowers), np.asarray(uppers)
     before, above = np.append(0.0, a[:-1]), np.append(1.0, high[:-1])
@@ -267,6 +295,8 @@ def between(epsilons: Sequence[float], lowers: Sequence[float], uppers: Sequence
     after = np.append(low[1:], 0.0)
     corner = a + np.maximum(low - after, 0.0) / fall
     corner[:-1] = np.minimum(corner[:-1], a[1:])
-    companion = TradeOff.from_deltas(np.log(np.concatenate([a, corner])), np.concatenate([low, after]))
+    companion = TradeOff.from_deltas(
+        np.log(np.concatenate([a, corner])), np.concatenate([low, after])
+    )
     lifted = TradeOff(companion.alpha, np.minimum(companion.beta + 4.0 * _SLACK, 1.0))
     return TradeOff.from_deltas(epsilons, uppers, above=lifted)

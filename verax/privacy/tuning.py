@@ -1,8 +1,9 @@
 """The privacy of choosing hyper-parameters: a random number of trials, of which only the best is released.
 
-Trying settings on the private data and keeping the best one costs privacy. If the number of trials is drawn from a
-suitable law, the cost is a constant factor, however many trials there are on average (Liu and Talwar 2019; Papernot and
-Steinke 2022, arXiv 2110.03620). The bound is theorem 1 of docs/tuning.md, which uses the whole curve of one trial.
+Trying settings on the private data and keeping the best one costs privacy. If the number of trials
+is drawn from a suitable law, the cost is a constant factor, however many trials there are on
+average (Liu and Talwar 2019; Papernot and Steinke 2022, arXiv 2110.03620). The bound is theorem 1
+of docs/tuning.md, which uses the whole curve of one trial.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ Floats = NDArray[np.float64]
 
 _ROUND_UP = 1.0 + 1e-9
 _LINES = 48  # epsilons at which the trade-off of one trial is touched
-_MOST = 10**7  # trials beyond which a draw is given up: its chance is below 1e-300 for any mean that could be run
+# trials beyond which a draw is given up: its chance is below 1e-300 for any mean that could be run
+_MOST = 10**7
 _SMALLEST_GAMMA = 1e-9
 
 
@@ -50,8 +52,8 @@ class Trials(Protocol):
 class TruncatedNegativeBinomial:
     """K >= 1 with P[K = k] proportional to (1 - gamma)^k Gamma(k + shape) / k!; gamma is found from the mean.
 
-    Shape 1 is the geometric law, shape 0 the logarithmic one. The smaller the shape, the less it costs and the more K
-    varies.
+    Shape 1 is the geometric law, shape 0 the logarithmic one. The smaller the shape, the less it
+    costs and the more K varies.
 
     >>> trials = TruncatedNegativeBinomial(mean=10.0, shape=1.0)
     >>> round(trials.gamma, 6)  # geometric: one over the mean
@@ -63,11 +65,15 @@ class TruncatedNegativeBinomial:
 
     def __post_init__(self) -> None:
         if not 1.0 < checks.positive("mean", self.mean) <= 1e6:
-            raise ValueError(f"mean must lie above 1 and be at most 1e6, got {self.mean!r}; one trial needs no pricing")
+            raise ValueError(
+                f"mean must lie above 1 and be at most 1e6, got {self.mean!r}; one trial needs no pricing"
+            )
         if not -1.0 < checks.real("shape", self.shape) <= 100.0:
             raise ValueError(f"shape must lie in (-1, 100], got {self.shape!r}")
         if self._mean(_SMALLEST_GAMMA) < self.mean:
-            raise ValueError(f"mean = {self.mean!r} cannot be reached with shape = {self.shape!r}: raise shape")
+            raise ValueError(
+                f"mean = {self.mean!r} cannot be reached with shape = {self.shape!r}: raise shape"
+            )
 
     def _mean(self, gamma: float) -> float:
         log = math.log(gamma)
@@ -79,7 +85,12 @@ class TruncatedNegativeBinomial:
     def gamma(self) -> float:
         """The parameter that gives the mean."""
         top = math.log1p(-1e-9)
-        found = root(lambda log: math.log(self._mean(math.exp(log)) / self.mean), math.log(_SMALLEST_GAMMA), top, 1e-13)
+        found = root(
+            lambda log: math.log(self._mean(math.exp(log)) / self.mean),
+            math.log(_SMALLEST_GAMMA),
+            top,
+            1e-13,
+        )
         return math.exp(found)
 
     @property
@@ -91,7 +102,8 @@ class TruncatedNegativeBinomial:
         """f'(x) is proportional to (1 - (1 - gamma) x)^-(shape + 1)."""
         rest = 1.0 - self.gamma
         return np.asarray(
-            (self.shape + 1.0) * np.log((self.gamma + rest * better_beside) / (self.gamma + rest * better))
+            (self.shape + 1.0)
+            * np.log((self.gamma + rest * better_beside) / (self.gamma + rest * better))
         )
 
     def draw(self, rng: np.random.Generator) -> int:
@@ -136,19 +148,24 @@ class PoissonTrials:
         return int(rng.poisson(self.mean))
 
 
-def tuned(mechanism: Mechanism | Phases | Sequence[Mechanism | Phases], trials: Trials, *, group: int = 1) -> Tuned:
+def tuned(
+    mechanism: Mechanism | Phases | Sequence[Mechanism | Phases], trials: Trials, *, group: int = 1
+) -> Tuned:
     """The guarantee of running a random number of trials and releasing the best one only.
 
     Args:
-        mechanism: what one trial runs; or all the settings it may pick, at random by a law fixed beforehand.
-        trials: the law of the number of trials, which is drawn with :meth:`TruncatedNegativeBinomial.draw`.
+        mechanism: what one trial runs; or all the settings it may pick, at random by a law fixed
+            beforehand.
+        trials: the law of the number of trials, which is drawn with
+            :meth:`TruncatedNegativeBinomial.draw`.
         group: how many records are protected together.
 
-    With several settings the bracket is of the worst law of picking: the upper bound holds for every law, the lower
-    bound for the one that always picks the costliest setting. Your own law may cost less than the lower bound.
+    With several settings the bracket is of the worst law of picking: the upper bound holds for
+    every law, the lower bound for the one that always picks the costliest setting. Your own law may
+    cost less than the lower bound.
 
-    A trial's score may depend on its own output only (or on public data); a score measured on private data must be
-    part of the mechanism, with noise.
+    A trial's score may depend on its own output only (or on public data); a score measured on
+    private data must be part of the mechanism, with noise.
 
     >>> from verax import Mechanism, Poisson
     >>> run = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=2.0)
@@ -161,9 +178,12 @@ def tuned(mechanism: Mechanism | Phases | Sequence[Mechanism | Phases], trials: 
     ones = [setting.guarantee(group) for setting in settings]
     relations = sorted({one.mechanism.relation for one in ones})
     if len(relations) > 1:
-        raise checks.NoGuarantee(f"all settings must share one neighbouring relation, got {' and '.join(relations)}")
+        raise checks.NoGuarantee(
+            f"all settings must share one neighbouring relation, got {' and '.join(relations)}"
+        )
     first = ones[0]
-    one = replace(  # a random pick among the settings: no worse than the worst of them (joint convexity)
+    # a random pick among the settings: no worse than the worst of them (joint convexity)
+    one = replace(
         first,
         uppers=[curve for g in ones for curve in g.uppers],
         lowers=[curve for g in ones for curve in g.lowers],
@@ -172,7 +192,9 @@ def tuned(mechanism: Mechanism | Phases | Sequence[Mechanism | Phases], trials: 
         visible=max(g.visible for g in ones),
     )
     one = replace(one, lowers=one.uppers) if all(g.uppers is g.lowers for g in ones) else one
-    picked = ", for the law that always picks the costliest of the settings" if len(ones) > 1 else ""
+    picked = (
+        ", for the law that always picks the costliest of the settings" if len(ones) > 1 else ""
+    )
     return Tuned(
         first.mechanism,
         group,
@@ -218,7 +240,8 @@ class _Selected:
             corners = (offsets[:, None] - offsets) / (slopes - slopes[:, None])
         p = np.append(corners[np.isfinite(corners) & (corners > 0.0) & (corners < 1.0)], [0.0, 1.0])
         beside = (slopes[:, None] * p + offsets[:, None]).min(axis=0)
-        # between corners the ratio is monotone: linear over linear, or the exponential of a linear function
+        # between corners the ratio is monotone: linear over linear, or the exponential of a linear
+        # function
         return max(0.0, float(self.trials.log_ratio(p, np.minimum(beside, 1.0)).max())) * _ROUND_UP
 
     def estimate(self, delta: float) -> float:
@@ -226,19 +249,25 @@ class _Selected:
         share = min(delta / self.trials.mean, 0.5)
         return max(curve.estimate(share) for curve in self.one.uppers) + self.shift
 
-    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def epsilon(
+        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Nothing is known from below."""
         share = delta / (self.trials.mean * _ROUND_UP)
         if share >= 1.0:  # hardly ever is there a trial at all
             return 0.0, 0.0
         return 0.0, (self.one.epsilon(share, rtol).upper + self.shift) * (1.0 + 1e-12)
 
-    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def delta(
+        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Nothing is known from below."""
         left = epsilon - self.shift
         if left <= 0.0:
             return 0.0, 1.0
-        return 0.0, min(self.trials.mean * _ROUND_UP * self.one.delta(left * (1.0 - 1e-12), rtol).upper, 1.0)
+        return 0.0, min(
+            self.trials.mean * _ROUND_UP * self.one.delta(left * (1.0 - 1e-12), rtol).upper, 1.0
+        )
 
 
 @dataclass(frozen=True)
@@ -252,11 +281,19 @@ class _Diluted:
         """A rough epsilon."""
         return self.curve.estimate(min(delta / self.chance, 0.5))
 
-    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def epsilon(
+        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """delta(eps) of the curve, times the chance."""
         share = delta / (self.chance * (1.0 - 1e-12))
-        return (0.0, math.inf) if share >= 1.0 else (self.curve.epsilon(share, rtol, sides, enough)[0], math.inf)
+        return (
+            (0.0, math.inf)
+            if share >= 1.0
+            else (self.curve.epsilon(share, rtol, sides, enough)[0], math.inf)
+        )
 
-    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def delta(
+        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """delta(eps) of the curve, times the chance."""
         return self.curve.delta(epsilon, rtol, sides, enough)[0] * self.chance * (1.0 - 1e-12), 1.0

@@ -1,9 +1,9 @@
 """A numpy Generator on a keystream, for the samplers.
 
-numpy draws one word at a time through a C function pointer. Here that function is Python's, at about half a
-microsecond a word, so every method of ``numpy.random.Generator`` works; those the samplers call for whole arrays are
-overridden below to read the keystream in bulk. All draws come from the one keystream, in order, so its key and
-position are the whole state.
+numpy draws one word at a time through a C function pointer. Here that function is Python's, at
+about half a microsecond a word, so every method of ``numpy.random.Generator`` works; those the
+samplers call for whole arrays are overridden below to read the keystream in bulk. All draws come
+from the one keystream, in order, so its key and position are the whole state.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Bits(np.random.BitGenerator):
 
     Args:
         stream: the keystream, which nothing else may use.
-        secure: whether its key is the operating system's; kept in the state, so that it cannot be forgotten.
+        secure: whether its key is the operating system's; kept in the state, so that it cannot be
+            forgotten.
     """
 
     def __init__(self, stream: Keystream, secure: bool) -> None:
@@ -66,7 +67,9 @@ class Bits(np.random.BitGenerator):
         interface.next_raw = self._functions[0]
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a random source must not be copied or pickled: the copy would repeat its randomness")
+        raise TypeError(
+            "a random source must not be copied or pickled: the copy would repeat its randomness"
+        )
 
     @property
     def state(self) -> Mapping[str, Any]:
@@ -78,32 +81,48 @@ class Bits(np.random.BitGenerator):
     @state.setter
     def state(self, value: Any) -> None:
         self.stream.check()
-        if not isinstance(value, dict) or set(value) != set(FIELDS) or value["bit_generator"] != NAME:
-            raise ValueError(f"state must be of a {NAME} bit generator, got {type(value).__name__} with other fields")
+        if (
+            not isinstance(value, dict)
+            or set(value) != set(FIELDS)
+            or value["bit_generator"] != NAME
+        ):
+            raise ValueError(
+                f"state must be of a {NAME} bit generator, got {type(value).__name__} with other fields"
+            )
         if value["secure"] is not self.secure:
-            raise ValueError(f"state must be of a source with secure {self.secure}, got {value['secure']!r}")
-        self.stream.move(key_from(value["key"]), checks.count("state position", value["position"], 0, 2**64))
+            raise ValueError(
+                f"state must be of a source with secure {self.secure}, got {value['secure']!r}"
+            )
+        self.stream.move(
+            key_from(value["key"]), checks.count("state position", value["position"], 0, 2**64)
+        )
 
     def spawn(self, n_children: int) -> NoReturn:
         """Refused: streams are told apart by their labels."""
-        raise TypeError("spawn from the source that made this generator: source.spawn(label).generator()")
+        raise TypeError(
+            "spawn from the source that made this generator: source.spawn(label).generator()"
+        )
 
 
 def key_from(text: Any) -> bytes:
     """A key out of a state, without ever showing it."""
     if not isinstance(text, str) or len(text) != 2 * KEY_BYTES:
-        raise ValueError(f"state key must be {2 * KEY_BYTES} hexadecimal digits, got something else")
+        raise ValueError(
+            f"state key must be {2 * KEY_BYTES} hexadecimal digits, got something else"
+        )
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise ValueError(f"state key must be {2 * KEY_BYTES} hexadecimal digits, got something else") from None
+        raise ValueError(
+            f"state key must be {2 * KEY_BYTES} hexadecimal digits, got something else"
+        ) from None
 
 
 def _unfailing(stream: Keystream) -> Callable[[], int]:
     """Words for C, which cannot be told of an exception: it would take the word for zero.
 
-    After a failure, a fork or an interrupt, C gets fresh words from the operating system, and the next bulk draw or
-    look at the state raises.
+    After a failure, a fork or an interrupt, C gets fresh words from the operating system, and the
+    next bulk draw or look at the state raises.
     """
 
     def word() -> int:
@@ -124,7 +143,9 @@ class BulkGenerator(np.random.Generator):
         self._stream = bits.stream
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a random source must not be copied or pickled: the copy would repeat its randomness")
+        raise TypeError(
+            "a random source must not be copied or pickled: the copy would repeat its randomness"
+        )
 
     def _words(self, size: int) -> Words:
         with self.bit_generator.lock:
@@ -135,7 +156,9 @@ class BulkGenerator(np.random.Generator):
         bits = (bound - 1).bit_length()
         if bound == 1 << bits:
             width = max(8, 1 << (bits - 1).bit_length() if bits else 0)
-            parts: NDArray[np.unsignedinteger] = self._words(-(-size * width // 64)).view(f"u{width // 8}")[:size]
+            parts: NDArray[np.unsignedinteger] = self._words(-(-size * width // 64)).view(
+                f"u{width // 8}"
+            )[:size]
             return np.right_shift(parts, width - bits) if bits else np.zeros_like(parts)
         if bound < 1 << 32:
             return self._scaled(bound, size)
@@ -181,7 +204,12 @@ class BulkGenerator(np.random.Generator):
         return drawn[first[:size]].astype(np.int64)
 
     def integers(
-        self, low: Any, high: Any = None, size: Any = None, dtype: Any = np.int64, endpoint: bool = False
+        self,
+        low: Any,
+        high: Any = None,
+        size: Any = None,
+        dtype: Any = np.int64,
+        endpoint: bool = False,
     ) -> Any:
         """As numpy's; in bulk for one range of any integer type."""
         bottom, top = (0, low) if high is None else (low, high)
@@ -217,7 +245,13 @@ class BulkGenerator(np.random.Generator):
             super().shuffle(x, axis)
 
     def choice(
-        self, a: Any, size: Any = None, replace: bool = True, p: Any = None, axis: int = 0, shuffle: bool = True
+        self,
+        a: Any,
+        size: Any = None,
+        replace: bool = True,
+        p: Any = None,
+        axis: int = 0,
+        shuffle: bool = True,
     ) -> Any:
         """As numpy's; in bulk for a flat draw of different numbers."""
         plain = not replace and p is None and _whole(a) and _whole(size)

@@ -68,7 +68,8 @@ def below_curve(spot: Spot, v: Uniform, base: Fraction, weight: Fraction) -> boo
         low, high = (base + weight * end for end in v.bounds(extra))
         with decimal.localcontext() as context:
             context.prec = 50 + 20 * extra
-            margin = Decimal(10) ** (10 - context.prec)  # far above the rounding of the few operations below
+            # far above the rounding of the few operations below
+            margin = Decimal(10) ** (10 - context.prec)
             if _decimal(high) < _curve(far, spot.width) * (1 - margin):
                 return True
             if _decimal(low) > _curve(near, spot.width) * (1 + margin):
@@ -82,7 +83,9 @@ def _decimal(value: Fraction) -> Decimal:
 
 def _curve(x: Fraction, width: float) -> Decimal:
     """``width`` times the normal density at x; decreasing in x."""
-    return Decimal(width) * (-_decimal(x * x) / 2).exp() / (2 * _pi(decimal.getcontext().prec)).sqrt()
+    return (
+        Decimal(width) * (-_decimal(x * x) / 2).exp() / (2 * _pi(decimal.getcontext().prec)).sqrt()
+    )
 
 
 @cache

@@ -1,7 +1,8 @@
 """Random words from a secret key: AES-256 in counter mode, through the ``cryptography`` package.
 
-Word p of a stream is half of the encrypted counter p // 2, so the words depend on the key and the position only. Every
-stream has a key of its own, derived by a keyed hash, and starts at zero: no counter is ever used twice under one key.
+Word p of a stream is half of the encrypted counter p // 2, so the words depend on the key and the
+position only. Every stream has a key of its own, derived by a keyed hash, and starts at zero: no
+counter is ever used twice under one key.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def _process() -> tuple[int, int]:
 
 def derive(key: bytes, purpose: str, label: str = "") -> bytes:
     """A key for one purpose and label: BLAKE2b keyed with ``key``. It says nothing about ``key`` or other purposes."""
-    return hashlib.blake2b(label.encode(), key=key, person=purpose.encode(), digest_size=KEY_BYTES).digest()
+    return hashlib.blake2b(
+        label.encode(), key=key, person=purpose.encode(), digest_size=KEY_BYTES
+    ).digest()
 
 
 class Secret:
@@ -50,7 +53,9 @@ class Secret:
         return f"<{type(self).__name__}>"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError(f"{type(self).__name__} must not be copied or pickled: the copy would repeat its randomness")
+        raise TypeError(
+            f"{type(self).__name__} must not be copied or pickled: the copy would repeat its randomness"
+        )
 
 
 class Keystream(Secret):
@@ -81,9 +86,13 @@ class Keystream(Secret):
     def check(self) -> None:
         """Refuse to deal the parent's words again in a forked process, and to go on after a failed draw."""
         if self._process != _process():
-            raise RuntimeError("a random source must not cross a fork: make a new one in the child process")
+            raise RuntimeError(
+                "a random source must not cross a fork: make a new one in the child process"
+            )
         if self.failure is not None:
-            raise RuntimeError("a draw from this random source was cut short: make a new source") from self.failure
+            raise RuntimeError(
+                "a draw from this random source was cut short: make a new source"
+            ) from self.failure
 
     def move(self, key: bytes, position: int) -> None:
         """Go to any word of any key."""
@@ -108,7 +117,9 @@ class Keystream(Secret):
                 stop = min(start + len(ZEROS), 8 * size)
                 self._cipher.update_into(ZEROS[: stop - start], target[start:stop])
             self._position += size
-        except BaseException as error:  # an interrupt may have left the cipher and the position apart
+        except (
+            BaseException
+        ) as error:  # an interrupt may have left the cipher and the position apart
             self.failure = error
             raise
 

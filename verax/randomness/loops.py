@@ -1,8 +1,8 @@
 """The inner loops of normal draws, over blocks of numbers: in numpy, and compiled where a compiler was at hand.
 
-Both do the same to the last bit, which is checked before the compiled ones are first used. Numpy takes a dozen passes
-over a block where ``_kernel.c`` takes three, in less than half the time; that is built when verax is installed, and
-nothing but speed depends on it.
+Both do the same to the last bit, which is checked before the compiled ones are first used. Numpy
+takes a dozen passes over a block where ``_kernel.c`` takes three, in less than half the time; that
+is built when verax is installed, and nothing but speed depends on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ COMPILED = _kernel is not None
 CHECKED = 600  # numbers on which the two are compared
 PLACE = np.uint64(2**PLACE_BITS - 1)
 ONE = np.float64(1).view(np.uint64)
-MAGIC = 1.5 * 2.0**52  # a double that is added to this, and less than a quarter of it, loses all but its whole part
+# a double that is added to this, and less than a quarter of it, loses all but its whole part
+MAGIC = 1.5 * 2.0**52
 
 
 class Loops(Protocol):
@@ -41,7 +42,9 @@ class Loops(Protocol):
     def draw(self, words: Words, table: Tables, draws: Floats) -> Places:
         """Turn words, which are lost, into draws of the rectangles; where the words fall in none."""
 
-    def add(self, into: Buffer, draws: Floats, sigma: float, step: float, limit: float) -> list[int]:
+    def add(
+        self, into: Buffer, draws: Floats, sigma: float, step: float, limit: float
+    ) -> list[int]:
         """Add sigma times the draws and round to a multiple of the step; where the rounding moved by more than limit.
 
         What is there stays as it was.
@@ -57,7 +60,11 @@ class InNumpy:
 
     def largest(self, values: Any) -> float:
         """To find where it is takes a third of the time of a reduction."""
-        return float(max(values.item(values.argmax()), -values.item(values.argmin()))) if len(values) else 0.0
+        return (
+            float(max(values.item(values.argmax()), -values.item(values.argmin())))
+            if len(values)
+            else 0.0
+        )
 
     def draw(self, words: Words, table: Tables, draws: Floats) -> Places:
         """Look up two tables by the first bits, and read the rest as a double between 1 and 2."""
@@ -77,7 +84,8 @@ class InNumpy:
         error, near = self._first[: len(into)], self._second[: len(into)]
         magic = np.array(MAGIC * step)
         np.multiply(draws, sigma, out=error)
-        near[...] = into  # in double precision: faster than leaving the conversion to the operation that follows
+        # in double precision: faster than leaving the conversion to the operation that follows
+        near[...] = into
         np.add(error, near, out=error)
         np.add(error, magic, out=near)
         np.subtract(near, magic, out=near)
@@ -105,7 +113,9 @@ class Compiled:
         count = _kernel.draw(words, table.slope, table.start, table.leftover, draws, self._places)
         return self._places[:count].copy()
 
-    def add(self, into: Buffer, draws: Floats, sigma: float, step: float, limit: float) -> list[int]:
+    def add(
+        self, into: Buffer, draws: Floats, sigma: float, step: float, limit: float
+    ) -> list[int]:
         """Without going through memory in between."""
         count = _kernel.add(into, draws, sigma, MAGIC * step, limit, self._places)
         return self._places[:count].tolist() if count else []
@@ -123,8 +133,15 @@ def agree(one: Loops, other: Loops) -> bool:
         draws, double, single = np.empty(CHECKED), into.copy(), into.astype(np.float32)
         late = loops.draw(words.copy(), t, draws).tolist()
         for size in (CHECKED, 3):
-            doubts = [loops.add(sums[:size], draws[:size], 1.7, 2.0**-20, 0.4 * 2.0**-20) for sums in (double, single)]
-        largest = loops.largest(into), loops.largest(into.astype(np.float32)), np.isfinite(loops.largest(bad))
+            doubts = [
+                loops.add(sums[:size], draws[:size], 1.7, 2.0**-20, 0.4 * 2.0**-20)
+                for sums in (double, single)
+            ]
+        largest = (
+            loops.largest(into),
+            loops.largest(into.astype(np.float32)),
+            np.isfinite(loops.largest(bad)),
+        )
         results.append((late, doubts, largest, draws.tobytes(), double.tobytes(), single.tobytes()))
     return results[0] == results[1]
 

@@ -1,9 +1,10 @@
 """Normal draws with the exact law, 64 bits at a time.
 
-A draw is a real number: ``edge + width * u`` in one of the rectangles of ``verax.randomness.tables``, or in a strip of
-what they leave over. The first word gives the rectangle and 52 bits of u; the other bits of u are read only where
-rounding to the grid hangs on them. So what is dealt is the rounding of a real number whose law is normal, but for a
-probability below 2e-224 of a draw beyond 32.
+A draw is a real number: ``edge + width * u`` in one of the rectangles of
+``verax.randomness.tables``, or in a strip of what they leave over. The first word gives the
+rectangle and 52 bits of u; the other bits of u are read only where rounding to the grid hangs on
+them. So what is dealt is the rounding of a real number whose law is normal, but for a probability
+below 2e-224 of a draw beyond 32.
 """
 
 from __future__ import annotations
@@ -23,17 +24,21 @@ from verax.randomness.tables import PLACE_BITS, Floats, tables
 
 Numbers = NDArray[np.int64]
 
-BLOCK = 2**16  # values at a time: enough to make the cost of a call small, little enough for the second-level caches
+# values at a time: enough to make the cost of a call small, little enough for the second-level
+# caches
+BLOCK = 2**16
 FIRST = 2**8  # values that are drawn ahead at first; twice as many every time, up to a block
 FINENESS = 20  # the grid's step is more than 2^-21 and at most 2^-20 standard deviations
 SLACK = 2.0**-24
-"""Bounds the error, in steps, of a computed draw. The draw is off by less than 2^-46 standard deviations: at most 66
-units of 2^-53 for the product, the sum and the scaling of a number below 32, and for the bits of u not read. A
-standard deviation is less than 2^21 steps; that makes 2^-25."""
+"""Bounds the error, in steps, of a computed draw. The draw is off by less than 2^-46 standard
+deviations: at most 66 units of 2^-53 for the product, the sum and the scaling of a number below 32,
+and for the bits of u not read. A standard deviation is less than 2^21 steps; that makes 2^-25."""
 DOUBT = 2.0**-40
-"""Bounds the relative error of the leftover's comparison: a number below 32 that is off by 2^-47, its square and the
-exponential of that make less than 2^-41; the few other roundings are of the order of 2^-53."""
-FAR = 2.0**32  # steps; where the buffer reaches farther, whole steps are set aside before the noise is added
+"""Bounds the relative error of the leftover's comparison: a number below 32 that is off by 2^-47,
+its square and the exponential of that make less than 2^-41; the few other roundings are of the
+order of 2^-53."""
+# steps; where the buffer reaches farther, whole steps are set aside before the noise is added
+FAR = 2.0**32
 READ_AHEAD = 2**16  # words reserved for the further bits of one number
 
 
@@ -50,12 +55,16 @@ def reader(stream: Keystream, serial: int) -> Callable[[int], int]:
 class Leftover(Secret):
     """Draws from what the rectangles leave of the curve, by rejection, in the order of the candidates.
 
-    A candidate takes three words: its strip; its place in it; its height, and its sign in the last bit.
+    A candidate takes three words: its strip; its place in it; its height, and its sign in the last
+    bit.
     """
 
     def __init__(self, key: bytes, candidate: int = 0) -> None:
         self._words = Keystream(derive(key, "candidates"), 3 * candidate)
-        self._places, self._heights = Keystream(derive(key, "places")), Keystream(derive(key, "heights"))
+        self._places, self._heights = (
+            Keystream(derive(key, "places")),
+            Keystream(derive(key, "heights")),
+        )
         self._tables = tables()
         self._values: Floats = np.empty(0)
         self._serials: Numbers = np.empty(0, dtype=np.int64)
@@ -69,7 +78,8 @@ class Leftover(Secret):
     def take(self, size: int) -> Floats:
         """The next ``size`` draws."""
         while len(self._values) - self._used < size:
-            first = self._words.position // 3  # candidates that an interrupt left unjudged are passed over
+            # candidates that an interrupt left unjudged are passed over
+            first = self._words.position // 3
             serials, values = self.judge(self._words.words(3 * self._ahead).reshape(-1, 3), first)
             values = np.concatenate((self._values[self._used :], values))
             serials = np.concatenate((self._serials[self._used :], serials))
@@ -91,7 +101,9 @@ class Leftover(Secret):
             v = Uniform(int(words[i, 2]) >> 1, 63, reader(self._heights, first + i))
             strip = int(strips[i])
             mass = Fraction(t.unit) * t.shares[strip]
-            accepted[i] = below_curve(self._spot(first + i, words[i]), v, Fraction(float(t.base[strip])), mass)
+            accepted[i] = below_curve(
+                self._spot(first + i, words[i]), v, Fraction(float(t.base[strip])), mass
+            )
         chosen = np.flatnonzero(accepted)
         sign = 1.0 - 2.0 * (words[chosen, 2] & np.uint64(1))
         return (chosen + first).astype(np.int64), sign * x[chosen]
@@ -118,11 +130,15 @@ class Normals(Secret):
     """
 
     def __init__(self, key: bytes, drawn: int = 0, candidate: int = 0) -> None:
-        self._words, self._more = Keystream(derive(key, "words"), drawn), Keystream(derive(key, "more"))
+        self._words, self._more = (
+            Keystream(derive(key, "words"), drawn),
+            Keystream(derive(key, "more")),
+        )
         self._leftover = Leftover(derive(key, "leftover"), candidate)
         self._tables, self._loops = tables(), fastest(BLOCK)
         self._bits, self._x = np.empty(BLOCK, dtype=np.uint64), np.empty(BLOCK)
-        self._late: Numbers = np.empty(0, dtype=np.int64)  # which of the draws come from the leftover
+        # which of the draws come from the leftover
+        self._late: Numbers = np.empty(0, dtype=np.int64)
         self._ahead, self._drawn, self._dealt = FIRST, 0, 0
 
     @property
@@ -143,7 +159,9 @@ class Normals(Secret):
         """Add draws of standard deviation sigma to the flat ``buffer`` and round to the grid, as if in real numbers."""
         highest = self._loops.largest(buffer)
         if not math.isfinite(highest):
-            raise ValueError("buffer must be finite, got one with infinities or nan; no noise was added")
+            raise ValueError(
+                "buffer must be finite, got one with infinities or nan; no noise was added"
+            )
         step = grid(sigma)
         reach = highest / step
         limit = (0.5 - SLACK - min(reach, FAR) * 2.0**-52) * step
@@ -157,7 +175,8 @@ class Normals(Secret):
             aside = part - rest if reach > FAR else None
             for i in self._loops.add(rest, draws, sigma, step, limit):
                 rest[i] = nearest(self._spot(i, size), sigma, float(rest[i]), step) * step
-            # Every rounding from here on, in this sum or to single precision, looks at a sum on the grid only.
+            # Every rounding from here on, in this sum or to single precision, looks at a sum on the
+            # grid only.
             if aside is not None:
                 part[...] = rest + aside
 
@@ -171,7 +190,8 @@ class Normals(Secret):
 
     def _draw(self, size: int) -> None:
         """Draw ahead, in units of the standard deviation."""
-        self._drawn, self._dealt, self._late = 0, 0, self._late[:0]  # whatever interrupts this, no draw is dealt twice
+        # whatever interrupts this, no draw is dealt twice
+        self._drawn, self._dealt, self._late = 0, 0, self._late[:0]
         words, draws = self._bits[:size], self._x[:size]
         self._words.fill(words)
         late = self._loops.draw(words, self._tables, draws)

@@ -21,7 +21,8 @@ Array = TypeVar("Array", bound=np.ndarray[Any, np.dtype[Any]])
 class Source(Secret):
     """Secret randomness: streams of normal draws and a numpy Generator, all derived from one key by AES and BLAKE2b.
 
-    Make one with :meth:`system`, split it with :meth:`spawn`. It may be shared by threads, not by processes.
+    Make one with :meth:`system`, split it with :meth:`spawn`. It may be shared by threads, not by
+    processes.
 
     >>> import numpy as np
     >>> from verax.randomness import Source
@@ -76,7 +77,9 @@ class Source(Secret):
         label = _word(label)
         with self._lock:
             if label in self._spawned:
-                raise ValueError(f"label must not be used twice, got {label!r} again: keep the source it first gave")
+                raise ValueError(
+                    f"label must not be used twice, got {label!r} again: keep the source it first gave"
+                )
             self._spawned.add(label)
         return Source(derive(self._key, "spawn", label), self._secure)
 
@@ -85,14 +88,16 @@ class Source(Secret):
         self._guard.check()
         with self._lock:
             if self._generator is None:
-                self._generator = BulkGenerator(Bits(Keystream(derive(self._key, "generator")), self._secure))
+                self._generator = BulkGenerator(
+                    Bits(Keystream(derive(self._key, "generator")), self._secure)
+                )
             return self._generator
 
     def gaussian(self, out: Array, sigma: float) -> Array:
         """Fill a float32 or float64 array with independent N(0, sigma^2) draws, computed in double precision.
 
-        Not for releases: adding it to a secret sum in floating point would show low bits of the sum. Use
-        :meth:`add_gaussian`, which rounds so that they do not.
+        Not for releases: adding it to a secret sum in floating point would show low bits of the
+        sum. Use :meth:`add_gaussian`, which rounds so that they do not.
 
         >>> import numpy as np
         >>> round(float(Source.insecure(0).gaussian(np.empty(10_000), sigma=2.0).std()), 1)
@@ -107,9 +112,9 @@ class Source(Secret):
     def add_gaussian(self, buffer: Array, sigma: float) -> Array:
         """Add N(0, sigma^2) noise in place and round the sum to multiples of ``Source.grid(sigma)``.
 
-        The result is what rounding the sum of real numbers gives, whatever the floating-point arithmetic did: a
-        post-processing of the Gaussian mechanism, so it is exactly as private. See docs/noise.md. If it is interrupted,
-        part of the buffer has no noise: throw it away.
+        The result is what rounding the sum of real numbers gives, whatever the floating-point
+        arithmetic did: a post-processing of the Gaussian mechanism, so it is exactly as private.
+        See docs/noise.md. If it is interrupted, part of the buffer has no noise: throw it away.
         """
         flat, sigma = _flat("buffer", buffer), _deviation(sigma)
         self._guard.check()
@@ -129,8 +134,8 @@ class Source(Secret):
     def state(self) -> dict[str, Any]:
         """Everything :meth:`restore` needs, JSON-able.
 
-        **Secret**: whoever reads it can redraw the randomness, past and future. Keep it with the raw data, readable by
-        its owner only.
+        **Secret**: whoever reads it can redraw the randomness, past and future. Keep it with the
+        raw data, readable by its owner only.
         """
         self._guard.check()
         with self._lock:
@@ -143,13 +148,16 @@ class Source(Secret):
     def restore(cls, state: dict[str, Any]) -> Source:
         """Go on from :meth:`state`, drawing what the interrupted source would have drawn next.
 
-        Only for repeating interrupted work exactly: the same noise on another sum would give both sums away.
+        Only for repeating interrupted work exactly: the same noise on another sum would give both
+        sums away.
         """
         state = _fields(state)
         source = cls(key_from(state["key"]), state["secure"])
         source._spawned = set(state["spawned"])
         if state["normals"] is not None:
-            drawn, candidate = (checks.count("state normals", value, 0, 2**64) for value in state["normals"])
+            drawn, candidate = (
+                checks.count("state normals", value, 0, 2**64) for value in state["normals"]
+            )
             source._normals = Normals(derive(source._key, "normals"), drawn, candidate)
         if state["generator"] is not None:
             source.generator().bit_generator.state = state["generator"]
@@ -168,7 +176,11 @@ def _word(label: Any) -> str:
 
 
 def _fields(state: Any) -> dict[str, Any]:
-    if not isinstance(state, dict) or set(state) != set(FIELDS) or not isinstance(state["secure"], bool):
+    if (
+        not isinstance(state, dict)
+        or set(state) != set(FIELDS)
+        or not isinstance(state["secure"], bool)
+    ):
         raise ValueError(
             f"state must be what a source's state() returned, got {type(state).__name__} with other fields"
         )

@@ -1,9 +1,9 @@
 """The bell curve cut into rectangles of equal mass and what is left over, one side of zero at a time.
 
-Rectangle j stands on [edge_j, edge_j + width_j), below the curve, with mass 2^-12 exactly. Drawing from the curve is
-drawing a rectangle and a uniform place in it, or, with the small probability that remains, a place between the
-rectangles and the curve or in the tail. Edges and widths are multiples of 2^-44, so they are doubles and fit together
-without a gap. See docs/noise.md, section 2.
+Rectangle j stands on [edge_j, edge_j + width_j), below the curve, with mass 2^-12 exactly. Drawing
+from the curve is drawing a rectangle and a uniform place in it, or, with the small probability that
+remains, a place between the rectangles and the curve or in the tail. Edges and widths are multiples
+of 2^-44, so they are doubles and fit together without a gap. See docs/noise.md, section 2.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ MASS = 2.0**-INDEX_BITS
 GRAIN = 2.0**-44
 LAST = 32.0  # the law ends here: beyond lies a probability below 2e-224
 STRIP = 0.25  # width of the strips of the tail
-MARGIN = 2.0**-30  # the rectangles stay this much below the curve, the envelope above: far more than rounding errors
+# the rectangles stay this much below the curve, the envelope above: far more than rounding errors
+MARGIN = 2.0**-30
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def rectangles() -> list[tuple[float, float]]:
     edge = 0.0
     while True:
         width, wider = 0.0, GRAIN
-        # The narrowest rectangle solves width * height(edge + width) = mass: climb to it from below.
+        # The narrowest rectangle solves width * height(edge + width) = mass: climb to it from
+        # below.
         while width < wider < 1:
             width = math.ceil(wider / GRAIN) * GRAIN
             wider = MASS * (1 + 2 * MARGIN) / height(edge + width)
@@ -86,14 +88,17 @@ def tables() -> Tables:
     slope[count : 2 * count], start[count : 2 * count] = -width, width - edge
 
     tail = edge[-1] + width[-1]
-    cuts = np.concatenate(([tail], np.arange(math.floor(tail / STRIP) + 1, LAST / STRIP + 1) * STRIP))
+    cuts = np.concatenate(
+        ([tail], np.arange(math.floor(tail / STRIP) + 1, LAST / STRIP + 1) * STRIP)
+    )
     edge, width = np.concatenate((edge, cuts[:-1])), np.concatenate((width, np.diff(cuts)))
     base = np.where(np.arange(len(edge)) < count, MASS, 0.0)
     # The curve falls, so what is left of it in a strip is highest on the left.
     envelope = width * [height(x) for x in edge.tolist()] * (1 + MARGIN) - base
     unit = math.fsum(envelope) * 2.0**-64 * (1 + 2 * MARGIN)
     shares = [math.ceil(mass / unit * (1 + MARGIN)) + 1 for mass in envelope.tolist()]
-    shares[-1] += (1 << 64) - sum(shares)  # the spare share makes the highest strip's envelope looser, no more
+    # the spare share makes the highest strip's envelope looser, no more
+    shares[-1] += (1 << 64) - sum(shares)
     if shares[-1] * unit < envelope[-1]:
         raise ArithmeticError("the shares of the strips must leave room for the last")
     return Tables(

@@ -41,14 +41,18 @@ class Priced:
     why: str = ""
 
 
-def samplers(batches: int, epochs: int = 1, records: int | None = None) -> Iterator[tuple[str, Sampler]]:
+def samplers(
+    batches: int, epochs: int = 1, records: int | None = None
+) -> Iterator[tuple[str, Sampler]]:
     """Every way verax knows of drawing about ``batches`` batches an epoch, with the same expected batch size.
 
     >>> [name for name, _ in samplers(batches=100)][:3]
     ['fixed', 'shuffled', 'buffer of 10']
     """
     batches, epochs = checks.count("batches", batches), checks.count("epochs", epochs)
-    count = checks.count("records", RECORDS_PER_BATCH * batches if records is None else records, minimum=batches)
+    count = checks.count(
+        "records", RECORDS_PER_BATCH * batches if records is None else records, minimum=batches
+    )
     steps, rate, buffer = batches * epochs, 1.0 / batches, max(1, batches // 10)
     most = hardly_exceeded(count, rate, steps)
     yield "fixed", Deterministic(batches, epochs)
@@ -81,15 +85,17 @@ def compare(
 
     Args:
         noise_multiplier: standard deviation of the noise divided by the clip norm.
-        batches: batches an epoch; where a record is sampled, it is with probability ``1 / batches`` a round.
+        batches: batches an epoch; where a record is sampled, it is with probability ``1 / batches``
+            a round.
         epochs: passes over the data.
         delta: where to read epsilon; give this or ``epsilon``.
         epsilon: where to read delta.
-        records: size of the data, which two of the samplers depend on; 100 for each batch by default.
+        records: size of the data, which two of the samplers depend on; 100 for each batch by
+            default.
         clipping: what is clipped before the noise is added.
-        relation: which data sets are neighbours. By default zero-out, which every sampler has in common (for those
-            that draw records independently it costs the same as add-remove); where a sampler has no analysis for it,
-            its own.
+        relation: which data sets are neighbours. By default zero-out, which every sampler has in
+            common (for those that draw records independently it costs the same as add-remove);
+            where a sampler has no analysis for it, its own.
         group: how many records are protected together.
         rtol: relative distance of the two sides, where the analysis allows it.
 
@@ -102,7 +108,11 @@ def compare(
 
     def read(mechanism: Mechanism) -> Bracket:
         guarantee = mechanism.guarantee(group)
-        return guarantee.epsilon(delta, rtol) if delta is not None else guarantee.delta(epsilon or 0.0, rtol)
+        return (
+            guarantee.epsilon(delta, rtol)
+            if delta is not None
+            else guarantee.delta(epsilon or 0.0, rtol)
+        )
 
     rows = []
     for name, sampler in samplers(batches, epochs, records):
@@ -133,7 +143,10 @@ def against_poisson(row: Priced, rows: Sequence[Priced]) -> Bracket | None:
         return Bracket(1.0, 1.0)
     if (base.relation == "replace") != (row.relation == "replace"):
         return None
-    (low, high), (least, most) = (row.bracket.lower, row.bracket.upper), (base.bracket.lower, base.bracket.upper)
+    (low, high), (least, most) = (
+        (row.bracket.lower, row.bracket.upper),
+        (base.bracket.lower, base.bracket.upper),
+    )
     if math.isinf(most) or most == 0.0:
         return None
     return Bracket(low / most, high / least if least > 0.0 else math.inf)
@@ -148,7 +161,9 @@ def comparison_figure(rows: Sequence[Priced], quantity: str, title: str, path: P
     margin = 1.2 * (high / low) ** 0.06
     left, right = (low / margin, high * margin) if wide else (0.0, high * 1.1)
     with drawing(8.4, 1.5 + 0.46 * len(rows), path) as axes:
-        axes.set(xscale="log" if wide else "linear", xlim=(left, right), ylim=(len(rows) - 0.4, -0.6))
+        axes.set(
+            xscale="log" if wide else "linear", xlim=(left, right), ylim=(len(rows) - 0.4, -0.6)
+        )
         if wide and high < 1000.0 * low:  # plain numbers in place of powers of ten
             axes.xaxis.set_major_locator(matplotlib().ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
             axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
@@ -200,7 +215,10 @@ def _bar(axes: Any, i: int, row: Priced, left: float, right: float) -> None:
     words = "infinite" if low == math.inf else f"{shown(low, LOWER, 4)} to {shown(high, UPPER, 4)}"
     if row.relation == "replace":
         words += " (replace)"
-    first, last = (axes.transAxes.inverted().transform(axes.transData.transform((x, i)))[0] for x in (start, stop))
+    first, last = (
+        axes.transAxes.inverted().transform(axes.transData.transform((x, i)))[0]
+        for x in (start, stop)
+    )
     x, offset, side = (last, (9, 0), "left") if last < 0.7 else (first, (-9, 0), "right")
     if first < 0.3 and last >= 0.7:
         x, offset, side = (first + last) / 2, (0, 9), "center"

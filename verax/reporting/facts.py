@@ -21,7 +21,8 @@ from verax.privacy.tradeoff import TradeOff, between
 from verax.privacy.tuning import Tuned
 
 FALSE_ALARMS = (0.001, 0.01, 0.05, 0.1)
-_POINTS = 40  # epsilons at which delta is bracketed, for the figures and for what an attacker can tell
+# epsilons at which delta is bracketed, for the figures and for what an attacker can tell
+_POINTS = 40
 _BELOW = 1e-3  # how far below the stated delta they go
 _LEAST_DELTA = 1e-12  # and no further than this
 _NO_REACH = 20.0  # how far they go where no epsilon is finite
@@ -54,8 +55,8 @@ class Reach:
 
     false_alarms: float
     least: float
-    """No analysis by epsilon and delta can rule out this share. (An attack need not reach it: both directions of the
-    relation share one curve, and an attack is about one of them.)"""
+    """No analysis by epsilon and delta can rule out this share. (An attack need not reach it: both
+    directions of the relation share one curve, and an attack is about one of them.)"""
     most: float
     """No attacker finds more."""
 
@@ -97,14 +98,18 @@ class Facts:
     runs: tuple[Run, ...]
     """What the ledgers say, if there are any."""
     if_independent: Bracket | None
-    """Epsilon at the same delta, if neither data nor results had a say in when an unfinished run ended."""
+    """Epsilon at the same delta, if neither data nor results had a say in when an unfinished run
+    ended.
+    """
     private: bool
     """Whether the randomness was secret, as far as is known."""
     uncovered: tuple[str, ...]
     """Names in ``UNCOVERED``."""
     software: tuple[tuple[str, str], ...]
     kind: str = RUN
-    """What the guarantee is of: a run, one trial of a search, or a budget that phases were taken from as one went."""
+    """What the guarantee is of: a run, one trial of a search, or a budget that phases were taken
+    from as one went.
+    """
     context: str = ""
     """Whom of several observers it is about, in words, if there are several."""
     notes: tuple[str, ...] = ()
@@ -128,7 +133,8 @@ class Facts:
     ) -> Facts:
         """The facts of a guarantee, with what ledgers say about the runs it is the guarantee of.
 
-        They do not depend on what the guarantee was asked before, so a statement and a report of its ledger agree.
+        They do not depend on what the guarantee was asked before, so a statement and a report of
+        its ledger agree.
         """
         guarantee = replace(guarantee)
         scope, epsilon = _scope(guarantee), guarantee.epsilon(delta)
@@ -143,7 +149,9 @@ class Facts:
             settings=scope.settings,
             points=_points(guarantee, delta),
             runs=tuple(runs),
-            if_independent=None if independent is None else at_most(independent.epsilon(delta), epsilon),
+            if_independent=None
+            if independent is None
+            else at_most(independent.epsilon(delta), epsilon),
             private=private and not any(run.insecure_seed for run in runs),
             uncovered=scope.uncovered,
             software=software(),
@@ -155,12 +163,19 @@ class Facts:
 
     @classmethod
     def of_budget(
-        cls, budget: Budget, notes: tuple[str, ...] = (), *, private: bool = True, unit: str = "record"
+        cls,
+        budget: Budget,
+        notes: tuple[str, ...] = (),
+        *,
+        private: bool = True,
+        unit: str = "record",
     ) -> Facts:
         """The facts of a budget: what was fixed beforehand for whatever is spent from it."""
         return cls(
             delta=budget.delta,
-            epsilon=Bracket(0.0, budget.epsilon, "proved", FREE, "a Rényi filter (docs/budget.md, theorem 1)"),
+            epsilon=Bracket(
+                0.0, budget.epsilon, "proved", FREE, "a Rényi filter (docs/budget.md, theorem 1)"
+            ),
             group=budget.group,
             relation=budget.relation,
             adversary="A0",
@@ -195,13 +210,17 @@ class Facts:
         """What an attacker can reach at the usual rates of false alarms."""
         curve = self.curve
         above = curve.above or curve
-        return tuple(Reach(rate, max(1.0 - above(rate), 0.0), 1.0 - curve(rate)) for rate in FALSE_ALARMS)
+        return tuple(
+            Reach(rate, max(1.0 - above(rate), 0.0), 1.0 - curve(rate)) for rate in FALSE_ALARMS
+        )
 
     @property
     def advantage(self) -> Bracket:
         """The most by which true alarms can exceed false ones: delta at epsilon 0."""
         first = self.points[0]
-        return Bracket(first.lower, first.upper, "proved", self.epsilon.lower_by, self.epsilon.upper_by)
+        return Bracket(
+            first.lower, first.upper, "proved", self.epsilon.lower_by, self.epsilon.upper_by
+        )
 
 
 @dataclass(frozen=True)
@@ -236,16 +255,20 @@ def _points(guarantee: Guarantee, delta: float) -> tuple[Point, ...]:
     smallest = max(min(delta * _BELOW, 1e-8), min(_LEAST_DELTA, delta * _BELOW))
     top = guarantee.epsilon(smallest, rtol=0.1).upper
     top = max(top, 1e-3) if np.isfinite(top) else _NO_REACH
-    brackets = [(top * i / _POINTS, guarantee.delta(top * i / _POINTS, rtol=_RTOL)) for i in range(_POINTS + 1)]
+    brackets = [
+        (top * i / _POINTS, guarantee.delta(top * i / _POINTS, rtol=_RTOL))
+        for i in range(_POINTS + 1)
+    ]
     return tuple(Point(epsilon, bracket.lower, bracket.upper) for epsilon, bracket in brackets)
 
 
 def _one_pair(epsilon: float, delta: float) -> tuple[Point, ...]:
     """What (epsilon, delta) in both directions implies for other epsilons.
 
-    Miss and false alarm rates satisfy beta >= 1 - delta - e^epsilon alpha and the same with the two exchanged, so
-    1 - beta - e^at alpha, whose largest value is delta at ``at``, is largest where both hold with equality: at alpha =
-    beta = (1 - delta) / (1 + e^epsilon) if ``at`` is at most epsilon, and at alpha = 0 beyond.
+    Miss and false alarm rates satisfy beta >= 1 - delta - e^epsilon alpha and the same with the two
+    exchanged, so 1 - beta - e^at alpha, whose largest value is delta at ``at``, is largest where
+    both hold with equality: at alpha = beta = (1 - delta) / (1 + e^epsilon) if ``at`` is at most
+    epsilon, and at alpha = 0 beyond.
     """
     found = []
     for i in range(_POINTS + 1):

@@ -18,7 +18,9 @@ OKABE_ITO = {
     "pink": "#CC79A7",
     "grey": "#767676",
 }
-"""Colours that people with any kind of colour vision can tell apart (Okabe and Ito 2008), and a grey."""
+"""Colours that people with any kind of colour vision can tell apart (Okabe and Ito 2008), and a
+grey.
+"""
 FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -29,7 +31,9 @@ def matplotlib() -> Any:
         import matplotlib.figure
         import matplotlib.ticker
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("figures need matplotlib: pip install 'verax[figures]'") from error
+        raise ModuleNotFoundError(
+            "figures need matplotlib: pip install 'verax[figures]'"
+        ) from error
     return mpl
 
 
@@ -58,19 +62,29 @@ def drawing(width: float, height: float, *paths: Path) -> Iterator[Any]:
 def panels(rows: int, columns: int, width: float, height: float, *paths: Path) -> Iterator[Any]:
     """Rows of axes to draw on, saved as one figure to every path afterwards."""
     mpl = matplotlib()
-    style = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "verax"}
+    style = {
+        "font.size": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "svg.hashsalt": "verax",
+    }
     with mpl.rc_context(style):
         figure = mpl.figure.Figure(figsize=(width, height), layout="constrained")
         yield figure.subplots(rows, columns, squeeze=False)
         for path in paths:
-            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+            figure.savefig(
+                path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None
+            )
 
 
-def samplers_figure(curves: Mapping[str, Sequence[tuple[float, float, float]]], delta: float, path: Path) -> Path:
+def samplers_figure(
+    curves: Mapping[str, Sequence[tuple[float, float, float]]], delta: float, path: Path
+) -> Path:
     """Epsilon against noise, one band per sampler, saved to ``path``; the bands are proved at every noise.
 
-    Points are (noise, lower, upper), in ascending noise. More noise is post-processing, so epsilon falls: between two
-    points it is at most the upper bound of the left one and at least the lower bound of the right one.
+    Points are (noise, lower, upper), in ascending noise. More noise is post-processing, so epsilon
+    falls: between two points it is at most the upper bound of the left one and at least the lower
+    bound of the right one.
     """
     with drawing(7.0, 4.2, path) as axes:
         for (name, points), colour in zip(curves.items(), _COLOURS, strict=False):
@@ -85,7 +99,9 @@ def samplers_figure(curves: Mapping[str, Sequence[tuple[float, float, float]]], 
     return path
 
 
-def staircase(points: Sequence[tuple[float, float, float]]) -> tuple[list[float], list[float], list[float]]:
+def staircase(
+    points: Sequence[tuple[float, float, float]],
+) -> tuple[list[float], list[float], list[float]]:
     """Noises, lower and upper bounds of a band that holds between the points, too, if the quantity falls.
 
     >>> staircase([(1.0, 4.0, 5.0), (2.0, 1.0, 2.0)])

@@ -79,7 +79,9 @@ def price_groups(
     """
     asked = _asked(delta, epsilon)
     if delta is not None and settings.sampling == "paper" and settings.samples != 0:
-        raise ValueError("sampling must be 'both' where epsilon is asked for: 'paper' gives intervals for delta only")
+        raise ValueError(
+            "sampling must be 'both' where epsilon is asked for: 'paper' gives intervals for delta only"
+        )
     sizes = [checks.count("group", size) for size in groups]
     if not sizes:
         raise ValueError("groups must hold at least one size, got none")
@@ -101,13 +103,18 @@ def price_groups(
                 insecure_seed=settings.insecure_seed,
             )
         for quantity, at in asked:
-            drawn = None if run is None else run.epsilon(at) if quantity == "epsilon" else run.delta(at)
-            tight = _read(replace(guarantee), quantity, at, settings.rtol)  # as if nothing else were asked
+            drawn = (
+                None if run is None else run.epsilon(at) if quantity == "epsilon" else run.delta(at)
+            )
+            # as if nothing else were asked
+            tight = _read(replace(guarantee), quantity, at, settings.rtol)
             found[quantity].append(_row(one, tight, size, quantity, at, drawn))
     return [Block(quantity, at, tuple(found[quantity])) for quantity, at in asked]
 
 
-def _row(one: BlackBox, tight: Bracket, size: int, quantity: str, at: float, drawn: Bracket | None) -> Priced:
+def _row(
+    one: BlackBox, tight: Bracket, size: int, quantity: str, at: float, drawn: Bracket | None
+) -> Priced:
     """One group. Everything that is proved holds at once, so the tight bound is at most either black box."""
     if size == 1:  # nothing follows from one record's curve but the curve
         return Priced(size, tight, tight.upper, tight.upper, drawn)
@@ -137,9 +144,13 @@ def why_not_simulated(mechanism: Mechanism) -> str:
 
 def _asked(delta: float | None, epsilon: float | None) -> list[tuple[str, float]]:
     if delta is None and epsilon is None:
-        raise ValueError("nothing to report: give delta (to read epsilon), epsilon (to read delta), or both")
+        raise ValueError(
+            "nothing to report: give delta (to read epsilon), epsilon (to read delta), or both"
+        )
     asked = [("epsilon", checks.probability("delta", delta))] if delta is not None else []
-    return asked + ([("delta", checks.nonnegative("epsilon", epsilon))] if epsilon is not None else [])
+    return asked + (
+        [("delta", checks.nonnegative("epsilon", epsilon))] if epsilon is not None else []
+    )
 
 
 def _read(guarantee: Guarantee, quantity: str, at: float, rtol: float) -> Bracket:
@@ -164,9 +175,19 @@ def price_clippings(
     [[2.3, 7.0], [776.8, 91.7]]
     """
     runs = [replace(mechanism, clipping=clipping) for clipping in clippings]
-    priced = {checks.count("group", size): [run.guarantee(size, settings.geometry) for run in runs] for size in groups}
+    priced = {
+        checks.count("group", size): [run.guarantee(size, settings.geometry) for run in runs]
+        for size in groups
+    }
     return [
-        (quantity, at, {size: [_read(g, quantity, at, settings.rtol) for g in some] for size, some in priced.items()})
+        (
+            quantity,
+            at,
+            {
+                size: [_read(g, quantity, at, settings.rtol) for g in some]
+                for size, some in priced.items()
+            },
+        )
         for quantity, at in _asked(delta, epsilon)
     ]
 
@@ -183,11 +204,12 @@ def name(clipping: Clipping) -> str:
     return word if groups is None else f"{word}, {groups} clip-group{'s' * (groups > 1)}"
 
 
-# --- figures ---------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 _TIGHT = "tight: proved bracket at the dots"
 _BLACK_BOXES = (("black_box", "red", "--", "black box"), ("f_dp", "orange", "-.", "f-DP black box"))
-_EDGE, _EDGE_STEP = 0.97, 0.055  # heights at which marks say what lies beyond the axis, in parts of it
+# heights at which marks say what lies beyond the axis, in parts of it
+_EDGE, _EDGE_STEP = 0.97, 0.055
 
 
 def groups_figure(blocks: Sequence[Block], title: str, *paths: Path) -> None:
@@ -214,15 +236,21 @@ def draw_block(axes: Any, block: Block) -> None:
         look = {"color": OKABE_ITO[colour], "linestyle": dashes, "label": label, "marker": "."}
         _series(axes, sizes, values, _EDGE - i * _EDGE_STEP, **look)
     blue, height = OKABE_ITO["blue"], _EDGE - len(_BLACK_BOXES) * _EDGE_STEP
-    _series(axes, sizes, tight, height, color=blue, label=_TIGHT, marker="o", markersize=4, linewidth=1)
+    _series(
+        axes, sizes, tight, height, color=blue, label=_TIGHT, marker="o", markersize=4, linewidth=1
+    )
     lowest, highest = axes.get_ylim()
     lower = [max(row.tight.lower, lowest) for row in block.rows]
-    axes.vlines(sizes, lower, [min(value, highest) for value in tight], color=blue, linewidth=3, alpha=0.35)
+    axes.vlines(
+        sizes, lower, [min(value, highest) for value in tight], color=blue, linewidth=3, alpha=0.35
+    )
     axes.set(xlabel="records in the group", ylabel=block.title)
     axes.grid(alpha=0.25)
 
 
-def _series(axes: Any, sizes: Sequence[int], values: Sequence[float], height: float, **look: Any) -> None:
+def _series(
+    axes: Any, sizes: Sequence[int], values: Sequence[float], height: float, **look: Any
+) -> None:
     """One line, broken where a value lies beyond the axis; there a mark at the edge says which value it is."""
     low, high = axes.get_ylim()
     inside = [value if low <= value <= high else math.nan for value in values]
@@ -255,11 +283,25 @@ def _bars(axes: Any, bars: Sequence[tuple[int, Bracket]]) -> None:
     label = f"Monte Carlo ({bars[0][1].evidence.split(', ')[-1]})"
     for size, found in bars:
         low, high = max(found.lower, bottom), min(found.upper, top)
-        axes.plot([size, size], [low, high], color=colour, linewidth=5, alpha=0.45, solid_capstyle="butt", label=label)
+        axes.plot(
+            [size, size],
+            [low, high],
+            color=colour,
+            linewidth=5,
+            alpha=0.45,
+            solid_capstyle="butt",
+            label=label,
+        )
         for beyond, end, mark in ((found.lower < bottom, 0.0, "v"), (found.upper > top, 1.0, "^")):
             if beyond:
                 axes.plot(
-                    [size], [end], mark, color=colour, markersize=6, clip_on=False, transform=axes.get_xaxis_transform()
+                    [size],
+                    [end],
+                    mark,
+                    color=colour,
+                    markersize=6,
+                    clip_on=False,
+                    transform=axes.get_xaxis_transform(),
                 )
         label = "_nolegend_"
 
@@ -273,14 +315,21 @@ def _scales(axes: Any, sizes: Sequence[int], values: Sequence[float], room: floa
     if finite:
         axes.set_yscale("log")
         margin = (max(finite) / min(finite)) ** 0.5
-        axes.set_ylim(min(finite) / max(margin**0.1, 1.2), max(finite) * min(max(margin, 3.0), room))
+        axes.set_ylim(
+            min(finite) / max(margin**0.1, 1.2), max(finite) * min(max(margin, 3.0), room)
+        )
 
 
 def clippings_figure(
-    tables: Sequence[tuple[str, float, dict[int, list[Bracket]]]], names: Sequence[str], title: str, *paths: Path
+    tables: Sequence[tuple[str, float, dict[int, list[Bracket]]]],
+    names: Sequence[str],
+    title: str,
+    *paths: Path,
 ) -> None:
     """One panel for every quantity, one line for every clipping."""
-    colours = [OKABE_ITO[word] for word in ("blue", "red", "green", "pink", "orange", "sky", "black")]
+    colours = [
+        OKABE_ITO[word] for word in ("blue", "red", "green", "pink", "orange", "sky", "black")
+    ]
     with panels(1, len(tables), 6.4 * len(tables), 4.6, *paths) as grid:
         for axes, (quantity, at, rows) in zip(grid[0], tables, strict=True):
             sizes = list(rows)
@@ -288,7 +337,12 @@ def clippings_figure(
             _scales(axes, sizes, [v for v in every if v > 0.0], room=1.5)
             for i, word in enumerate(names):
                 high = [rows[size][i].upper for size in sizes]
-                look = {"color": colours[i % len(colours)], "label": word, "marker": "o", "markersize": 4}
+                look = {
+                    "color": colours[i % len(colours)],
+                    "label": word,
+                    "marker": "o",
+                    "markersize": 4,
+                }
                 _series(axes, sizes, high, _EDGE - i * _EDGE_STEP, **look)
             axes.set(xlabel="records in the group", ylabel=Block(quantity, at, ()).title)
             axes.set_title(title if axes is grid[0][0] else "", loc="left", fontsize=10)

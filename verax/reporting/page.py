@@ -15,8 +15,11 @@ from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting import svg, words
 from verax.reporting.facts import BUDGET, SEARCH, Facts
 
-_BREAKABLE = re.compile(r"(?<![\w.])(?:\d[\d.,]*\d(?:e[-+]?\d+)?(?: %)?|\d(?:e[-+]?\d+(?: %)?| %))(?!\w)")
-"""A number that a line could end in, such as 12, 0.01, 1e-05 or 2.9 %: anything but a single digit."""
+_BREAKABLE = re.compile(
+    r"(?<![\w.])(?:\d[\d.,]*\d(?:e[-+]?\d+)?(?: %)?|\d(?:e[-+]?\d+(?: %)?| %))(?!\w)"
+)
+"""A number that a line could end in, such as 12, 0.01, 1e-05 or 2.9 %: anything but a single digit.
+"""
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1c1f23;--paper:#fff;--soft:#586069;--rule:#d4d9df;--box:#f3f6f9;
 --upper:#0b5a94;--lower:#8a4a00;--known:#d98a2b59;--open:#5b9bd540;--out:#8080801a;--warn:#a1121f;--warnbox:#fdecee}
@@ -94,13 +97,20 @@ def _protected(facts: Facts) -> list[str]:
     ]
     if facts.assuming:
         rows.append(("Assuming", f"{facts.assuming[0].upper()}{facts.assuming[1:]}."))
-    return ["<h2>Who is protected, and against whom</h2>", _facts_table("The terms of the guarantee", rows)]
+    return [
+        "<h2>Who is protected, and against whom</h2>",
+        _facts_table("The terms of the guarantee", rows),
+    ]
 
 
 def _attacker(facts: Facts) -> list[str]:
     header = ("False alarms", "Found, at most", "At least this much cannot be ruled out")
     rows = [
-        (f"{100.0 * reach.false_alarms:g} %", words.percent(reach.most, UPPER), words.percent(reach.least, LOWER))
+        (
+            f"{100.0 * reach.false_alarms:g} %",
+            words.percent(reach.most, UPPER),
+            words.percent(reach.least, LOWER),
+        )
         for reach in facts.reach
     ]
     return [
@@ -210,7 +220,9 @@ def _text(said: str) -> str:
 
 
 def _facts_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
-    cells = "".join(f'<tr><th scope="row">{_text(name)}</th><td>{_text(text)}</td></tr>' for name, text in rows)
+    cells = "".join(
+        f'<tr><th scope="row">{_text(name)}</th><td>{_text(text)}</td></tr>' for name, text in rows
+    )
     return f"<table><caption>{_text(caption)}</caption>{cells}</table>"
 
 

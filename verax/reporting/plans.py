@@ -40,21 +40,29 @@ def describe(clipping: Clipping) -> str:
     return f"{name} of {clipping.groups}" if hasattr(clipping, "groups") else name
 
 
-def table(plans: Sequence[Plan], best_signal: float | None = None, unknown: str = "noise") -> list[dict[str, str]]:
+def table(
+    plans: Sequence[Plan], best_signal: float | None = None, unknown: str = "noise"
+) -> list[dict[str, str]]:
     """One row of text for each plan, in the given order; noises and epsilons are rounded up.
 
     Args:
         plans: what to show.
-        best_signal: the signal of the run to which others are compared, as by ``full_batch_signal``.
+        best_signal: the signal of the run to which others are compared, as by
+            ``full_batch_signal``.
         unknown: what was solved for: "noise", "epsilon", "delta", "rounds", "records" or "batch".
 
     >>> from verax.planning import Planner, Target
-    >>> plan = Planner(Target(records=60000, epsilon=1.0, delta=1e-5)).plan("poisson", batch=600, epochs=10)
+    >>> plan = Planner(Target(records=60000, epsilon=1.0, delta=1e-5)).plan(
+    ...     "poisson", batch=600, epochs=10
+    ... )
     >>> row = table([plan])[0]
     >>> row["sampler"], row["batch"], row["rounds"], row["records touched"]
     ('poisson', '600', '1000', '600000')
     """
-    clippings, relations = {plan.target.clipping for plan in plans}, {plan.mechanism.relation for plan in plans}
+    clippings, relations = (
+        {plan.target.clipping for plan in plans},
+        {plan.mechanism.relation for plan in plans},
+    )
     rows = []
     for plan in plans:
         target, epochs = plan.target, plan.work / plan.target.records
@@ -130,11 +138,13 @@ def plain_change(change: Change) -> dict[str, Any]:
     }
 
 
-def plans_figure(plans: Sequence[Plan], title: str, path: Path, best_signal: float | None = None) -> Path:
+def plans_figure(
+    plans: Sequence[Plan], title: str, path: Path, best_signal: float | None = None
+) -> Path:
     """Noise against epochs, and signal of the run against rounds, a line for each batch size; saved to ``path``.
 
-    Where there are many batch sizes, lines are drawn for some and dots for all. Rings mark undominated plans. Plans
-    that need no noise are left out.
+    Where there are many batch sizes, lines are drawn for some and dots for all. Rings mark
+    undominated plans. Plans that need no noise are left out.
     """
     plans = [plan for plan in plans if plan.noise_multiplier > 0.0]
     if not plans:
@@ -143,10 +153,16 @@ def plans_figure(plans: Sequence[Plan], title: str, path: Path, best_signal: flo
     sizes = sorted({plan.batch for plan in plans})
     lined = _some(sizes, MOST_LINES)
     colours = dict(
-        zip(sizes, matplotlib().colormaps["viridis"]([i / max(len(sizes), 2) for i in range(len(sizes))]), strict=True)
+        zip(
+            sizes,
+            matplotlib().colormaps["viridis"]([i / max(len(sizes), 2) for i in range(len(sizes))]),
+            strict=True,
+        )
     )
     with panels(1, 2, 11.0, 4.6, path) as ((left, right),):
-        for (way, batch, _), group in groupby(sorted(plans, key=_line), key=lambda plan: _line(plan)[:3]):
+        for (way, batch, _), group in groupby(
+            sorted(plans, key=_line), key=lambda plan: _line(plan)[:3]
+        ):
             line = list(group)
             style = DASHES[ways.index(way) % len(DASHES)] if batch in lined else ""
             look = {
@@ -156,7 +172,12 @@ def plans_figure(plans: Sequence[Plan], title: str, path: Path, best_signal: flo
                 "markersize": 3 if len(plans) > 200 else 5,
             }
             name = f"{batch}" if way == ways[0] and batch in lined else None
-            left.plot([p.work / p.target.records for p in line], [p.noise_multiplier for p in line], label=name, **look)
+            left.plot(
+                [p.work / p.target.records for p in line],
+                [p.noise_multiplier for p in line],
+                label=name,
+                **look,
+            )
             right.plot([p.rounds for p in line], [p.signal_of_run for p in line], **look)
         rings = undominated(plans)
         right.plot(
@@ -179,7 +200,12 @@ def plans_figure(plans: Sequence[Plan], title: str, path: Path, best_signal: flo
                 fontsize=8,
                 color=OKABE_ITO["grey"],
             )
-        left.set(xscale="log", yscale="log", xlabel="epochs", ylabel="smallest noise multiplier, proved to suffice")
+        left.set(
+            xscale="log",
+            yscale="log",
+            xlabel="epochs",
+            ylabel="smallest noise multiplier, proved to suffice",
+        )
         right.set(xscale="log", yscale="log", xlabel="rounds", ylabel="signal to noise of the run")
         left.legend(frameon=False, title="batch", fontsize=8)
         right.legend(frameon=False, fontsize=8)

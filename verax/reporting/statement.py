@@ -18,7 +18,9 @@ from verax.reporting import page, words
 from verax.reporting.facts import Facts
 
 SCHEMA = 1
-"""Version of the JSON; docs/statement.schema.json describes it. A change of meaning gets a new number."""
+"""Version of the JSON; docs/statement.schema.json describes it. A change of meaning gets a new
+number.
+"""
 
 SUFFIXES = (".html", ".htm", ".json", ".txt", ".md")
 """What the name of a saved statement may end in; without any it is prose."""
@@ -32,7 +34,9 @@ def savable(path: str | os.PathLike[str]) -> Path:
     ValueError: path must end in .html, .htm, .json, .txt, .md or nothing, got 'report.pdf': ...
     """
     if not isinstance(path, str | os.PathLike):
-        raise ValueError(f"path must be the name of a file, got {path!r}; delta has a name, too: delta=1e-5")
+        raise ValueError(
+            f"path must be the name of a file, got {path!r}; delta has a name, too: delta=1e-5"
+        )
     target = Path(path)
     if target.suffix.lower() not in ("", *SUFFIXES):
         raise ValueError(
@@ -46,7 +50,11 @@ class Statement(str):
     """A statement of privacy. It is its own prose, a ``str``, and carries the facts that the prose was written from.
 
     >>> from verax import Mechanism, Poisson
-    >>> statement = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0).guarantee().statement(delta=1e-5)
+    >>> statement = (
+    ...     Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0)
+    ...     .guarantee()
+    ...     .statement(delta=1e-5)
+    ... )
     >>> print(statement.splitlines()[7])
     In words: An attacker with 1 % false alarms finds at most 2.92 % of members. Asked at even odds ...
     >>> statement.content()["epsilon"]["evidence"]
@@ -91,7 +99,11 @@ class Statement(str):
             context: a sentence to begin with, such as whom of several observers it is about.
             records: how many there are, if that is public: delta is then compared with it.
         """
-        return cls(Facts.of(guarantee, delta, tuple(runs), private=private, context=context, records=records))
+        return cls(
+            Facts.of(
+                guarantee, delta, tuple(runs), private=private, context=context, records=records
+            )
+        )
 
     @classmethod
     def of_runs(cls, runs: Sequence[Run], delta: float, group: int = 1) -> Statement:
@@ -100,7 +112,12 @@ class Statement(str):
 
     @classmethod
     def of_budget(
-        cls, budget: Budget, notes: Sequence[str] = (), *, private: bool = True, unit: str = "record"
+        cls,
+        budget: Budget,
+        notes: Sequence[str] = (),
+        *,
+        private: bool = True,
+        unit: str = "record",
     ) -> Statement:
         """The statement of a budget, whatever was spent from it.
 
@@ -141,7 +158,9 @@ class Statement(str):
         try:
             target.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise ValueError(f"path must be one that can be written, got {str(target)!r}: {error.strerror}") from error
+            raise ValueError(
+                f"path must be one that can be written, got {str(target)!r}: {error.strerror}"
+            ) from error
         return target
 
 
@@ -158,8 +177,14 @@ def _content(facts: Facts) -> dict[str, Any]:
         "epsilon": _bracket(facts.epsilon),
         "if_stopping_is_independent": facts.if_independent and _bracket(facts.if_independent),
         "attacker": {
-            "reach": [asdict(reach) | {"words": words.finds(facts, reach)} for reach in facts.reach],
-            "advantage": {"lower": advantage.lower, "upper": advantage.upper, "words": words.guesses(facts)},
+            "reach": [
+                asdict(reach) | {"words": words.finds(facts, reach)} for reach in facts.reach
+            ],
+            "advantage": {
+                "lower": advantage.lower,
+                "upper": advantage.upper,
+                "words": words.guesses(facts),
+            },
         },
         "curve": [asdict(point) for point in facts.points],
         "what_runs": {
@@ -174,7 +199,8 @@ def _content(facts: Facts) -> dict[str, Any]:
         "private": facts.private,
         "warnings": words.warnings(facts),
         "not_covered": [
-            {"name": name, "words": said} for name, said in zip(facts.uncovered, words.uncovered(facts), strict=True)
+            {"name": name, "words": said}
+            for name, said in zip(facts.uncovered, words.uncovered(facts), strict=True)
         ],
         "software": dict(facts.software),
     }
@@ -210,7 +236,9 @@ def _phase(phase: Mechanism) -> dict[str, Any]:
 
 def _part(value: Any) -> dict[str, Any]:
     """A sampler or a clipping: its name and its fields, which are numbers and truth values."""
-    return {"kind": type(value).__name__} | {field.name: getattr(value, field.name) for field in fields(value)}
+    return {"kind": type(value).__name__} | {
+        field.name: getattr(value, field.name) for field in fields(value)
+    }
 
 
 def _run(run: Run) -> dict[str, Any]:

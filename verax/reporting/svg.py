@@ -48,7 +48,11 @@ def across(first: float, last: float, ticks: Sequence[tuple[float, str]], title:
 
 
 def upwards(
-    first: float, last: float, ticks: Sequence[tuple[float, str]], title: str, logarithmic: bool = False
+    first: float,
+    last: float,
+    ticks: Sequence[tuple[float, str]],
+    title: str,
+    logarithmic: bool = False,
 ) -> Axis:
     """An axis from the bottom to the top."""
     return Axis(first, last, _HEIGHT - _BOTTOM, _TOP, tuple(ticks), title, logarithmic)
@@ -87,11 +91,19 @@ def figure(name: str, title: str, told: str, x: Axis, y: Axis, drawn: Sequence[s
         f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-told">{escape(told)}</desc>',
     ]
     for value, text in x.ticks:
-        parts.append(f'<line class="grid" x1="{x(value):.1f}" x2="{x(value):.1f}" y1="{y.start}" y2="{y.end}"/>')
-        parts.append(f'<text text-anchor="middle" x="{x(value):.1f}" y="{y.start + 19}">{escape(text)}</text>')
+        parts.append(
+            f'<line class="grid" x1="{x(value):.1f}" x2="{x(value):.1f}" y1="{y.start}" y2="{y.end}"/>'
+        )
+        parts.append(
+            f'<text text-anchor="middle" x="{x(value):.1f}" y="{y.start + 19}">{escape(text)}</text>'
+        )
     for value, text in y.ticks:
-        parts.append(f'<line class="grid" x1="{x.start}" x2="{x.end}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
-        parts.append(f'<text text-anchor="end" x="{x.start - 8}" y="{y(value) + 4.5:.1f}">{escape(text)}</text>')
+        parts.append(
+            f'<line class="grid" x1="{x.start}" x2="{x.end}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
+        )
+        parts.append(
+            f'<text text-anchor="end" x="{x.start - 8}" y="{y(value) + 4.5:.1f}">{escape(text)}</text>'
+        )
     parts += drawn
     parts += [
         f'<polyline class="axis" points="{x.start},{y.end} {x.start},{y.start} {x.end},{y.start}"/>',
@@ -108,11 +120,20 @@ def reach(facts: Facts) -> str:
     share = [(value / 100.0, f"{value} %") for value in (0, 20, 40, 60, 80, 100)]
     x, y = across(0.0, 1.0, share, "false alarms"), upwards(0.0, 1.0, share, "members found")
     curve = facts.curve
-    most = [(0.0, 0.0), *((float(a), 1.0 - float(b)) for a, b in zip(curve.alpha, curve.beta, strict=True)), (1.0, 1.0)]
+    most = [
+        (0.0, 0.0),
+        *((float(a), 1.0 - float(b)) for a, b in zip(curve.alpha, curve.beta, strict=True)),
+        (1.0, 1.0),
+    ]
     above = curve.above or curve
-    least = [(float(a), max(1.0 - float(b), float(a))) for a, b in zip(above.alpha, above.beta, strict=True)]
+    least = [
+        (float(a), max(1.0 - float(b), float(a)))
+        for a, b in zip(above.alpha, above.beta, strict=True)
+    ]
     marked = facts.reach[_MARKED]
-    text = f"{100 * marked.false_alarms:g} % false alarms: at most {words.percent(marked.most, UPPER)}"
+    text = (
+        f"{100 * marked.false_alarms:g} % false alarms: at most {words.percent(marked.most, UPPER)}"
+    )
     told = " ".join(words.finds(facts, one) for one in facts.reach)
     drawn = [
         area("out", x, y, [*most, (0.0, 1.0)]),
@@ -133,7 +154,9 @@ def spent(facts: Facts) -> str:
     reached = max(min(point.upper for point in facts.points), facts.delta * 1e-3)
     powers = range(math.floor(math.log10(max(min(reached, facts.delta / 10.0), _SMALLEST))), 1)
     every = max(1, -(-len(powers) // 8))
-    ticks = [(10.0**power, f"1e{power}" if power else "1") for power in powers if power % every == 0]
+    ticks = [
+        (10.0**power, f"1e{power}" if power else "1") for power in powers if power % every == 0
+    ]
     x = across(0.0, top, [(value, f"{value:g}") for value in _round_steps(top)], "epsilon")
     y = upwards(10.0 ** powers[0], 1.0, ticks, "delta", logarithmic=True)
     upper = chords([(point.epsilon, point.upper) for point in facts.points])
@@ -155,7 +178,8 @@ def spent(facts: Facts) -> str:
 def chords(points: _Points) -> list[tuple[float, float]]:
     """Epsilons and upper bounds on delta, with enough between them that straight lines are proved on any scale.
 
-    Delta is convex in e^epsilon, the supremum of P(S) - e^epsilon Q(S) over events S: it lies below its chords.
+    Delta is convex in e^epsilon, the supremum of P(S) - e^epsilon Q(S) over events S: it lies below
+    its chords.
 
     >>> chords([(0.0, 1.0), (1.0, 0.0)])[2]
     (0.5, 0.622...)
@@ -164,8 +188,17 @@ def chords(points: _Points) -> list[tuple[float, float]]:
     for (first, high), (last, low) in pairwise(points):
         for i in range(1, _PIECES + 1):
             share = i / _PIECES
-            bend = math.expm1(share * (last - first)) / math.expm1(last - first) if 0.0 < last - first < 700.0 else 0.0
-            found.append((first + share * (last - first), high + (low - high) * (bend if i < _PIECES else 1.0)))
+            bend = (
+                math.expm1(share * (last - first)) / math.expm1(last - first)
+                if 0.0 < last - first < 700.0
+                else 0.0
+            )
+            found.append(
+                (
+                    first + share * (last - first),
+                    high + (low - high) * (bend if i < _PIECES else 1.0),
+                )
+            )
     return found
 
 

@@ -47,7 +47,12 @@ def some(facts: Facts) -> str:
     """As many units as are protected together.
 
     >>> from verax import Mechanism, Poisson
-    >>> some(Facts.of(Mechanism(Poisson(rate=0.01, steps=10), noise_multiplier=1.0).guarantee(group=8), delta=1e-5))
+    >>> some(
+    ...     Facts.of(
+    ...         Mechanism(Poisson(rate=0.01, steps=10), noise_multiplier=1.0).guarantee(group=8),
+    ...         delta=1e-5,
+    ...     )
+    ... )
     '8 records'
     """
     return f"1 {facts.unit}" if facts.group == 1 else f"{facts.group} {facts.unit}s"
@@ -113,14 +118,21 @@ def guesses(facts: Facts) -> str:
 def runs(facts: Facts) -> str:
     """What runs, as the code that describes it."""
     return (
-        " or ".join("; then ".join(repr(phase) for phase in setting.mechanisms) for setting in facts.settings)
+        " or ".join(
+            "; then ".join(repr(phase) for phase in setting.mechanisms)
+            for setting in facts.settings
+        )
         or "nothing yet"
     )
 
 
 def small(facts: Facts) -> str:
     """What the delta leaves open, whatever the epsilon."""
-    each = "each record as it is" if facts.unit == "record" else "all records of each client as they are"
+    each = (
+        "each record as it is"
+        if facts.unit == "record"
+        else "all records of each client as they are"
+    )
     return (
         f"A method that publishes {each} with probability {facts.delta!r} has this delta, too: it suits "
         f"data of far fewer than {1.0 / facts.delta:,.0f} {facts.unit}s."
@@ -140,7 +152,9 @@ def warnings(facts: Facts) -> list[str]:
         for run in facts.runs
         if run.ended and run.ended.private
     ]
-    known = [(f"{run.name}: delta", run.population) for run in facts.runs] or [("Delta", facts.records)]
+    known = [(f"{run.name}: delta", run.population) for run in facts.runs] or [
+        ("Delta", facts.records)
+    ]
     found += [
         f"{delta} {facts.delta!r} is too large for {records:,} {facts.unit}s."
         for delta, records in known

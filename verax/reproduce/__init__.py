@@ -1,6 +1,7 @@
 """Papers reproduced: data and figures in a folder, and every number a paper names next to ours.
 
-To add a paper, write a module with a function of the type :data:`Reproduction` and add it to :data:`PAPERS`.
+To add a paper, write a module with a function of the type :data:`Reproduction` and add it to
+:data:`PAPERS`.
 """
 
 from __future__ import annotations

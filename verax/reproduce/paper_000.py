@@ -1,8 +1,9 @@
 """'Generalizing DP-SGD with shuffling and batch clipping' (van Dijk et al.): tables 1 and 2, and what is wrong in it.
 
-The tables give Gaussian trade-off curves G_mu between which the run's curve lies, for the adversary A1 who sees the
-sampling. Here each becomes the epsilon it implies at one delta, next to the exact A1 epsilon and the one of the
-standard adversary A0. The paper's sigma is half the noise multiplier (docs/strong-adversary.md).
+The tables give Gaussian trade-off curves G_mu between which the run's curve lies, for the adversary
+A1 who sees the sampling. Here each becomes the epsilon it implies at one delta, next to the exact
+A1 epsilon and the one of the standard adversary A0. The paper's sigma is half the noise multiplier
+(docs/strong-adversary.md).
 """
 
 from __future__ import annotations
@@ -24,7 +25,17 @@ from verax.privacy.numerics.lattice import Law
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.strong import occupancy
 from verax.privacy.strong.curve import StrongCurve
-from verax.reproduce.rows import AGREES, DIFFERS, ERRATUM, TIGHTER, Progress, Row, quiet, write_csv, write_rows
+from verax.reproduce.rows import (
+    AGREES,
+    DIFFERS,
+    ERRATUM,
+    TIGHTER,
+    Progress,
+    Row,
+    quiet,
+    write_csv,
+    write_rows,
+)
 from verax.samplers import Sampler, Shuffle, WithoutReplacement
 
 POPULATION, BATCH, CLIP_GROUPS = 60_000, 60, 4  # as many records as MNIST; the batch divides them
@@ -54,9 +65,9 @@ COLUMNS = (
 class Case:
     """One line of a table at one setting: how the records are drawn and clipped, and what the paper says of mu.
 
-    ``ceiling`` and ``floor`` are the mu of the Gaussian curves below and above the run's, if there are any; ``tail`` is
-    the probability that the ceiling leaves out, which adds to delta. ``approximate`` marks a range printed with a
-    condition that the setting does not meet.
+    ``ceiling`` and ``floor`` are the mu of the Gaussian curves below and above the run's, if there
+    are any; ``tail`` is the probability that the ceiling leaves out, which adds to delta.
+    ``approximate`` marks a range printed with a condition that the setting does not meet.
     """
 
     table: int
@@ -112,7 +123,9 @@ def cases(epochs: Sequence[int] = EPOCHS) -> Iterator[Case]:
     """Every line of tables 1 and 2 at our settings."""
     for e in epochs:
         for g in GROUPS:
-            yield Case(1, 1, "batch", "subsampling", e, g, *_hoeffding(g * e), formula="gE ± √(gE/2)")
+            yield Case(
+                1, 1, "batch", "subsampling", e, g, *_hoeffding(g * e), formula="gE ± √(gE/2)"
+            )
         yield Case(1, 2, "mixed", "subsampling", e, 1, *_hoeffding(e), formula="E ± √(E/2)")
         root = math.sqrt(e) / SIGMA
         yield Case(1, 3, "mixed", "shuffling", e, 1, root, root, formula="E")
@@ -124,10 +137,21 @@ def cases(epochs: Sequence[int] = EPOCHS) -> Iterator[Case]:
         for g in GROUPS:
             yield Case(2, 1 if g == 1 else 2, "individual", "subsampling", e, g)
         for g in GROUPS:
-            spare = math.log(2.0 / DELTA) / (g * e)  # gamma, so that half of delta goes into the tail
+            # gamma, so that half of delta goes into the tail
+            spare = math.log(2.0 / DELTA) / (g * e)
             beta = math.exp(POPULATION / (POPULATION - g - BATCH)) + spare
             mu = math.sqrt(beta * min(BATCH, g) * g * e) / SIGMA
-            yield Case(2, 3, "individual", "subsampling", e, g, mu, tail=DELTA / 2.0, formula="(e+γ)·min(m,g)·gE")
+            yield Case(
+                2,
+                3,
+                "individual",
+                "subsampling",
+                e,
+                g,
+                mu,
+                tail=DELTA / 2.0,
+                formula="(e+γ)·min(m,g)·gE",
+            )
 
 
 def _hoeffding(mean: float) -> tuple[float, float]:
@@ -147,10 +171,19 @@ def judge(case: Case) -> tuple[Row, list[object]]:
     here = f"{shown(low, LOWER)} to {shown(high, UPPER)}; A0 <= {shown(a0, UPPER)}"
     if case.ceiling is None:
         remark += (
-            f"; alone it gives {shown(standard.upper, UPPER)}, but what holds for A1 holds for A0" if a0 == high else ""
+            f"; alone it gives {shown(standard.upper, UPPER)}, but what holds for A1 holds for A0"
+            if a0 == high
+            else ""
         )
         here = f"A0 {shown(min(standard.lower, a0), LOWER)} to {shown(a0, UPPER)}; A1 {shown(high, UPPER)}"
-    row = Row(f"table {case.table}, row {case.row}", what, _printed(case, most, least), here, found, remark)
+    row = Row(
+        f"table {case.table}, row {case.row}",
+        what,
+        _printed(case, most, least),
+        here,
+        found,
+        remark,
+    )
     line: list[object] = [
         case.table,
         case.row,
@@ -179,7 +212,9 @@ def _printed(case: Case, most: float, least: float) -> str:
     if case.floor is None:
         number = f"{about}<= {most:.5g}"
     else:
-        number = f"{about}{most:.5g}" if case.floor == case.ceiling else f"{least:.5g} to {most:.5g}"
+        number = (
+            f"{about}{most:.5g}" if case.floor == case.ceiling else f"{least:.5g} to {most:.5g}"
+        )
     return f"{number} (c²={case.formula})"
 
 
@@ -189,12 +224,18 @@ def _verdict(case: Case, low: float, high: float, most: float, least: float) -> 
         return AGREES, f"what a guarantee composes (docs/proofs.md, {proof})"
     if low > most * (1.0 + 1e-9) and case.approximate:
         share = case.group**2 * BATCH / (POPULATION - case.group) * case.epochs
-        return DIFFERS, f"an approximation for small E·g²ms/(N-g), which is {share:.2g} here; epsilon is larger"
+        return (
+            DIFFERS,
+            f"an approximation for small E·g²ms/(N-g), which is {share:.2g} here; epsilon is larger",
+        )
     if low > most * (1.0 + 1e-9):
         return ERRATUM, "not a bound: epsilon is larger; see E.2 below"
     if case.floor is not None and case.floor < case.ceiling:
         delta, claimed, true = failure(case)
-        return ERRATUM, f"true here, but at delta {delta:.0e} epsilon is {true:.5g}, not {claimed:.5g}; see E.2 below"
+        return (
+            ERRATUM,
+            f"true here, but at delta {delta:.0e} epsilon is {true:.5g}, not {claimed:.5g}; see E.2 below",
+        )
     return (TIGHTER if high < 0.98 * most and least < 0.98 * high else AGREES), ""
 
 
@@ -209,7 +250,7 @@ def failure(case: Case) -> tuple[float, float, float]:
     raise ArithmeticError(f"no failure found for {case}")
 
 
-# --- the errata, each with its counterexample ---------------------------------------------------------------------
+# --- the errata, each with its counterexample -----------------------------------------------------
 
 
 def errata() -> Iterator[Row]:
@@ -243,7 +284,9 @@ def _tails() -> Iterator[Row]:
         ERRATUM,
         "the lower end of the range is false; no counterexample to its upper end was found",
     )
-    run = Mechanism(WithoutReplacement(batch, population, population * epochs // batch), 2.0 * SIGMA)
+    run = Mechanism(
+        WithoutReplacement(batch, population, population * epochs // batch), 2.0 * SIGMA
+    )
     standard = run.guarantee().epsilon(DELTA)
     yield Row(
         "E.2",
@@ -258,13 +301,18 @@ def _tails() -> Iterator[Row]:
 def printed_occupancy(batches: int, group: int) -> Law:
     """The law of touched batches as section F.3 has it."""
     ways = math.comb(batches - 1 + group, group)
-    chances = [math.comb(batches, j) * math.comb(group - 1, j - 1) / ways for j in range(1, group + 1)]
+    chances = [
+        math.comb(batches, j) * math.comb(group - 1, j - 1) / ways for j in range(1, group + 1)
+    ]
     return Law.of(np.arange(1.0, group + 1.0), chances)
 
 
 def _occupancy() -> Iterator[Row]:
     batches, size, group, sigma, alpha = 10, 8, 4, 1.0, 0.05
-    right, wrong = occupancy.shuffling(batches * size, size, 1, 1, group), printed_occupancy(batches, group)
+    right, wrong = (
+        occupancy.shuffling(batches * size, size, 1, 1, group),
+        printed_occupancy(batches, group),
+    )
     yield Row(
         "F.3",
         f"P[c²={group}], {batches} batches of {size}, g={group}",
@@ -368,10 +416,14 @@ def _side_remarks() -> Iterator[Row]:
 def clt_mu(sigma: float) -> float:
     """h(sigma) of appendix G (Dong, Roth and Su, corollary 5.4)."""
     x = 1.0 / sigma
-    return math.sqrt(2.0 * (math.exp(x * x) * special.ndtr(1.5 * x) + 3.0 * special.ndtr(-0.5 * x) - 2.0))
+    return math.sqrt(
+        2.0 * (math.exp(x * x) * special.ndtr(1.5 * x) + 3.0 * special.ndtr(-0.5 * x) - 2.0)
+    )
 
 
-def reproduce(folder: Path, progress: Progress = quiet, epochs: Sequence[int] = EPOCHS) -> list[Row]:
+def reproduce(
+    folder: Path, progress: Progress = quiet, epochs: Sequence[int] = EPOCHS
+) -> list[Row]:
     """Write ``tables.csv`` and ``numbers.csv``; return every line of the tables next to ours, then the errata.
 
     Args:

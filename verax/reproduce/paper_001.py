@@ -1,8 +1,9 @@
 """'Optimal group privacy for DP-SGD' (Mahloujifar et al., IEEE Data Engineering Bulletin): its figures and claims.
 
-Poisson batches, individual clipping, k records added or removed. The paper proves the dominating pair and evaluates it
-by simulation; here it is evaluated by proved brackets, and the black boxes and the simulation are next to it. The text
-prints no number, so what is compared are its statements, each with the number that bears it out or does not.
+Poisson batches, individual clipping, k records added or removed. The paper proves the dominating
+pair and evaluates it by simulation; here it is evaluated by proved brackets, and the black boxes
+and the simulation are next to it. The text prints no number, so what is compared are its
+statements, each with the number that bears it out or does not.
 """
 
 from __future__ import annotations
@@ -37,7 +38,16 @@ from verax.reproduce.paper_001_appendix import (
     run_of,
     some_of,
 )
-from verax.reproduce.rows import AGREES, DIFFERS, ERRATUM, Progress, Row, quiet, write_csv, write_rows
+from verax.reproduce.rows import (
+    AGREES,
+    DIFFERS,
+    ERRATUM,
+    Progress,
+    Row,
+    quiet,
+    write_csv,
+    write_rows,
+)
 
 GROUPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 RATES = (0.001, 0.01, 0.1, 1.0)
@@ -70,7 +80,7 @@ def reproduce(folder: Path, progress: Progress = quiet, every: int = 1) -> list[
     return rows
 
 
-# --- figure 1: epsilon against the group, four ways ------------------------------------------------------------------
+# --- figure 1: epsilon against the group, four ways -----------------------------------------------
 
 
 def _figure_1(folder: Path, every: int) -> list[Row]:
@@ -78,7 +88,8 @@ def _figure_1(folder: Path, every: int) -> list[Row]:
     settings = Settings(samples=max(RUNS // every, 1000), insecure_seed=SEED)
     (block,) = price_groups(run, some_of(GROUPS, every), delta=delta, settings=settings)
     box = BlackBox(run.guarantee())
-    printed = {row.group: box.epsilon(row.group, delta / row.group) for row in block.rows}  # delta times k
+    # delta times k
+    printed = {row.group: box.epsilon(row.group, delta / row.group) for row in block.rows}
     header = [
         "group",
         "tight_lower",
@@ -112,7 +123,9 @@ def _figure_1(folder: Path, every: int) -> list[Row]:
     return [*_claims_1(run, block, delta, printed), *_simulated(run, block)]
 
 
-def _claims_1(run: Mechanism, block: Block, delta: float, printed: Mapping[int, float]) -> list[Row]:
+def _claims_1(
+    run: Mechanism, block: Block, delta: float, printed: Mapping[int, float]
+) -> list[Row]:
     by_group = {row.group: row for row in block.rows}
     first, last = block.rows[0], block.rows[-1]
     finite = [row for row in block.rows if row.group > 1 and math.isfinite(row.black_box)][-1]
@@ -121,12 +134,17 @@ def _claims_1(run: Mechanism, block: Block, delta: float, printed: Mapping[int, 
     small = [size for size in by_group if 1 < size <= 8]
     curve = run.guarantee().tradeoff()
     above = curve if curve.above is None else curve.above
-    worse = {size: f_dp_at_least(above, size, delta) / by_group[size].tight.upper - 1.0 for size in small}
+    worse = {
+        size: f_dp_at_least(above, size, delta) / by_group[size].tight.upper - 1.0 for size in small
+    }
     largest = max(row.group for row in block.rows if math.isfinite(row.f_dp))
     middle = block.rows[len(block.rows) // 2]
     flattest = power(middle.group, middle.tight.upper, last.group, last.tight.lower)
     steepest = power(middle.group, middle.tight.lower, last.group, last.tight.upper)
-    linear = last.tight.lower / (last.group * first.tight.upper), last.tight.upper / (last.group * first.tight.lower)
+    linear = (
+        last.tight.lower / (last.group * first.tight.upper),
+        last.tight.upper / (last.group * first.tight.lower),
+    )
     return [
         Row(
             "figure 1",
@@ -134,7 +152,9 @@ def _claims_1(run: Mechanism, block: Block, delta: float, printed: Mapping[int, 
             "significantly more",
             f"{times:.3g} times",
             AGREES if times > 1.2 else DIFFERS,
-            f"from {min(beyond)} records on it would take one record's delta below 1e-150" if beyond else "",
+            f"from {min(beyond)} records on it would take one record's delta below 1e-150"
+            if beyond
+            else "",
         ),
         Row(
             "theorem 4",
@@ -193,15 +213,22 @@ def _simulated(run: Mechanism, block: Block) -> list[Row]:
     """Algorithm 2: its printed line 21, its intervals, and the samples that its accuracy takes."""
     drawn = [row for row in block.rows if row.monte_carlo]
     inside = sum(
-        r.monte_carlo.lower <= r.tight.upper and r.tight.lower <= r.monte_carlo.upper for r in drawn if r.monte_carlo
+        r.monte_carlo.lower <= r.tight.upper and r.tight.lower <= r.monte_carlo.upper
+        for r in drawn
+        if r.monte_carlo
     )
     row = min(block.rows, key=lambda r: abs(r.group - 8))
     epsilon = round(row.tight.upper, 1)
     truth = run.guarantee(row.group).delta(epsilon)
     paper = simulate(run, row.group, samples=RUNS, sampling="paper", insecure_seed=SEED)
     scale = math.exp(epsilon)
-    printed = 1.0 - scale + scale * float(np.mean(np.maximum(-np.expm1(-epsilon - paper.absent), 0.0)))
-    needed = [samples_needed(r.tight.upper, 0.01 * block.at, 0.99) for r in (block.rows[0], block.rows[-1])]
+    printed = (
+        1.0 - scale + scale * float(np.mean(np.maximum(-np.expm1(-epsilon - paper.absent), 0.0)))
+    )
+    needed = [
+        samples_needed(r.tight.upper, 0.01 * block.at, 0.99)
+        for r in (block.rows[0], block.rows[-1])
+    ]
     return [
         Row(
             "algorithm 2",
@@ -245,7 +272,7 @@ def samples_needed(epsilon: float, error: float, confidence: float) -> float:
     return high * (1.0 + 1e-12)
 
 
-# --- figure 2: delta against the group -------------------------------------------------------------------------------
+# --- figure 2: delta against the group ------------------------------------------------------------
 
 
 def _figure_2(folder: Path, every: int) -> list[Row]:
@@ -258,12 +285,25 @@ def _figure_2(folder: Path, every: int) -> list[Row]:
             for size in sizes:
                 epsilon = 2.0 if kind == "fixed" else 0.5 * size
                 found = run.guarantee(size).delta(epsilon, ROUGH)
-                table.append((noise, kind, size, epsilon, found.lower, found.upper, box.delta(size, epsilon)))
-    header = ["noise_multiplier", "kind", "group", "epsilon", "tight_lower", "tight_upper", "black_box"]
+                table.append(
+                    (noise, kind, size, epsilon, found.lower, found.upper, box.delta(size, epsilon))
+                )
+    header = [
+        "noise_multiplier",
+        "kind",
+        "group",
+        "epsilon",
+        "tight_lower",
+        "tight_upper",
+        "black_box",
+    ]
     write_csv(folder / "figure-2.csv", header, table)
     with panels(1, 2, 11.0, 4.6, *files(folder, "figure-2")) as grid:
         for axes, noise in zip(grid[0], (1.0, 2.0), strict=True):
-            for kind, colour, words in (("fixed", "blue", "epsilon = 2"), ("growing", "red", "epsilon = records / 2")):
+            for kind, colour, words in (
+                ("fixed", "blue", "epsilon = 2"),
+                ("growing", "red", "epsilon = records / 2"),
+            ):
                 lines = [line for line in table if line[:2] == (noise, kind)]
                 x = [line[2] for line in lines]
                 axes.plot(
@@ -284,10 +324,18 @@ def _figure_2(folder: Path, every: int) -> list[Row]:
                 )
             axes.set(xlabel="records in the group", ylabel="delta", yscale="log", ylim=(None, 2.0))
             powers_of_two(axes)
-            axes.set_title(f"Figure 2: 20 steps, noise multiplier {noise:g}, rate 0.01", loc="left", fontsize=10)
+            axes.set_title(
+                f"Figure 2: 20 steps, noise multiplier {noise:g}, rate 0.01",
+                loc="left",
+                fontsize=10,
+            )
             axes.grid(alpha=0.25)
             axes.legend(frameon=False, fontsize=8)
-    return [row for noise in (1.0, 2.0) for row in _claims_2(noise, [line for line in table if line[0] == noise])]
+    return [
+        row
+        for noise in (1.0, 2.0)
+        for row in _claims_2(noise, [line for line in table if line[0] == noise])
+    ]
 
 
 def _claims_2(noise: float, table: Sequence[tuple[Any, ...]]) -> list[Row]:
@@ -331,7 +379,7 @@ def _claims_2(noise: float, table: Sequence[tuple[Any, ...]]) -> list[Row]:
     ]
 
 
-# --- figure 3: the sampling rate at equal epsilon --------------------------------------------------------------------
+# --- figure 3: the sampling rate at equal epsilon -------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -349,8 +397,18 @@ def _figure_3(folder: Path, every: int) -> list[Row]:
         noise = noise_for_one(rate, 100, _FINE)
         groups = {size: run_of(rate, 100, noise).guarantee(size) for size in sizes}
         epsilons = {size: g.epsilon(DELTA, 5e-4) for size, g in groups.items()}
-        found[rate] = Equal(noise, epsilons, {size: g.delta(1.0, ROUGH) for size, g in groups.items()})
-    header = ["rate", "noise_multiplier", "group", "epsilon_lower", "epsilon_upper", "delta_lower", "delta_upper"]
+        found[rate] = Equal(
+            noise, epsilons, {size: g.delta(1.0, ROUGH) for size, g in groups.items()}
+        )
+    header = [
+        "rate",
+        "noise_multiplier",
+        "group",
+        "epsilon_lower",
+        "epsilon_upper",
+        "delta_lower",
+        "delta_upper",
+    ]
     write_csv(
         folder / "figure-3.csv",
         header,
@@ -361,7 +419,9 @@ def _figure_3(folder: Path, every: int) -> list[Row]:
         ],
     )
     with panels(2, 1, 7.0, 8.2, *files(folder, "figure-3")) as grid:
-        for (axes,), words in zip(grid, ("delta at epsilon = 1", f"epsilon at delta = {DELTA:g}"), strict=True):
+        for (axes,), words in zip(
+            grid, ("delta at epsilon = 1", f"epsilon at delta = {DELTA:g}"), strict=True
+        ):
             for (rate, f), colour in zip(found.items(), _COLOURS, strict=False):
                 data = f.deltas if words.startswith("delta") else f.epsilons
                 axes.plot(
@@ -376,7 +436,9 @@ def _figure_3(folder: Path, every: int) -> list[Row]:
             powers_of_two(axes)
             axes.grid(alpha=0.25)
             axes.legend(frameon=False, fontsize=9)
-        grid[0][0].set_title("Figure 3: 100 steps; one record has epsilon 1 at delta 1e-5", loc="left")
+        grid[0][0].set_title(
+            "Figure 3: 100 steps; one record has epsilon 1 at delta 1e-5", loc="left"
+        )
     return _claims_3(found, sizes)
 
 
@@ -384,8 +446,13 @@ def _claims_3(found: Mapping[float, Equal], sizes: Sequence[int]) -> list[Row]:
     last = sizes[-1]
     rows = [_linear(rate, last, f.epsilons[last]) for rate, f in found.items()]
     for small, large in itertools.pairwise(RATES):
-        rows.append(_graceful(found[small], found[large], f"rate {small:g} against {large:g}", sizes[1:]))
-    two = {rate: BlackBox(run_of(rate, 100, found[rate].noise).guarantee()).epsilon(2, DELTA) for rate in RATES}
+        rows.append(
+            _graceful(found[small], found[large], f"rate {small:g} against {large:g}", sizes[1:])
+        )
+    two = {
+        rate: BlackBox(run_of(rate, 100, found[rate].noise).guarantee()).epsilon(2, DELTA)
+        for rate in RATES
+    }
     spread = max(two.values()) - min(two.values())
     rows.append(
         Row(
@@ -425,10 +492,14 @@ def _graceful(small: Equal, large: Equal, what: str, sizes: Sequence[int]) -> Ro
         low, high = small.epsilons[worst].lower, large.epsilons[worst].upper
         remark = (
             f"dearer for {_listed(dearer)} records, most for {worst}: {shown(low, LOWER)} or more against "
-            f"{shown(high, UPPER)} or less; " + (remark or "in delta at epsilon 1 it is never worse")
+            f"{shown(high, UPPER)} or less; "
+            + (remark or "in delta at epsilon 1 it is never worse")
         )
     gain = max(large.epsilons[k].lower / small.epsilons[k].upper for k in sizes)
-    here = f"cheaper for {len(cheaper)} of {len(sizes)} groups" + f", up to {gain:.3g} times" * bool(cheaper)
+    here = (
+        f"cheaper for {len(cheaper)} of {len(sizes)} groups"
+        + f", up to {gain:.3g} times" * bool(cheaper)
+    )
     return Row(
         "figure 3",
         what,

@@ -86,17 +86,29 @@ def noise_for_one(rate: float, steps: int, rtol: float = ROUGH, start: float = 0
 
 def growth_with_steps(folder: Path, every: int) -> list[Row]:
     """B.1: epsilon against the number of steps, in 35 settings."""
-    steps, rates, noises = some_of(B1_STEPS, min(every, 2)), some_of(B1_RATES, every), some_of(B1_NOISES, every)
+    steps, rates, noises = (
+        some_of(B1_STEPS, min(every, 2)),
+        some_of(B1_RATES, every),
+        some_of(B1_NOISES, every),
+    )
     found = {
-        (rate, noise, size): [run_of(rate, t, noise).guarantee(size).epsilon(DELTA, ROUGH) for t in steps]
+        (rate, noise, size): [
+            run_of(rate, t, noise).guarantee(size).epsilon(DELTA, ROUGH) for t in steps
+        ]
         for rate in rates
         for noise in noises
         for size in B1_GROUPS
     }
     header = ["rate", "noise_multiplier", "group", "steps", "epsilon_lower", "epsilon_upper"]
-    lines = [(*key, t, b.lower, b.upper) for key, some in found.items() for t, b in zip(steps, some, strict=True)]
+    lines = [
+        (*key, t, b.lower, b.upper)
+        for key, some in found.items()
+        for t, b in zip(steps, some, strict=True)
+    ]
     write_csv(folder / "figure-b1.csv", header, lines)
-    with panels(len(rates), len(noises), 2.6 * len(noises), 1.9 * len(rates), *files(folder, "figure-b1")) as grid:
+    with panels(
+        len(rates), len(noises), 2.6 * len(noises), 1.9 * len(rates), *files(folder, "figure-b1")
+    ) as grid:
         for line, rate in zip(grid, rates, strict=True):
             for axes, noise in zip(line, noises, strict=True):
                 curves = {size: [b.upper for b in found[rate, noise, size]] for size in B1_GROUPS}
@@ -118,9 +130,13 @@ def growth_with_steps(folder: Path, every: int) -> list[Row]:
     ]
 
 
-def _panel(axes: Any, x: Sequence[float], curves: Mapping[int, Sequence[float]], title: str) -> None:
+def _panel(
+    axes: Any, x: Sequence[float], curves: Mapping[int, Sequence[float]], title: str
+) -> None:
     for (size, values), colour in zip(curves.items(), ("sky", "blue", "black"), strict=True):
-        axes.plot(x, values, color=OKABE_ITO[colour], marker=".", label=f"{size} record{'s' * (size > 1)}")
+        axes.plot(
+            x, values, color=OKABE_ITO[colour], marker=".", label=f"{size} record{'s' * (size > 1)}"
+        )
     axes.set_yscale("log")
     every = [value for values in curves.values() for value in values]
     if max(every) < 100.0 * min(every):
@@ -140,21 +156,28 @@ def _words(grid: Any, along: str) -> None:
         axes.set_xlabel(along, fontsize=8)
     lines, labels = grid[0][0].get_legend_handles_labels()
     title = f"epsilon at delta = {DELTA:g}"
-    grid[0][0].figure.legend(lines, labels, loc="outside upper right", ncols=3, frameon=False, title=title)
+    grid[0][0].figure.legend(
+        lines, labels, loc="outside upper right", ncols=3, frameon=False, title=title
+    )
 
 
 def slows(steps: Sequence[int], some: Sequence[Bracket]) -> int:
     """1 if the second half of a curve is proved flatter than the first, -1 if steeper, 0 if that is open.
 
     >>> flat, steep = Bracket(1.0, 1.1), Bracket(5.0, 5.1)
-    >>> slows([0, 1, 2], [Bracket(0.0, 0.0), steep, Bracket(6.0, 6.1)]), slows([0, 1, 2], [flat, flat, steep])
+    >>> (
+    ...     slows([0, 1, 2], [Bracket(0.0, 0.0), steep, Bracket(6.0, 6.1)]),
+    ...     slows([0, 1, 2], [flat, flat, steep]),
+    ... )
     (1, -1)
     """
     middle = len(some) // 2
 
     def slope(start: int, end: int) -> tuple[float, float]:
         span = steps[end] - steps[start]
-        return (some[end].lower - some[start].upper) / span, (some[end].upper - some[start].lower) / span
+        return (some[end].lower - some[start].upper) / span, (
+            some[end].upper - some[start].lower
+        ) / span
 
     first, second = slope(0, middle), slope(middle, len(some) - 1)
     return 1 if first[0] > second[1] else -1 if first[1] < second[0] else 0
@@ -170,7 +193,10 @@ def effect_of_the_rate(folder: Path, every: int) -> list[Row]:
             guess = noise * (count / before) ** (0.5 if rate >= 0.05 else 0.1)
             noise, before = noise_for_one(rate, count, 2e-3, guess), count
             run = run_of(rate, count, noise)
-            found[count, rate] = noise, {size: run.guarantee(size).epsilon(DELTA, ROUGH) for size in B2_GROUPS}
+            found[count, rate] = (
+                noise,
+                {size: run.guarantee(size).epsilon(DELTA, ROUGH) for size in B2_GROUPS},
+            )
     header = ["steps", "rate", "noise_multiplier", "group", "epsilon_lower", "epsilon_upper"]
     lines = [
         (*key, noise, size, b.lower, b.upper)
@@ -183,7 +209,9 @@ def effect_of_the_rate(folder: Path, every: int) -> list[Row]:
     with panels(height, columns, 2.7 * columns, 2.3 * height, *files(folder, "figure-b2")) as grid:
         flat = [axes for line in grid for axes in line]
         for axes, count in zip(flat, steps, strict=False):
-            curves = {size: [found[count, rate][1][size].upper for rate in rates] for size in B2_GROUPS}
+            curves = {
+                size: [found[count, rate][1][size].upper for rate in rates] for size in B2_GROUPS
+            }
             _panel(axes, rates, curves, f"{count} steps")
             axes.set_xscale("log")
         for axes in flat[len(steps) :]:
@@ -193,11 +221,15 @@ def effect_of_the_rate(folder: Path, every: int) -> list[Row]:
 
 
 def _claims(
-    steps: Sequence[int], rates: Sequence[float], found: Mapping[tuple[int, float], tuple[float, Mapping[int, Bracket]]]
+    steps: Sequence[int],
+    rates: Sequence[float],
+    found: Mapping[tuple[int, float], tuple[float, Mapping[int, Bracket]]],
 ) -> list[Row]:
     size, least, most = B2_GROUPS[-1], min(rates), max(rates)
     gains = [found[t, most][1][size].lower / found[t, least][1][size].upper for t in steps]
-    falls = all(later < earlier * (1.0 + 2.0 * ROUGH) for earlier, later in itertools.pairwise(gains))
+    falls = all(
+        later < earlier * (1.0 + 2.0 * ROUGH) for earlier, later in itertools.pairwise(gains)
+    )
     return [
         Row(
             "appendix B.2",
@@ -211,7 +243,9 @@ def _claims(
     ]
 
 
-def _plateau(count: int, rates: Iterable[float], found: Mapping[tuple[int, float], Any], size: int) -> float:
+def _plateau(
+    count: int, rates: Iterable[float], found: Mapping[tuple[int, float], Any], size: int
+) -> float:
     """The smallest rate from which on epsilon stays within 2 % of the full batch's."""
     full = found[count, max(rates)][1][size].upper
     near = 1.0

@@ -1,9 +1,10 @@
 """'How private is DP-SGD?' (Chua et al., ICML 2024, arXiv 2403.17673): figures 1 to 7 and the numbers of its text.
 
-Three ways of drawing the batches of one epoch: fixed (D), Poisson (P), shuffled (S), under zero-out neighbours. The
-paper has the closed form for D, upper bounds of a numerical accountant and of Rényi moments for P, and for S the
-lower bound of one event, the largest batch sum. Here D and P are proved brackets, the Rényi bound is the best over all
-real orders, S has the same event from below and D from above.
+Three ways of drawing the batches of one epoch: fixed (D), Poisson (P), shuffled (S), under zero-out
+neighbours. The paper has the closed form for D, upper bounds of a numerical accountant and of Rényi
+moments for P, and for S the lower bound of one event, the largest batch sum. Here D and P are
+proved brackets, the Rényi bound is the best over all real orders, S has the same event from below
+and D from above.
 """
 
 from __future__ import annotations
@@ -20,7 +21,18 @@ from verax.privacy.guarantee import Guarantee, shown
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.renyi.accountant import Renyi
 from verax.reporting.figures import OKABE_ITO, drawing
-from verax.reproduce.rows import AGREES, DIFFERS, ERRATUM, TIGHTER, Progress, Row, quiet, verdict, write_csv, write_rows
+from verax.reproduce.rows import (
+    AGREES,
+    DIFFERS,
+    ERRATUM,
+    TIGHTER,
+    Progress,
+    Row,
+    quiet,
+    verdict,
+    write_csv,
+    write_rows,
+)
 from verax.samplers import Deterministic, Poisson, Sampler, Shuffle
 
 CURVES = ("deterministic", "poisson", "renyi", "shuffle")
@@ -67,7 +79,11 @@ class Setting:
             moments = Renyi.poisson(1.0 / self.batches, noise, self.batches)
             return 0.0, moments.epsilon(self.delta) if self.delta is not None else moments.delta(x)
         guarantee = _guarantee(curve, self.batches, noise)
-        found = guarantee.epsilon(self.delta, rtol) if self.delta is not None else guarantee.delta(x, rtol)
+        found = (
+            guarantee.epsilon(self.delta, rtol)
+            if self.delta is not None
+            else guarantee.delta(x, rtol)
+        )
         return found.lower, found.upper
 
 
@@ -90,7 +106,9 @@ SETTINGS = (
     Setting(6, 1000, 0.0, 4.0, 81, noise=0.8),
     Setting(7, 1000, 0.0, 4.0, 81, noise=1.0),
 )
-"""The text gives the parameters of each figure but not the ends of its axes; these show every number it names."""
+"""The text gives the parameters of each figure but not the ends of its axes; these show every
+number it names.
+"""
 
 
 @dataclass(frozen=True)
@@ -116,7 +134,14 @@ CLAIMS = (
     Claim(3, "poisson", 4.0, "<=", "1.18e-5"),
     Claim(3, "shuffle", 4.0, ">=", "0.226"),
     Claim(3, "deterministic", 4.0, "~", "0.244"),
-    Claim(3, "shuffle", 12.0, ">=", "7.5e-5", "above the paper's own upper bound: delta of fixed batches is 7.4744e-5"),
+    Claim(
+        3,
+        "shuffle",
+        12.0,
+        ">=",
+        "7.5e-5",
+        "above the paper's own upper bound: delta of fixed batches is 7.4744e-5",
+    ),
     Claim(3, "poisson", 4.0, "<=", "1.2e-5"),
     Claim(4, "poisson", 0.5, "<=", "1.96"),
     Claim(4, "renyi", 0.5, "<=", "3.43"),
@@ -138,8 +163,24 @@ CLAIMS = (
     Claim(6, "shuffle", 1.0, ">=", "0.018", _ROUNDED),
     Claim(6, "shuffle", 4.0, ">=", "1.6e-4", _ROUNDED),
     Claim(7, "poisson", 1.0, "<=", "2.06e-10", "true of 1, but 800 times too large", 0.5),
-    Claim(7, "renyi", 1.0, "<=", "8.45e-5", "dp-accounting 0.6.0, with its list of orders, prints 8.448e-5 there", 0.5),
-    Claim(7, "shuffle", 1.0, ">=", "0.004", "at 1 the paper's formula gives a quarter of what it prints", 0.5),
+    Claim(
+        7,
+        "renyi",
+        1.0,
+        "<=",
+        "8.45e-5",
+        "dp-accounting 0.6.0, with its list of orders, prints 8.448e-5 there",
+        0.5,
+    ),
+    Claim(
+        7,
+        "shuffle",
+        1.0,
+        ">=",
+        "0.004",
+        "at 1 the paper's formula gives a quarter of what it prints",
+        0.5,
+    ),
     Claim(7, "shuffle", 4.0, ">=", "4.38e-7"),
 )
 
@@ -186,11 +227,16 @@ def judge(setting: Setting, claim: Claim) -> Row:
     """
     name = ("epsilon" if setting.axis == "noise" else "delta") + f"_{LETTERS[claim.curve]}"
     what = f"{name}, noise {claim.x:g}" if setting.axis == "noise" else f"{name}({claim.x:g})"
-    found, remark = verdict(claim.printed, claim.sense, *setting.bracket(claim.curve, claim.x)), claim.remark
+    found, remark = (
+        verdict(claim.printed, claim.sense, *setting.bracket(claim.curve, claim.x)),
+        claim.remark,
+    )
     if claim.meant is not None:
         found = ERRATUM
         there = _number(setting, claim, claim.meant)
-        remark = f"printed for {claim.x:g}, it is the number at {claim.meant:g} (here {there}); {remark}"
+        remark = (
+            f"printed for {claim.x:g}, it is the number at {claim.meant:g} (here {there}); {remark}"
+        )
     return Row(
         f"figure {claim.figure}",
         what + ", Rényi" * (claim.curve == "renyi"),
@@ -217,7 +263,15 @@ def _statements(setting: Setting, table: Sequence[Sequence[float]]) -> list[Row]
         case 3:
             (low, _), (_, high) = setting.bracket("shuffle", 12.0), setting.bracket("poisson", 4.0)
             times = shown(low / high, LOWER, 2)
-            return [Row(where, "delta_S(12) / delta_P(4)", "> 1", f">= {times}", AGREES if low > high else DIFFERS)]
+            return [
+                Row(
+                    where,
+                    "delta_S(12) / delta_P(4)",
+                    "> 1",
+                    f">= {times}",
+                    AGREES if low > high else DIFFERS,
+                )
+            ]
         case 6:
             exact, moments = setting.bracket("poisson", 4.0)[1], setting.bracket("renyi", 4.0)[1]
             remark = f"the paper suspects its accountant's numerics, rightly: delta_P(4) <= {shown(exact, UPPER)}"
@@ -226,7 +280,16 @@ def _statements(setting: Setting, table: Sequence[Sequence[float]]) -> list[Row]
         case 7:
             one, four = (shown(setting.bracket("poisson", x)[1], UPPER, 3) for x in (1.0, 4.0))
             remark = "numerics again, as the paper suspects: the true curve keeps falling"
-            return [Row(where, "delta_P beyond epsilon 1", "flattens", f"{one} to {four}", TIGHTER, remark)]
+            return [
+                Row(
+                    where,
+                    "delta_P beyond epsilon 1",
+                    "flattens",
+                    f"{one} to {four}",
+                    TIGHTER,
+                    remark,
+                )
+            ]
     return []
 
 
@@ -238,7 +301,12 @@ def _crossing(where: str, table: Sequence[Sequence[float]]) -> Row:
     once = last < first and len(below) + len(above) >= len(table) - 1
     remark = "proved at every point of the grid, on either side; that it is once is the paper's conjecture 4.4"
     return Row(
-        where, "delta_P rises above delta_D", "once", f"in {last:g} to {first:g}", AGREES if once else DIFFERS, remark
+        where,
+        "delta_P rises above delta_D",
+        "once",
+        f"in {last:g} to {first:g}",
+        AGREES if once else DIFFERS,
+        remark,
     )
 
 
@@ -251,16 +319,22 @@ _STYLES: dict[str, tuple[str, str, str]] = {
 """Colour, line and words, in the order of drawing: the dotted line goes over the others."""
 
 
-def draw(setting: Setting, table: Sequence[Sequence[float]], claims: Sequence[Claim], *paths: Path) -> None:
+def draw(
+    setting: Setting, table: Sequence[Sequence[float]], claims: Sequence[Claim], *paths: Path
+) -> None:
     """The figure with the paper's axes, and the numbers of its text as marks where the paper puts them."""
-    x, d_low, d_high, p_low, p_high, renyi, s_low, _ = (list(column) for column in zip(*table, strict=True))
+    x, d_low, d_high, p_low, p_high, renyi, s_low, _ = (
+        list(column) for column in zip(*table, strict=True)
+    )
     sides = {"poisson": (p_low, p_high), "renyi": (renyi, renyi), "shuffle": (s_low, s_low)}
     if setting.number == 2:  # the paper's figure 2 has the other two only
         del sides["renyi"], sides["shuffle"]
     with drawing(7.0, 4.6, *paths) as axes:
         for curve, (low, high) in {**sides, "deterministic": (d_low, d_high)}.items():
             colour, dashes, label = _STYLES[curve]
-            axes.plot(x, high, color=OKABE_ITO[colour], linestyle=dashes, linewidth=1.8, label=label)
+            axes.plot(
+                x, high, color=OKABE_ITO[colour], linestyle=dashes, linewidth=1.8, label=label
+            )
             axes.fill_between(x, low, high, color=OKABE_ITO[colour], alpha=0.3, linewidth=0)
         _marks(axes, claims)
         if setting.axis == "noise":
@@ -295,4 +369,12 @@ def _marks(axes: Any, claims: Sequence[Claim]) -> None:
             )
     used = {mark for claim in claims for mark in ("ox" if claim.meant else "o")}
     for mark in sorted(used):
-        axes.plot([], [], mark, color=OKABE_ITO["grey"], markerfacecolor="none", markeredgewidth=1.6, label=names[mark])
+        axes.plot(
+            [],
+            [],
+            mark,
+            color=OKABE_ITO["grey"],
+            markerfacecolor="none",
+            markeredgewidth=1.6,
+            label=names[mark],
+        )

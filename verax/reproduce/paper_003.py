@@ -1,8 +1,9 @@
 """'Privacy amplification via random participation' (Hasircioglu, Gündüz): figures 1 to 5, and the numbers of its text.
 
-One round, noise of clip norm 1. The paper's own curve, theorem 4.1, is no upper bound; it is drawn as published, and
-marked wherever it falls below a lower bound that is proved here. Beside it: the corrected bracket, and the baselines CS
-(records dealt out anew), WCS (participation known) and OLS (everyone takes part).
+One round, noise of clip norm 1. The paper's own curve, theorem 4.1, is no upper bound; it is drawn
+as published, and marked wherever it falls below a lower bound that is proved here. Beside it: the
+corrected bracket, and the baselines CS (records dealt out anew), WCS (participation known) and OLS
+(everyone takes part).
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from verax.privacy.numerics.roots import root
 from verax.privacy.participation import BASELINES, baseline, participating, published
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.figures import OKABE_ITO, drawing
-from verax.reproduce.rows import AGREES, DIFFERS, ERRATUM, Progress, Row, quiet, write_csv, write_rows
+from verax.reproduce.rows import (
+    AGREES,
+    DIFFERS,
+    ERRATUM,
+    Progress,
+    Row,
+    quiet,
+    write_csv,
+    write_rows,
+)
 from verax.samplers import RandomParticipation
 
 _MOST_EPSILON = 30.0
@@ -32,8 +42,8 @@ _DASHES = {"CS": ":", "WCS": "--", "OLS": "-."}
 class Setting:
     """One figure: ``quantity`` along ``axis``, from ``first`` to ``last``, for clients with so many other ``records``.
 
-    Of noise, epsilon, delta and record_rate those that are not on the axis are fixed; ``product`` is
-    client_rate * record_rate where the record_rate runs.
+    Of noise, epsilon, delta and record_rate those that are not on the axis are fixed; ``product``
+    is client_rate * record_rate where the record_rate runs.
     """
 
     number: int
@@ -97,8 +107,28 @@ def _crossing(delta: Callable[[float], float], goal: float) -> float:
 
 SETTINGS = (
     Setting(1, "epsilon", "delta", 0.0, 1.0, 41, (1, 10, 100)),
-    Setting(2, "noise", "epsilon", 0.5, 3.0, 16, (1, 10, 100), delta=1e-5, remark="the text names no delta"),
-    Setting(3, "noise", "delta", 0.5, 3.0, 26, (1, 10, 100), epsilon=0.1, remark="the text names no epsilon"),
+    Setting(
+        2,
+        "noise",
+        "epsilon",
+        0.5,
+        3.0,
+        16,
+        (1, 10, 100),
+        delta=1e-5,
+        remark="the text names no delta",
+    ),
+    Setting(
+        3,
+        "noise",
+        "delta",
+        0.5,
+        3.0,
+        26,
+        (1, 10, 100),
+        epsilon=0.1,
+        remark="the text names no epsilon",
+    ),
     Setting(4, "epsilon", "delta", 0.0, 0.2, 41, (1, 10, 100), noise=3.0),
     Setting(
         5,
@@ -114,9 +144,14 @@ SETTINGS = (
         remark="the text names neither delta nor the numbers of records",
     ),
 )
-"""The text gives sigma = 1, p = q = 0.1 and pq = 1e-4; what else a figure fixes, and its axes, are chosen here."""
+"""The text gives sigma = 1, p = q = 0.1 and pq = 1e-4; what else a figure fixes, and its axes, are
+chosen here.
+"""
 
-SCENARIOS = {"6.1": RandomParticipation(0.001, 0.1, 30, 1), "6.2": RandomParticipation(0.1, 0.001, 1000, 1)}
+SCENARIOS = {
+    "6.1": RandomParticipation(0.001, 0.1, 30, 1),
+    "6.2": RandomParticipation(0.1, 0.001, 1000, 1),
+}
 TARGET = (0.015, 1e-6)
 PRINTED = {
     "6.1": {"theorem 4.1": "1.065", "WCS": "7.65", "OLS": "22.4"},
@@ -176,27 +211,66 @@ def _statements(setting: Setting, table: Sequence[Sequence[float]]) -> list[Row]
         flags = [values[names.index(f"d{records}_published_unsound")] for values in table]
         bad = [values[0] for values, flag in zip(table, flags, strict=True) if flag]
         here = f"below the proved lower bound at {len(bad)} of {len(table)} points"
-        remark = f"from {min(bad):g} to {max(bad):g}; {setting.remark}".rstrip("; ") if bad else setting.remark
+        remark = (
+            f"from {min(bad):g} to {max(bad):g}; {setting.remark}".rstrip("; ")
+            if bad
+            else setting.remark
+        )
         rows.append(
-            Row(where, f"theorem 4.1, d = {records}", "upper bound", here, ERRATUM if bad else "not refuted", remark)
+            Row(
+                where,
+                f"theorem 4.1, d = {records}",
+                "upper bound",
+                here,
+                ERRATUM if bad else "not refuted",
+                remark,
+            )
         )
     if setting.number == 1:
-        high = [values[names.index("d100_upper")] / values[names.index("WCS_upper")] for values in table]
+        high = [
+            values[names.index("d100_upper")] / values[names.index("WCS_upper")] for values in table
+        ]
         nearly = f"within {100.0 * (1.0 - min(high)):.2g} % of it"
         rows.append(
-            Row(where, "d = 100 against WCS", "almost the same", nearly, AGREES if min(high) > 0.9 else DIFFERS)
+            Row(
+                where,
+                "d = 100 against WCS",
+                "almost the same",
+                nearly,
+                AGREES if min(high) > 0.9 else DIFFERS,
+            )
         )
     if setting.number == 4:
         rows.append(
-            Row(where, "Balle et al. 2020", "a curve", "not drawn", DIFFERS, "the paper prints no formula for it")
+            Row(
+                where,
+                "Balle et al. 2020",
+                "a curve",
+                "not drawn",
+                DIFFERS,
+                "the paper prints no formula for it",
+            )
         )
     if setting.number == 5:
-        first, last = ([values[names.index(f"{name}_upper")] for name in BASELINES] for values in (table[0], table[-1]))
+        first, last = (
+            [values[names.index(f"{name}_upper")] for name in BASELINES]
+            for values in (table[0], table[-1])
+        )
         same = max(first) - min(first) < 1e-3 * max(first)
         rows.append(
-            Row(where, "p = 1", "all the same", f"{min(first):.4g} to {max(first):.4g}", AGREES if same else DIFFERS)
+            Row(
+                where,
+                "p = 1",
+                "all the same",
+                f"{min(first):.4g} to {max(first):.4g}",
+                AGREES if same else DIFFERS,
+            )
         )
-        rows.append(Row(where, "q = 1, CS to OLS", "degrades", f"{min(last):.4g} to {max(last):.4g}", AGREES))
+        rows.append(
+            Row(
+                where, "q = 1, CS to OLS", "degrades", f"{min(last):.4g} to {max(last):.4g}", AGREES
+            )
+        )
     return rows
 
 
@@ -222,16 +296,44 @@ def scenario(section: str) -> list[Row]:
         f"at {printed} delta is at least {shown(given.lower, LOWER, 3)}, not 1e-6; "
         f"equation (6) itself gives {formula:.3g} there"
     )
-    rows.append(Row(where, "noise, random participation", printed, f"<= {shown(corrected, UPPER, 4)}", ERRATUM, remark))
+    rows.append(
+        Row(
+            where,
+            "noise, random participation",
+            printed,
+            f"<= {shown(corrected, UPPER, 4)}",
+            ERRATUM,
+            remark,
+        )
+    )
     for name in BASELINES:
-        needed = noise_for(lambda z, name=name: baseline(name, sampler, z).guarantee().delta(epsilon).upper)  # type: ignore[misc]
+
+        def delta_of(z: float, name: str = name) -> float:
+            return baseline(name, sampler, z).guarantee().delta(epsilon).upper
+
+        needed = noise_for(delta_of)
         claim, remark = PRINTED[section].get(name, ""), ""
         found = "not named"
         if claim:
             bought = baseline(name, sampler, float(claim)).guarantee().delta(epsilon)
-            found = AGREES if float(claim) >= needed else "rounded down" if float(claim) > 0.99 * needed else DIFFERS
+            found = (
+                AGREES
+                if float(claim) >= needed
+                else "rounded down"
+                if float(claim) > 0.99 * needed
+                else DIFFERS
+            )
             remark = f"delta at the printed noise is {shown(bought.upper, UPPER, 4)}"
-        rows.append(Row(where, f"noise, {name}", claim or "-", f"<= {shown(needed, UPPER, 4)}", found, remark))
+        rows.append(
+            Row(
+                where,
+                f"noise, {name}",
+                claim or "-",
+                f"<= {shown(needed, UPPER, 4)}",
+                found,
+                remark,
+            )
+        )
     return rows
 
 
@@ -241,20 +343,37 @@ def draw(setting: Setting, table: Sequence[Sequence[float]], *paths: Path) -> No
     x = data[setting.axis]
     with drawing(7.4, 5.0, *paths) as axes:
         for name in BASELINES:
-            axes.plot(x, data[f"{name}_upper"], color="black", linestyle=_DASHES[name], linewidth=1.3, label=name)
+            axes.plot(
+                x,
+                data[f"{name}_upper"],
+                color="black",
+                linestyle=_DASHES[name],
+                linewidth=1.3,
+                label=name,
+            )
         for records in setting.records:
             colour = OKABE_ITO[_COLOURS[records]]
-            low, high, claim = (data[f"d{records}_{kind}"] for kind in ("lower", "upper", "published"))
+            low, high, claim = (
+                data[f"d{records}_{kind}"] for kind in ("lower", "upper", "published")
+            )
             axes.fill_between(x, low, high, color=colour, alpha=0.3, linewidth=0)
             axes.plot(x, high, color=colour, linewidth=1.8, label=f"d = {records}: proved bracket")
             axes.plot(
-                x, claim, color=colour, linestyle=(0, (1, 2)), linewidth=1.2, label=f"d = {records}: as published"
+                x,
+                claim,
+                color=colour,
+                linestyle=(0, (1, 2)),
+                linewidth=1.2,
+                label=f"d = {records}: as published",
             )
             flags = data[f"d{records}_published_unsound"]
             bad = [(a, b) for a, b, flag in zip(x, claim, flags, strict=True) if flag and b > 0.0]
             axes.plot([a for a, _ in bad], [b for _, b in bad], "x", color=colour, markersize=4)
         axes.plot([], [], "x", color=OKABE_ITO["grey"], label="published curve unsound here")
-        fixed = {"epsilon": f"delta = {setting.delta:g}", "delta": f"epsilon = {setting.epsilon:g}"}[setting.quantity]
+        fixed = {
+            "epsilon": f"delta = {setting.delta:g}",
+            "delta": f"epsilon = {setting.epsilon:g}",
+        }[setting.quantity]
         axes.set(xlabel=setting.axis.replace("_", " "), ylabel=setting.quantity, yscale="log")
         if setting.quantity == "delta":
             axes.set_ylim(bottom=1e-12)

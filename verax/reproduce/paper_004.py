@@ -1,8 +1,10 @@
 """'Proactive DP' (van Dijk et al.): tables 6 to 11, each number next to ours, and why they differ.
 
-The tables come from two calculators, both stopped after their first step by a rule that asks for a signed difference:
-that of appendix E.1 with noise sqrt(2 ln(1/delta) / epsilon), which lacks an epsilon (tables 6 to 8), and that of
-appendix D.4 (tables 9 to 11). Both are rebuilt here as printed, so that every difference has its reason.
+The tables come from two calculators, both stopped after their first step by a rule that asks for a
+signed difference:
+that of appendix E.1 with noise sqrt(2 ln(1/delta) / epsilon), which lacks an epsilon (tables 6 to
+8), and that of appendix D.4 (tables 9 to 11). Both are rebuilt here as printed, so that every
+difference has its reason.
 """
 
 from __future__ import annotations
@@ -21,7 +23,18 @@ from verax.privacy.curves.gaussian import gaussian_epsilon
 from verax.privacy.guarantee import Bracket, shown
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.proactive import SampleSizes, theorem_b4
-from verax.reproduce.rows import AGREES, DIFFERS, ERRATUM, TIGHTER, Progress, Row, quiet, verdict, write_csv, write_rows
+from verax.reproduce.rows import (
+    AGREES,
+    DIFFERS,
+    ERRATUM,
+    TIGHTER,
+    Progress,
+    Row,
+    quiet,
+    verdict,
+    write_csv,
+    write_rows,
+)
 from verax.samplers import Poisson
 
 COLUMNS = (
@@ -92,19 +105,34 @@ LINES = (
     Line(*_CIFAR, "3.0", "2.68273", 1994),
 )
 COMPARISONS = (
-    Comparison(9, 10_000, 5, 19.29962, "0.0497", ("26", "198"), ("0.0105", "0.0533"), ("4.7234", "0.9328")),
-    Comparison(10, 60_000, 6, 12.10881, "0.1521", ("288", "3042"), ("0.0389", "0.2097"), ("3.9147", "0.7257")),
-    Comparison(11, 50_000, 7, 6.572, "0.5253", ("406", "7504"), ("0.1133", "0.8239"), ("4.6372", "0.6376")),
+    Comparison(
+        9, 10_000, 5, 19.29962, "0.0497", ("26", "198"), ("0.0105", "0.0533"), ("4.7234", "0.9328")
+    ),
+    Comparison(
+        10,
+        60_000,
+        6,
+        12.10881,
+        "0.1521",
+        ("288", "3042"),
+        ("0.0389", "0.2097"),
+        ("3.9147", "0.7257"),
+    ),
+    Comparison(
+        11, 50_000, 7, 6.572, "0.5253", ("406", "7504"), ("0.1133", "0.8239"), ("4.6372", "0.6376")
+    ),
 )
 
 
-# --- the paper's calculators, as printed --------------------------------------------------------------------------
+# --- the paper's calculators, as printed ----------------------------------------------------------
 
 
 def printed_gamma(alpha: float, sigma: float) -> float:
     """The right-hand side of (55) with the printed first denominator."""
     a, e = alpha, math.e
-    tail = sigma / (1.0 - math.sqrt(a)) ** 2 + e**3 / sigma / (sigma * (1.0 - a) - 2.0 * e * math.sqrt(a))
+    tail = sigma / (1.0 - math.sqrt(a)) ** 2 + e**3 / sigma / (
+        sigma * (1.0 - a) - 2.0 * e * math.sqrt(a)
+    )
     return 2.0 / (1.0 - a) + 16.0 * a / (1.0 - a) * tail * math.exp(3.0 / sigma**2)
 
 
@@ -137,13 +165,15 @@ def central_limit(population: int, batch: int, rounds: float, sigma: float) -> f
     return gaussian_epsilon(batch / population * math.sqrt(rounds * per_round), 1.0 / population)
 
 
-# --- tables 6 to 8 ------------------------------------------------------------------------------------------------
+# --- tables 6 to 8 --------------------------------------------------------------------------------
 
 
 def accountant(population: int, epochs: float, batch: int, sigma: float) -> Bracket:
     """The proved epsilon of Poisson batches for at least this many epochs, at delta = 1/N."""
     rounds = math.ceil(epochs * population / batch)
-    return Mechanism(Poisson(batch / population, rounds), sigma).guarantee().epsilon(1.0 / population)
+    return (
+        Mechanism(Poisson(batch / population, rounds), sigma).guarantee().epsilon(1.0 / population)
+    )
 
 
 def judge(line: Line) -> tuple[list[Row], list[object]]:
@@ -203,10 +233,13 @@ def _origin(line: Line, first: tuple[float, float]) -> tuple[str, bool]:
     if math.floor(first_step_d4(n, k, sigma, old) + 0.005) == line.batch:
         return f"D.4 after one step, σ=√(2 ln(1/δ)/ε) at ε={old:.5f}", False
     nearest = min(range(1, n // 10), key=lambda s: abs(first_step_e1(n, k, s)[1] - sigma))
-    return f"s and σ are not of one run: E.1 has this σ at s={nearest}, and σ={first[1]:.5f} at this s", True
+    return (
+        f"s and σ are not of one run: E.1 has this σ at s={nearest}, and σ={first[1]:.5f} at this s",
+        True,
+    )
 
 
-# --- tables 9 to 11 -----------------------------------------------------------------------------------------------
+# --- tables 9 to 11 -------------------------------------------------------------------------------
 
 
 def compare(table: Comparison) -> Iterator[Row]:
@@ -243,7 +276,13 @@ def compare(table: Comparison) -> Iterator[Row]:
         f"the accountant for our s_max, {epsilon / own.upper:.3g} times below ε_target",
     )
     same = str(answer.asymptotic.batch) == table.batches[1]
-    yield Row(where, "s_max,asym", table.batches[1], str(answer.asymptotic.batch), AGREES if same else DIFFERS)
+    yield Row(
+        where,
+        "s_max,asym",
+        table.batches[1],
+        str(answer.asymptotic.batch),
+        AGREES if same else DIFFERS,
+    )
     for column, twice in ((0, False), (1, True)):
         yield from _f_dp(table, epsilon, column, twice)
 
@@ -252,7 +291,9 @@ def _f_dp(table: Comparison, epsilon: float, column: int, twice: bool) -> Iterat
     n, k, batch = table.population, table.epochs, int(table.batches[column])
     where, tight = f"table {table.table}", accountant(n, k, batch, table.sigma)
     limit = central_limit(n, batch, k * n / batch * (2.0 if twice else 1.0), table.sigma)
-    reason = f"central limit for fixed-size batches, {limit:.4f}: an approximation, not the tight number"
+    reason = (
+        f"central limit for fixed-size batches, {limit:.4f}: an approximation, not the tight number"
+    )
     if twice:
         once = central_limit(n, batch, k * n / batch, table.sigma)
         reason += f"; and of twice the rounds: for T = kN/s it is {once:.4f}"
@@ -268,14 +309,21 @@ def _f_dp(table: Comparison, epsilon: float, column: int, twice: bool) -> Iterat
             else "below 1: ε_target is not reached with T_min,asym, as the paper says"
         )
     judged = ERRATUM if twice and low > 1.0 else DIFFERS
-    yield Row(where, f"factor, s={batch}", table.factors[column], f"{low:.4f} to {high:.4f}", judged, remark)
+    yield Row(
+        where,
+        f"factor, s={batch}",
+        table.factors[column],
+        f"{low:.4f} to {high:.4f}",
+        judged,
+        remark,
+    )
 
 
 def _shown(bracket: Bracket) -> str:
     return f"{shown(bracket.lower, LOWER)} to {shown(bracket.upper, UPPER)}"
 
 
-# --- the errata, each with its counterexample ---------------------------------------------------------------------
+# --- the errata, each with its counterexample -----------------------------------------------------
 
 
 def errata() -> Iterator[Row]:
@@ -301,7 +349,10 @@ def errata() -> Iterator[Row]:
         "needs λ <= σ, used up to σ² ln(N/sσ); the lemma stands, see docs/reproduce-004.md",
     )
     done, noise, epsilon, n = (408, 882), 9.0, 0.3, 60_000
-    grants = {s: theorem_b4(SampleSizes(n, (done, (s, 2 * n // s))).work, noise, epsilon, 1.0 / n) for s in (1, 408)}
+    grants = {
+        s: theorem_b4(SampleSizes(n, (done, (s, 2 * n // s))).work, noise, epsilon, 1.0 / n)
+        for s in (1, 408)
+    }
     yield Row(
         "E.1",
         f"second phase, {done[1]} rounds of {done[0]} before, σ={noise:g}, ε={epsilon:g}, k=2",

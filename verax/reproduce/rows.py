@@ -39,12 +39,17 @@ class Row:
 def verdict(printed: str, sense: str, lower: float, upper: float) -> str:
     """Whether a printed bound or value follows from ``lower <= truth <= upper``, or for one-sided bounds from ours.
 
-    ``sense`` is ">=" for a printed lower bound (compared with our lower one), "<=" for an upper bound (with our upper
-    one), "~" for a value. A bound that is right only to the nearest digit was rounded past what is proved.
+    ``sense`` is ">=" for a printed lower bound (compared with our lower one), "<=" for an upper
+    bound (with our upper one), "~" for a value. A bound that is right only to the nearest digit was
+    rounded past what is proved.
 
     >>> verdict("10.994", ">=", 10.9947, 10.998), verdict("0.018", ">=", 0.01794, 1.0)
     ('agrees', 'rounded up')
-    >>> verdict("1.96", "<=", 1.9529, 1.9541), verdict("3.43", "<=", 0.0, 2.0), verdict("0.244", "~", 0.24381, 0.24382)
+    >>> (
+    ...     verdict("1.96", "<=", 1.9529, 1.9541),
+    ...     verdict("3.43", "<=", 0.0, 2.0),
+    ...     verdict("0.244", "~", 0.24381, 0.24382),
+    ... )
     ('agrees', 'tighter here', 'agrees')
     """
     number, unit = float(printed), 10.0 ** Decimal(printed).as_tuple().exponent  # type: ignore[operator]

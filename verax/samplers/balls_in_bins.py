@@ -21,15 +21,16 @@ from verax.samplers.stream import Batches, Stage
 class BallsInBins(Sampler):
     """Each record picks one of ``bins`` batches uniformly, independently of the others, afresh each epoch.
 
-    Formal guarantee of the iterator:
-        * in each epoch every record is in exactly one batch: batches of an epoch are disjoint, nothing is dropped;
-        * the ``epochs * population`` choices are independent and exactly uniform (whole-number draws by rejection);
-        * sizes of an epoch are Multinomial(population; 1/bins, ...): they vary and may be zero; an empty batch is a
+    Formal guarantee of the iterator: * in each epoch every record is in exactly one batch: batches
+        of an epoch are disjoint, nothing is dropped; * the ``epochs * population`` choices are
+        independent and exactly uniform (whole-number draws by rejection); * sizes of an epoch are
+        Multinomial(population; 1/bins, ...): they vary and may be zero; an empty batch is a
           round like any other;
         * a batch lists its records in increasing order.
 
     Args:
-        bins: number of batches in an epoch; more than there are records is allowed, some are then empty.
+        bins: number of batches in an epoch; more than there are records is allowed, some are then
+            empty.
         epochs: number of times through the data.
 
     >>> import numpy as np
@@ -49,7 +50,9 @@ class BallsInBins(Sampler):
 
     def __post_init__(self) -> None:
         settle(
-            self, bins=checks.count("bins", self.bins, maximum=MAX_PARTS), epochs=checks.count("epochs", self.epochs)
+            self,
+            bins=checks.count("bins", self.bins, maximum=MAX_PARTS),
+            epochs=checks.count("epochs", self.epochs),
         )
 
     def __len__(self) -> int:

@@ -1,7 +1,8 @@
 """What every sampler is: a frozen dataclass that draws its own batches, with the traits other rooms ask for.
 
-Public facts (rates, numbers of rounds) are fields; secrets (the data's size where it is one, the random generator) are
-arguments of :meth:`Sampler.draw`. What a sampler costs is in ``verax.privacy``, one file per sampler.
+Public facts (rates, numbers of rounds) are fields; secrets (the data's size where it is one, the
+random generator) are arguments of :meth:`Sampler.draw`. What a sampler costs is in
+``verax.privacy``, one file per sampler.
 """
 
 from __future__ import annotations
@@ -24,16 +25,19 @@ Indices = NDArray[np.int64]
 class Sampler(ABC):
     """Base of all samplers. See CONTRIBUTING for how to add one: two files, two test files.
 
-    A subclass is a frozen dataclass, registered with :func:`verax.samplers.registry.register`. Registering it checks
-    that it says everything below that has no value here.
+    A subclass is a frozen dataclass, registered with :func:`verax.samplers.registry.register`.
+    Registering it checks that it says everything below that has no value here.
     """
 
     relation: ClassVar[str]
     """The neighbouring relation a mechanism uses when the caller names none."""
     repeats: ClassVar[str]
-    """The field that counts independent repetitions: "steps" where rounds are drawn one by one, or "epochs"."""
+    """The field that counts independent repetitions: "steps" where rounds are drawn one by one, or
+    "epochs".
+    """
     independent_records: ClassVar[bool]
-    """Whether records are drawn independently of each other, so that removing one moves no other."""
+    """Whether records are drawn independently of each other, so that removing one moves no other.
+    """
     in_order: ClassVar[bool] = False
     """Whether batches can be taken from a stream as it passes."""
     plannable: ClassVar[bool] = True
@@ -85,8 +89,9 @@ class Sampler(ABC):
     def prefix(self, rounds: int, up: bool) -> Self | None:
         """The sampler of the first ``rounds``; None if no repetition is complete.
 
-        Repetitions are independent, so the first ones are a shorter run. A part of a repetition is counted in full if
-        ``up``, which is sound for an upper bound (post-processing), and else not at all.
+        Repetitions are independent, so the first ones are a shorter run. A part of a repetition is
+        counted in full if ``up``, which is sound for an upper bound (post-processing), and else not
+        at all.
         """
         each = len(self) // getattr(self, self.repeats)
         count = -(-rounds // each) if up else rounds // each
@@ -109,7 +114,9 @@ def same_population(declared: int, population: int) -> int:
 def at_least_one_each(batches: int, population: int) -> int:
     """Refuse fixed batches that would have no record in them."""
     if checks.count("population", population) < batches:
-        raise ValueError(f"population must be at least the number of batches, {batches}, got {population!r}")
+        raise ValueError(
+            f"population must be at least the number of batches, {batches}, got {population!r}"
+        )
     return int(population)
 
 

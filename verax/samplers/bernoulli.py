@@ -1,12 +1,13 @@
 """Independent coins for many records at once, with the exact law.
 
-Heads are found by their gaps: with U uniform on (0, 1), floor(ln U / ln(1 - p)) tails precede the next head, since
-P[ln U / ln(1-p) >= k] = P[U <= (1-p)^k] = (1-p)^k. The work is one logarithm a head instead of one coin a record.
+Heads are found by their gaps: with U uniform on (0, 1), floor(ln U / ln(1 - p)) tails precede the
+next head, since P[ln U / ln(1-p) >= k] = P[U <= (1-p)^k] = (1-p)^k. The work is one logarithm a
+head instead of one coin a record.
 
-Rounding does not bend the law. U is a real number of which 64 bits are drawn first. Where double precision proves the
-whole number (its error is bounded by ``SLACK`` below), it is taken; the other draws, about one in 10^9 at p = 1e-3,
-are decided in decimal arithmetic with further bits of U, as many as it takes. So the only approximation left is that
-of the bit generator itself.
+Rounding does not bend the law. U is a real number of which 64 bits are drawn first. Where double
+precision proves the whole number (its error is bounded by ``SLACK`` below), it is taken; the other
+draws, about one in 10^9 at p = 1e-3, are decided in decimal arithmetic with further bits of U, as
+many as it takes. So the only approximation left is that of the bit generator itself.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from verax.samplers.base import Indices
 CHUNK = 2**15  # draws at a time: the working arrays stay in the processor's cache
 LEAST = 2**45  # a smaller first word leaves more of ln U open than SLACK allows for
 SLACK = 2e-13
-"""Bounds the error of the computed ln U: 2^-53 from rounding the word to a double, 1/LEAST < 3e-14 from the bits not
-drawn, and |ln U| < 14 times a few units of 2^-53 for the logarithm and the division by ln(1-p), together below 1e-13.
-The other half is margin for a careless logarithm."""
+"""Bounds the error of the computed ln U: 2^-53 from rounding the word to a double, 1/LEAST < 3e-14
+from the bits not drawn, and |ln U| < 14 times a few units of 2^-53 for the logarithm and the
+division by ln(1-p), together below 1e-13. The other half is margin for a careless logarithm."""
 
 
 def heads(rng: np.random.Generator, population: int, rate: float) -> Indices:
@@ -45,7 +46,8 @@ def _by_gap(rng: np.random.Generator, population: int, rate: float) -> Indices:
     start = 0
     while True:
         mean = (population - start) * rate
-        # A little more than will be needed; fewer where sums of gaps, each at most population, could overflow.
+        # A little more than will be needed; fewer where sums of gaps, each at most population,
+        # could overflow.
         size = min(int(mean + 4 * math.sqrt(mean)) + 8, CHUNK, 2**62 // (population + 1))
         places = gaps(rng, size, rate, population)
         places += 1
@@ -67,7 +69,8 @@ def gaps(rng: np.random.Generator, size: int, rate: float, limit: int) -> Indice
         tails = words * 2.0**-64
         np.log(tails, out=tails)
         np.divide(tails, -scale, out=tails)
-    np.minimum(tails, limit + 0.5, out=tails)  # + 0.5: clear of the whole numbers, so never in doubt
+    # + 0.5: clear of the whole numbers, so never in doubt
+    np.minimum(tails, limit + 0.5, out=tails)
     whole = tails.astype(np.int64)
     np.subtract(tails, whole, out=tails)
     if words.min() < LEAST or tails.min() < slack or tails.max() > 1 - slack:
@@ -80,12 +83,14 @@ def gaps(rng: np.random.Generator, size: int, rate: float, limit: int) -> Indice
 def exact_gap(rng: np.random.Generator, word: int, rate: float, limit: int) -> int:
     """floor(ln U / ln(1-rate)), at most ``limit``, for the uniform U whose first 64 bits are ``word``.
 
-    Brackets the value between those of the two ends of what U can be, and draws further bits until they agree.
+    Brackets the value between those of the two ends of what U can be, and draws further bits until
+    they agree.
     """
     bits = 64
     while True:
         with decimal.localcontext() as context:
-            # Both logarithms stay well inside the margin although they cancel, U near 1 and 1-rate near 1.
+            # Both logarithms stay well inside the margin although they cancel, U near 1 and 1-rate
+            # near 1.
             context.prec = 20 + bits - math.floor(math.log10(rate))
             step, unit = (1 - decimal.Decimal(rate)).ln(), decimal.Decimal(2) ** bits
             margin = 1 + decimal.Decimal(10) ** (-bits // 2)

@@ -23,18 +23,21 @@ BLOCK = 2**16  # times sorted at once
 class BufferedShuffle(Sampler):
     """The data streamed in order through a buffer from which records leave at random, as data loaders do.
 
-    The buffer is filled with the first records, as many as the first ``buffer`` batches hold. While the stream
-    lasts, a uniformly chosen place of the buffer gives up its record and takes the next of the stream; then what is
-    left in the buffer leaves in uniformly random order. Records in their order of leaving are cut into batches.
+    The buffer is filled with the first records, as many as the first ``buffer`` batches hold. While
+    the stream lasts, a uniformly chosen place of the buffer gives up its record and takes the next
+    of the stream; then what is left in the buffer leaves in uniformly random order. Records in
+    their order of leaving are cut into batches.
 
-    Formal guarantee of the iterator:
-        * in each epoch every record is in exactly one batch: batches of an epoch are disjoint, nothing is dropped;
-        * sizes are balanced: the first ``population % batches`` batches have one record more than the others, and
+    Formal guarantee of the iterator: * in each epoch every record is in exactly one batch: batches
+        of an epoch are disjoint, nothing is dropped; * sizes are balanced: the first ``population %
+        batches`` batches have one record more than the others, and
           none is empty;
-        * with C places and n records, record i (from 0) enters at time e = max(0, i - C + 1); it leaves at time s with
-          probability (1 - 1/C)^(s-e) / C for e <= s < n - C, and otherwise at a uniform time of the last C. The
-          record is still where the stream put it, more or less: no record comes more than C - 1 places early;
-        * epochs are independent and begin with the same stream; ``buffer == batches`` is :class:`Shuffle`;
+        * with C places and n records, record i (from 0) enters at time e = max(0, i - C + 1); it
+          leaves at time s with probability (1 - 1/C)^(s-e) / C for e <= s < n - C, and otherwise at
+          a uniform time of the last C. The record is still where the stream put it, more or less:
+          no record comes more than C - 1 places early;
+        * epochs are independent and begin with the same stream; ``buffer == batches`` is
+          :class:`Shuffle`;
         * the order of records inside a batch is unspecified.
 
     Args:
@@ -102,9 +105,10 @@ class BufferedShuffle(Sampler):
 def stream_through(chosen: Labels, places: int) -> tuple[Indices, Indices]:
     """Who leaves when ``chosen[t]`` is the place emptied at time t, and who is then left in each place.
 
-    The record leaving a place is the one put there when the place was last chosen, record ``places + t`` at time t,
-    or the one it was filled with. Sorting the times by place puts each time right after that previous time. Done a
-    block of times at a time, which keeps the sort in the processor's cache.
+    The record leaving a place is the one put there when the place was last chosen, record ``places
+    + t`` at time t, or the one it was filled with. Sorting the times by place puts each time right
+    after that previous time. Done a block of times at a time, which keeps the sort in the
+    processor's cache.
     """
     kept = np.arange(places, dtype=np.int64)
     left = np.empty(len(chosen), dtype=np.int64)

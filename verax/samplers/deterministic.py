@@ -22,9 +22,9 @@ from verax.samplers.stream import Batches, Stage
 class Deterministic(Sampler):
     """The data cut into ``batches`` consecutive runs, the same in each epoch. Nothing is random.
 
-    Formal guarantee of the iterator:
-        * in each epoch every record is in exactly one batch: batches of an epoch are disjoint, nothing is dropped;
-        * sizes are balanced: the first ``population % batches`` batches have one record more than the others, and
+    Formal guarantee of the iterator: * in each epoch every record is in exactly one batch: batches
+        of an epoch are disjoint, nothing is dropped; * sizes are balanced: the first ``population %
+        batches`` batches have one record more than the others, and
           none is empty;
         * batch t is the same in every epoch, and lists its records in increasing order;
         * the generator is not used.
@@ -50,7 +50,11 @@ class Deterministic(Sampler):
     epochs: Epochs = 1
 
     def __post_init__(self) -> None:
-        settle(self, batches=checks.count("batches", self.batches), epochs=checks.count("epochs", self.epochs))
+        settle(
+            self,
+            batches=checks.count("batches", self.batches),
+            epochs=checks.count("epochs", self.epochs),
+        )
 
     def __len__(self) -> int:
         return self.batches * self.epochs

@@ -1,7 +1,8 @@
 """Samplers from what people type: fields that carry their option, and the ways to say a rate or a number of rounds.
 
-A sampler's fields are annotated with the :class:`Option` that sets them. Three of them can also be said in other words:
-``--records`` and ``--batch`` make a rate or a number of batches, and ``--epochs`` a number of rounds.
+A sampler's fields are annotated with the :class:`Option` that sets them. Three of them can also be
+said in other words: ``--records`` and ``--batch`` make a rate or a number of batches, and
+``--epochs`` a number of rounds.
 
 >>> from verax.samplers.options import build
 >>> build("poisson", {"--records": 60000, "--batch": 600, "--epochs": 10})
@@ -35,8 +36,12 @@ class Option:
 
 
 Rate = Annotated[float, Option("--rate", "Sampling rate; or give --records and --batch.")]
-Steps = Annotated[int, Option("--steps", "Number of rounds where each is drawn anew; or give --epochs.")]
-BatchCount = Annotated[int, Option("--batches", "Batches per epoch; or give --records and --batch.")]
+Steps = Annotated[
+    int, Option("--steps", "Number of rounds where each is drawn anew; or give --epochs.")
+]
+BatchCount = Annotated[
+    int, Option("--batches", "Batches per epoch; or give --records and --batch.")
+]
 Epochs = Annotated[int, Option("--epochs", "Passes over the data.")]
 Records = Annotated[int, Option("--records", "Number of records, with --batch in place of --rate.")]
 BatchSize = Annotated[int, Option("--batch", "Expected batch size, with --records.")]
@@ -65,7 +70,8 @@ def option_fields(kind: type[Sampler]) -> list[Field]:
 
 
 SHARED: dict[str, tuple[type, Option]] = {
-    get_args(hint)[1].flag: get_args(hint)[:2] for hint in (Rate, Steps, Records, BatchSize, BatchCount, Epochs)
+    get_args(hint)[1].flag: get_args(hint)[:2]
+    for hint in (Rate, Steps, Records, BatchSize, BatchCount, Epochs)
 }
 """Options that many samplers have, by flag: the type and the help."""
 
@@ -85,7 +91,8 @@ def all_options() -> dict[str, tuple[type, Option]]:
 def build(name: str, given: Mapping[str, Any]) -> Sampler:
     """The sampler of this name that options describe; None is an option that was left out.
 
-    Raises ``ValueError`` for an option that is missing, contradicts another, or says nothing about this sampler.
+    Raises ``ValueError`` for an option that is missing, contradicts another, or says nothing about
+    this sampler.
     """
     entry = registry.named(name)
     options = {flag: value for flag, value in given.items() if value is not None}
@@ -120,7 +127,9 @@ def describe(sampler: Sampler) -> list[str]:
     typed: list[str] = []
     for field in option_fields(entry.kind):
         value = getattr(sampler, field.name)
-        if field.name in entry.decided or (value == field.default and field.option.flag != "--epochs"):
+        if field.name in entry.decided or (
+            value == field.default and field.option.flag != "--epochs"
+        ):
             continue
         typed += [field.option.flag] if field.kind is bool else [field.option.flag, repr(value)]
     return typed
@@ -138,7 +147,9 @@ def _refuse_others(name: str, flags: set[str], options: Mapping[str, Any]) -> No
             owners = owners_of(flag)
             if len(owners) == 1:
                 raise ValueError(f"{flag} is for --sampler {owners[0]}, got --sampler {name}")
-            raise ValueError(f"{flag} {value} is not for --sampler {name}: it takes {', '.join(sorted(accepted))}")
+            raise ValueError(
+                f"{flag} {value} is not for --sampler {name}: it takes {', '.join(sorted(accepted))}"
+            )
 
 
 def owners_of(flag: str) -> list[str]:
@@ -149,7 +160,9 @@ def owners_of(flag: str) -> list[str]:
 def flags_of(name: str) -> set[str]:
     """The options that set fields of the sampler of this name."""
     entry = registry.named(name)
-    return {field.option.flag for field in option_fields(entry.kind) if field.name not in entry.decided}
+    return {
+        field.option.flag for field in option_fields(entry.kind) if field.name not in entry.decided
+    }
 
 
 def _said(name: str, field: Field, flags: set[str], options: Mapping[str, Any]) -> Any:
@@ -189,7 +202,9 @@ def _steps(name: str, field: Field, flags: set[str], options: Mapping[str, Any])
         share = Fraction(repr(checks.rate("--rate", options.get("--rate"))))
     made = math.ceil(checks.count("--epochs", epochs) / share)
     if steps not in (None, made):
-        raise ValueError(f"--epochs {epochs} makes {made} steps, got --steps {steps}: give one of them")
+        raise ValueError(
+            f"--epochs {epochs} makes {made} steps, got --steps {steps}: give one of them"
+        )
     return made
 
 
@@ -212,7 +227,9 @@ def _share(options: Mapping[str, Any]) -> Fraction | None:
     """The share of the records in a batch, if --records and --batch say it."""
     if "--records" not in options or "--batch" not in options:
         return None
-    return Fraction(checks.count("--batch", options["--batch"]), checks.count("--records", options["--records"]))
+    return Fraction(
+        checks.count("--batch", options["--batch"]), checks.count("--records", options["--records"])
+    )
 
 
 _SAID: dict[str, Callable[[str, Field, set[str], Mapping[str, Any]], Any]] = {

@@ -21,11 +21,11 @@ from verax.samplers.stream import Batches, Stage
 class Poisson(Sampler):
     """Each record joins each of ``steps`` batches independently with probability ``rate``.
 
-    Formal guarantee of the iterator:
-        * the ``steps * population`` membership indicators are independent Bernoulli(rate), exactly: see
+    Formal guarantee of the iterator: * the ``steps * population`` membership indicators are
+        independent Bernoulli(rate), exactly: see
           ``verax.samplers.bernoulli`` for why rounding does not bend the law;
-        * batch sizes are independent Binomial(population, rate), so they vary and may be zero; an empty batch is a
-          round like any other;
+        * batch sizes are independent Binomial(population, rate), so they vary and may be zero; an
+          empty batch is a round like any other;
         * a batch lists distinct records in increasing order.
 
     Args:

@@ -21,12 +21,12 @@ from verax.samplers.stream import Batches, Stage
 class RandomAllocation(Sampler):
     """Each record picks ``times`` distinct rounds out of ``steps`` uniformly, independently, afresh each epoch.
 
-    Formal guarantee of the iterator:
-        * in each epoch every record is in exactly ``times`` batches, at most once in each;
-        * the ``epochs * population`` sets of rounds are independent, each exactly uniform among the subsets of size
+    Formal guarantee of the iterator: * in each epoch every record is in exactly ``times`` batches,
+        at most once in each; * the ``epochs * population`` sets of rounds are independent, each
+        exactly uniform among the subsets of size
           ``times``: every draw is one of whole numbers;
-        * batches of an epoch are dependent; a batch's size is Binomial(population, times / steps) and may be zero;
-          an empty batch is a round like any other;
+        * batches of an epoch are dependent; a batch's size is Binomial(population, times / steps)
+          and may be zero; an empty batch is a round like any other;
         * the order of records inside a batch is unspecified.
 
     Args:
@@ -94,8 +94,8 @@ class RandomAllocation(Sampler):
 def picks_inside(rng: np.random.Generator, window: int, ahead: int, due: Labels) -> Labels:
     """How many of a uniform ``due``-subset of the ``ahead`` rounds fall among the first ``window``: hypergeometric.
 
-    Drawn as from an urn, pick by pick for all records at once: among the ``ahead - pick`` rounds not yet picked,
-    ``window - found`` are in the window. All in whole numbers, so the law is exact.
+    Drawn as from an urn, pick by pick for all records at once: among the ``ahead - pick`` rounds
+    not yet picked, ``window - found`` are in the window. All in whole numbers, so the law is exact.
     """
     found = np.zeros_like(due)
     for pick in range(int(due.max())):
@@ -108,8 +108,8 @@ def picks_inside(rng: np.random.Generator, window: int, ahead: int, due: Labels)
 def spread(rng: np.random.Generator, picks: Labels, window: int) -> tuple[Indices, Labels]:
     """Give record i a uniform subset of ``picks[i]`` of the ``window`` rounds: pairs of record and round.
 
-    Floyd's method, on all records of equal count at once: the j-th of m picks is uniform among the first window-m+j
-    rounds, and becomes the last of these if it repeats an earlier pick.
+    Floyd's method, on all records of equal count at once: the j-th of m picks is uniform among the
+    first window-m+j rounds, and becomes the last of these if it repeats an earlier pick.
     """
     dtype = np.min_scalar_type(window - 1)
     records: list[Indices] = [np.empty(0, dtype=np.int64)]

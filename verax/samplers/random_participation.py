@@ -21,26 +21,30 @@ from verax.samplers.stream import Batches, Stage
 class RandomParticipation(Sampler):
     """One client: in each round it takes part with ``client_rate``, and then uses its records at ``record_rate``.
 
-    Formal guarantee of the iterator, which draws the batches of *one* client from its own ``population`` records:
+    Formal guarantee of the iterator, which draws the batches of *one* client from its own
+    ``population`` records:
         * rounds are independent and identically distributed;
-        * with probability ``1 - client_rate`` a batch is empty; otherwise each record joins it by its own coin of
-          probability ``record_rate``. So every record joins with probability ``client_rate * record_rate``, but records
-          of one client are *not* independent: that is why the analysis needs their number;
-        * a round in which the client stays away and one in which it picks no record give the same empty batch;
+        * with probability ``1 - client_rate`` a batch is empty; otherwise each record joins it by
+          its own coin of probability ``record_rate``. So every record joins with probability
+          ``client_rate * record_rate``, but records of one client are *not* independent: that is
+          why the analysis needs their number;
+        * a round in which the client stays away and one in which it picks no record give the same
+          empty batch;
         * a batch lists distinct records in increasing order.
 
-    Clients draw independently, each with its own generator. A client's privacy depends on its own four numbers and the
-    noise only, so clients may differ, and phases with other numbers may follow. The guarantee assumes that whoever sees
-    the noisy sums does not see when the client takes part; ``revealed`` says that they do.
+    Clients draw independently, each with its own generator. A client's privacy depends on its own
+    four numbers and the noise only, so clients may differ, and phases with other numbers may
+    follow. The guarantee assumes that whoever sees the noisy sums does not see when the client
+    takes part; ``revealed`` says that they do.
 
     Args:
         client_rate: probability of taking part in a round, in (0, 1].
         record_rate: probability that a client that takes part uses a given record, in (0, 1].
-        records: the most *other* records that the client holds besides the protected one; so the data may have up to
-            ``records + 1``. Fewer are covered by the same guarantee.
+        records: the most *other* records that the client holds besides the protected one; so the
+            data may have up to ``records + 1``. Fewer are covered by the same guarantee.
         rounds: number of rounds, those without the client included.
-        revealed: whether participation is visible, say because an absent client sends nothing to a server that is not
-            trusted ("weak client sampling").
+        revealed: whether participation is visible, say because an absent client sends nothing to a
+            server that is not trusted ("weak client sampling").
 
     >>> import numpy as np
     >>> from verax.samplers import RandomParticipation
@@ -55,10 +59,18 @@ class RandomParticipation(Sampler):
     repeats: ClassVar[str] = "rounds"
     independent_records: ClassVar[bool] = False
     plannable: ClassVar[bool] = False
-    client_rate: Annotated[float, Option("--client-rate", "Chance that the client takes part in a round.")]
-    record_rate: Annotated[float, Option("--record-rate", "Chance that a client taking part uses a record.")]
-    records: Annotated[int, Option("--other-records", "The most other records that the client holds.")]
-    rounds: Annotated[int, Option("--rounds", "Number of rounds, those without the client included.")]
+    client_rate: Annotated[
+        float, Option("--client-rate", "Chance that the client takes part in a round.")
+    ]
+    record_rate: Annotated[
+        float, Option("--record-rate", "Chance that a client taking part uses a record.")
+    ]
+    records: Annotated[
+        int, Option("--other-records", "The most other records that the client holds.")
+    ]
+    rounds: Annotated[
+        int, Option("--rounds", "Number of rounds, those without the client included.")
+    ]
     revealed: Annotated[bool, Option("--revealed", "Whether participation is visible.")] = False
 
     def __post_init__(self) -> None:
@@ -103,7 +115,9 @@ class RandomParticipation(Sampler):
     def _fitting(self, population: int) -> int:
         if checks.count("population", population) > self.records + 1:
             most = self.records + 1
-            raise ValueError(f"population must be at most records + 1 = {most}, got {population!r}; raise records")
+            raise ValueError(
+                f"population must be at most records + 1 = {most}, got {population!r}; raise records"
+            )
         return int(population)
 
     def _round(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:
@@ -111,4 +125,6 @@ class RandomParticipation(Sampler):
 
     def _batch(self, population: int, rng: np.random.Generator) -> Indices:
         taking_part = self.client_rate == 1.0 or heads(rng, 1, self.client_rate).size > 0
-        return heads(rng, population, self.record_rate) if taking_part else np.empty(0, dtype=np.int64)
+        return (
+            heads(rng, population, self.record_rate) if taking_part else np.empty(0, dtype=np.int64)
+        )

@@ -30,7 +30,9 @@ class Entry:
 
     def matches(self, sampler: Sampler) -> bool:
         """Whether the sampler is one of this name."""
-        return type(sampler) is self.kind and all(getattr(sampler, key) == value for key, value in self.decided.items())
+        return type(sampler) is self.kind and all(
+            getattr(sampler, key) == value for key, value in self.decided.items()
+        )
 
 
 _ENTRIES: dict[str, Entry] = {}
@@ -43,16 +45,21 @@ def register(name: str, label: str, **decided: Any) -> Callable[[S], S]:
     Args:
         name: lower case, with hyphens.
         label: what people read, such as "balls in bins".
-        decided: fields that this name decides. A class may be registered under several names that differ in these.
+        decided: fields that this name decides. A class may be registered under several names that
+            differ in these.
     """
 
     def add(kind: S) -> S:
         if missing := [trait for trait in _TRAITS if not hasattr(kind, trait)]:
-            raise TypeError(f"{kind.__name__} must say {', '.join(missing)}: see verax.samplers.base.Sampler")
+            raise TypeError(
+                f"{kind.__name__} must say {', '.join(missing)}: see verax.samplers.base.Sampler"
+            )
         known = _ENTRIES.get(name)
         other = kinds().get(kind.__name__, kind)
         if known is not None or other is not kind:
-            raise ValueError(f"sampler {name!r} ({kind.__name__}) is registered already, as {known or other!r}")
+            raise ValueError(
+                f"sampler {name!r} ({kind.__name__}) is registered already, as {known or other!r}"
+            )
         _ENTRIES[name] = Entry(name, label, kind, decided)
         return kind
 
@@ -89,15 +96,17 @@ def entry_of(sampler: Sampler) -> Entry:
     for entry in _ENTRIES.values():
         if entry.matches(sampler):
             return entry
-    raise ValueError(f"sampler must be a registered one, one of {', '.join(kinds())}, got {sampler!r}")
+    raise ValueError(
+        f"sampler must be a registered one, one of {', '.join(kinds())}, got {sampler!r}"
+    )
 
 
 def planned(name: str, records: int, batch: int, epochs: int) -> Sampler:
     """The sampler of this name whose expected batch is ``batch`` and in which a record joins about ``epochs`` rounds.
 
-    Fixed batches and bins divide the records evenly, so theirs may be smaller than ``batch``; Poisson rounds are
-    counted up to the next whole one. A truncated run's largest batch is one it practically never reaches, a buffer
-    holds a tenth of the batches.
+    Fixed batches and bins divide the records evenly, so theirs may be smaller than ``batch``;
+    Poisson rounds are counted up to the next whole one. A truncated run's largest batch is one it
+    practically never reaches, a buffer holds a tenth of the batches.
 
     >>> planned("poisson", records=60000, batch=600, epochs=3)
     Poisson(rate=0.01, steps=300)

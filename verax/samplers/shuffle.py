@@ -23,9 +23,9 @@ from verax.samplers.stream import Batches, Stage
 class Shuffle(Sampler):
     """The data in uniformly random order, cut into ``batches`` runs; a fresh order each epoch, or one for all.
 
-    Formal guarantee of the iterator:
-        * in each epoch every record is in exactly one batch: batches of an epoch are disjoint, nothing is dropped;
-        * sizes are balanced: the first ``population % batches`` batches have one record more than the others, and
+    Formal guarantee of the iterator: * in each epoch every record is in exactly one batch: batches
+        of an epoch are disjoint, nothing is dropped; * sizes are balanced: the first ``population %
+        batches`` batches have one record more than the others, and
           none is empty;
         * the partition of an epoch is uniform among all partitions of these sizes;
         * epochs are independent if ``reshuffle``, otherwise batch t is the same in every epoch;
@@ -55,7 +55,11 @@ class Shuffle(Sampler):
     def __post_init__(self) -> None:
         if not isinstance(self.reshuffle, bool):
             raise ValueError(f"reshuffle must be True or False, got {self.reshuffle!r}")
-        settle(self, batches=checks.count("batches", self.batches), epochs=checks.count("epochs", self.epochs))
+        settle(
+            self,
+            batches=checks.count("batches", self.batches),
+            epochs=checks.count("epochs", self.epochs),
+        )
 
     def __len__(self) -> int:
         return self.batches * self.epochs
@@ -78,7 +82,9 @@ class Shuffle(Sampler):
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
         """Draw an epoch at a time, in linear time."""
         at_least_one_each(self.batches, population)
-        return Batches(self, population, rng, self._order, passes=self.epochs if self.reshuffle else 1)
+        return Batches(
+            self, population, rng, self._order, passes=self.epochs if self.reshuffle else 1
+        )
 
     def _order(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:
         cuts = edges(population, self.batches)

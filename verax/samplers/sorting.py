@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from verax.samplers.base import Indices
 
 Labels = NDArray[np.unsignedinteger]
-DIGIT = 16  # numpy sorts keys of up to 16 bits by radix, longer ones several times slower by comparison
+# numpy sorts keys of up to 16 bits by radix, longer ones several times slower by comparison
+DIGIT = 16
 MAX_PARTS = 2**32 - 1  # labels of an epoch's batches fit in 32 bits
 
 
@@ -56,9 +57,10 @@ def by_label(keys: Labels, bound: int) -> tuple[Indices, Indices]:
 def uniform_order(rng: np.random.Generator, size: int, cuts: Indices) -> Indices:
     """A permutation of ``0..size-1``, uniform up to the order inside the runs between ``cuts``.
 
-    Independent uniform keys, sorted, ties put in uniform order, make a uniform permutation (Rao 1961, Sandelius
-    1962). With 16-bit keys the sort is one linear pass over memory instead of the random walk of a plain shuffle,
-    and only ties that straddle a cut can matter, so only those are shuffled.
+    Independent uniform keys, sorted, ties put in uniform order, make a uniform permutation (Rao
+    1961, Sandelius 1962). With 16-bit keys the sort is one linear pass over memory instead of the
+    random walk of a plain shuffle, and only ties that straddle a cut can matter, so only those are
+    shuffled.
     """
     if size < 2**DIGIT:
         return rng.permutation(size).astype(np.int64, copy=False)

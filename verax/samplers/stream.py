@@ -1,11 +1,12 @@
 """The iterator behind every sampler's ``draw``: lazy, and resumable after any round.
 
-A run is a sequence of *passes*, each drawn without looking at the ones before (a round of Poisson sampling, an
-epoch of shuffling). A pass is a sequence of *stages*; a stage makes all its random draws at once and then hands out
-its batches. So the state of a run is small: where the generator stood at the start of each stage of the current
-pass, and how many batches of the last stage were taken. Resuming draws those stages again. Because no draw is
-pending between two batches, the generator may be shared, say with the noise: the state also holds where it stood
-when the state was taken, and resuming puts it back there.
+A run is a sequence of *passes*, each drawn without looking at the ones before (a round of Poisson
+sampling, an epoch of shuffling). A pass is a sequence of *stages*; a stage makes all its random
+draws at once and then hands out its batches. So the state of a run is small: where the generator
+stood at the start of each stage of the current pass, and how many batches of the last stage were
+taken. Resuming draws those stages again. Because no draw is pending between two batches, the
+generator may be shared, say with the noise: the state also holds where it stood when the state was
+taken, and resuming puts it back there.
 """
 
 from __future__ import annotations
@@ -32,15 +33,22 @@ class Batches(Iterator[Indices]):
     Args:
         sampler: the description the batches follow.
         population: number of records.
-        rng: the source of all randomness. It advances as batches are drawn, so a second run with it is fresh.
+        rng: the source of all randomness. It advances as batches are drawn, so a second run with it
+            is fresh.
         draw: draws one pass.
         passes: number of passes in the run.
     """
 
-    def __init__(self, sampler: Sampler, population: int, rng: np.random.Generator, draw: Draw, passes: int) -> None:
+    def __init__(
+        self, sampler: Sampler, population: int, rng: np.random.Generator, draw: Draw, passes: int
+    ) -> None:
         if not isinstance(rng, np.random.Generator):
             raise ValueError(f"rng must be a numpy.random.Generator, got {rng!r}")
-        self._sampler, self._population, self._draw = sampler, checks.count("population", population), draw
+        self._sampler, self._population, self._draw = (
+            sampler,
+            checks.count("population", population),
+            draw,
+        )
         self._rng, self._bits = rng, rng.bit_generator
         self._total, self._passes = passes, 0
         self._starts: list[Any] = []
@@ -70,8 +78,10 @@ class Batches(Iterator[Indices]):
     def state(self) -> dict[str, Any]:
         """Everything :func:`resume` needs, as plain JSON-able values, a few hundred bytes for most generators.
 
-        **Secret.** Whoever reads it can redraw the batches, past and future, and the noise if it shares the
-        generator: the run's guarantee holds only against those who never see it. Keep it with the raw data; never
+        **Secret.** Whoever reads it can redraw the batches, past and future, and the noise if it
+        shares the
+        generator: the run's guarantee holds only against those who never see it. Keep it with the
+            raw data; never
         publish it in a checkpoint.
         """
         return {
@@ -113,8 +123,9 @@ def resume(
         sampler: the sampler of the interrupted run.
         state: what ``state()`` returned, perhaps after a trip through JSON. It is secret.
         population: the number of records of the interrupted run.
-        rng: a generator of the same kind, set to where the interrupted run's stood. By default a new one; needed
-            when the run's other randomness shares the generator, or its bit generator is not one of numpy's own.
+        rng: a generator of the same kind, set to where the interrupted run's stood. By default a
+            new one; needed when the run's other randomness shares the generator, or its bit
+            generator is not one of numpy's own.
 
     >>> import numpy as np
     >>> from verax.samplers import Shuffle, resume
@@ -129,18 +140,24 @@ def resume(
     if rng is None:
         kind = state["now"].get("bit_generator") if isinstance(state["now"], dict) else None
         if kind not in NUMPY_GENERATORS:
-            raise ValueError(f"rng must be given for a bit generator that is not numpy's own, got state of {kind!r}")
+            raise ValueError(
+                f"rng must be given for a bit generator that is not numpy's own, got state of {kind!r}"
+            )
         rng = np.random.Generator(getattr(np.random, kind)())
     run = sampler.draw(population, rng)
     if not isinstance(run, Batches):
-        raise ValueError(f"sampler must draw resumable batches as verax's own samplers do, got {sampler!r}")
+        raise ValueError(
+            f"sampler must draw resumable batches as verax's own samplers do, got {sampler!r}"
+        )
     run.restore(state)
     return run
 
 
 def _check(state: Any) -> None:
     if not isinstance(state, dict) or set(state) != set(FIELDS):
-        raise ValueError(f"state must be what a run's state() returned, got {type(state).__name__} with other fields")
+        raise ValueError(
+            f"state must be what a run's state() returned, got {type(state).__name__} with other fields"
+        )
 
 
 def _plain(state: Any) -> Any:

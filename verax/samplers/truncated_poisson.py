@@ -16,7 +16,9 @@ from verax.samplers.options import Option, Rate, Records, Steps
 from verax.samplers.registry import register
 from verax.samplers.stream import Batches, Stage
 
-_RARE = 1e-20  # chance that a planned run cuts any batch: below any usual delta, also times the e^epsilon it may cost
+# chance that a planned run cuts any batch: below any usual delta, also times the e^epsilon it may
+# cost
+_RARE = 1e-20
 
 
 @register("truncated-poisson", "truncated Poisson")
@@ -24,12 +26,13 @@ _RARE = 1e-20  # chance that a planned run cuts any batch: below any usual delta
 class TruncatedPoisson(Sampler):
     """A Poisson batch each round, and if it has more than ``max_batch`` records, a uniform ``max_batch`` of them.
 
-    Formal guarantee of the iterator:
-        * rounds are independent and identically distributed;
-        * a batch has the law of a Poisson batch of probability ``rate``, replaced by a uniform subset of
-          ``max_batch`` of its records when it is larger: sizes are min(Binomial(population, rate), max_batch), and
-          given its size a batch is a uniform subset;
-        * inside a round memberships are *not* independent: that is why the analysis needs the population;
+    Formal guarantee of the iterator: * rounds are independent and identically distributed; * a
+        batch has the law of a Poisson batch of probability ``rate``, replaced by a uniform subset
+        of
+          ``max_batch`` of its records when it is larger: sizes are min(Binomial(population, rate),
+          max_batch), and given its size a batch is a uniform subset;
+        * inside a round memberships are *not* independent: that is why the analysis needs the
+          population;
         * batches may be empty; a batch lists distinct records in increasing order.
 
     Args:
@@ -64,8 +67,11 @@ class TruncatedPoisson(Sampler):
             population=checks.count("population", self.population),
         )
         mean = self.rate * self.population
-        if self.max_batch < mean * (1 - 1e-12):  # 0.07 * 100 is a little above 7 in doubles; 7 is allowed
-            raise ValueError(f"max_batch must be at least rate * population = {mean:g}, got {self.max_batch!r}")
+        # 0.07 * 100 is a little above 7 in doubles; 7 is allowed
+        if self.max_batch < mean * (1 - 1e-12):
+            raise ValueError(
+                f"max_batch must be at least rate * population = {mean:g}, got {self.max_batch!r}"
+            )
 
     def __len__(self) -> int:
         return self.steps
@@ -91,19 +97,24 @@ class TruncatedPoisson(Sampler):
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
         """Draw the batches lazily, in time and memory of the batch (of the population, for rates above 1/2)."""
-        return Batches(self, same_population(self.population, population), rng, self._round, passes=self.steps)
+        return Batches(
+            self, same_population(self.population, population), rng, self._round, passes=self.steps
+        )
 
     def _round(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:
         batch = heads(rng, population, self.rate)
         if len(batch) > self.max_batch:
-            batch = batch[np.sort(rng.choice(len(batch), self.max_batch, replace=False, shuffle=False))]
+            batch = batch[
+                np.sort(rng.choice(len(batch), self.max_batch, replace=False, shuffle=False))
+            ]
         yield (batch,)
 
 
 def hardly_exceeded(records: int, rate: float, rounds: int) -> int:
     """The smallest size that hardly any run of so many Poisson rounds exceeds.
 
-    Nothing that is proved rests on the tail used here: the analysis prices whatever size was chosen.
+    Nothing that is proved rests on the tail used here: the analysis prices whatever size was
+    chosen.
     """
     from scipy import special  # here, because drawing batches does without it
 

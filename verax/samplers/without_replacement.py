@@ -20,10 +20,11 @@ from verax.samplers.stream import Batches, Stage
 class WithoutReplacement(Sampler):
     """Each round an independent uniform subset of ``batch`` of the ``population`` records.
 
-    Formal guarantee of the iterator:
-        * rounds are independent; each batch is exactly uniform among the subsets of size ``batch`` (whole-number
+    Formal guarantee of the iterator: * rounds are independent; each batch is exactly uniform among
+        the subsets of size ``batch`` (whole-number
           draws by rejection);
-        * every batch has ``batch`` distinct records, in increasing order; a record may be in any number of batches.
+        * every batch has ``batch`` distinct records, in increasing order; a record may be in any
+          number of batches.
 
     Args:
         batch: size of every batch, at most ``population``.
@@ -78,7 +79,9 @@ class WithoutReplacement(Sampler):
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
         """Draw the batches lazily: a batch below a twentieth of the population costs only its own size."""
-        return Batches(self, same_population(self.population, population), rng, self._round, passes=self.steps)
+        return Batches(
+            self, same_population(self.population, population), rng, self._round, passes=self.steps
+        )
 
     def _round(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:
         batch = rng.choice(population, self.batch, replace=False, shuffle=False)

@@ -1,7 +1,7 @@
 """Run a mechanism: the ledger of what was released, and the training loop that writes it.
 
-Importing this package loads nothing; each name is imported when it is first asked for, so that reading a ledger
-does not need torch.
+Importing this package loads nothing; each name is imported when it is first asked for, so that
+reading a ledger does not need torch.
 """
 
 from importlib import import_module

@@ -25,7 +25,18 @@ from verax.training.checkpoint_file import fresh_of
 
 _SHARE = 0.05  # of the time that may be spent on writing states
 _PLAIN = (bool, int, float, str, type(None))
-_HELD = {"mechanism", "clip_norms", "run", "records", "rounds", "model", "optimizer", "sampler", "sampling", "seeded"}
+_HELD = {
+    "mechanism",
+    "clip_norms",
+    "run",
+    "records",
+    "rounds",
+    "model",
+    "optimizer",
+    "sampler",
+    "sampling",
+    "seeded",
+}
 
 
 def read_state(
@@ -39,8 +50,8 @@ def read_state(
 ) -> dict[str, Any]:
     """A state that ``PrivateTrainer.save`` wrote, if it is of this very run.
 
-    "spent" is how many rounds the ledger knows beyond it, "blind" whether there may be some that no ledger knows, and
-    "secure" whether nobody chose the seed.
+    "spent" is how many rounds the ledger knows beyond it, "blind" whether there may be some that no
+    ledger knows, and "secure" whether nobody chose the seed.
     """
     try:
         state: Any = torch.load(path, weights_only=True, map_location=device)
@@ -57,9 +68,13 @@ def read_state(
         if state[what] != mine:
             raise ValueError(f"path must hold a run of {what} {mine}, got one of {state[what]}")
     if state.setdefault("population", records) != records:
-        raise ValueError(f"records must be {state['population']} as in the run of {os.fspath(path)!r}, got {records}")
+        raise ValueError(
+            f"records must be {state['population']} as in the run of {os.fspath(path)!r}, got {records}"
+        )
     if (state.setdefault("schedule", None) is None) != (schedule is None):
-        raise ValueError(f"schedule must be given as it was in the run of {os.fspath(path)!r}, got {schedule!r}")
+        raise ValueError(
+            f"schedule must be given as it was in the run of {os.fspath(path)!r}, got {schedule!r}"
+        )
     state["spent"] = 0
     if ledger is not None:
         _refuse_ledger(state, ledger)
@@ -104,7 +119,9 @@ def sources_of(seeds: dict[str, Any] | None) -> dict[str, Source]:
     return {use: fresh.spawn(use) for use in ("noise", "clip-groups", "draws")}
 
 
-def spend(drawn: Iterator[Any], schedule: torch.optim.lr_scheduler.LRScheduler | None, rounds: int) -> None:
+def spend(
+    drawn: Iterator[Any], schedule: torch.optim.lr_scheduler.LRScheduler | None, rounds: int
+) -> None:
     """Go past rounds that were released after the state was saved: their batches are drawn and dropped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch misses the optimizer's own step
@@ -124,7 +141,9 @@ def put_back(
     for what, now in (("optimizer", optimizer), ("schedule", schedule)):
         kind = state.get("kinds", {}).get(what)
         if kind not in (None, type(now).__name__):
-            raise ValueError(f"{what} must be the {kind} that the run began with, got {type(now).__name__}")
+            raise ValueError(
+                f"{what} must be the {kind} that the run began with, got {type(now).__name__}"
+            )
     for setting, value in state.get("settings", {}).items():
         mine = settings_of(optimizer).get(setting)
         if mine != value:
@@ -135,15 +154,21 @@ def put_back(
     for name, mine in model.state_dict().items():
         theirs = state["model"].get(name, mine)
         if isinstance(mine, Tensor) and theirs.dtype is not mine.dtype:  # torch would round
-            raise ValueError(f"model must be that of the saved run, got {mine.dtype} for {theirs.dtype} in {name}")
+            raise ValueError(
+                f"model must be that of the saved run, got {mine.dtype} for {theirs.dtype} in {name}"
+            )
     try:
         model.load_state_dict(state["model"])
     except RuntimeError as error:
-        raise ValueError(f"model must be that of the saved run, got another: {_line(error)}") from error
+        raise ValueError(
+            f"model must be that of the saved run, got another: {_line(error)}"
+        ) from error
     try:
         optimizer.load_state_dict(state["optimizer"])
     except ValueError as error:
-        raise ValueError(f"optimizer must be over the parameters of the saved run: {_line(error)}") from error
+        raise ValueError(
+            f"optimizer must be over the parameters of the saved run: {_line(error)}"
+        ) from error
     if schedule is not None:
         schedule.load_state_dict(state["schedule"])
 
@@ -165,7 +190,9 @@ def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """What an optimizer was made with, as far as it is plain values."""
     made = plain(optimizer.defaults)
     leaves = {name: pytree.tree_leaves(value) for name, value in made.items()}
-    return {name: made[name] for name, found in leaves.items() if all(type(x) in _PLAIN for x in found)}
+    return {
+        name: made[name] for name, found in leaves.items() if all(type(x) in _PLAIN for x in found)
+    }
 
 
 def refuse_shared(state: str | os.PathLike[str], others: Mapping[str, Any]) -> None:
@@ -173,7 +200,9 @@ def refuse_shared(state: str | os.PathLike[str], others: Mapping[str, Any]) -> N
     mine = {os.path.realpath(path) for path in (state, fresh_of(state))}
     for what, path in others.items():
         if path is not None and os.path.realpath(path) in mine:
-            raise ValueError(f"state must be a file of its own, got {os.fspath(state)!r}, which is the {what}, too")
+            raise ValueError(
+                f"state must be a file of its own, got {os.fspath(state)!r}, which is the {what}, too"
+            )
 
 
 class StateFile:
@@ -213,7 +242,9 @@ class StateFile:
         if self._closed if late else started < self._due:
             return
         if self._closed or not self._mine():
-            raise LedgerBusy(f"{self.path} was let go, or replaced by another process: this trainer cannot go on")
+            raise LedgerBusy(
+                f"{self.path} was let go, or replaced by another process: this trainer cannot go on"
+            )
         save(self.path)
         ended = time.monotonic()
         self._due = ended + (ended - started) / _SHARE
@@ -244,7 +275,9 @@ class StateFile:
         self._closed, self._fd = True, None
         self._let_go()
 
-    def ledger(self, path: Path, mechanism: Mechanism, begin: Callable[[], Ledger], goes_on: bool) -> Ledger:
+    def ledger(
+        self, path: Path, mechanism: Mechanism, begin: Callable[[], Ledger], goes_on: bool
+    ) -> Ledger:
         """The ledger of the run that is kept here, or that of one that begins."""
         if not goes_on:
             return begin()
@@ -274,7 +307,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def refuse_other(
-    ledger: Ledger, mechanism: Mechanism, norms: list[float] | None, records: int | None, secure: bool
+    ledger: Ledger,
+    mechanism: Mechanism,
+    norms: list[float] | None,
+    records: int | None,
+    secure: bool,
 ) -> None:
     """Refuse a ledger that declares another run than the one to be trained."""
     declared = None if norms is None else schedule_of(norms, len(mechanism.sampler))
@@ -283,13 +320,19 @@ def refuse_other(
         ("clip_norms", ledger.clip_norms, declared),
     ):
         if theirs != mine:
-            raise ValueError(f"ledger must declare the {what} that is trained, {mine!r}, got one with {theirs!r}")
+            raise ValueError(
+                f"ledger must declare the {what} that is trained, {mine!r}, got one with {theirs!r}"
+            )
     if ledger.population != records and (ledger.released > 0 or ledger.population is not None):
-        raise ValueError(f"records must be the {ledger.population} that {ledger.path} declares, got {records}")
+        raise ValueError(
+            f"records must be the {ledger.population} that {ledger.path} declares, got {records}"
+        )
     refuse_seed(ledger, secure)
 
 
 def refuse_seed(ledger: Ledger, secure: bool) -> None:
     """Refuse seeds in a run whose ledger says that there are none."""
     if not secure and not ledger.insecure_seed:
-        raise ValueError("insecure_seed must not be used in a run whose ledger says that its randomness is secret")
+        raise ValueError(
+            "insecure_seed must not be used in a run whose ledger says that its randomness is secret"
+        )

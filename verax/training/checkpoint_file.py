@@ -13,7 +13,8 @@ import torch
 
 from verax.durable import refuse_special, sync_directory
 
-# What torch.load raises for bytes that are no state: pickles and archives fail wherever they are cut or changed.
+# What torch.load raises for bytes that are no state: pickles and archives fail wherever they are
+# cut or changed.
 _UNREADABLE = (
     UnpicklingError,
     RuntimeError,
@@ -49,7 +50,9 @@ def write_secret(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
             try:
                 torch.save(state, file)
             except (PicklingError, AttributeError, TypeError) as error:
-                raise ValueError(f"a state must be tensors and plain values, got one that is not: {error}") from error
+                raise ValueError(
+                    f"a state must be tensors and plain values, got one that is not: {error}"
+                ) from error
             file.flush()
             os.fsync(file.fileno())
         refuse_unreadable(fresh)
@@ -71,7 +74,9 @@ def read_secret(path: str | os.PathLike[str]) -> Any:
             except _UNREADABLE:
                 return None
     except OSError as error:
-        raise ValueError(f"state must be a file that can be read, got {os.fspath(path)!r}: {error.strerror}") from error
+        raise ValueError(
+            f"state must be a file that can be read, got {os.fspath(path)!r}: {error.strerror}"
+        ) from error
 
 
 def refuse_unreadable(path: Path) -> None:

@@ -1,11 +1,12 @@
 """What helps to watch a run: numbers computed from private data, for its owner only, and scores on public data.
 
-Losses, gradient norms and fractions clipped of a batch are functions of private data that no noise protects. They are
-not in the ledger and no guarantee covers them. Whoever may see the data may see them too, in a file of their own that
-only its owner can read; to show it to anybody else is a release that the epsilon does not count.
+Losses, gradient norms and fractions clipped of a batch are functions of private data that no noise
+protects. They are not in the ledger and no guarantee covers them. Whoever may see the data may see
+them too, in a file of their own that only its owner can read; to show it to anybody else is a
+release that the epsilon does not count.
 
-Scores of the model on public data are different: models on the way are covered by the guarantee, so what is computed
-from them and from public data is free.
+Scores of the model on public data are different: models on the way are covered by the guarantee, so
+what is computed from them and from public data is free.
 """
 
 from __future__ import annotations
@@ -39,14 +40,20 @@ class Diagnostics:
     """Writes down losses, gradient norms and signal to noise of a run's batches, for the owner of the data only.
 
     Args:
-        path: a new file, by custom the ledger's name with the ending ``.private``; JSON lines with a round each.
+        path: a new file, by custom the ledger's name with the ending ``.private``; JSON lines with
+            a round each.
         rounds: of the run. About 2,000 of them at most are looked at.
         noise_multiplier: of the run.
         resumed: whether the file may exist already and is gone on with.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], rounds: int, noise_multiplier: float, *, resumed: bool = False
+        self,
+        path: str | os.PathLike[str],
+        rounds: int,
+        noise_multiplier: float,
+        *,
+        resumed: bool = False,
     ) -> None:
         self._path, self._noise = os.fspath(path), noise_multiplier
         self._every = max(math.ceil(rounds / MOST_LINES), 1)
@@ -63,7 +70,9 @@ class Diagnostics:
         """What the clipper's ``add`` does, for this round: it also writes down what there was to see."""
         return clipper.add if number % self._every else partial(self._add, clipper, number)
 
-    def _add(self, clipper: Clipper, number: int, batch: Any, records: int, into: Flat, groups: Any) -> None:
+    def _add(
+        self, clipper: Clipper, number: int, batch: Any, records: int, into: Flat, groups: Any
+    ) -> None:
         norms: list[Tensor] = []
         clipper.norms = norms.append
         try:
@@ -74,11 +83,15 @@ class Diagnostics:
         found: dict[str, float] = {"clip_norm": bound}
         if self._noise > 0.0:
             length = self._noise * bound * math.sqrt(len(into.buffer))  # about that of the noise
-            found["signal_to_noise"] = into.denominator * float(torch.linalg.vector_norm(into.buffer)) / length
+            found["signal_to_noise"] = (
+                into.denominator * float(torch.linalg.vector_norm(into.buffer)) / length
+            )
         if norms:
             found |= _norms(torch.cat([some.reshape(-1).float() for some in norms]), bound)
             found |= _scores(clipper, batch, records)
-        _append(self._path, {"round": number + 1} | {k: v for k, v in found.items() if math.isfinite(v)})
+        _append(
+            self._path, {"round": number + 1} | {k: v for k, v in found.items() if math.isfinite(v)}
+        )
 
 
 def _norms(norms: Tensor, bound: float) -> dict[str, float]:
@@ -129,9 +142,10 @@ class PublicLog:
     """Scores of the models on the way on *public* data, in a file that may be shown to anybody.
 
     Args:
-        path: where to, by custom the ledger's name with the ending ``.log``; JSON lines with a round each.
-        score: from the model to named numbers. It must look at nothing but the model and public data: a score on
-            private data would be a release that the guarantee does not cover.
+        path: where to, by custom the ledger's name with the ending ``.log``; JSON lines with a
+            round each.
+        score: from the model to named numbers. It must look at nothing but the model and public
+            data: a score on private data would be a release that the guarantee does not cover.
         every: how many rounds lie between two scores; the last round is always scored.
 
     >>> import tempfile, torch
@@ -166,7 +180,9 @@ class PublicLog:
         """Write a line, if it is time for one: after ``rounds`` rounds."""
         if last or rounds % self.every == 0:
             found = {name: float(value) for name, value in self.score(model).items()}
-            _append(self.path, {"round": rounds} | {k: v for k, v in found.items() if math.isfinite(v)})
+            _append(
+                self.path, {"round": rounds} | {k: v for k, v in found.items() if math.isfinite(v)}
+            )
 
 
 def _append(path: str | os.PathLike[str], entry: Mapping[str, Any]) -> None:

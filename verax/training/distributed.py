@@ -1,7 +1,8 @@
 """One run in several processes: each clips its share of the batch, the first writes the ledger and adds the noise.
 
-All processes know the secret that draws the batches and the clip-groups. The secret of the noise never leaves the first
-one, so noise is added once, whatever happens elsewhere. See docs/training.md, section 6.
+All processes know the secret that draws the batches and the clip-groups. The secret of the noise
+never leaves the first one, so noise is added once, whatever happens elsewhere. See
+docs/training.md, section 6.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from verax.training.clipping.flat_buffer import Flat
 from verax.training.data.microbatch_size import normalises
 
 T = TypeVar("T")
-_LOST = re.compile(r"gloo/transport|connection|timed out|timeout|broken pipe|peer|socket|nccl", re.IGNORECASE)
+_LOST = re.compile(
+    r"gloo/transport|connection|timed out|timeout|broken pipe|peer|socket|nccl", re.IGNORECASE
+)
 """What backends say of a broken or silent connection: gloo has no exception of its own for it."""
 
 
@@ -59,7 +62,7 @@ class Processes:
         """Whether this is the process that writes the ledger and adds the noise."""
         return bool(self.rank == 0)
 
-    # --- doing things together --------------------------------------------------------------------------------------
+    # --- doing things together --------------------------------------------------------------------
 
     def share(self, value: Any) -> Any:
         """The first process's value, in all of them."""
@@ -102,7 +105,13 @@ class Processes:
 
     def _fail(self, mine: Exception | None) -> None:
         """Raise what went wrong: a departure in all processes, an error where it happened, and its words elsewhere."""
-        said = mine if isinstance(mine, Leaving) else None if mine is None else f"{type(mine).__name__}: {mine}"
+        said = (
+            mine
+            if isinstance(mine, Leaving)
+            else None
+            if mine is None
+            else f"{type(mine).__name__}: {mine}"
+        )
         heard: list[Any] = [None] * self.size
         with self._listening():
             dist.all_gather_object(heard, said, group=self._group)
@@ -146,15 +155,18 @@ class Processes:
                 f"({str(error).splitlines()[0]})"
             ) from error
 
-    # --- who works on what ------------------------------------------------------------------------------------------
+    # --- who works on what ------------------------------------------------------------------------
 
     def split(self, clipping: Clipping, inner: Any, model: nn.Module) -> bool:
         """Whether the one clip-group of a batch can be cut: a mean over records that do not know each other can."""
         return isinstance(clipping, Batch) and inner is None and not normalises(model)
 
-    def mine(self, records: int, clipping: Clipping, labels: NDArray[np.int64] | None, split: bool) -> Any:
+    def mine(
+        self, records: int, clipping: Clipping, labels: NDArray[np.int64] | None, split: bool
+    ) -> Any:
         """The places in the batch of this process's records."""
-        if isinstance(clipping, Mixed) and labels is not None:  # a clip-group belongs to one process
+        # a clip-group belongs to one process
+        if isinstance(clipping, Mixed) and labels is not None:
             return np.flatnonzero(labels % self.size == self.rank)
         if isinstance(clipping, Batch) and not split:
             return slice(None) if self.first else slice(0)
@@ -164,7 +176,10 @@ class Processes:
 def is_loss(error: RuntimeError) -> bool:
     """Whether a collective failed because of another process, and not of memory, types or devices here.
 
-    >>> is_loss(RuntimeError("Connection closed by peer")), is_loss(RuntimeError("not enough memory"))
+    >>> (
+    ...     is_loss(RuntimeError("Connection closed by peer")),
+    ...     is_loss(RuntimeError("not enough memory")),
+    ... )
     (True, False)
     """
     if isinstance(error, dist.DistError):
@@ -176,7 +191,8 @@ def processes_of(given: Any, device: torch.device) -> Processes | None:
     """The processes to train in: those of a group, all there are, or none but this one.
 
     Args:
-        given: None for all processes if ``torch.distributed`` was initialised, 1 for this one alone, or a group.
+        given: None for all processes if ``torch.distributed`` was initialised, 1 for this one
+            alone, or a group.
         device: where the model is.
     """
     if isinstance(given, int) and given == 1:

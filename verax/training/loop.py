@@ -49,7 +49,9 @@ class Fitted:
         """The guarantee of the run."""
         return self.trainer.guarantee
 
-    def statement(self, path: str | os.PathLike[str] | None = None, delta: float | None = None) -> Statement:
+    def statement(
+        self, path: str | os.PathLike[str] | None = None, delta: float | None = None
+    ) -> Statement:
         """What a reviewer signs, in words; with a path also written there: as a page, JSON or text, by its suffix."""
         return self.trainer.statement(self.delta if delta is None else delta, path)
 
@@ -95,29 +97,36 @@ def fit(
 
     Args:
         model: any module, trained in place.
-        loss: a torch criterion of outputs and targets, or for dictionaries of data a function of model and batch;
-            under batch and mixed clipping it may return the mean of the batch.
-        dataset: tensors or arrays, a dictionary or table of them, a map-style data set, or a stream for samplers that
-            read it in order.
+        loss: a torch criterion of outputs and targets, or for dictionaries of data a function of
+            model and batch; under batch and mixed clipping it may return the mean of the batch.
+        dataset: tensors or arrays, a dictionary or table of them, a map-style data set, or a stream
+            for samplers that read it in order.
         mechanism: what runs: the sampler that draws the batches, the clipping, the noise.
         optimizer: from parameters to an optimizer, such as ``lambda p: torch.optim.Adam(p, 1e-3)``.
-        ledger: a new file in which every release is recorded before it happens; or that of the run in ``state``.
+        ledger: a new file in which every release is recorded before it happens; or that of the run
+            in ``state``.
         delta: of the epsilon that is shown and stated.
         inner: for batch and mixed clipping, what a clip-group computes.
         micro_batch: at most how many records are worked on at once (fewer for large models).
-        clip_norms: a clip norm for every round, as a list or a function of the round's number, chosen without looking
-            at the data. Noise is in proportion, so the guarantee stays the same.
-        schedule: from the optimizer to a ``torch.optim.lr_scheduler`` for its step sizes, stepped once a round.
-        state: a file that is kept up to date while the run goes on, and from which it goes on, if it is there: after an
-            interruption the same call continues the run, and if it is over, loads its weights and says so. It tells
-            who is in which batch until the last round, so it must stay as secret as the data.
-        records: a public number of records by which updates are scaled; by default the data set's own.
-        processes: None for all processes of ``torch.distributed``, if it was initialised; 1 for this one alone.
-        collate_fn: for data sets that give records by number, from a list of records to a batch; it must treat each
-            record by itself.
+        clip_norms: a clip norm for every round, as a list or a function of the round's number,
+            chosen without looking at the data. Noise is in proportion, so the guarantee stays the
+            same.
+        schedule: from the optimizer to a ``torch.optim.lr_scheduler`` for its step sizes, stepped
+            once a round.
+        state: a file that is kept up to date while the run goes on, and from which it goes on, if
+            it is there: after an interruption the same call continues the run, and if it is over,
+            loads its weights and says so. It tells who is in which batch until the last round, so
+            it must stay as secret as the data.
+        records: a public number of records by which updates are scaled; by default the data set's
+            own.
+        processes: None for all processes of ``torch.distributed``, if it was initialised; 1 for
+            this one alone.
+        collate_fn: for data sets that give records by number, from a list of records to a batch; it
+            must treat each record by itself.
         log: scores on public data, to be written down on the way.
-        diagnostics: a new file for losses and gradient norms of the batches, which **no noise protects**: for the eyes
-            of those who may see the data. By custom the ledger's name with the ending ``.private``.
+        diagnostics: a new file for losses and gradient norms of the batches, which **no noise
+            protects**: for the eyes of those who may see the data. By custom the ledger's name with
+            the ending ``.private``.
         progress: whether to show a bar, if standard error is a terminal.
         insecure_seed: for tests and research only: makes the run repeatable, and not private.
 
@@ -164,7 +173,9 @@ def fit(
                 if log is not None and trainer.first:
                     log.after(model, trainer.rounds, last=trainer.rounds == len(mechanism.sampler))
                 show(trainer, delta)
-    except BaseException as error:  # in a notebook its traceback keeps trainer and ledger, otherwise
+    except (
+        BaseException
+    ) as error:  # in a notebook its traceback keeps trainer and ledger, otherwise
         trainer.close()
         if isinstance(error, KeyboardInterrupt):
             trainer.count_ledger()
@@ -180,7 +191,12 @@ def _bar(rounds: int, wanted: bool) -> Iterator[Callable[[PrivateTrainer, float]
         yield lambda trainer, delta: None
         return
     every = max(rounds // _UPDATES, 1)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("training", total=rounds)
         stated = cache(lambda trainer, delta: trainer.guarantee.epsilon(delta))

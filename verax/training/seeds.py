@@ -41,9 +41,9 @@ def seeded(model: nn.Module, seed: int) -> Iterator[None]:
 class Draws:
     """Seeds for a model's passes over the data, each used once.
 
-    They must be secret: under a seed that everybody knows, such as ``torch.manual_seed(0)`` at the top of a script, one
-    record more moves all other records' dropout masks, and with them the whole sum. Under a secret one masks are
-    independent, and those of the others can be taken to stay.
+    They must be secret: under a seed that everybody knows, such as ``torch.manual_seed(0)`` at the
+    top of a script, one record more moves all other records' dropout masks, and with them the whole
+    sum. Under a secret one masks are independent, and those of the others can be taken to stay.
     """
 
     def __init__(self, source: Source) -> None:

@@ -16,7 +16,8 @@ class OneAtATime:
     >>> with turn.taken("step"), turn.taken("save"):
     ...     pass
     Traceback (most recent call last):
-    RuntimeError: save was called while the trainer is in step, by another thread or from within it: ...
+    RuntimeError: save was called while the trainer is in step, by another thread or from within it:
+        ...
     """
 
     def __init__(self) -> None:
@@ -74,7 +75,8 @@ class OwnSteps:
 
     def foreign(self) -> str | None:
         """What somebody else did since the last step, in words."""
-        held = (p.grad for group in self._optimizer.param_groups for p in group["params"])  # of frozen ones, too
+        # of frozen ones, too
+        held = (p.grad for group in self._optimizer.param_groups for p in group["params"])
         if any(g is not None and bool(g.any()) for g in held):
             return "gradients that were not clipped were found in the model; call backward() nowhere else"
         if self._others:

@@ -1,8 +1,8 @@
 """Private training: the mechanism's own sampler draws the batches, the ledger is written before the noise is added.
 
-One round is: draw a batch, add up its clipped gradients, each divided by a public number, write the ledger, add the
-noise, step. Empty batches are rounds like any other. Whatever leaves the mechanism stops the run, and the ledger says
-so.
+One round is: draw a batch, add up its clipped gradients, each divided by a public number, write the
+ledger, add the noise, step. Empty batches are rounds like any other. Whatever leaves the mechanism
+stops the run, and the ledger says so.
 """
 
 from __future__ import annotations
@@ -46,7 +46,14 @@ from verax.training.clipping.flat_buffer import Flat
 from verax.training.data.dataset import Collate, Data, Stream, WrongLength, taken_from
 from verax.training.data.round import Round, sizes_of
 from verax.training.diagnostics import Diagnostics
-from verax.training.distributed import Leaving, LostProcess, add_share, clip_whole, processes_of, refuse_opened
+from verax.training.distributed import (
+    Leaving,
+    LostProcess,
+    add_share,
+    clip_whole,
+    processes_of,
+    refuse_opened,
+)
 from verax.training.gradients.loss import Criterion, PerRecord, same_loss
 from verax.training.seeds import Draws
 from verax.training.step_guard import OneAtATime, OwnSteps
@@ -60,27 +67,31 @@ class PrivateTrainer:
 
     Args:
         model: any module. It is left as it is: no wrapper, no new keys in its state.
-        optimizer: over the model's parameters; it sees noisy gradients only. L-BFGS is refused: it evaluates more often
-            than it releases.
+        optimizer: over the model's parameters; it sees noisy gradients only. L-BFGS is refused: it
+            evaluates more often than it releases.
         mechanism: what runs.
         ledger: where to record every release, a new file; or an open ``Ledger``; or None for none.
-        inner: for batch and mixed clipping, what a clip-group computes; by default the gradient of its mean loss.
-        micro_batch: at most how many records are worked on at once (fewer for large models). It changes memory and
-            speed, never the result's law.
-        clip_norms: a clip norm for every round in place of the mechanism's own: a list, or a function of the round's
-            number, chosen without looking at the data and declared before the first round. Noise is in proportion, so
-            the guarantee stays the same.
-        schedule: a ``torch.optim.lr_scheduler`` of the optimizer, stepped once a round and saved with the state.
-        state: a file that is kept up to date while the run goes on, and from which it goes on, if it is there: after an
-            interruption the same program continues the run, and if it is over, loads its weights and says so. It is a
-            secret, see ``save``.
-        records: a public number of records, by which updates are scaled (the expected batch is computed from it). By
-            default the data set's own number, which is then taken to be public: under add-remove it differs between
-            neighbours, and the guarantee names it as an assumption.
-        processes: None for all processes of ``torch.distributed`` if it was initialised, which then train one model
-            together; 1 for a run of this process alone; or a process group.
-        diagnostics: a new file for losses and gradient norms of the batches, which **no noise protects**: for the eyes
-            of those who may see the data (see ``verax.training.diagnostics``). For runs of one process.
+        inner: for batch and mixed clipping, what a clip-group computes; by default the gradient of
+            its mean loss.
+        micro_batch: at most how many records are worked on at once (fewer for large models). It
+            changes memory and speed, never the result's law.
+        clip_norms: a clip norm for every round in place of the mechanism's own: a list, or a
+            function of the round's number, chosen without looking at the data and declared before
+            the first round. Noise is in proportion, so the guarantee stays the same.
+        schedule: a ``torch.optim.lr_scheduler`` of the optimizer, stepped once a round and saved
+            with the state.
+        state: a file that is kept up to date while the run goes on, and from which it goes on, if
+            it is there: after an interruption the same program continues the run, and if it is
+            over, loads its weights and says so. It is a secret, see ``save``.
+        records: a public number of records, by which updates are scaled (the expected batch is
+            computed from it). By default the data set's own number, which is then taken to be
+            public: under add-remove it differs between neighbours, and the guarantee names it as an
+            assumption.
+        processes: None for all processes of ``torch.distributed`` if it was initialised, which then
+            train one model together; 1 for a run of this process alone; or a process group.
+        diagnostics: a new file for losses and gradient norms of the batches, which **no noise
+            protects**: for the eyes of those who may see the data (see
+            ``verax.training.diagnostics``). For runs of one process.
         insecure_seed: for tests and research only: makes the run repeatable, and not private.
 
     >>> import torch
@@ -88,7 +99,9 @@ class PrivateTrainer:
     >>> from verax.training import PrivateTrainer
     >>> model = torch.nn.Linear(3, 2)
     >>> trainer = PrivateTrainer(
-    ...     model, torch.optim.SGD(model.parameters(), 0.1), Mechanism(Poisson(rate=0.5, steps=4), noise_multiplier=1.0)
+    ...     model,
+    ...     torch.optim.SGD(model.parameters(), 0.1),
+    ...     Mechanism(Poisson(rate=0.5, steps=4), noise_multiplier=1.0),
     ... )
     >>> data = torch.randn(20, 3), torch.randint(0, 2, (20,))
     >>> for batch in trainer.batches(data):
@@ -123,10 +136,13 @@ class PrivateTrainer:
         self._inner, self._schedule = inner, schedule
         self._norms = None if clip_norms is None else norms_of(clip_norms, len(mechanism.sampler))
         self._nominal = None if records is None else checks.count("records", records)
-        self._priced = mechanism.guarantee()  # now, so that what nobody can price is not trained either
+        # now, so that what nobody can price is not trained either
+        self._priced = mechanism.guarantee()
         self._secure = insecure_seed is None
         source = Source.system() if insecure_seed is None else Source.insecure(insecure_seed)
-        self._noise, self._groups, self._sampling = (source.spawn(use) for use in ("noise", "clip-groups", "sampling"))
+        self._noise, self._groups, self._sampling = (
+            source.spawn(use) for use in ("noise", "clip-groups", "sampling")
+        )
         self._draws = Draws(source.spawn("draws"))
         self._drawn: Batches | None = None
         self._indices: NDArray[np.int64] | None = None  # drawn, and not fetched yet
@@ -140,17 +156,22 @@ class PrivateTrainer:
         self._steps, self._sloped, self._finished = OwnSteps(optimizer), False, False
         self._over: Exception | None = None
         self._turn = OneAtATime()
-        self._state = None if state is None else Path(state).absolute()  # the program may go elsewhere
+        # the program may go elsewhere
+        self._state = None if state is None else Path(state).absolute()
         self._file: StateFile | None = None
         self._goes_on = False
         self._blind = False  # whether rounds may have been released that nobody wrote down
         self._ledger: Ledger | None = None
-        self._peers = processes_of(processes, next((p.device for p in model.parameters()), torch.device("cpu")))
+        self._peers = processes_of(
+            processes, next((p.device for p in model.parameters()), torch.device("cpu"))
+        )
         try:
             if self._peers is None:
                 self._open(ledger, diagnostics)
             elif diagnostics is not None:
-                raise ValueError("diagnostics are of one process, which sees whole batches: leave them out here")
+                raise ValueError(
+                    "diagnostics are of one process, which sees whole batches: leave them out here"
+                )
             else:
                 self._join(ledger)
             self._diagnostics = (
@@ -163,12 +184,16 @@ class PrivateTrainer:
                     resumed=self._next > 0 or self._goes_on,
                 )
             )
-        except BaseException:  # in a notebook the traceback keeps the trainer, and with it what it opened
+        except (
+            BaseException
+        ):  # in a notebook the traceback keeps the trainer, and with it what it opened
             self._ledger = None if isinstance(ledger, Ledger) else self._ledger
             self.close()
             raise
 
-    def _open(self, ledger: str | os.PathLike[str] | Ledger | None, diagnostics: Any = None) -> None:
+    def _open(
+        self, ledger: str | os.PathLike[str] | Ledger | None, diagnostics: Any = None
+    ) -> None:
         """Hold the state, and begin a ledger or take one that was opened: it must declare this very run."""
         if self._state is not None:
             book = ledger.path if isinstance(ledger, Ledger) else ledger
@@ -185,11 +210,16 @@ class PrivateTrainer:
                     clip_norms=self._norms,
                 )
                 file = self._file
-                ledger = begin() if file is None else file.ledger(Path(ledger), self.mechanism, begin, self._goes_on)
+                ledger = (
+                    begin()
+                    if file is None
+                    else file.ledger(Path(ledger), self.mechanism, begin, self._goes_on)
+                )
             self._ledger, self._next = ledger, ledger.released
             refuse_other(ledger, self.mechanism, self._norms, self._nominal, self._secure)
         if self._goes_on:
-            self._note(self._checked(self._state or "", "meta"))  # weights can wait until it goes on
+            # weights can wait until it goes on
+            self._note(self._checked(self._state or "", "meta"))
 
     def _join(self, ledger: str | os.PathLike[str] | Ledger | None) -> None:
         """Agree with the other processes: one ledger, one secret, the same description and the same weights."""
@@ -208,21 +238,29 @@ class PrivateTrainer:
                 "schedule": type(self._schedule).__name__,
             }
         )
-        mine = self._groups.state(), self._sampling.state(), self._next, self._goes_on, self._secure, self._blind
+        mine = (
+            self._groups.state(),
+            self._sampling.state(),
+            self._next,
+            self._goes_on,
+            self._secure,
+            self._blind,
+        )
         groups, sampling, self._next, self._goes_on, self._secure, self._blind = peers.share(mine)
         if not peers.first:
             self._groups, self._sampling = Source.restore(groups), Source.restore(sampling)
         peers.spread_all((*self.model.parameters(), *self.model.buffers()))
 
-    # --- the loop ---------------------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------
 
     def batches(self, dataset: Any, collate_fn: Collate | None = None) -> Iterator[Round]:
         """Every batch of the run, as the mechanism's sampler draws them; each must be stepped on before the next.
 
         Args:
-            dataset: tensors, a dictionary of them, a map-style data set, or a stream for samplers that read in order.
-            collate_fn: for data sets that give records by number, from a list of records to a batch; it must treat
-                each record by itself.
+            dataset: tensors, a dictionary of them, a map-style data set, or a stream for samplers
+                that read in order.
+            collate_fn: for data sets that give records by number, from a list of records to a
+                batch; it must treat each record by itself.
         """
         with self._turn.taken("batches"):
             self._begin(dataset, collate_fn)
@@ -239,7 +277,11 @@ class PrivateTrainer:
         if self._over is not None:
             raise self._over
         if self._finished:
-            warnings.warn("the run is over: all its rounds were released, epochs and all", UserWarning, stacklevel=3)
+            warnings.warn(
+                "the run is over: all its rounds were released, epochs and all",
+                UserWarning,
+                stacklevel=3,
+            )
         self._collate = collate_fn
         self._see(dataset)
         if self._drawn is None:
@@ -304,7 +346,8 @@ class PrivateTrainer:
         assert self._data is not None  # noqa: S101
         number, records = self._next, len(indices)
         clipping, labels = self.mechanism.clipping, None
-        if isinstance(clipping, Mixed):  # for the whole batch, whoever works on it; groups lie one behind the other
+        # for the whole batch, whoever works on it; groups lie one behind the other
+        if isinstance(clipping, Mixed):
             labels = self._groups.generator().integers(0, clipping.groups, records)
             order = np.argsort(labels, kind="stable")
             indices, labels = indices[order], labels[order]
@@ -352,8 +395,12 @@ class PrivateTrainer:
     def _clipped(self, batch: Round, loss: Criterion) -> Flat:
         """The clipped sum of the batch, or of this process's share, divided as it is added."""
         if self._pending is None or batch is not self._pending:
-            raise Leaving("a batch that this run's sampler did not draw, or an old one, was stepped on")
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+            raise Leaving(
+                "a batch that this run's sampler did not draw, or an old one, was stepped on"
+            )
+        parameters = [
+            p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad
+        ]
         if (foreign := self._steps.foreign()) is not None:
             raise Leaving(foreign)
         if batch.records:
@@ -362,14 +409,20 @@ class PrivateTrainer:
         if self._data is not None and self._data.watched is not None:
             self._data.watched.refuse_mixing(self.model, clipper.losses)
         over = clipper.denominator(self._expected)
-        total = self._total = Flat(parameters, over) if self._total is None else self._total.again(parameters, over)
+        total = self._total = (
+            Flat(parameters, over) if self._total is None else self._total.again(parameters, over)
+        )
         if self._norms is not None:
             clipper.clipping = replace(self.mechanism.clipping, norm=self._norms[batch.number])
         try:
             if batch.share is not None:
                 add_share(clipper, batch.data, batch.records, batch.share, total)
             else:
-                add = clipper.add if self._diagnostics is None else self._diagnostics.adding(clipper, batch.number)
+                add = (
+                    clipper.add
+                    if self._diagnostics is None
+                    else self._diagnostics.adding(clipper, batch.number)
+                )
                 add(batch.data, batch.records, total, batch.groups)
         except NotFinite as error:
             raise Leaving(str(error), private=True) from None
@@ -383,7 +436,8 @@ class PrivateTrainer:
         """Record the round, and only then add its noise; in one process of a run."""
         norm = self.mechanism.clipping.norm if self._norms is None else self._norms[batch.number]
         noise = self.mechanism.noise_multiplier
-        if self._peers is not None and isinstance(self.mechanism.clipping, Batch):  # whatever the others sent
+        # whatever the others sent
+        if self._peers is not None and isinstance(self.mechanism.clipping, Batch):
             try:
                 clip_whole(total.buffer, norm)
             except NotFinite as error:
@@ -397,13 +451,22 @@ class PrivateTrainer:
     def _clipper(self, loss: Criterion) -> Clipper:
         if self._held is None or not same_loss(self._held[0], loss):
             clipper = Clipper(
-                self.model, PerRecord(loss), self.mechanism.clipping, self._inner, self.micro_batch, self._draws
+                self.model,
+                PerRecord(loss),
+                self.mechanism.clipping,
+                self._inner,
+                self.micro_batch,
+                self._draws,
             )
             self._held = loss, clipper
         return self._held[1]
 
     def _left(self, reason: str, private: bool = False) -> NoReturn:
-        self._over = LeftMechanism(reason) if self._ledger is None else self._ledger.left(reason, private=private)
+        self._over = (
+            LeftMechanism(reason)
+            if self._ledger is None
+            else self._ledger.left(reason, private=private)
+        )
         self.close()
         raise self._over
 
@@ -412,7 +475,7 @@ class PrivateTrainer:
         """What runs; it cannot be changed any more."""
         return self._mechanism
 
-    # --- what it cost -----------------------------------------------------------------------------------------------
+    # --- what it cost -----------------------------------------------------------------------------
 
     @property
     def first(self) -> bool:
@@ -441,7 +504,9 @@ class PrivateTrainer:
         if self._nominal is None and tells_number(self.mechanism):
             assumed.append(PUBLIC_NUMBER)
         if self._blind:
-            assumed.append("that nobody saw a round between the saved state and its loading (a ledger would know)")
+            assumed.append(
+                "that nobody saw a round between the saved state and its loading (a ledger would know)"
+            )
         return replace(self._priced, assuming="; ".join(assumed))
 
     @property
@@ -456,12 +521,15 @@ class PrivateTrainer:
 
     def statement(self, delta: float, path: str | os.PathLike[str] | None = None) -> Statement:
         """What a reviewer signs, in words; with a path also written there: as a page, JSON or text, by its suffix."""
-        from verax.reporting.statement import Statement  # reporting depends on training, not the reverse
+        # reporting depends on training, not the reverse
+        from verax.reporting.statement import Statement
 
         checks.probability("delta", delta)
         guarantee = attacked(self.guarantee, self.mechanism, self.rounds)
         runs = [] if self._ledger is None else [read(self._ledger.path)]
-        statement = Statement.of(guarantee, delta, runs, private=self._secure, records=self._nominal)
+        statement = Statement.of(
+            guarantee, delta, runs, private=self._secure, records=self._nominal
+        )
         if path is not None and self.first:
             statement.write(path)
         return statement
@@ -475,26 +543,33 @@ class PrivateTrainer:
         if self._data is not None:
             self._data.close()
 
-    # --- stopping and going on --------------------------------------------------------------------------------------
+    # --- stopping and going on --------------------------------------------------------------------
 
     def _keep(self) -> None:
         """Bring the file of the state up to date between two rounds, if there is one, and time or need for it."""
-        if self._file is not None and self._pending is None and self._indices is None and self._over is None:
+        if (
+            self._file is not None
+            and self._pending is None
+            and self._indices is None
+            and self._over is None
+        ):
             self._file.keep(self._save, late=self.rounds == len(self.mechanism.sampler))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all there is to go on later: weights, optimizer, and the secret of sampling.
 
-        The file is readable by its owner only and must stay secret: it tells who was and will be in which batch. (The
-        noise is not in it, unless it came from a seed.) After the last round no secret is left in it. Of several
-        processes the first one writes it.
+        The file is readable by its owner only and must stay secret: it tells who was and will be in
+        which batch. (The noise is not in it, unless it came from a seed.) After the last round no
+        secret is left in it. Of several processes the first one writes it.
         """
         with self._turn.taken("save"):
             self._save(path)
 
     def _save(self, path: str | os.PathLike[str]) -> None:
         if self._pending is not None or self._indices is not None:
-            raise ValueError(f"round {self._next} was drawn but not stepped on; step first, then save")
+            raise ValueError(
+                f"round {self._next} was drawn but not stepped on; step first, then save"
+            )
         if not self.first:
             return
         going = self.rounds < len(self.mechanism.sampler)
@@ -511,7 +586,10 @@ class PrivateTrainer:
             "model": self.model.state_dict(),
             "optimizer": plain(self.optimizer.state_dict()),
             "schedule": None if self._schedule is None else plain(self._schedule.state_dict()),
-            "kinds": {"optimizer": type(self.optimizer).__name__, "schedule": type(self._schedule).__name__},
+            "kinds": {
+                "optimizer": type(self.optimizer).__name__,
+                "schedule": type(self._schedule).__name__,
+            },
             "settings": settings_of(self.optimizer),
             "sampler": self._drawn.state() if self._drawn is not None and going else None,
             "sampling": self._sampling.state() if going else None,
@@ -524,9 +602,10 @@ class PrivateTrainer:
     def load(self, path: str | os.PathLike[str], dataset: Any) -> None:
         """Go on from a saved state. Rounds the ledger knows but the state does not are spent: drawn, and dropped.
 
-        Noise and clip-groups go on from fresh entropy: a round after the state was saved may have used what the state
-        would draw next, and the same noise on two sums gives both away. (A seeded run, which is not private, repeats
-        itself.) Of several processes, all call this and the first one reads the file.
+        Noise and clip-groups go on from fresh entropy: a round after the state was saved may have
+        used what the state would draw next, and the same noise on two sums gives both away. (A
+        seeded run, which is not private, repeats itself.) Of several processes, all call this and
+        the first one reads the file.
         """
         with self._turn.taken("load"):
             self._load(path, dataset)
@@ -560,15 +639,25 @@ class PrivateTrainer:
 
     def _note(self, state: dict[str, Any]) -> None:
         """How far the run is, and what must be said of it."""
-        self._next, self._blind, self._secure = state["rounds"] + state["spent"], state["blind"], state["secure"]
+        self._next, self._blind, self._secure = (
+            state["rounds"] + state["spent"],
+            state["blind"],
+            state["secure"],
+        )
 
     def _checked(self, path: str | os.PathLike[str], device: str = "cpu") -> dict[str, Any]:
         """A saved state of this very run, with what the ledger adds to it."""
-        return read_state(path, self.mechanism, self._norms, self._nominal, self._ledger, self._schedule, device)
+        return read_state(
+            path, self.mechanism, self._norms, self._nominal, self._ledger, self._schedule, device
+        )
 
     def _read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """The same, from which the secret of the noise is taken out."""
         state = self._checked(path)
         held = sources_of(state.pop("seeded"))
-        self._noise, self._draws.source, state["groups"] = held["noise"], held["draws"], held["clip-groups"].state()
+        self._noise, self._draws.source, state["groups"] = (
+            held["noise"],
+            held["draws"],
+            held["clip-groups"].state(),
+        )
         return state

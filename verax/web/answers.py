@@ -13,7 +13,9 @@ from verax.web import questions
 from verax.web.pool import Emit, Pool, Refused, Task, TooCostly
 
 NOISES = tuple(round(0.3 * 40.0 ** (i / 16), 4) for i in range(17))
-"""Where epsilon is read for a figure against noise: from 0.3 to 12, always the same, so that they are computed once."""
+"""Where epsilon is read for a figure against noise: from 0.3 to 12, always the same, so that they
+are computed once.
+"""
 EPOCHS = (1, 2, 3, 5, 8, 12, 20, 32, 50, 80, 120, 200)
 ROUNDS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 CLIENT_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
@@ -57,7 +59,9 @@ class Known:
             self._answers.popitem(last=False)
 
 
-async def answer(pool: Pool, known: Known, steps: Sequence[Step], emit: Emit, seconds: float) -> None:
+async def answer(
+    pool: Pool, known: Known, steps: Sequence[Step], emit: Emit, seconds: float
+) -> None:
     """Emit the parts of all steps: what is known at once, the rest in order, a few side by side.
 
     A step that is refused says so in its place, unless it is the only one.
@@ -107,14 +111,20 @@ def compare(asked: questions.Compare) -> list[Step]:
     """Rows first, the quick ones before the slow ones, then what the figure needs."""
     ways = sorted(
         dict.fromkeys(asked.sampler),
-        key=lambda way: (questions.pricing_named(way).slow_bound, questions.pricing_named(way).slow_attack),
+        key=lambda way: (
+            questions.pricing_named(way).slow_bound,
+            questions.pricing_named(way).slow_attack,
+        ),
     )
     rows = {way: _epsilon(asked, way, _RTOL) for way in ways}
     steps = [Step.of(task, kind="row", sampler=way) for way, task in rows.items() if not task.slow]
     if asked.group == 1:
         steps += [
             Step.of(
-                Task("at-most", task.arguments, questions.pricing_named(way).slow_bound), task, kind="row", sampler=way
+                Task("at-most", task.arguments, questions.pricing_named(way).slow_bound),
+                task,
+                kind="row",
+                sampler=way,
             )
             for way, task in rows.items()
             if questions.pricing_named(way).slow_attack
@@ -124,19 +134,29 @@ def compare(asked: questions.Compare) -> list[Step]:
         case "noise":
             steps += _along(asked, ways, "noise_multiplier", NOISES)
         case "epochs":
-            fitting = [e for e in EPOCHS if e * asked.records <= questions.MOST_ROUNDS * asked.batch]
+            fitting = [
+                e for e in EPOCHS if e * asked.records <= questions.MOST_ROUNDS * asked.batch
+            ]
             steps += _along(asked, ways, "epochs", fitting)
         case "delta" | "tradeoff":
             steps += [
-                Step.of(Task("curve", (asked.setting(way), asked.delta), True), kind="curve", sampler=way)
+                Step.of(
+                    Task("curve", (asked.setting(way), asked.delta), True),
+                    kind="curve",
+                    sampler=way,
+                )
                 for way in ways
             ]
     return steps
 
 
-def _along(asked: questions.Compare, ways: Sequence[str], name: str, values: Sequence[float]) -> list[Step]:
+def _along(
+    asked: questions.Compare, ways: Sequence[str], name: str, values: Sequence[float]
+) -> list[Step]:
     return [
-        Step.of(_epsilon(asked, way, _FIGURE_RTOL, **{name: value}), kind="point", sampler=way, x=value)
+        Step.of(
+            _epsilon(asked, way, _FIGURE_RTOL, **{name: value}), kind="point", sampler=way, x=value
+        )
         for value in coarse_first(values)
         for way in ways
     ]
@@ -171,7 +191,9 @@ def coarse_first(values: Sequence[Any]) -> Iterator[Any]:
 
 def plan(asked: questions.Plan) -> list[Step]:
     """One task, which says how far it is."""
-    task = Task("plans", (asked.target(), asked.points(), asked.limits(), asked.rank, asked.notes()), True)
+    task = Task(
+        "plans", (asked.target(), asked.points(), asked.limits(), asked.rank, asked.notes()), True
+    )
     return [Step.of(task, kind="plan")]
 
 
@@ -188,7 +210,9 @@ def federated(asked: questions.Federated) -> list[Step]:
     noise = asked.noise_multiplier
 
     def task(name: str, rtol: float, noise: float = noise, **other: Any) -> Task:
-        return Task("participation", (name, asked.client(**other), noise, asked.delta, rtol), rtol != _RTOL)
+        return Task(
+            "participation", (name, asked.client(**other), noise, asked.delta, rtol), rtol != _RTOL
+        )
 
     steps = [Step.of(task(name, _RTOL), kind="row", sampler=name) for name in NAMES]
     steps += [
@@ -204,17 +228,33 @@ def federated(asked: questions.Federated) -> list[Step]:
     match asked.figure:
         case "noise":
             points = [
-                (value, task(name, _FIGURE_RTOL, value), name) for value in coarse_first(NOISES) for name in NAMES
+                (value, task(name, _FIGURE_RTOL, value), name)
+                for value in coarse_first(NOISES)
+                for name in NAMES
             ]
         case "rounds":
-            points = [(v, task(name, _FIGURE_RTOL, rounds=v), name) for v in coarse_first(ROUNDS) for name in NAMES]
+            points = [
+                (v, task(name, _FIGURE_RTOL, rounds=v), name)
+                for v in coarse_first(ROUNDS)
+                for name in NAMES
+            ]
         case "client-rate":
             points = [
-                (v, task(name, _FIGURE_RTOL, client_rate=v), name) for v in coarse_first(CLIENT_RATES) for name in NAMES
+                (v, task(name, _FIGURE_RTOL, client_rate=v), name)
+                for v in coarse_first(CLIENT_RATES)
+                for name in NAMES
             ]
         case "delta" | "tradeoff":
-            curves = (Task("participation-curve", (name, asked.client(), noise, asked.delta), True) for name in NAMES)
-            return steps + [Step.of(task, kind="curve", sampler=name) for name, task in zip(NAMES, curves, strict=True)]
+            curves = (
+                Task("participation-curve", (name, asked.client(), noise, asked.delta), True)
+                for name in NAMES
+            )
+            return steps + [
+                Step.of(task, kind="curve", sampler=name)
+                for name, task in zip(NAMES, curves, strict=True)
+            ]
         case _:
             points = []
-    return steps + [Step.of(one, kind="point", sampler=name, x=value) for value, one, name in points]
+    return steps + [
+        Step.of(one, kind="point", sampler=name, x=value) for value, one, name in points
+    ]

@@ -27,9 +27,16 @@ from verax.web.stream import CRASHED, EventStream
 
 STATIC = Path(__file__).parent / "static"
 _FRESH = {"Cache-Control": "no-cache"}
-_TYPES = {"html": "text/html; charset=utf-8", "json": "application/json", "txt": "text/plain; charset=utf-8"}
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "json": "application/json",
+    "txt": "text/plain; charset=utf-8",
+}
 _EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {"description": "Server-sent events: `part`, then `end` or `error`.", "content": {"text/event-stream": {}}}
+    200: {
+        "description": "Server-sent events: `part`, then `end` or `error`.",
+        "content": {"text/event-stream": {}},
+    }
 }
 _LEDGER = {
     "requestBody": {
@@ -37,7 +44,9 @@ _LEDGER = {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
-_Name = Annotated[str, Query(min_length=1, max_length=400, description="A ledger in the folder of the server.")]
+_Name = Annotated[
+    str, Query(min_length=1, max_length=400, description="A ledger in the folder of the server.")
+]
 
 _Names = Annotated[list[Annotated[str, Field(max_length=400)]], Query(min_length=1, max_length=10)]
 _SEVERAL = {
@@ -116,12 +125,18 @@ def _problems(api: FastAPI) -> None:
 
     @api.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _problem(request, 422, "; ".join(dict.fromkeys(_said(one) for one in error.errors()[:5])))
+        return _problem(
+            request, 422, "; ".join(dict.fromkeys(_said(one) for one in error.errors()[:5]))
+        )
 
     @api.exception_handler(StarletteHTTPException)
     async def known(request: Request, error: StarletteHTTPException) -> Response:
         words = str(error.detail)
-        if error.status_code == 404 and words == HTTPStatus.NOT_FOUND.phrase and wants_page(request.scope):
+        if (
+            error.status_code == 404
+            and words == HTTPStatus.NOT_FOUND.phrase
+            and wants_page(request.scope)
+        ):
             words = "there is no page at this address"
         return _problem(request, error.status_code, words, **(error.headers or {}))
 
@@ -144,7 +159,10 @@ def _problems(api: FastAPI) -> None:
 
 def _said(error: dict[str, Any]) -> str:
     """One error of validation in words: the parameter, what is allowed, and what was given."""
-    name = ".".join(str(part) for part in error["loc"] if part not in ("query", "body", "path")) or "the question"
+    name = (
+        ".".join(str(part) for part in error["loc"] if part not in ("query", "body", "path"))
+        or "the question"
+    )
     words = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "value_error":
         return words
@@ -153,7 +171,9 @@ def _said(error: dict[str, Any]) -> str:
 
 
 def _about(settings: Settings) -> shapes.About:
-    return shapes.About(verax=verax.__version__, folder=settings.runs is not None, largest_ledger=settings.upload)
+    return shapes.About(
+        verax=verax.__version__, folder=settings.runs is not None, largest_ledger=settings.upload
+    )
 
 
 def _questions(api: FastAPI, desk: Desk) -> None:
@@ -207,7 +227,12 @@ def _questions(api: FastAPI, desk: Desk) -> None:
 
 
 def _sorted(parts: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    kinds: dict[str, list[dict[str, Any]]] = {"rows": [], "points": [], "curves": [], "observers": []}
+    kinds: dict[str, list[dict[str, Any]]] = {
+        "rows": [],
+        "points": [],
+        "curves": [],
+        "observers": [],
+    }
     for part in parts:
         kinds[f"{part['kind']}s"].append(part)
     return kinds
@@ -218,13 +243,23 @@ def _runs(api: FastAPI, desk: Desk) -> None:
         folder = desk.settings.runs
         path = None if folder is None else ledgers.inside(folder, name)
         if path is None:
-            raise HTTPException(404, "no such ledger in the folder of this server; GET /api/runs lists what there is")
+            raise HTTPException(
+                404,
+                "no such ledger in the folder of this server; GET /api/runs lists what there is",
+            )
         return name, None, str(path)
 
-    missing: dict[int | str, dict[str, Any]] = {404: {"model": shapes.Problem, "description": "no such ledger"}}
-    large: dict[int | str, dict[str, Any]] = {413: {"model": shapes.Problem, "description": "the ledger is too large"}}
+    missing: dict[int | str, dict[str, Any]] = {
+        404: {"model": shapes.Problem, "description": "no such ledger"}
+    }
+    large: dict[int | str, dict[str, Any]] = {
+        413: {"model": shapes.Problem, "description": "the ledger is too large"}
+    }
     files: dict[int | str, dict[str, Any]] = {
-        200: {"description": "A file.", "content": {kind.partition(";")[0]: {} for kind in _TYPES.values()}}
+        200: {
+            "description": "A file.",
+            "content": {kind.partition(";")[0]: {} for kind in _TYPES.values()},
+        }
     }
 
     @api.get("/api/runs")
@@ -235,19 +270,27 @@ def _runs(api: FastAPI, desk: Desk) -> None:
         return shapes.Runs(folder=folder is not None, runs=sorted(written), written=written)
 
     @api.get("/api/run", responses=missing)
-    async def run(name: _Name, delta: questions.Delta = 1e-5, group: questions.Group = 1) -> shapes.RunOf:
+    async def run(
+        name: _Name, delta: questions.Delta = 1e-5, group: questions.Group = 1
+    ) -> shapes.RunOf:
         """What a ledger in the folder proves."""
         return shapes.RunOf(
-            **await desk.once(Task("summary", (source(name), delta, group, desk.settings.diagnostics), True))
+            **await desk.once(
+                Task("summary", (source(name), delta, group, desk.settings.diagnostics), True)
+            )
         )
 
     @api.get("/api/run/stream", response_model=None, responses=_EVENTS | missing)
-    async def run_stream(name: _Name, delta: questions.Delta = 1e-5, group: questions.Group = 1) -> EventStream:
+    async def run_stream(
+        name: _Name, delta: questions.Delta = 1e-5, group: questions.Group = 1
+    ) -> EventStream:
         """The same, and again whenever the ledger has grown, until its run is over or the request has had its time."""
         return desk.watch(source(name), delta, group)
 
     @api.get("/api/run/together", responses=missing)
-    async def together(name: _Names, delta: questions.Delta = 1e-5, group: questions.Group = 1) -> shapes.Together:
+    async def together(
+        name: _Names, delta: questions.Delta = 1e-5, group: questions.Group = 1
+    ) -> shapes.Together:
         """What several ledgers prove of data that all their runs used."""
         sources = tuple(source(one) for one in name)
         return shapes.Together(**await desk.once(Task("together", (sources, delta, group), True)))
@@ -264,15 +307,24 @@ def _runs(api: FastAPI, desk: Desk) -> None:
         return await _statement(desk, sources, delta, group, format)
 
     @api.post("/api/run", responses=large, openapi_extra=_LEDGER)
-    async def sent(request: Request, delta: questions.Delta = 1e-5, group: questions.Group = 1) -> shapes.RunOf:
+    async def sent(
+        request: Request, delta: questions.Delta = 1e-5, group: questions.Group = 1
+    ) -> shapes.RunOf:
         """What a ledger that is sent as the body proves. It is not kept."""
         with desk.upload():
             content = await request.body()
-            return shapes.RunOf(**await desk.once(Task("summary", ((_SENT, content, ""), delta, group), True)))
+            return shapes.RunOf(
+                **await desk.once(Task("summary", ((_SENT, content, ""), delta, group), True))
+            )
 
-    @api.post("/api/run/statement", response_model=None, responses=files | large, openapi_extra=_LEDGER)
+    @api.post(
+        "/api/run/statement", response_model=None, responses=files | large, openapi_extra=_LEDGER
+    )
     async def sent_statement(
-        request: Request, delta: questions.Delta = 1e-5, group: questions.Group = 1, format: questions.Format = "html"
+        request: Request,
+        delta: questions.Delta = 1e-5,
+        group: questions.Group = 1,
+        format: questions.Format = "html",
     ) -> Response:
         """The statement of a run whose ledger is sent as the body. It is not kept."""
         with desk.upload():
@@ -284,7 +336,11 @@ _SENT = "the ledger"
 
 
 async def _statement(
-    desk: Desk, sources: tuple[ledgers.Source, ...], delta: float, group: int, format: questions.Format
+    desk: Desk,
+    sources: tuple[ledgers.Source, ...],
+    delta: float,
+    group: int,
+    format: questions.Format,
 ) -> Response:
     part = await desk.once(Task("statement", (sources, delta, group, format), True))
     headers = {"Content-Disposition": f'attachment; filename="statement.{format}"'}

@@ -42,13 +42,16 @@ class BodyLimit:
 
         async def bounded() -> MutableMapping[str, Any]:
             nonlocal length, more
-            if not more:  # what comes now is that the client has gone, which may take as long as the answer
+            # what comes now is that the client has gone, which may take as long as the answer
+            if not more:
                 return await receive()
             try:
                 async with asyncio.timeout_at(until):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, f"the body must come within {self._seconds:g} seconds") from None
+                raise HTTPException(
+                    408, f"the body must come within {self._seconds:g} seconds"
+                ) from None
             more = bool(message.get("more_body"))
             length += len(message.get("body", b""))
             if length > most:

@@ -44,12 +44,16 @@ def python_code(plan: Plan) -> str:
     """A program that runs the plan, from the mechanism to the statement.
 
     >>> from verax.planning import Planner, Target
-    >>> plan = Planner(Target(records=60000, epsilon=1.0, delta=1e-5)).plan("poisson", batch=600, epochs=10)
+    >>> plan = Planner(Target(records=60000, epsilon=1.0, delta=1e-5)).plan(
+    ...     "poisson", batch=600, epochs=10
+    ... )
     >>> "Poisson(rate=0.01, steps=1000)" in python_code(plan)
     True
     """
     mechanism, target = plan.mechanism, plan.target
-    names = sorted({type(part).__name__ for part in (mechanism, mechanism.sampler, mechanism.clipping)})
+    names = sorted(
+        {type(part).__name__ for part in (mechanism, mechanism.sampler, mechanism.clipping)}
+    )
     return _TEMPLATE.format(
         names=", ".join(names),
         sampler=_call(mechanism.sampler),
@@ -65,7 +69,9 @@ def python_code(plan: Plan) -> str:
 
 def _call(value: Any) -> str:
     """A frozen value as the call that makes it."""
-    arguments = (f"{field.name}={getattr(value, field.name)!r}" for field in fields(value) if field.init)
+    arguments = (
+        f"{field.name}={getattr(value, field.name)!r}" for field in fields(value) if field.init
+    )
     return f"{type(value).__name__}({', '.join(arguments)})"
 
 
@@ -73,7 +79,9 @@ def command_lines(plan: Plan) -> list[str]:
     """What to type: one line that accounts for exactly this run and, if the command line can train it, one that does.
 
     >>> from verax.planning import Planner, Target
-    >>> plan = Planner(Target(records=60000, epsilon=1.0, delta=1e-5)).plan("balls-in-bins", batch=600, epochs=2)
+    >>> plan = Planner(Target(records=60000, epsilon=1.0, delta=1e-5)).plan(
+    ...     "balls-in-bins", batch=600, epochs=2
+    ... )
     >>> command_lines(plan)[0]
     'verax account --sampler balls-in-bins --batches 100 --epochs 2 ...'
     """
@@ -132,7 +140,11 @@ def _special(plan: Plan) -> list[str]:
 def _trainable(plan: Plan) -> bool:
     """Whether ``verax train`` on so many records runs this very sampler, for one record under its own relation."""
     special = _special(plan)
-    given: dict[str, Any] = {"--records": plan.target.records, "--batch": plan.batch, "--epochs": plan.epochs}
+    given: dict[str, Any] = {
+        "--records": plan.target.records,
+        "--batch": plan.batch,
+        "--epochs": plan.epochs,
+    }
     given |= {flag: int(value) for flag, value in zip(special[::2], special[1::2], strict=True)}
     try:
         made = options.build(plan.way, given)

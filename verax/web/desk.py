@@ -69,7 +69,10 @@ class Desk:
 
     def watch(self, source: ledgers.Source, delta: float, group: int) -> EventStream:
         """A ledger, and again whenever it has changed, until its run is over or nobody goes on with it."""
-        path, task = source[2], Task("summary", (source, delta, group, self.settings.diagnostics), True)
+        path, task = (
+            source[2],
+            Task("summary", (source, delta, group, self.settings.diagnostics), True),
+        )
 
         async def produce(emit: Emit) -> None:
             seen, over, misses = None, False, 0
@@ -91,7 +94,9 @@ class Desk:
                 try:
                     await self.pool.run(task, pass_on, self.settings.seconds)
                     seen, misses = now, 0
-                except TooCostly:  # a run that is followed for long meets moments in which the machine is busy
+                except (
+                    TooCostly
+                ):  # a run that is followed for long meets moments in which the machine is busy
                     misses += 1
                     if misses == _MISSES:
                         raise
@@ -106,7 +111,9 @@ class Desk:
     @contextmanager
     def _counted(self) -> Iterator[None]:
         if self._open >= self.settings.requests:
-            raise Busy(f"{self._open} requests are being answered, the most at once; try again in a moment")
+            raise Busy(
+                f"{self._open} requests are being answered, the most at once; try again in a moment"
+            )
         self._open += 1
         try:
             yield
@@ -117,7 +124,9 @@ class Desk:
     def upload(self) -> Iterator[None]:
         """A place for one ledger that somebody sends, until it is read and answered."""
         if self._uploads >= _UPLOADS:
-            raise Busy(f"{self._uploads} ledgers are being sent, the most at once; try again in a moment")
+            raise Busy(
+                f"{self._uploads} ledgers are being sent, the most at once; try again in a moment"
+            )
         self._uploads += 1
         try:
             yield

@@ -53,7 +53,9 @@ class Guard:
 
     def knows(self, token: str) -> bool:
         """Whether this is the token."""
-        return bool(self._settings.token) and hmac.compare_digest(token.encode(), self._settings.token.encode())
+        return bool(self._settings.token) and hmac.compare_digest(
+            token.encode(), self._settings.token.encode()
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse, or pass on with our headers on the answer."""
@@ -62,7 +64,9 @@ class Guard:
                 await self.api(scope, receive, send)
             return
         scope["verax.guard"] = self
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
         refusal = self._refusal(scope["path"], headers)
 
         async def with_headers(message: MutableMapping[str, Any]) -> None:
@@ -71,7 +75,10 @@ class Guard:
                 ours = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
                 if scope["path"].startswith("/api"):
                     ours.append((b"cache-control", b"no-store"))
-                message["headers"] = [*message["headers"], *(one for one in ours if one[0] not in present)]
+                message["headers"] = [
+                    *message["headers"],
+                    *(one for one in ours if one[0] not in present),
+                ]
             await send(message)
 
         if refusal is not None:
@@ -87,15 +94,26 @@ class Guard:
         """Status and words of a refusal, or None."""
         host = _name(headers.get("host", ""))
         if host is None or not self._settings.answers_to(host):
-            return 421, "this server does not answer to that host name; start it with --allow-host to add one"
-        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and path.startswith("/api"):
+            return (
+                421,
+                "this server does not answer to that host name; start it with --allow-host to add one",
+            )
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and path.startswith(
+            "/api"
+        ):
             return 403, "requests from other sites are refused"
         if "origin" in headers and _site(headers["origin"]) != headers.get("host"):
             return 403, "requests from other sites are refused"
         if self._settings.token and path not in OPEN_PATHS and not self._shown(headers):
-            return 401, "this server asks for a token: send it as 'Authorization: Bearer ...', or log in at /login"
+            return (
+                401,
+                "this server asks for a token: send it as 'Authorization: Bearer ...', or log in at /login",
+            )
         if self._open >= MOST_AT_ONCE:
-            return 503, f"{self._open} requests are being answered, the most at once; try again in a moment"
+            return (
+                503,
+                f"{self._open} requests are being answered, the most at once; try again in a moment",
+            )
         return None
 
     def _shown(self, headers: dict[str, str]) -> bool:
@@ -107,7 +125,11 @@ class Guard:
         except CookieError:
             return False
         found = cookies.get(COOKIE)
-        return found is not None and found.value.isascii() and hmac.compare_digest(found.value, self.session)
+        return (
+            found is not None
+            and found.value.isascii()
+            and hmac.compare_digest(found.value, self.session)
+        )
 
 
 def _name(host: str) -> str | None:
@@ -118,7 +140,13 @@ def _name(host: str) -> str | None:
     """
     try:
         parts = urlsplit(f"//{host}")
-        good = bool(host) and parts.netloc == host and "@" not in host and " " not in host and (parts.port or 1) > 0
+        good = (
+            bool(host)
+            and parts.netloc == host
+            and "@" not in host
+            and " " not in host
+            and (parts.port or 1) > 0
+        )
     except ValueError:
         return None
     return parts.hostname if good else None
@@ -145,7 +173,9 @@ def wants_page(scope: Scope) -> bool:
 
 async def _refuse(send: Send, status: int, words: str, scope: Scope) -> None:
     if status == 401 and not scope["path"].startswith(("/api", "/static")):
-        await send({"type": "http.response.start", "status": 303, "headers": [(b"location", b"/login")]})
+        await send(
+            {"type": "http.response.start", "status": 303, "headers": [(b"location", b"/login")]}
+        )
         await send({"type": "http.response.body", "body": b""})
         return
     if wants_page(scope):

@@ -1,8 +1,8 @@
 """Ledgers in a browser: what they prove, how far a run is, and the statement to download.
 
-Of a run in progress its ledger is shown, and what a log says that the run itself published. Losses, norms of gradients
-and fractions clipped are functions of private data: they are in a file of their own, if the run was asked for it, and
-shown if the server was.
+Of a run in progress its ledger is shown, and what a log says that the run itself published. Losses,
+norms of gradients and fractions clipped are functions of private data: they are in a file of their
+own, if the run was asked for it, and shown if the server was.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ LARGEST_LOGGED = 1e300
 _COUNTS = 12  # numbers of rounds at which epsilon is read for the figure
 _RTOL = 1e-2
 QUIET_SECONDS = 120.0
-"""After so long without a line, and without a process that could write one, a run counts as broken off."""
+"""After so long without a line, and without a process that could write one, a run counts as broken
+off.
+"""
 LOCKS = Path("/proc/locks")
 
 Source = tuple[str, bytes | None, str]
@@ -96,7 +98,13 @@ def summary(source: Source, delta: float, group: int, diagnostics: bool = False)
         independent = if_independent([run], group)
         spent = declared if independent is None else at_most(independent.epsilon(delta), declared)
     except NoGuarantee as error:
-        yield about | {"epsilon": None, "spent": None, "why_not": str(error), "points": [], "provisional": False}
+        yield about | {
+            "epsilon": None,
+            "spent": None,
+            "why_not": str(error),
+            "points": [],
+            "provisional": False,
+        }
         return
     about |= {"epsilon": plain(declared), "spent": plain(spent), "why_not": None}
     yield about | {"points": [], "provisional": True}
@@ -170,8 +178,8 @@ def _about(run: Run) -> Part:
 def _signal(phase: Mechanism, population: int | None) -> Part:
     """The most that the clean sum of one round can stand out of the noise in one direction, as planned.
 
-    That is its length over the noise, both in clip norms: of a batch of full gradients that agree, or of clip-groups.
-    ``each`` is for one record of the batch, if how many there are is not known.
+    That is its length over the noise, both in clip norms: of a batch of full gradients that agree,
+    or of clip-groups. ``each`` is for one record of the batch, if how many there are is not known.
     """
     known = getattr(phase.sampler, "population", population)
     lengths = {Batch: 1.0, Mixed: float(getattr(phase.clipping, "groups", 1))}
@@ -227,7 +235,11 @@ def _logged(line: str) -> Iterator[tuple[str, int, float]]:
     if not isinstance(place, int) or isinstance(place, bool):
         return
     for name, value in entry.items():
-        told = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_LOGGED
+        told = (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and abs(value) < LARGEST_LOGGED
+        )
         if told and name not in ("round", "rounds", "delta"):
             yield visible(str(name))[:40], place, float(value)
 
@@ -242,17 +254,22 @@ def statement(sources: Sequence[Source], delta: float, group: int, kind: str) ->
 def is_written(path: str) -> bool:
     """Whether a process that we can see holds the file to write it, as the writer of a ledger does.
 
-    The system's table of locks is read, because to try the lock would be to take it for a moment from a run that
-    wants to go on. Processes in other containers, or of systems without that table, are not seen.
+    The system's table of locks is read, because to try the lock would be to take it for a moment
+    from a run that wants to go on. Processes in other containers, or of systems without that table,
+    are not seen.
     """
     try:
         inode = str(os.stat(path).st_ino)
         locks = LOCKS.read_text(encoding="ascii")
     except OSError:
         return False
-    held = (line.split() for line in locks.splitlines())  # 1: FLOCK ADVISORY WRITE 4242 fd:01:1234 0 EOF
+    # 1: FLOCK ADVISORY WRITE 4242 fd:01:1234 0 EOF
+    held = (line.split() for line in locks.splitlines())
     return any(
-        line[1:2] == ["FLOCK"] and "WRITE" in line and line[5:6] and line[5].rpartition(":")[2] == inode
+        line[1:2] == ["FLOCK"]
+        and "WRITE" in line
+        and line[5:6]
+        and line[5].rpartition(":")[2] == inode
         for line in held
     )
 

@@ -1,7 +1,8 @@
 """A few processes that compute, each on one thing at a time, and none for long.
 
-A question that turns out to be costly cannot hold up the server: its process is ended at its deadline, or soon after
-nobody waits for the answer any more, and another takes its place. How much memory it may use is limited by the system.
+A question that turns out to be costly cannot hold up the server: its process is ended at its
+deadline, or soon after nobody waits for the answer any more, and another takes its place. How much
+memory it may use is limited by the system.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Emit = Callable[[Any], Awaitable[None]]
 PART, END, REFUSED = "part", "end", "refused"
 _BIRTHS = 3  # processes that may die while they start before whoever waits for one is told
 _BIRTH_SECONDS = 60.0  # in which a new process must be ready
-_GRACE = {True: 1.0, False: 3.0}  # seconds in which a process may finish what nobody waits for, if it is slow or not
+# seconds in which a process may finish what nobody waits for, if it is slow or not
+_GRACE = {True: 1.0, False: 3.0}
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -72,7 +74,10 @@ def work(connection: Connection, memory: int) -> None:
                     connection.send((PART, part))
                 answer: tuple[str, str] = (END, "")
             except MemoryError:
-                answer = (REFUSED, "this takes more memory than one request may use; ask for something smaller")
+                answer = (
+                    REFUSED,
+                    "this takes more memory than one request may use; ask for something smaller",
+                )
             except (ValueError, ArithmeticError) as error:
                 answer = (REFUSED, str(error))
             connection.send(answer)
@@ -90,7 +95,8 @@ class _Worker:
                 self._process.start()
             if not self._connection.poll(_BIRTH_SECONDS):
                 raise EOFError
-            self._connection.recv()  # it has loaded what it needs: nobody who gets it waits for that
+            # it has loaded what it needs: nobody who gets it waits for that
+            self._connection.recv()
         except (EOFError, OSError):
             self.kill()
             raise Crashed("a computing process ended while it started") from None
@@ -126,15 +132,16 @@ class _Worker:
         if self._process.pid is not None:  # it may have died before it had one
             self._process.kill()
             self._process.join()
-        wait(self._reading)  # the thread sees the end of the pipe; only then may its number be used anew
+        # the thread sees the end of the pipe; only then may its number be used anew
+        wait(self._reading)
         self._connection.close()
 
 
 class Pool:
     """The processes; :meth:`run` gives one a task and passes on what it says.
 
-    There are always as many places as there were at first. A place whose process has died is empty, and whoever takes
-    it starts another; so no death, however early, makes the pool smaller.
+    There are always as many places as there were at first. A place whose process has died is empty,
+    and whoever takes it starts another; so no death, however early, makes the pool smaller.
     """
 
     def __init__(self, workers: int, memory: int) -> None:
@@ -156,13 +163,16 @@ class Pool:
 
     async def start(self) -> None:
         """Start the processes; Crashed if they cannot be started at all."""
-        born = await asyncio.gather(*(self._new() for _ in range(self._count)), return_exceptions=True)
+        born = await asyncio.gather(
+            *(self._new() for _ in range(self._count)), return_exceptions=True
+        )
         failures = [one for one in born if isinstance(one, BaseException)]
         others = [one for one in failures if not isinstance(one, Crashed)]
         if others or len(failures) == self._count:
             await self.stop()
             raise (others or failures)[0]
-        for worker in sorted(born, key=lambda one: isinstance(one, _Worker)):  # empty places are taken last
+        # empty places are taken last
+        for worker in sorted(born, key=lambda one: isinstance(one, _Worker)):
             self._free.put_nowait(worker if isinstance(worker, _Worker) else None)
 
     async def stop(self) -> None:
@@ -207,7 +217,8 @@ class Pool:
                 worker = await self._free.get()
                 if worker is not None and worker.lives():
                     return worker
-                await asyncio.shield(self._repaired(worker, 0.0))  # it goes on if nobody waits any more
+                # it goes on if nobody waits any more
+                await asyncio.shield(self._repaired(worker, 0.0))
         except (asyncio.CancelledError, Crashed):
             if task.slow:
                 self._slow.release()
@@ -245,7 +256,9 @@ class Pool:
         kept: _Worker | None = None
         try:
             if worker is not None:
-                if patience and await loop.run_in_executor(self._threads, worker.finishes, patience):
+                if patience and await loop.run_in_executor(
+                    self._threads, worker.finishes, patience
+                ):
                     kept = worker
                     return
                 self._all.discard(worker)
@@ -268,7 +281,9 @@ class Pool:
         loop = asyncio.get_running_loop()
         for births_left in reversed(range(_BIRTHS)):
             try:
-                worker = await loop.run_in_executor(self._threads, _Worker, self._context, self._memory, self._threads)
+                worker = await loop.run_in_executor(
+                    self._threads, _Worker, self._context, self._memory, self._threads
+                )
                 break
             except Crashed:
                 if not births_left:

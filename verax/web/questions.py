@@ -1,7 +1,7 @@
 """What can be asked, with bounds on everything: checked before anything is computed.
 
-Names are those of the Python API and of the command line. The bounds keep answers within seconds; what is larger
-can be asked of the command line.
+Names are those of the Python API and of the command line. The bounds keep answers within seconds;
+what is larger can be asked of the command line.
 """
 
 from __future__ import annotations
@@ -9,7 +9,15 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from verax import checks
 from verax.mechanism import Batch, Clipping, Individual, Mixed
@@ -41,27 +49,42 @@ def _known(name: str) -> str:
 
 
 SamplerName = Annotated[
-    str, AfterValidator(_known), WithJsonSchema({"type": "string", "enum": list(registry.plannable())})
+    str,
+    AfterValidator(_known),
+    WithJsonSchema({"type": "string", "enum": list(registry.plannable())}),
 ]
 ClippingName = Literal["individual", "batch", "mixed"]
 RelationName = Literal["", "add-remove", "zero-out", "replace"]
 
 Records = Annotated[int, Field(ge=1, le=10**9, description="Number of records.")]
-BatchSize = Annotated[int, Field(ge=1, le=10**9, description="Expected batch size, at most `records`.")]
+BatchSize = Annotated[
+    int, Field(ge=1, le=10**9, description="Expected batch size, at most `records`.")
+]
 Epochs = Annotated[int, Field(ge=1, le=10_000, description="Passes over the data.")]
 Noise = Annotated[
-    float, Field(ge=0.05, le=1000.0, allow_inf_nan=False, description="Noise standard deviation / clip norm.")
+    float,
+    Field(
+        ge=0.05, le=1000.0, allow_inf_nan=False, description="Noise standard deviation / clip norm."
+    ),
 ]
-Delta = Annotated[float, Field(ge=1e-30, le=0.5, allow_inf_nan=False, description="The delta of the guarantee.")]
+Delta = Annotated[
+    float, Field(ge=1e-30, le=0.5, allow_inf_nan=False, description="The delta of the guarantee.")
+]
 Group = Annotated[int, Field(ge=1, le=64, description="How many records are protected together.")]
 Rate = Annotated[float, Field(ge=1e-6, le=1.0, allow_inf_nan=False)]
 Format = Annotated[Literal["html", "json", "txt"], Field(description="A page, JSON, or prose.")]
-ClipGroups = Annotated[int, Field(ge=1, le=1000, description="Number of clip-groups, for mixed clipping.")]
+ClipGroups = Annotated[
+    int, Field(ge=1, le=1000, description="Number of clip-groups, for mixed clipping.")
+]
 
 
 def clipping_of(name: str, groups: int) -> Clipping:
     """The clipping of this name."""
-    kinds: dict[str, Clipping] = {"individual": Individual(), "batch": Batch(), "mixed": Mixed(groups=groups)}
+    kinds: dict[str, Clipping] = {
+        "individual": Individual(),
+        "batch": Batch(),
+        "mixed": Mixed(groups=groups),
+    }
     return kinds[name]
 
 
@@ -74,15 +97,21 @@ class Question(BaseModel):
 class Described(Question):
     """Parts that questions about a run share."""
 
-    clipping: Annotated[ClippingName, Field(description="What is clipped before noise is added.")] = "individual"
+    clipping: Annotated[
+        ClippingName, Field(description="What is clipped before noise is added.")
+    ] = "individual"
     clip_groups: ClipGroups = 1
-    relation: Annotated[RelationName, Field(description="Neighbouring relation; default: the sampler's own.")] = ""
+    relation: Annotated[
+        RelationName, Field(description="Neighbouring relation; default: the sampler's own.")
+    ] = ""
     group: Group = 1
 
     @model_validator(mode="after")
     def _nothing_idle(self) -> Self:
         if self.clip_groups != 1 and self.clipping != "mixed":
-            raise ValueError(f"clip_groups {self.clip_groups} is for clipping mixed, got clipping {self.clipping}")
+            raise ValueError(
+                f"clip_groups {self.clip_groups} is for clipping mixed, got clipping {self.clipping}"
+            )
         return self
 
 
@@ -106,11 +135,14 @@ class Compare(Described):
     noise_multiplier: Noise = 1.0
     delta: Delta = 1e-5
     sampler: Annotated[
-        list[SamplerName], Field(min_length=1, max_length=20, description="Who is in each batch; may be repeated.")
+        list[SamplerName],
+        Field(min_length=1, max_length=20, description="Who is in each batch; may be repeated."),
     ] = ["poisson", "shuffle", "balls-in-bins"]
     figure: Annotated[
         Literal["none", "noise", "epochs", "delta", "tradeoff"],
-        Field(description="Which curves to add: epsilon against noise or epochs, delta against epsilon, trade-off."),
+        Field(
+            description="Which curves to add: epsilon against noise or epochs, delta against epsilon, trade-off."
+        ),
     ] = "none"
 
     @model_validator(mode="after")
@@ -154,7 +186,9 @@ def numbers(name: str, words: str, ratio: float) -> list[int]:
                 case _:
                     raise ValueError
         except ValueError:
-            raise ValueError(f"{name} must be such as 10, 5,10,20, 1:100 or 1:100:20, got {words!r}") from None
+            raise ValueError(
+                f"{name} must be such as 10, 5,10,20, 1:100 or 1:100:20, got {words!r}"
+            ) from None
     return sorted(found)
 
 
@@ -162,28 +196,56 @@ class Plan(Described):
     """A target; the answer is the smallest proved noise for every batch size and number of epochs."""
 
     records: Records = 60_000
-    epsilon: Annotated[float, Field(ge=1e-3, le=100.0, allow_inf_nan=False, description="The target.")] = 1.0
+    epsilon: Annotated[
+        float, Field(ge=1e-3, le=100.0, allow_inf_nan=False, description="The target.")
+    ] = 1.0
     delta: Delta = 1e-5
     epochs: Annotated[
-        str, Field(max_length=100, pattern=r"^[0-9:,]+$", description="10, or 5,10,20, or 1:100, or 1:100:20.")
+        str,
+        Field(
+            max_length=100,
+            pattern=r"^[0-9:,]+$",
+            description="10, or 5,10,20, or 1:100, or 1:100:20.",
+        ),
     ] = "1:100"
     batch: Annotated[
-        str, Field(max_length=100, pattern=r"^[0-9:,]*$", description="Likewise; empty for powers of two.")
+        str,
+        Field(
+            max_length=100, pattern=r"^[0-9:,]*$", description="Likewise; empty for powers of two."
+        ),
     ] = ""
     sampler: Annotated[
-        list[SamplerName], Field(min_length=1, max_length=20, description="Who is in each batch; may be repeated.")
+        list[SamplerName],
+        Field(min_length=1, max_length=20, description="Who is in each batch; may be repeated."),
     ] = ["poisson"]
-    rounds_at_most: Annotated[int, Field(ge=1, le=MOST_ROUNDS, description="Leave out more.")] = MOST_ROUNDS
-    rounds_at_least: Annotated[int, Field(ge=1, le=MOST_ROUNDS, description="Leave out plans with fewer.")] = 1
+    rounds_at_most: Annotated[int, Field(ge=1, le=MOST_ROUNDS, description="Leave out more.")] = (
+        MOST_ROUNDS
+    )
+    rounds_at_least: Annotated[
+        int, Field(ge=1, le=MOST_ROUNDS, description="Leave out plans with fewer.")
+    ] = 1
     noise_at_most: Annotated[
-        float, Field(ge=0.05, le=LARGEST_LIMIT, allow_inf_nan=False, description="Leave out plans with more noise.")
+        float,
+        Field(
+            ge=0.05,
+            le=LARGEST_LIMIT,
+            allow_inf_nan=False,
+            description="Leave out plans with more noise.",
+        ),
     ] = LARGEST_LIMIT
     ratio_at_most: Annotated[
-        float, Field(ge=1e-9, le=LARGEST_LIMIT, allow_inf_nan=False, description="Leave out more noise / batch.")
+        float,
+        Field(
+            ge=1e-9,
+            le=LARGEST_LIMIT,
+            allow_inf_nan=False,
+            description="Leave out more noise / batch.",
+        ),
     ] = LARGEST_LIMIT
-    rank: Annotated[Literal["signal", "noise", "ratio", "work", "rounds"], Field(description="What comes first.")] = (
-        "signal"
-    )
+    rank: Annotated[
+        Literal["signal", "noise", "ratio", "work", "rounds"],
+        Field(description="What comes first."),
+    ] = "signal"
 
     @field_validator("epochs", "batch")
     @classmethod
@@ -217,12 +279,17 @@ class Plan(Described):
     def limits(self) -> Limits:
         """What plans must keep besides; what is at its end is no limit."""
         most = None if self.rounds_at_most == MOST_ROUNDS else self.rounds_at_most
-        noise, ratio = (None if limit == LARGEST_LIMIT else limit for limit in (self.noise_at_most, self.ratio_at_most))
+        noise, ratio = (
+            None if limit == LARGEST_LIMIT else limit
+            for limit in (self.noise_at_most, self.ratio_at_most)
+        )
         return Limits(self.rounds_at_least, most, noise, ratio)
 
     def points(self) -> tuple[tuple[str, int, int], ...]:
         """Sampler, batch and epochs of every plan: corners first, then ever finer meshes."""
-        return tuple((way, size, count) for way, pairs in self._meshes().items() for size, count in pairs)
+        return tuple(
+            (way, size, count) for way, pairs in self._meshes().items() for size, count in pairs
+        )
 
     def notes(self) -> tuple[str, ...]:
         """Which samplers have fewer plans than the ranges allow, because these take long."""
@@ -249,14 +316,18 @@ class Plan(Described):
         sizes = numbers("batch", self.batch, 2.0) if self.batch else usual_batches(self.records)
         passes = numbers("epochs", self.epochs, 2.0**0.5)
         if len(sizes) * len(passes) > 4 * MOST_PLANS:
-            raise ValueError(f"batch and epochs make {len(sizes) * len(passes)} pairs, at most {MOST_PLANS} here")
+            raise ValueError(
+                f"batch and epochs make {len(sizes) * len(passes)} pairs, at most {MOST_PLANS} here"
+            )
         for every in range(1, max(len(sizes), len(passes)) + 1):
             fewer = sizes if _counted(self.batch) else _thinned(sizes, every)
             shorter = passes if _counted(self.epochs) else _thinned(passes, every)
             if len(fewer) * len(shorter) <= most:
                 break
         pairs = [
-            (max(_level(i), _level(j)), size, count) for i, size in enumerate(fewer) for j, count in enumerate(shorter)
+            (max(_level(i), _level(j)), size, count)
+            for i, size in enumerate(fewer)
+            for j, count in enumerate(shorter)
         ]
         return [(size, count) for _, size, count in sorted(pairs)]
 
@@ -295,20 +366,35 @@ class Chosen(Plan):
 class Federated(Question):
     """A client that takes part at random, between records dealt out anew (CS) and visible participation (WCS)."""
 
-    client_rate: Annotated[Rate, Field(description="Probability that the client takes part in a round.")] = 0.1
+    client_rate: Annotated[
+        Rate, Field(description="Probability that the client takes part in a round.")
+    ] = 0.1
     record_rate: Annotated[Rate, Field(description="Probability that it then uses a record.")] = 0.1
     records: Annotated[int, Field(ge=0, le=10**6, description="The client's other records.")] = 100
     rounds: Annotated[int, Field(ge=1, le=10**6, description="Number of rounds.")] = 100
     noise_multiplier: Noise = 1.0
     delta: Delta = 1e-5
     senders: Annotated[
-        int, Field(ge=1, le=10**6, description="Clients that surely send noise of their own, where clients add it.")
+        int,
+        Field(
+            ge=1,
+            le=10**6,
+            description="Clients that surely send noise of their own, where clients add it.",
+        ),
     ] = 100
     always_send: Annotated[
-        bool, Field(description="Whether a client that stays away sends noise, or an encrypted zero, all the same.")
+        bool,
+        Field(
+            description="Whether a client that stays away sends noise, or an encrypted zero, all the same."
+        ),
     ] = True
     colluding: Annotated[
-        int, Field(ge=1, le=10**6, description="How many of those senders a curious client may know the noise of.")
+        int,
+        Field(
+            ge=1,
+            le=10**6,
+            description="How many of those senders a curious client may know the noise of.",
+        ),
     ] = 1
     figure: Annotated[
         Literal["none", "noise", "rounds", "client-rate", "delta", "tradeoff"],
@@ -328,7 +414,15 @@ class Federated(Question):
     def federation(self, trusted: bool) -> Federation:
         """Who adds the noise: the server, or every client its part, with the same noise in the sum of all messages."""
         total = self.noise_multiplier
-        noise = {"central_noise": total} if trusted else {"local_noise": total / math.sqrt(self.senders)}
+        noise = (
+            {"central_noise": total}
+            if trusted
+            else {"local_noise": total / math.sqrt(self.senders)}
+        )
         return Federation(
-            self.client(), **noise, senders=self.senders, always_send=self.always_send, colluding=self.colluding
+            self.client(),
+            **noise,
+            senders=self.senders,
+            always_send=self.always_send,
+            colluding=self.colluding,
         )

@@ -1,8 +1,9 @@
 """The server: uvicorn, with a clock on every connection and a bound on those that keep us waiting.
 
-A connection waits while its client has not sent a whole request: nothing, half a head, half a body. Waiting costs the
-client nothing, so it must not cost the others anything: a head has a few seconds, however many pieces it comes in, and
-of too many waiting connections from one address the oldest is closed. Whoever sends a whole request is answered.
+A connection waits while its client has not sent a whole request: nothing, half a head, half a body.
+Waiting costs the client nothing, so it must not cost the others anything: a head has a few seconds,
+however many pieces it comes in, and of too many waiting connections from one address the oldest is
+closed. Whoever sends a whole request is answered.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from verax.web.guard import HEADERS, Guard
 from verax.web.settings import Settings
 
-_GRACE = 10.0  # seconds that a request may take beyond its time, so that it can be told that it ended
+# seconds that a request may take beyond its time, so that it can be told that it ended
+_GRACE = 10.0
 _MOST_WAITING = 512  # connections in all that may wait for their clients
 
 
@@ -126,7 +128,9 @@ class Connection(H11Protocol):
         half_a_head = self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]
         if half_a_head and not self.transport.is_closing():
             seconds = self._seconds[False]
-            self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"a request must begin within {seconds:g} seconds")
+            self._refuse(
+                HTTPStatus.REQUEST_TIMEOUT, f"a request must begin within {seconds:g} seconds"
+            )
         else:
             self.hang_up()
 

@@ -21,8 +21,8 @@ class Settings:
         token: a secret of at least 16 characters that every request must show; empty for none.
         names: host names besides localhost under which the server may be called.
         runs: a folder whose ledgers are shown.
-        diagnostics: whether to show what runs wrote down for the owners of the data only; whoever can reach the server
-            sees it too.
+        diagnostics: whether to show what runs wrote down for the owners of the data only; whoever
+            can reach the server sees it too.
         workers: processes that compute.
         seconds: how long one computation may take.
         stream_seconds: how long one request may take.
@@ -30,12 +30,13 @@ class Settings:
         requests: how many requests may compute or wait at the same time.
         upload: the largest ledger, in bytes.
         header_seconds: in which the head of a request must have come.
-        idle_connections: how many connections from one address may be open without a whole request; of more than
-            these the oldest is closed.
+        idle_connections: how many connections from one address may be open without a whole request;
+            of more than these the oldest is closed.
 
     >>> Settings(host="0.0.0.0")
     Traceback (most recent call last):
-    ValueError: token must be given to listen on '0.0.0.0', which others can reach; or use a loopback address...
+    ValueError: token must be given to listen on '0.0.0.0', which others can reach; or use a
+        loopback address...
     """
 
     host: str = "127.0.0.1"
@@ -62,7 +63,9 @@ class Settings:
         checks.count("idle_connections", self.idle_connections)
         checks.count("memory", self.memory, minimum=2**28)
         if self.token and (len(self.token) < SHORTEST_TOKEN or not self.token.isascii()):
-            raise ValueError(f"token must have at least {SHORTEST_TOKEN} ASCII characters, got {len(self.token)}")
+            raise ValueError(
+                f"token must have at least {SHORTEST_TOKEN} ASCII characters, got {len(self.token)}"
+            )
         if not self.token and not is_loopback(self.host):
             raise ValueError(
                 f"token must be given to listen on {self.host!r}, which others can reach; "
@@ -74,9 +77,15 @@ class Settings:
     def answers_to(self, name: str) -> bool:
         """Whether a request for this host name is meant for us.
 
-        Addresses always are: another site that points its *name* at our address cannot be asked for by address.
+        Addresses always are: another site that points its *name* at our address cannot be asked for
+        by address.
         """
-        return name in LOOPBACK_NAMES or name in self.names or name == self.host or _address(name) is not None
+        return (
+            name in LOOPBACK_NAMES
+            or name in self.names
+            or name == self.host
+            or _address(name) is not None
+        )
 
 
 def is_loopback(host: str) -> bool:

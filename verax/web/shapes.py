@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-Number = Annotated[float | Literal["inf"], Field(description="A number; JSON has no infinity, so that is a word.")]
+Number = Annotated[
+    float | Literal["inf"], Field(description="A number; JSON has no infinity, so that is a word.")
+]
 
 
 class Problem(BaseModel):
@@ -148,7 +150,9 @@ class Frontier(BaseModel):
 
     plans: list[PlanOf]
     full_batch_signal: Number
-    notes: Annotated[list[str], Field(description="Samplers of which only some plans were computed.")]
+    notes: Annotated[
+        list[str], Field(description="Samplers of which only some plans were computed.")
+    ]
     left_out: list[str]
 
 
@@ -185,7 +189,9 @@ class Signal(BaseModel):
     """The most that clean gradients can stand out of the noise, as planned: length over noise, both in clip norms."""
 
     each: Annotated[Number, Field(description="Of one clipped gradient.")]
-    round: Annotated[Number | None, Field(description="Of a whole round; null if its size is not known.")]
+    round: Annotated[
+        Number | None, Field(description="Of a whole round; null if its size is not known.")
+    ]
     rounds: int
 
 
@@ -219,10 +225,15 @@ class RunOf(BaseModel):
     spent: Bracket | None
     why_not: str | None
     points: list[SpentAt]
-    log: Annotated[list[Series], Field(description="What the run published itself, such as scores on public data.")]
+    log: Annotated[
+        list[Series],
+        Field(description="What the run published itself, such as scores on public data."),
+    ]
     diagnostics: Annotated[
         list[Series] | None,
-        Field(description="What it kept for the owners of the data; covered by no guarantee. Null: not shown here."),
+        Field(
+            description="What it kept for the owners of the data; covered by no guarantee. Null: not shown here."
+        ),
     ]
 
 
@@ -256,7 +267,9 @@ class Runs(BaseModel):
 
     folder: bool
     runs: list[str]
-    written: Annotated[dict[str, float], Field(description="When each was last written, in seconds since 1970.")]
+    written: Annotated[
+        dict[str, float], Field(description="When each was last written, in seconds since 1970.")
+    ]
 
 
 class About(BaseModel):

@@ -37,17 +37,24 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"x-accel-buffering", b"no"),
+        ]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
 
             async def emit(part: Any, name: str = "part") -> None:
-                await send({"type": "http.response.body", "body": event(name, part), "more_body": True})
+                await send(
+                    {"type": "http.response.body", "body": event(name, part), "more_body": True}
+                )
 
             work = asyncio.ensure_future(self._produce(emit))
             gone = asyncio.ensure_future(_gone(receive))
             try:
-                await asyncio.wait({work, gone}, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {work, gone}, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED
+                )
                 if gone.done() and not work.done():
                     return
                 await emit(*_ending(work, self._seconds))
@@ -63,7 +70,9 @@ class EventStream(Response):
 def _ending(work: asyncio.Future[None], seconds: float) -> tuple[Any, str]:
     """The last event."""
     if not work.done():
-        return {"message": f"stopped after {seconds:g} seconds, the most that one request may take"}, "error"
+        return {
+            "message": f"stopped after {seconds:g} seconds, the most that one request may take"
+        }, "error"
     match work.exception():
         case None:
             return {}, "end"

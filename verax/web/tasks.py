@@ -108,7 +108,11 @@ def at_most(setting: Setting, delta: float, rtol: float) -> Iterator[Part]:
 
 
 def _about(mechanism: Mechanism) -> Part:
-    return {"mechanism": repr(mechanism), "relation": mechanism.relation, "rounds": len(mechanism.sampler)}
+    return {
+        "mechanism": repr(mechanism),
+        "relation": mechanism.relation,
+        "rounds": len(mechanism.sampler),
+    }
 
 
 def curve(setting: Setting, delta: float) -> Iterator[Part]:
@@ -166,14 +170,25 @@ class Limits:
 
 
 def plans(
-    target: Target, points: tuple[tuple[str, int, int], ...], limits: Limits, rank: str, notes: tuple[str, ...] = ()
+    target: Target,
+    points: tuple[tuple[str, int, int], ...],
+    limits: Limits,
+    rank: str,
+    notes: tuple[str, ...] = (),
 ) -> Iterator[Part]:
     """How many plans there are, the plans in the order of ``points`` (sampler, batch, epochs), and how they rank."""
     most = math.inf if limits.rounds_at_most is None else limits.rounds_at_most
-    kept = [p for p in points if limits.rounds_at_least <= len(planned(p[0], target.records, p[1], p[2])) <= most]
+    kept = [
+        p
+        for p in points
+        if limits.rounds_at_least <= len(planned(p[0], target.records, p[1], p[2])) <= most
+    ]
     if not kept:  # the planner knows which limit is in the way
         ways, sizes, passes = (dict.fromkeys(column) for column in zip(*points, strict=True))
-        bounds: dict[str, Any] = {"rounds_at_least": limits.rounds_at_least, "rounds_at_most": limits.rounds_at_most}
+        bounds: dict[str, Any] = {
+            "rounds_at_least": limits.rounds_at_least,
+            "rounds_at_most": limits.rounds_at_most,
+        }
         frontier(target, sizes, passes, list(ways), **bounds)
     yield {"of": len(kept), "full_batch_signal": number(full_batch_signal(target)), "notes": notes}
     planner, found, beyond, why = Planner(target), list[Plan](), list[Plan](), ""
@@ -201,8 +216,14 @@ def plans(
 def _plan(plan: Plan, epochs: int) -> Part:
     said = plain_plan(plan)
     del said["undominated"]  # not known before the last plan
-    numbers = {name: number(value) if isinstance(value, float) else value for name, value in said.items()}
-    return numbers | {"passes": epochs, "python": python_code(plan), "command_lines": command_lines(plan)}
+    numbers = {
+        name: number(value) if isinstance(value, float) else value for name, value in said.items()
+    }
+    return numbers | {
+        "passes": epochs,
+        "python": python_code(plan),
+        "command_lines": command_lines(plan),
+    }
 
 
 def costs(target: Target, way: str, batch: int, epochs: int) -> Iterator[Part]:
@@ -211,9 +232,13 @@ def costs(target: Target, way: str, batch: int, epochs: int) -> Iterator[Part]:
         yield {"words": str(change), "plan": _plan(change.after, change.after.epochs)}
 
 
-def participation(name: str, sampler: RandomParticipation, noise: float, delta: float, rtol: float) -> Iterator[Part]:
+def participation(
+    name: str, sampler: RandomParticipation, noise: float, delta: float, rtol: float
+) -> Iterator[Part]:
     """The epsilon of a client's record under random participation, or of a run that it is compared with."""
-    mechanism = Mechanism(sampler, noise) if name == "participation" else baseline(name, sampler, noise)
+    mechanism = (
+        Mechanism(sampler, noise) if name == "participation" else baseline(name, sampler, noise)
+    )
     bracket = mechanism.guarantee().epsilon(delta, rtol)
     yield _about(mechanism) | {"epsilon": plain(bracket), "why_not": None, "provisional": False}
 
@@ -222,10 +247,19 @@ def observer(federation: Federation, name: str, delta: float, rtol: float) -> It
     """The epsilon of a client's record in the eyes of one kind of observer."""
     seen = federation.against(name)
     bracket = plain(seen.guarantee().epsilon(delta, rtol))
-    yield _about(seen.mechanism) | {"words": seen.words, "epsilon": bracket, "why_not": None, "provisional": False}
+    yield _about(seen.mechanism) | {
+        "words": seen.words,
+        "epsilon": bracket,
+        "why_not": None,
+        "provisional": False,
+    }
 
 
-def participation_curve(name: str, sampler: RandomParticipation, noise: float, delta: float) -> Iterator[Part]:
+def participation_curve(
+    name: str, sampler: RandomParticipation, noise: float, delta: float
+) -> Iterator[Part]:
     """Its delta against epsilon and its trade-off curve."""
-    mechanism = Mechanism(sampler, noise) if name == "participation" else baseline(name, sampler, noise)
+    mechanism = (
+        Mechanism(sampler, noise) if name == "participation" else baseline(name, sampler, noise)
+    )
     yield from _curve(mechanism.guarantee(), delta)

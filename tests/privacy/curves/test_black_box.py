@@ -78,7 +78,10 @@ def test_one_record_is_itself(figure_1):
 
 def test_where_digits_run_out_it_says_infinite_rather_than_too_little():
     """A Gaussian mechanism with mu = 3: one record's delta at 1/50 of the true epsilon is far below doubles."""
-    box, truth = BlackBox(Mechanism(Poisson(1.0, 9), 1.0).guarantee()), gaussian_epsilon(150.0, 1e-5, -1)
+    box, truth = (
+        BlackBox(Mechanism(Poisson(1.0, 9), 1.0).guarantee()),
+        gaussian_epsilon(150.0, 1e-5, -1),
+    )
     assert truth > 11_000.0
     assert box.epsilon(50, 1e-5) == math.inf
     assert box.epsilon(50, 1e-5, "any") >= truth
@@ -229,7 +232,8 @@ def test_a_group_costs_at_most_what_follows_from_one_record(run):
 def test_the_theorem_of_the_smallest_bound_is_named():
     run = Mechanism(BallsInBins(20), 1.0, relation="replace")
     replaced = run.guarantee(4).epsilon(1e-5)
-    assert replaced.upper == BlackBox(run.guarantee()).epsilon(4, 1e-5, "any") < 18.2  # 8 unequal steps: 21.3
+    # 8 unequal steps: 21.3
+    assert replaced.upper == BlackBox(run.guarantee()).epsilon(4, 1e-5, "any") < 18.2
     assert replaced.upper_by.startswith("black box: 4 steps by the triangle inequality")
     shuffled = Mechanism(Shuffle(100, epochs=1), 1.0, relation="zero-out").guarantee(8)
     assert shuffled.upper_by.startswith("the smallest of: ")

@@ -84,10 +84,15 @@ def best_attack(mechanism: Mechanism, count: int) -> np.ndarray:
             q = density(batches(sampler, count - 1), others, clip_groups)
         else:
             q = density(
-                batches(sampler, count), (*others, 0.0 if mechanism.relation == "zero-out" else -LONG), clip_groups
+                batches(sampler, count),
+                (*others, 0.0 if mechanism.relation == "zero-out" else -LONG),
+                clip_groups,
             )
         for i, epsilon in enumerate(EPSILONS):
-            seen = [np.trapezoid(np.maximum(a - math.exp(epsilon) * b, 0.0), X) for a, b in ((p, q), (q, p))]
+            seen = [
+                np.trapezoid(np.maximum(a - math.exp(epsilon) * b, 0.0), X)
+                for a, b in ((p, q), (q, p))
+            ]
             best[i] = max(best[i], *seen)
     return best
 
@@ -144,7 +149,9 @@ def test_the_round_as_it_is_has_the_laws_it_should():
 
 def test_phases_share_the_declared_population():
     """One record in all, so that the Poisson phase has no company either: a Gaussian mechanism of two rounds."""
-    both = small(WithoutReplacement(1, 1, 1), Batch(), "zero-out") + small(Poisson(1.0, 1), Batch(), "zero-out")
+    both = small(WithoutReplacement(1, 1, 1), Batch(), "zero-out") + small(
+        Poisson(1.0, 1), Batch(), "zero-out"
+    )
     bracket = both.guarantee().delta(1.0)
     assert bracket.lower == pytest.approx(gaussian_delta(math.sqrt(2.0), 1.0), rel=1e-9)
     assert bracket.upper == pytest.approx(gaussian_delta(math.sqrt(8.0), 1.0), rel=1e-9)
@@ -166,10 +173,12 @@ def test_phases_with_and_without_company():
     assert (crowd + thin).guarantee().delta(1.0).lower >= exact * 0.99
 
 
-# --- how often company is missing -----------------------------------------------------------------------------------
+# --- how often company is missing -----------------------------------------------------------------
 
 
-def missing(drawn: Iterable[tuple[float, tuple[int, ...]]], clip_groups: int, group: frozenset[int]) -> float:
+def missing(
+    drawn: Iterable[tuple[float, tuple[int, ...]]], clip_groups: int, group: frozenset[int]
+) -> float:
     """The probability that some clip-group of a round holds nobody outside the group."""
     total = 0.0
     for chance, batch in drawn:
@@ -202,12 +211,24 @@ def test_missing_company_is_never_more_likely_than_said(sampler, group, clip_gro
 
 
 @pytest.mark.parametrize(
-    "sampler", [Shuffle(3, 2), Deterministic(3, 2), BufferedShuffle(3, 2, 2), BallsInBins(3, 2), RandomAllocation(2, 4)]
+    "sampler",
+    [
+        Shuffle(3, 2),
+        Deterministic(3, 2),
+        BufferedShuffle(3, 2, 2),
+        BallsInBins(3, 2),
+        RandomAllocation(2, 4),
+    ],
 )
 @pytest.mark.parametrize("clipping", [Batch(), Mixed(groups=2)])
 def test_missing_company_in_drawn_batches(sampler, clipping):
     """The sampler's own batches, clip-groups drawn: any round of the run."""
-    rng, runs, people, clip_groups = np.random.default_rng(3), 4000, 12, getattr(clipping, "groups", 1)
+    rng, runs, people, clip_groups = (
+        np.random.default_rng(3),
+        4000,
+        12,
+        getattr(clipping, "groups", 1),
+    )
     seen = 0
     for _ in range(runs):
         lack = False
@@ -236,7 +257,7 @@ def test_with_many_records_nothing_changes():
         assert found.epsilon(at).upper == pytest.approx(plain.epsilon(at).upper, rel=1e-4)
 
 
-# --- attacks that count on something --------------------------------------------------------------------------------
+# --- attacks that count on something --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chance", [1e-30, 1e-9, 1e-4, 0.2])
@@ -259,12 +280,15 @@ def test_zero_out_of_a_clipped_subset_has_no_turns():
     """In a reversed round every batch without the record would have to sum to u, and every one with it to -u."""
     names = [
         set(analysis_of(m, Group()).lowers or ())
-        for m in (small(WithoutReplacement(5, 100, 4), Batch(), relation) for relation in ("zero-out", "replace"))
+        for m in (
+            small(WithoutReplacement(5, 100, 4), Batch(), relation)
+            for relation in ("zero-out", "replace")
+        )
     ]
     assert [("alternate" in found) for found in names] == [False, True]
 
 
-# --- the strong adversary -------------------------------------------------------------------------------------------
+# --- the strong adversary -------------------------------------------------------------------------
 
 
 def test_shuffled_batches_of_one_record_each_against_a1():
@@ -273,9 +297,13 @@ def test_shuffled_batches_of_one_record_each_against_a1():
     assert bracket.lower == pytest.approx(gaussian_delta(1.0, 1.0), rel=1e-6)
     assert bracket.upper == pytest.approx(gaussian_delta(2.0, 1.0), rel=1e-6)
     low, high = strong_tradeoff(run, [0.05, 0.3], population=3)
-    assert high.tolist() == pytest.approx(stats.norm.cdf(stats.norm.isf([0.05, 0.3]) - 1.0).tolist(), rel=1e-9)
+    assert high.tolist() == pytest.approx(
+        stats.norm.cdf(stats.norm.isf([0.05, 0.3]) - 1.0).tolist(), rel=1e-9
+    )
     assert (low < high).all()
-    replaced = small(Shuffle(3, 1), Batch(), "replace").guarantee(adversary="A1", population=3).delta(1.0)
+    replaced = (
+        small(Shuffle(3, 1), Batch(), "replace").guarantee(adversary="A1", population=3).delta(1.0)
+    )
     assert replaced.lower == pytest.approx(gaussian_delta(2.0, 1.0), rel=1e-6)
 
 

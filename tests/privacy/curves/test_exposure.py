@@ -53,7 +53,11 @@ def test_a_noiseless_phase_does_not_make_the_noisy_ones_free():
 def test_a_noiseless_phase_beside_a_noisy_one_is_bracketed():
     """Seen with probability v, else the other phase at a shifted epsilon; worked out for both directions."""
     v, mu, epsilon = 0.01, 1.0, 1.0
-    both = (Mechanism(Poisson(v, 1), 0.0) + Mechanism(Poisson(1.0, 1), 1.0 / mu)).guarantee().delta(epsilon)
+    both = (
+        (Mechanism(Poisson(v, 1), 0.0) + Mechanism(Poisson(1.0, 1), 1.0 / mu))
+        .guarantee()
+        .delta(epsilon)
+    )
     shift = math.log1p(-v)
     remove = v + (1.0 - v) * gaussian_delta(mu, epsilon - shift)
     add = gaussian_delta(mu, epsilon + shift)
@@ -66,7 +70,9 @@ def test_two_noiseless_phases_are_seen_if_either_is():
     assert run.guarantee().delta(1.0).upper == pytest.approx(1.0 - 0.9 * 0.8, rel=1e-12)
 
 
-@pytest.mark.parametrize(("rate", "most", "population", "steps"), [(0.5, 1, 2, 1), (0.5, 1, 2, 3), (0.3, 2, 4, 2)])
+@pytest.mark.parametrize(
+    ("rate", "most", "population", "steps"), [(0.5, 1, 2, 1), (0.5, 1, 2, 3), (0.3, 2, 4, 2)]
+)
 def test_truncation_hides_a_record_without_noise(rate, most, population, steps):
     """The others silent: the record shows if it is among those kept, all sets of coins written out."""
     inside = 0.0

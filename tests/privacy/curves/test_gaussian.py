@@ -85,7 +85,9 @@ def test_epsilon_of_the_plain_mechanism_matches_high_precision():
     with mpmath.workdps(40):
         for mu, delta in ((1.0, 1e-5), (10.0, 1e-6), (0.2, 1e-12)):
             guess = gaussian_epsilon(mu, delta)
-            truth = mpmath.findroot(lambda e, m=mu, d=delta: mpmath.log(exact_delta(m, e) / d), guess)
+            truth = mpmath.findroot(
+                lambda e, m=mu, d=delta: mpmath.log(exact_delta(m, e) / d), guess
+            )
             assert gaussian_epsilon(mu, delta, -1) <= truth <= gaussian_epsilon(mu, delta, 1)
 
 
@@ -103,12 +105,14 @@ def randomised_response(epsilon: float, delta: float, group: int) -> list[float]
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "delta", "group"), [(0.1, 1e-3, 2), (0.5, 1e-4, 4), (1.0, 1e-6, 8), (0.01, 1e-5, 50)]
+    ("epsilon", "delta", "group"),
+    [(0.1, 1e-3, 2), (0.5, 1e-4, 4), (1.0, 1e-6, 8), (0.01, 1e-5, 50)],
 )
 def test_black_box_group_is_attained_and_the_printed_factor_is_spurious(epsilon, delta, group):
     yes = randomised_response(epsilon, delta, group)
     assert yes[-1] < 0.5
-    for p, q in itertools.pairwise(yes):  # every event, in both directions, is (epsilon, delta)-private
+    # every event, in both directions, is (epsilon, delta)-private
+    for p, q in itertools.pairwise(yes):
         for a, b in ((p, q), (q, p), (1 - p, 1 - q), (1 - q, 1 - p)):
             assert a <= math.exp(epsilon) * b + delta + 1e-15
     group_epsilon, group_delta = black_box_group(epsilon, delta, group)
@@ -126,7 +130,7 @@ def test_black_box_group_edges():
     assert black_box_group(1e-12, 1e-6, 3)[1] == pytest.approx(3e-6, rel=1e-9)
 
 
-# --- both ends of the doubles -----------------------------------------------------------------------------------------
+# --- both ends of the doubles ---------------------------------------------------------------------
 
 
 def delta_far_out(mu: float, epsilon: float) -> mpmath.mpf:
@@ -137,7 +141,11 @@ def delta_far_out(mu: float, epsilon: float) -> mpmath.mpf:
         if abs(near) > 60:
             return mpmath.mpf("1e-400") if near > 0 else 1 - mpmath.mpf("1e-400")
         if far < 1e6:
-            return exact_delta(mu, epsilon) if far < 8 else mpmath.ncdf(-near) - mpmath.exp(e) * mpmath.ncdf(-far)
+            return (
+                exact_delta(mu, epsilon)
+                if far < 8
+                else mpmath.ncdf(-near) - mpmath.exp(e) * mpmath.ncdf(-far)
+            )
         mills = (1 - far**-2 + 3 * far**-4 - 15 * far**-6 + 105 * far**-8) / far
         return mpmath.ncdf(-near) - mpmath.npdf(near) * mills
 
@@ -153,7 +161,9 @@ def test_the_curve_is_bracketed_whatever_the_noise(log_mu, near):
     assert down <= truth <= up
 
 
-@pytest.mark.parametrize(("mu", "epsilon"), [(1.1044955911381096e16, 6.099552554217646e31), (1.5e13, 1.125e26)])
+@pytest.mark.parametrize(
+    ("mu", "epsilon"), [(1.1044955911381096e16, 6.099552554217646e31), (1.5e13, 1.125e26)]
+)
 def test_the_curve_is_bracketed_where_the_distance_has_no_digits_left(mu, epsilon):
     truth = delta_far_out(mu, epsilon)
     assert gaussian_delta(mu, epsilon, -1) <= truth <= gaussian_delta(mu, epsilon, 1)

@@ -25,7 +25,9 @@ def delta(epsilon):
         for mu, chance in zip(MUS, CHANCES, strict=True):
             if mu:
                 eps, m = mpmath.mpf(epsilon), mpmath.mpf(mu)
-                gain = mpmath.ncdf(-eps / m + m / 2) - mpmath.exp(eps) * mpmath.ncdf(-eps / m - m / 2)
+                gain = mpmath.ncdf(-eps / m + m / 2) - mpmath.exp(eps) * mpmath.ncdf(
+                    -eps / m - m / 2
+                )
                 total += mpmath.mpf(chance) * gain
         return total
 
@@ -57,7 +59,11 @@ def conjugate(alpha):
 
     def line(epsilon):
         forth = sum(
-            c * (special.ndtr(-epsilon / m + m / 2) - math.exp(epsilon) * special.ndtr(-epsilon / m - m / 2))
+            c
+            * (
+                special.ndtr(-epsilon / m + m / 2)
+                - math.exp(epsilon) * special.ndtr(-epsilon / m - m / 2)
+            )
             if m
             else c * max(1 - math.exp(epsilon), 0.0)
             for m, c in zip(MUS, CHANCES, strict=True)
@@ -66,7 +72,9 @@ def conjugate(alpha):
 
     grid = np.linspace(-25.0, 25.0, 2001)
     best = max(grid, key=line)
-    found = optimize.minimize_scalar(lambda e: -line(e), bounds=(best - 0.05, best + 0.05), method="bounded")
+    found = optimize.minimize_scalar(
+        lambda e: -line(e), bounds=(best - 0.05, best + 0.05), method="bounded"
+    )
     return max(-found.fun, line(0.0), 0.0)
 
 
@@ -85,12 +93,17 @@ def test_the_trade_off_curve_is_the_infimum_of_equation_6():
         def misses(first, alpha=alpha):
             second = (alpha - chances[0] * first) / chances[1]
             return sum(
-                c * stats.norm.cdf(stats.norm.isf(a) - m) for c, a, m in zip(chances, (first, second), mus, strict=True)
+                c * stats.norm.cdf(stats.norm.isf(a) - m)
+                for c, a, m in zip(chances, (first, second), mus, strict=True)
             )
 
         ends = max(0.0, (alpha - chances[1]) / chances[0]), min(1.0, alpha / chances[0])
-        found = optimize.minimize_scalar(misses, bounds=ends, method="bounded", options={"xatol": 1e-12})
-        assert gaussian_mixture.mixture_tradeoff(law, alpha, LOWER) == pytest.approx(found.fun, abs=1e-8)
+        found = optimize.minimize_scalar(
+            misses, bounds=ends, method="bounded", options={"xatol": 1e-12}
+        )
+        assert gaussian_mixture.mixture_tradeoff(law, alpha, LOWER) == pytest.approx(
+            found.fun, abs=1e-8
+        )
         assert gaussian_mixture.mixture_tradeoff(law, alpha, LOWER) <= found.fun + 1e-12
 
 
@@ -101,7 +114,9 @@ def test_definition_5_2_leaves_out_runs_that_see_nothing():
     assert many - few == pytest.approx(0.4)
     thresholds = np.concatenate([-np.geomspace(1e-9, 9.0, 40), np.geomspace(1e-9, 9.0, 40)])
     printed = [
-        1 - sum(c * stats.norm.cdf(t / m + m / 2) for m, c in zip(MUS[1:], CHANCES[1:], strict=True)) - 0.4 * (t > 0)
+        1
+        - sum(c * stats.norm.cdf(t / m + m / 2) for m, c in zip(MUS[1:], CHANCES[1:], strict=True))
+        - 0.4 * (t > 0)
         for t in thresholds
     ]
     assert not [alpha for alpha in printed if few + 1e-6 < alpha < many - 1e-6]
@@ -152,8 +167,12 @@ def test_the_bounds_of_one_atom_are_gaussian():
     for alpha in (1e-6, 0.1, 0.9):
         truth = stats.norm.cdf(stats.norm.isf(alpha) - 1.0)
         assert gaussian_mixture.bounds(law, alpha) == pytest.approx((truth, truth), rel=1e-10)
-        assert gaussian_mixture.mixture_tradeoff(law, alpha, LOWER) == pytest.approx(truth, rel=1e-12)
-        assert gaussian_mixture.mixture_tradeoff(law, alpha, UPPER) == pytest.approx(truth, rel=1e-12)
+        assert gaussian_mixture.mixture_tradeoff(law, alpha, LOWER) == pytest.approx(
+            truth, rel=1e-12
+        )
+        assert gaussian_mixture.mixture_tradeoff(law, alpha, UPPER) == pytest.approx(
+            truth, rel=1e-12
+        )
 
 
 def test_definition_5_3_is_the_convex_hull():
@@ -173,4 +192,6 @@ def test_definition_5_3_is_the_convex_hull():
 def test_the_average_shift_is_no_bound():
     """Appendix D suggests G_{k/2 sigma} for clip-groups kept by a coin; k = 1, sigma = 1, epsilon 2: .0105 > 9.4e-6."""
     law = Law.of([0.0, 1.0], [0.5, 0.5])
-    assert gaussian_mixture.mixture_delta(law, 2.0, LOWER) > 0.0104 > 1000 * gaussian_delta(0.5, 2.0)
+    assert (
+        gaussian_mixture.mixture_delta(law, 2.0, LOWER) > 0.0104 > 1000 * gaussian_delta(0.5, 2.0)
+    )

@@ -40,7 +40,11 @@ SAMPLERS = [
 @pytest.mark.parametrize("clipping", [None, Batch(), Mixed(groups=3)])
 @pytest.mark.parametrize("group", [1, 3])
 def test_the_closed_forms_agree_with_the_convolution_where_both_can_be_had(noise, clipping, group):
-    run = Mechanism(Poisson(0.02, 200), noise) if clipping is None else Mechanism(Poisson(0.02, 200), noise, clipping)
+    run = (
+        Mechanism(Poisson(0.02, 200), noise)
+        if clipping is None
+        else Mechanism(Poisson(0.02, 200), noise, clipping)
+    )
     found = run.guarantee(group=group)
     uppers, (search,), _, _ = low_noise.bounds(Phases((run,)), Group(group))
     for delta in (0.1, 1e-3, 1e-6):
@@ -77,7 +81,11 @@ def test_poisson_is_known_to_half_a_percent_at_any_noise(noise):
 def test_every_sampler_has_a_bracket_at_any_noise(sampler, relation, noise):
     if relation == "replace" and isinstance(sampler, TruncatedPoisson):
         pytest.skip("it has no analysis of replacement at any noise")
-    run = Mechanism(sampler, noise) if relation == "default" else Mechanism(sampler, noise, relation=relation)
+    run = (
+        Mechanism(sampler, noise)
+        if relation == "default"
+        else Mechanism(sampler, noise, relation=relation)
+    )
     found, seen = run.guarantee().epsilon(1e-5), run.guarantee().delta(10.0)
     assert 1e4 < found.lower <= found.upper
     assert found.upper < 5 * found.lower if noise > 1e-140 else found.lower > 1e279
@@ -122,7 +130,9 @@ def test_a_clients_aggregate_need_not_turn_around():
 
 
 @pytest.mark.parametrize("clipping", [Batch(), Mixed(groups=3)])
-def test_records_allocated_to_different_rounds_turn_more_aggregates_around_than_in_the_same(clipping):
+def test_records_allocated_to_different_rounds_turn_more_aggregates_around_than_in_the_same(
+    clipping,
+):
     """Two records, three rounds each of a hundred: with probability .91 six rounds move by 2, and that can be seen."""
     noise = 1e-3
     found = Mechanism(RandomAllocation(3, 100), noise, clipping).guarantee(group=2)
@@ -148,16 +158,24 @@ def test_no_more_of_a_group_is_in_a_batch_than_fits():
 def test_orthogonal_records_may_take_the_places_of_aligned_ones():
     """Four orthogonal ones in place of four that point the other way move the sum by 2 + 4, with probability .21."""
     noise = 1e-3
-    found = Mechanism(TruncatedPoisson(1.0, 1, 10, 10), noise).guarantee(group=4, geometry="orthogonal")
+    found = Mechanism(TruncatedPoisson(1.0, 1, 10, 10), noise).guarantee(
+        group=4, geometry="orthogonal"
+    )
     assert found.epsilon(1e-6).upper > 6**2 / noise**2 / 2
 
 
-@pytest.mark.parametrize(("client", "record"), [(0.5, 0.99), (0.1, 0.9), (0.01, 0.999), (1e-3, 1 - 1e-9)])
+@pytest.mark.parametrize(
+    ("client", "record"), [(0.5, 0.99), (0.1, 0.9), (0.01, 0.999), (1e-3, 1 - 1e-9)]
+)
 @pytest.mark.parametrize("epsilon", [4900.0, 5100.0, 5300.0])
-def test_a_client_that_is_seen_taking_part_hides_a_replaced_record_by_its_own_coin_alone(client, record, epsilon):
+def test_a_client_that_is_seen_taking_part_hides_a_replaced_record_by_its_own_coin_alone(
+    client, record, epsilon
+):
     """One round, the client's other records plain to see: q N(m) + (1-q) N(0) against q N(-m) + (1-q) N(0)."""
     noise = 0.0099
-    run = Mechanism(RandomParticipation(client, record, 10**4, 1, revealed=True), noise, relation="replace")
+    run = Mechanism(
+        RandomParticipation(client, record, 10**4, 1, revealed=True), noise, relation="replace"
+    )
     with mpmath.workdps(50):
         m, q = 1 / mpmath.mpf(noise), mpmath.mpf(record)
         c = (epsilon + mpmath.log((1 - q) / q)) / m + m / 2  # any event will do
@@ -167,14 +185,19 @@ def test_a_client_that_is_seen_taking_part_hides_a_replaced_record_by_its_own_co
         assert attack <= run.guarantee().delta(epsilon).upper <= 1.01 * attack
 
 
-@pytest.mark.parametrize(("rate", "most", "people"), [(0.3, 4, 10), (0.3, 10, 10), (0.05, 3, 20), (1.0, 5, 5)])
+@pytest.mark.parametrize(
+    ("rate", "most", "people"), [(0.3, 4, 10), (0.3, 10, 10), (0.05, 3, 20), (1.0, 5, 5)]
+)
 def test_a_truncated_batch_moves_by_two_only_where_it_is_full(rate, most, people):
     """One round: a shift of 2 with the chance of at least ``most`` others, else of 1; seen with the record's rate."""
     noise, epsilon = 0.004, 1.2 / 0.004**2
     found = Mechanism(TruncatedPoisson(rate, 1, most, people), noise).guarantee().delta(epsilon)
     with mpmath.workdps(50):
         q = mpmath.mpf(rate)
-        full = sum(mpmath.binomial(people, k) * q**k * (1 - q) ** (people - k) for k in range(most, people + 1))
+        full = sum(
+            mpmath.binomial(people, k) * q**k * (1 - q) ** (people - k)
+            for k in range(most, people + 1)
+        )
         shifts = {1: q * (1 - full), 2: q * full}
         truth = mpmath.mpf(0)
         for shift, chance in shifts.items():

@@ -36,7 +36,7 @@ def test_the_average_over_subsets_is_what_it_says():
     assert mean_over_subsets(y, 3)[0] == pytest.approx(np.mean(each))
 
 
-# --- the theorem --------------------------------------------------------------------------------------------------
+# --- the theorem ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variance", [0.0, 0.3, 2.0, 10.0, 90.0])
@@ -51,21 +51,29 @@ def test_the_nodes_are_above_the_integral_for_every_variance(variance, planned):
         assert total <= 1.05 * special.i0e(variance)
 
 
-@pytest.mark.parametrize(("times", "steps", "shift"), [(4, 9, 0.5), (5, 20, 1.0), (10, 20, 2.0), (4, 60, 1.5)])
+@pytest.mark.parametrize(
+    ("times", "steps", "shift"), [(4, 9, 0.5), (5, 20, 1.0), (10, 20, 2.0), (4, 60, 1.5)]
+)
 @pytest.mark.parametrize("lean", [1.0, 0.6, 0.2])
 def test_the_bound_holds_for_every_transcript(times, steps, shift, lean):
     """With the record and without, far out and in the middle: never below the likelihood ratio itself."""
-    x = np.concatenate([RNG.standard_normal((300, steps)) + where for where in (0.0, shift, -2.0, 3.0)])
+    x = np.concatenate(
+        [RNG.standard_normal((300, steps)) + where for where in (0.0, shift, -2.0, 3.0)]
+    )
     chance = lean * times / steps
     rise, p = _factor(x, chance, shift)
     assert p == pytest.approx(special.expit(np.log(np.expm1(rise))), rel=1e-6)
     ratio = mean_over_subsets(np.exp(shift * x - shift**2 / 2.0), times)
     log_r = rise.sum(axis=1) + steps * math.log1p(-chance)
     variance = (p * (1.0 - p)).sum(axis=1)
-    bound = np.exp(log_r - log_binomial_probability(steps, chance, times).upper) * special.i0e(variance)
+    bound = np.exp(log_r - log_binomial_probability(steps, chance, times).upper) * special.i0e(
+        variance
+    )
     assert (bound >= ratio * (1.0 - 1e-9)).all()
     weights, nodes = angles(float(np.median(variance)))
-    assert (weights @ np.exp(-nodes[:, None] * variance) >= special.i0e(variance) * (1.0 - 1e-12)).all()
+    assert (
+        weights @ np.exp(-nodes[:, None] * variance) >= special.i0e(variance) * (1.0 - 1e-12)
+    ).all()
 
 
 @pytest.mark.parametrize("node", [0.0, 0.3, 1.0])
@@ -83,10 +91,12 @@ def test_a_round_is_rounded_up_in_convex_order(node, chance, shift):
     assert law.q.sum() == pytest.approx(1.0, abs=1e-9)
 
 
-# --- against simulation ---------------------------------------------------------------------------------------------
+# --- against simulation ---------------------------------------------------------------------------
 
 
-def simulated(times: int, steps: int, shift: float, epsilon: float, runs: int = 40_000) -> tuple[float, float]:
+def simulated(
+    times: int, steps: int, shift: float, epsilon: float, runs: int = 40_000
+) -> tuple[float, float]:
     """delta(epsilon) with the record against without, and its standard error: the record's rounds pushed further."""
     push = 4.0 / math.sqrt(times)
     x = np.random.default_rng(1).standard_normal((runs, steps))
@@ -143,10 +153,14 @@ def test_only_a_single_epoch_of_several_rounds_with_little_noise_is_worth_it():
     assert not Subset.applies(3, 100, 1.0)
     assert not Subset.applies(98, 100, 1.0)
     assert not Subset.applies(10, 100, 0.2)
-    assert "theorem 10" not in Mechanism(RandomAllocation(10, 100, epochs=2), 1.0).guarantee().upper_by
+    assert (
+        "theorem 10" not in Mechanism(RandomAllocation(10, 100, epochs=2), 1.0).guarantee().upper_by
+    )
 
 
-@pytest.mark.parametrize(("times", "steps", "noise", "known"), [(30, 100, 0.29, 215.93), (10, 100, 0.3, 77.5)])
+@pytest.mark.parametrize(
+    ("times", "steps", "noise", "known"), [(30, 100, 0.29, 215.93), (10, 100, 0.3, 77.5)]
+)
 def test_tails_are_charged_for_the_mass_of_all_rounds(monkeypatch, times, steps, noise, known):
     """The measures have masses up to e^19 in all: what is cut off in one round weighs as much as all other rounds."""
     charges = []
@@ -155,7 +169,8 @@ def test_tails_are_charged_for_the_mass_of_all_rounds(monkeypatch, times, steps,
         found = compose(rounds, *more)
         ((law, count),) = rounds
         mass = float(np.exp(law.log_mass).sum()) + law.infinite
-        rest = -math.expm1(count * math.log1p(-law.infinite / mass))  # the share of at least one infinite loss
+        # the share of at least one infinite loss
+        rest = -math.expm1(count * math.log1p(-law.infinite / mass))
         charges.append((mass**count * rest, found.infinite, mass**count))
         return found
 

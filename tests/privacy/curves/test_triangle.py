@@ -38,7 +38,7 @@ class Line:
         raise AssertionError("not needed")
 
 
-# --- the formula ----------------------------------------------------------------------------------------------------
+# --- the formula ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
@@ -48,7 +48,9 @@ def test_equal_steps_are_the_black_box_of_group_privacy(steps, epsilon):
     found = Chain(((gaussian(0.5), steps),)).delta(epsilon, 1e-3)[1]
     each = epsilon / steps
     total = (
-        black_box_group(each, gaussian_delta(0.5, each), steps)[1] if each > 0.0 else steps * gaussian_delta(0.5, 0.0)
+        black_box_group(each, gaussian_delta(0.5, each), steps)[1]
+        if each > 0.0
+        else steps * gaussian_delta(0.5, 0.0)
     )
     assert found == pytest.approx(min(total, 1.0), rel=1e-9)
     assert found >= min(total, 1.0) * (1.0 - 1e-12)
@@ -66,7 +68,10 @@ def test_unequal_links_are_added_up_in_order():
         total += math.exp(used) * bound
         used += mine
     assert used == pytest.approx(epsilon)
-    assert Chain(((one, 3), (other, 2))).delta(epsilon, 1e-3) == (0.0, pytest.approx(total, rel=1e-11))
+    assert Chain(((one, 3), (other, 2))).delta(epsilon, 1e-3) == (
+        0.0,
+        pytest.approx(total, rel=1e-11),
+    )
 
 
 def test_any_division_is_an_upper_bound_for_gaussians():
@@ -99,7 +104,7 @@ def test_the_best_of_several_bounds_counts():
     assert best.estimate(1e-5) == min(curve.estimate(1e-5) for curve in best.curves)
 
 
-# --- never above what is printed: two bins, every choice of gradients on a line ------------------------------------
+# --- never above what is printed: two bins, every choice of gradients on a line -------------------
 
 EDGES = np.concatenate([[-np.inf], np.arange(-9.0, 9.01, 0.1), [np.inf]])
 EPSILONS = (0.0, 0.2, 1.0, 3.0)
@@ -122,7 +127,9 @@ def assert_never_above(laws, bounds) -> float:
     return worst
 
 
-def one_record(noise: float, gradients: tuple[int, int], base: tuple[int, int] = (0, 0)) -> np.ndarray:
+def one_record(
+    noise: float, gradients: tuple[int, int], base: tuple[int, int] = (0, 0)
+) -> np.ndarray:
     """The record moves the sum of the bin it falls into; ``base`` is what the sums are without it."""
     a, b = (g / noise for g in gradients)
     x, y = (g / noise for g in base)

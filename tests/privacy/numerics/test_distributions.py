@@ -73,7 +73,9 @@ def at_least_by_integral(n: int, qp: Chances, k: int) -> mpmath.mpf:
     ends = [mpmath.mpf(0)]
     while ends[-1] < q / width and height(ends[-1]) > mpmath.mpf("1e-40"):
         ends.append(min(ends[-1] + 2, q / width))
-    area = mpmath.fsum(mpmath.quad(height, [a, b], method="gauss-legendre") for a, b in itertools.pairwise(ends))
+    area = mpmath.fsum(
+        mpmath.quad(height, [a, b], method="gauss-legendre") for a, b in itertools.pairwise(ends)
+    )
     return mpmath.exp(log_probability(n, qp, k)) * k / q * width * area
 
 
@@ -170,12 +172,17 @@ def test_the_two_references_agree_with_each_other():
     with mpmath.workdps(60):
         for n, rate, sigmas in itertools.product((10**4, 10**7), (1e-3, 0.3), (0, 6)):
             k = int(n * rate) + 1 + int(sigmas * spread(n, rate))
-            one, other = at_least_by_sum(n, chances(rate), k), at_least_by_integral(n, chances(rate), k)
+            one, other = (
+                at_least_by_sum(n, chances(rate), k),
+                at_least_by_integral(n, chances(rate), k),
+            )
             assert abs(one / other - 1) < mpmath.mpf("1e-30"), (n, rate, sigmas)
 
 
 def test_tails_in_populations_where_libraries_fail():
-    assert binomial_at_least(10**9, 0.705870566236443, 705870567).lower == pytest.approx(0.499995, abs=1e-6)
+    assert binomial_at_least(10**9, 0.705870566236443, 705870567).lower == pytest.approx(
+        0.499995, abs=1e-6
+    )
     assert binomial_at_least(2**31, 0.5, 2**30).lower == pytest.approx(0.5, abs=1e-5)
 
 
@@ -197,12 +204,14 @@ def test_more_trials_than_doubles_can_count_say_nothing():
 @settings(max_examples=60)
 def test_tails_and_probabilities_add_up(n, rate, k):
     k = min(k, n)
-    least, one, most = (f(n, rate, k) for f in (binomial_at_least, binomial_probability, binomial_at_most))
+    least, one, most = (
+        f(n, rate, k) for f in (binomial_at_least, binomial_probability, binomial_at_most)
+    )
     assert least.lower + most.lower - one.upper <= 1.0 + 1e-15
     assert least.upper + most.upper - one.lower >= 1.0 - 1e-15
 
 
-# --- laws -------------------------------------------------------------------------------------------------------------
+# --- laws -----------------------------------------------------------------------------------------
 
 
 def agree(law: np.ndarray, exact: list[mpmath.mpf]) -> None:
@@ -238,12 +247,18 @@ def test_hypergeometric_laws_are_as_accurate_as_they_say(population, marked, dra
     with mpmath.workdps(80):
         least = max(0, marked + drawn - population)
         logs = [
-            log_ways(marked, k) + log_ways(population - marked, drawn - k) for k in range(least, min(marked, drawn) + 1)
+            log_ways(marked, k) + log_ways(population - marked, drawn - k)
+            for k in range(least, min(marked, drawn) + 1)
         ]
-        agree(hypergeometric_law(population, marked, drawn), [mpmath.mpf(0)] * least + normalised(logs))
+        agree(
+            hypergeometric_law(population, marked, drawn),
+            [mpmath.mpf(0)] * least + normalised(logs),
+        )
 
 
-@pytest.mark.parametrize(("mean", "most"), [(1e-300, 3), (1e-9, 40), (3.7, 60), (500.0, 800), (1e12, 50)])
+@pytest.mark.parametrize(
+    ("mean", "most"), [(1e-300, 3), (1e-9, 40), (3.7, 60), (500.0, 800), (1e12, 50)]
+)
 def test_poisson_laws_are_as_accurate_as_they_say(mean, most):
     with mpmath.workdps(60):
         logs = [k * mpmath.log(mpmath.mpf(mean)) - mpmath.loggamma(k + 1) for k in range(most + 1)]

@@ -28,7 +28,8 @@ ELEMENTARY = 4.0  # exp, expm1, log, log1p, sin, cos, sqrt, arcsinh, logaddexp, 
 ERFCX = 16.0  # relative
 NDTR = 4.0  # absolute, and 1 + x^2 times as much relatively
 NDTRI = 16.0  # relative
-LOG_NDTR = 8.0  # 1 + x^2 times as much relatively; scipy 1.13 to 1.15 need 6.6, scipy 1.17 needs 1.5
+# 1 + x^2 times as much relatively; scipy 1.13 to 1.15 need 6.6, scipy 1.17 needs 1.5
+LOG_NDTR = 8.0
 LOG_GAMMA = 16.0  # relative to 1 + |log gamma|
 COMPLEX = 8.0  # logarithms and exponentials of complex numbers: relative
 FFT = 8.0  # times log2 of the length, of the sum of the moduli
@@ -36,7 +37,9 @@ FFT = 8.0  # times log2 of the length, of the sum of the moduli
 
 def neighbours(*places: float) -> list[float]:
     """Where a function's code changes its branch, and the doubles on either side."""
-    return [y for x in places for y in (math.nextafter(x, -math.inf), x, math.nextafter(x, math.inf))]
+    return [
+        y for x in places for y in (math.nextafter(x, -math.inf), x, math.nextafter(x, math.inf))
+    ]
 
 
 def sizes(low: float, high: float, count: int = 150) -> list[float]:
@@ -51,14 +54,18 @@ def even(low: float, high: float, count: int = 200) -> list[float]:
     return np.linspace(low, high, count).tolist()
 
 
-def worst(found: np.ndarray, points: Sequence[float], exact: Exact, absolute: bool = False) -> float:
+def worst(
+    found: np.ndarray, points: Sequence[float], exact: Exact, absolute: bool = False
+) -> float:
     """The largest error in units, relative unless ``absolute``, of results that are normal doubles."""
     most = 0.0
     with mpmath.workdps(40):
         for x, y in zip(points, found.tolist(), strict=True):
             truth = exact(mpmath.mpf(x))
             if absolute or NORMAL <= abs(truth) <= LARGEST:
-                most = max(most, float(abs(mpmath.mpf(y) - truth) / (1 if absolute else abs(truth))) / UNIT)
+                most = max(
+                    most, float(abs(mpmath.mpf(y) - truth) / (1 if absolute else abs(truth))) / UNIT
+                )
     return most
 
 
@@ -66,7 +73,7 @@ def scalar(function: Callable[[float], float]) -> Function:
     return lambda x: np.array([function(v) for v in x.tolist()])
 
 
-# --- elementary functions, of numpy (by vector instructions) and of math (one at a time) ------------------------------
+# --- elementary functions, of numpy (by vector instructions) and of math (one at a time) ----------
 
 
 def log_add(x: mpmath.mpf) -> mpmath.mpf:
@@ -79,11 +86,19 @@ def logistic(x: mpmath.mpf) -> mpmath.mpf:
 
 TINY, HUGE = 5e-324, 1.7e308
 REAL = even(-745.0, 709.78) + sizes(TINY, 709.0) + negative(sizes(TINY, 745.0))
-REAL += neighbours(0.5 * math.log(2.0), 1.5 * math.log(2.0), 0.5, 1.0, -0.5, -1.0, -708.3964, 709.782, 0.0)
-POSITIVE = sizes(TINY, HUGE, 400) + [1.0 + s for s in sizes(1e-16, 1.0)] + [1.0 - s for s in sizes(1e-16, 0.99)]
+REAL += neighbours(
+    0.5 * math.log(2.0), 1.5 * math.log(2.0), 0.5, 1.0, -0.5, -1.0, -708.3964, 709.782, 0.0
+)
+POSITIVE = (
+    sizes(TINY, HUGE, 400)
+    + [1.0 + s for s in sizes(1e-16, 1.0)]
+    + [1.0 - s for s in sizes(1e-16, 0.99)]
+)
 POSITIVE += neighbours(0.5, math.sqrt(0.5), 1.0, math.sqrt(2.0), 2.0, 2.0**-1022)
 ABOVE_MINUS_ONE = negative(sizes(TINY, 1.0 - UNIT, 300)) + sizes(TINY, HUGE, 300)
-ABOVE_MINUS_ONE += neighbours(math.sqrt(0.5) - 1.0, math.sqrt(2.0) - 1.0, -0.5, 0.5, 2.0**-29, 2.0**-54)
+ABOVE_MINUS_ONE += neighbours(
+    math.sqrt(0.5) - 1.0, math.sqrt(2.0) - 1.0, -0.5, 0.5, 2.0**-29, 2.0**-54
+)
 
 FUNCTIONS: dict[str, tuple[Function, Exact, list[float]]] = {
     "np.exp": (np.exp, mpmath.exp, REAL),
@@ -121,7 +136,9 @@ def test_elementary_functions_anywhere(x, positive, above):
 def test_results_below_the_normal_doubles_err_by_one_of_the_smallest():
     x = np.linspace(-744.9, -708.4, 200)
     with mpmath.workdps(40):
-        for v, one, other in zip(x.tolist(), np.exp(x).tolist(), map(math.exp, x.tolist()), strict=True):
+        for v, one, other in zip(
+            x.tolist(), np.exp(x).tolist(), map(math.exp, x.tolist()), strict=True
+        ):
             assert max(abs(mpmath.exp(v) - one), abs(mpmath.exp(v) - other)) <= 1.1 * TINY
 
 
@@ -131,7 +148,7 @@ def test_results_beyond_the_doubles_are_0_or_infinite():
         assert np.expm1([-746.0, -1e308, 710.0]).tolist() == [-1.0, -1.0, math.inf]
 
 
-# --- the normal distribution ------------------------------------------------------------------------------------------
+# --- the normal distribution ----------------------------------------------------------------------
 
 
 def scaled_erfc(x: mpmath.mpf) -> mpmath.mpf:
@@ -158,7 +175,11 @@ def log_normal_cdf(x: mpmath.mpf) -> mpmath.mpf:
 
 
 def test_erfcx():
-    points = sizes(TINY, 1e307, 400) + even(0.0, 60.0, 500) + neighbours(0.5, 1.0, 4.0, 12.0, 26.0, 50.0, 5e7)
+    points = (
+        sizes(TINY, 1e307, 400)
+        + even(0.0, 60.0, 500)
+        + neighbours(0.5, 1.0, 4.0, 12.0, 26.0, 50.0, 5e7)
+    )
     assert worst(special.erfcx(np.array(points)), points, scaled_erfc) <= ERFCX
 
 
@@ -190,7 +211,12 @@ def test_ndtr_anywhere(x):
 
 
 def test_log_ndtr():
-    points = TAIL + negative(sizes(37.0, 1e8)) + even(9.0, 37.0) + neighbours(-5.0, -14.0, -20.0, 5.0, 6.0)
+    points = (
+        TAIL
+        + negative(sizes(37.0, 1e8))
+        + even(9.0, 37.0)
+        + neighbours(-5.0, -14.0, -20.0, 5.0, 6.0)
+    )
     found = special.log_ndtr(np.array(points))
     for x, y in zip(points, found.tolist(), strict=True):
         assert worst(np.array([y]), [x], log_normal_cdf) <= LOG_NDTR * (1.0 + min(x * x, 1e4)), x
@@ -212,10 +238,12 @@ def test_ndtri():
             assert abs(x - y) <= NDTRI * UNIT * abs(x), p
 
 
-# --- gamma, complex numbers, Fourier transforms -----------------------------------------------------------------------
+# --- gamma, complex numbers, Fourier transforms ---------------------------------------------------
 
 
-@pytest.mark.parametrize("function", [scalar(math.lgamma), special.gammaln], ids=["math.lgamma", "special.gammaln"])
+@pytest.mark.parametrize(
+    "function", [scalar(math.lgamma), special.gammaln], ids=["math.lgamma", "special.gammaln"]
+)
 def test_log_gamma_of_halves_up_to_300(function):
     points = np.arange(1.0, 600.0) / 2.0
     with mpmath.workdps(40):
@@ -226,7 +254,9 @@ def test_log_gamma_of_halves_up_to_300(function):
 
 def test_complex_logarithms_and_exponentials():
     rng = np.random.default_rng(0)
-    moduli = np.concatenate([np.exp(rng.uniform(-700.0, 0.0, 300)), 1.0 - np.geomspace(1e-16, 0.9, 300)])
+    moduli = np.concatenate(
+        [np.exp(rng.uniform(-700.0, 0.0, 300)), 1.0 - np.geomspace(1e-16, 0.9, 300)]
+    )
     turns = np.concatenate([rng.uniform(-math.pi, math.pi, 300), np.geomspace(1e-18, 3.0, 300)])
     z = moduli * np.exp(1j * turns)
     angles = np.concatenate([rng.uniform(-4.0, 4.0, 300), rng.uniform(-1e8, 1e8, 300)])
@@ -243,7 +273,12 @@ def laws(n: int) -> list[np.ndarray]:
     rng, k = np.random.default_rng(n), np.arange(float(n))
     few = np.zeros(n)
     few[rng.integers(0, n, 5)] = 1.0
-    shapes = [rng.random(n), few, np.exp(-0.5 * ((k - n / 2.0) / (n / 50.0 + 1.0)) ** 2), np.exp(-50.0 * k / n)]
+    shapes = [
+        rng.random(n),
+        few,
+        np.exp(-0.5 * ((k - n / 2.0) / (n / 50.0 + 1.0)) ** 2),
+        np.exp(-50.0 * k / n),
+    ]
     return [shape / shape.sum() for shape in shapes]
 
 
@@ -253,11 +288,15 @@ def test_fourier_transforms_of_a_few_points_agree_with_40_digits():
         roots = [mpmath.expjpi(mpmath.mpf(-2 * k) / n) for k in range(n)]
         for law in laws(n):
             for k, y in enumerate(fft.rfft(law).tolist()):
-                truth = mpmath.fsum(mpmath.mpf(p) * roots[k * j % n] for j, p in enumerate(law.tolist()))
+                truth = mpmath.fsum(
+                    mpmath.mpf(p) * roots[k * j % n] for j, p in enumerate(law.tolist())
+                )
                 assert abs(mpmath.mpc(y) - truth) <= FFT * UNIT * math.log2(n)
 
 
-@pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="no floats wider than a double to compare with")
+@pytest.mark.skipif(
+    np.finfo(np.longdouble).eps > 1e-18, reason="no floats wider than a double to compare with"
+)
 @pytest.mark.parametrize("n", [16, 1024, 5**5, fft.next_fast_len(10**5, real=True), 2**18])
 def test_fourier_transforms_agree_with_wider_floats(n):
     """The same transform in 64 bits or more, whose own error is a two-thousandth of what is allowed."""
@@ -270,11 +309,21 @@ def test_fourier_transforms_agree_with_wider_floats(n):
         assert float(np.abs(back).max()) <= allowed
 
 
-# --- the list is complete ---------------------------------------------------------------------------------------------
+# --- the list is complete -------------------------------------------------------------------------
 
 ROOT = Path(__file__).parents[3]
-STEERING = {"betainc", "betainccinv", "betaincinv", "i0e", "logsumexp", "softmax", "wrightomega", "xlogy"}
-"""Used for where to look, or in simulations with a margin of their own (docs/proofs.md, section 6)."""
+STEERING = {
+    "betainc",
+    "betainccinv",
+    "betaincinv",
+    "i0e",
+    "logsumexp",
+    "softmax",
+    "wrightomega",
+    "xlogy",
+}
+"""Used for where to look, or in simulations with a margin of their own (docs/proofs.md, section 6).
+"""
 
 
 def test_no_special_function_is_used_that_the_list_does_not_name():
@@ -285,7 +334,9 @@ def test_no_special_function_is_used_that_the_list_does_not_name():
             used |= set(re.findall(r"\bspecial\.([a-z0-9_]+)\(", text))
             for names in re.findall(r"from scipy\.special import (.+)", text):
                 used |= {name.strip() for name in names.split(",")}
-            assert not re.search(r"^\s*(from|import) scipy.*(stats|integrate|optimize)", text, re.MULTILINE), file
+            assert not re.search(
+                r"^\s*(from|import) scipy.*(stats|integrate|optimize)", text, re.MULTILINE
+            ), file
     assert used <= {"erfcx", "expit", "gammaln", "log_ndtr", "ndtr", "ndtri"} | STEERING
     listed = (ROOT / "docs" / "proofs.md").read_text(encoding="utf-8").split("## 6.")[1]
     assert all(f"`{name}`" in listed for name in used)

@@ -10,10 +10,17 @@ from scipy import stats
 
 from verax.privacy.numerics import proportions
 from verax.privacy.numerics.distributions import binomial_at_least, binomial_at_most
-from verax.privacy.numerics.proportions import fewest_above, most_below, proportion_at_least, proportion_at_most
+from verax.privacy.numerics.proportions import (
+    fewest_above,
+    most_below,
+    proportion_at_least,
+    proportion_at_most,
+)
 
 
-@pytest.mark.parametrize(("hits", "trials"), [(0, 10), (1, 10), (7, 10), (10, 10), (12, 150_000), (149_999, 150_000)])
+@pytest.mark.parametrize(
+    ("hits", "trials"), [(0, 10), (1, 10), (7, 10), (10, 10), (12, 150_000), (149_999, 150_000)]
+)
 def test_limits_are_clopper_and_pearsons(hits, trials):
     truth = stats.binomtest(hits, trials).proportion_ci(0.9, "exact")
     assert proportion_at_least(hits, trials, 0.05) == pytest.approx(truth.low, rel=1e-8)
@@ -30,7 +37,9 @@ def test_limits_miss_as_rarely_as_they_say(trials, share, miss):
     assert (low == 0.0) == (hits == 0)
     if low > 0.0:
         assert binomial_at_least(trials, low, hits).upper <= miss
-        assert binomial_at_least(trials, min(low * (1.0 + 1e-6), 1.0), hits).lower > miss * (1.0 - 1e-12)
+        assert binomial_at_least(trials, min(low * (1.0 + 1e-6), 1.0), hits).lower > miss * (
+            1.0 - 1e-12
+        )
     if high < 1.0:
         assert binomial_at_most(trials, high, hits).upper <= miss
         assert binomial_at_most(trials, high * (1.0 - 1e-6), hits).lower > miss * (1.0 - 1e-12)

@@ -16,7 +16,8 @@ FUNCTIONS: list[tuple[Callable[[float], float], float, float, float]] = [
     (lambda x: math.exp(-x) - 1e-9, 0.0, 100.0, 9 * math.log(10)),
     (lambda x: x**3 - 2.0, 0.0, 1e3, 2 ** (1 / 3)),
     (lambda x: math.atan(x - 5.0), -1e6, 1e6, 5.0),
-    (lambda x: -1.0 if x < 1.75 else 1e4, 0.0, 4.0, 1.75),  # a jump, as of a bound that becomes trivial
+    # a jump, as of a bound that becomes trivial
+    (lambda x: -1.0 if x < 1.75 else 1e4, 0.0, 4.0, 1.75),
     (lambda x: math.log1p(-x) + 3.0, 0.0, 1 - 1e-15, -math.expm1(-3.0)),
 ]
 

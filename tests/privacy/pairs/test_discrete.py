@@ -26,7 +26,9 @@ def delta(p: np.ndarray, q: np.ndarray, epsilon: float, infinite: float = 0.0) -
 
 def curve(law: Discrete, epsilon: float) -> float:
     above = law.losses > epsilon
-    return law.infinite + math.fsum((np.exp(law.log_mass[above]) * -np.expm1(epsilon - law.losses[above])).tolist())
+    return law.infinite + math.fsum(
+        (np.exp(law.log_mass[above]) * -np.expm1(epsilon - law.losses[above])).tolist()
+    )
 
 
 def lower_law(table: Table, spacing: Spacing) -> Discrete | None:
@@ -49,7 +51,7 @@ def masses(draw, most: int = 12) -> tuple[np.ndarray, np.ndarray]:
 scales = st.one_of(st.just(math.inf), st.floats(0.1, 3.0))
 
 
-# --- read off -------------------------------------------------------------------------------------------------------
+# --- read off -------------------------------------------------------------------------------------
 
 
 @given(masses(), st.floats(-3.0, 20.0), st.floats(0.0, 1e-3))
@@ -83,11 +85,14 @@ def test_delta_allows_for_every_law_within_the_error(laws, error, epsilon, seed)
 def test_atoms_that_one_side_does_not_see_are_kept_at_the_ends():
     table = Table.of(np.array([0.1, 0.0, 0.9]), np.array([0.0, 0.2, 0.8]))
     assert (table.infinite, table.missing, len(table.p)) == (0.1, 0.2, 1)
-    assert table.delta(0.0) == pytest.approx((0.1, 0.2), abs=1e-9)  # .9 - .8, and what the other side misses
+    # .9 - .8, and what the other side misses
+    assert table.delta(0.0) == pytest.approx((0.1, 0.2), abs=1e-9)
     back = table.reverse()
     assert (back.infinite, back.missing) == pytest.approx((0.2, 0.1))
     assert table.supremum == back.supremum == math.inf
-    assert Table.of(np.array([0.5, 0.5]), np.array([0.25, 0.75])).supremum == pytest.approx(math.log(2.0))
+    assert Table.of(np.array([0.5, 0.5]), np.array([0.25, 0.75])).supremum == pytest.approx(
+        math.log(2.0)
+    )
 
 
 def test_losses_ascend_and_reversing_twice_returns():
@@ -101,7 +106,7 @@ def test_losses_ascend_and_reversing_twice_returns():
     assert twice.p.tolist() == table.p.tolist()
 
 
-# --- cells ----------------------------------------------------------------------------------------------------------
+# --- cells ----------------------------------------------------------------------------------------
 
 
 @given(masses(), st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6))
@@ -117,7 +122,9 @@ def test_cells_share_out_all_mass_in_proportion(laws, places):
     assert q.sum() == pytest.approx(table.q.sum(), rel=1e-12)
     ends = np.concatenate([[0.0], inner + size / 2.0, [float(size)]])
     for i in range(len(p)):  # by integrating the step function that the table is
-        share = np.clip(ends[i + 1] - np.arange(size), 0.0, 1.0) - np.clip(ends[i] - np.arange(size), 0.0, 1.0)
+        share = np.clip(ends[i + 1] - np.arange(size), 0.0, 1.0) - np.clip(
+            ends[i] - np.arange(size), 0.0, 1.0
+        )
         assert p[i] == pytest.approx(float(share @ table.p), rel=1e-9, abs=1e-14)
         assert q[i] == pytest.approx(float(share @ table.q), rel=1e-9, abs=1e-14)
 
@@ -139,10 +146,12 @@ def test_reversing_mirrors_the_line():
     assert back.log_p == pytest.approx((there.log_p - there.loss)[::-1])
 
 
-# --- discretised ----------------------------------------------------------------------------------------------------
+# --- discretised ----------------------------------------------------------------------------------
 
 
-def assert_sandwiched(table: Table, p: np.ndarray, q: np.ndarray, step: float, scale: float, infinite: float) -> None:
+def assert_sandwiched(
+    table: Table, p: np.ndarray, q: np.ndarray, step: float, scale: float, infinite: float
+) -> None:
     """The curve of (p, q), which the table describes up to its error, lies between the two discretised laws."""
     spacing = Spacing(step, table.infimum - step, float(table.loss_values[-1]) + step, scale)
     above, below = discretise.upper(table, spacing), lower_law(table, spacing)
@@ -150,13 +159,22 @@ def assert_sandwiched(table: Table, p: np.ndarray, q: np.ndarray, step: float, s
     at = np.concatenate([table.loss_values, table.loss_values + 0.3 * step, some])
     for epsilon in [*at.tolist(), 0.0, table.infimum - 1.0]:
         truth = delta(p, q, epsilon, infinite)
-        assert curve(above, epsilon - above.shift) * math.exp(above.shift) * (1.0 + 1e-11) + 1e-15 >= truth, epsilon
+        assert (
+            curve(above, epsilon - above.shift) * math.exp(above.shift) * (1.0 + 1e-11) + 1e-15
+            >= truth
+        ), epsilon
         if below is not None:
             bottom = curve(below, epsilon + below.shift) * math.exp(-below.shift)
             assert bottom <= truth * (1.0 + 1e-11) + 1e-15, epsilon
 
 
-@given(masses(), st.floats(-2.0, 0.5).map(lambda e: 10.0**e), scales, st.sampled_from([0.0, 1e-6]), st.booleans())
+@given(
+    masses(),
+    st.floats(-2.0, 0.5).map(lambda e: 10.0**e),
+    scales,
+    st.sampled_from([0.0, 1e-6]),
+    st.booleans(),
+)
 @settings(max_examples=40)
 def test_the_exact_curve_lies_between_the_two_laws(laws, step, scale, infinite, forward):
     p, q = laws if forward else laws[::-1]
@@ -164,7 +182,12 @@ def test_the_exact_curve_lies_between_the_two_laws(laws, step, scale, infinite, 
     assert_sandwiched(table if forward else table.reverse(), p, q, step, scale, infinite)
 
 
-@given(masses(6), st.floats(-5.0, -2.0).map(lambda e: 10.0**e), st.integers(0, 2**32 - 1), st.booleans())
+@given(
+    masses(6),
+    st.floats(-5.0, -2.0).map(lambda e: 10.0**e),
+    st.integers(0, 2**32 - 1),
+    st.booleans(),
+)
 @settings(max_examples=60)
 def test_so_does_every_curve_within_the_error(laws, error, seed, forward):
     """Atoms whose true loss lies in the next cell of the grid, too: grid points are put right beside them."""
@@ -175,7 +198,8 @@ def test_so_does_every_curve_within_the_error(laws, error, seed, forward):
     table, p, q = (table, p, q) if forward else (table.reverse(), q, p)
     near = table.loss_values - table.bulk
     step = float(near[np.argmax(np.abs(near))]) or 1.0
-    for nudge in (0.0, 0.5 * error, -0.5 * error):  # the farthest atom sits on a grid point, or just off it
+    # the farthest atom sits on a grid point, or just off it
+    for nudge in (0.0, 0.5 * error, -0.5 * error):
         assert_sandwiched(table, p, q, max(abs(step + nudge) / 3.0, 1e-3), math.inf, 0.0)
 
 
@@ -187,10 +211,13 @@ def test_an_atom_on_the_wrong_side_of_a_grid_point_is_paid_for():
     law = discretise.upper(table, Spacing(1.0 - table.bulk, table.bulk, 1.0))
     true_p, true_q = said[1], said[1] * math.exp(-(1.0 + 1e-4))
     for epsilon in (0.9, 1.0, 1.0 + 0.5e-4):
-        assert curve(law, epsilon - law.shift) * math.exp(law.shift) >= true_p - math.exp(epsilon) * true_q
+        assert (
+            curve(law, epsilon - law.shift) * math.exp(law.shift)
+            >= true_p - math.exp(epsilon) * true_q
+        )
 
 
-# --- composed -------------------------------------------------------------------------------------------------------
+# --- composed -------------------------------------------------------------------------------------
 
 
 def product(laws) -> tuple[np.ndarray, np.ndarray]:
@@ -198,7 +225,13 @@ def product(laws) -> tuple[np.ndarray, np.ndarray]:
     return p, q
 
 
-@given(masses(8), masses(8), st.sampled_from([0.01, 0.1, 1.0]), st.sampled_from([0.0, 0.1, 1.0, 3.0]), st.booleans())
+@given(
+    masses(8),
+    masses(8),
+    st.sampled_from([0.01, 0.1, 1.0]),
+    st.sampled_from([0.0, 0.1, 1.0, 3.0]),
+    st.booleans(),
+)
 @settings(max_examples=40)
 def test_two_tables_compose_to_their_product(one, other, step, tilt, forward):
     """Any two tables on any grid and tilt: the product, written out, lies between the composed laws."""
@@ -216,7 +249,10 @@ def test_two_tables_compose_to_their_product(one, other, step, tilt, forward):
             continue  # refused: too coarse a grid for these atoms, or too strong a tilt
         for epsilon in (-1.0, 0.0, 0.3, 2.0, 10.0):
             truth = min(delta(p, q, epsilon) + (extra * (1.0 - 1e-4) if sign > 0 else 0.0), 1.0)
-            assert sign * (composed.delta(epsilon) - truth) >= -1e-9 * truth - 1e-14, (sign, epsilon)
+            assert sign * (composed.delta(epsilon) - truth) >= -1e-9 * truth - 1e-14, (
+                sign,
+                epsilon,
+            )
 
 
 def smooth(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -255,12 +291,15 @@ def test_many_copies_compose_like_the_pair_they_were_cut_from():
     cells = pair.cells(np.concatenate([[-np.inf], np.arange(-8.0, 10.0, 0.02), [np.inf]]))
     table = Table.of(np.exp(cells.log_p), np.exp(cells.log_p - cells.loss))
     for turn in (False, True):
-        whole, cut = (Composition([(Round(x.reverse() if turn else x), 10)]).epsilon(1e-6, 1e-3) for x in (pair, table))
+        whole, cut = (
+            Composition([(Round(x.reverse() if turn else x), 10)]).epsilon(1e-6, 1e-3)
+            for x in (pair, table)
+        )
         assert cut[0] <= whole[1]
         assert cut[1] == pytest.approx(whole[0], rel=3e-3)
 
 
-# --- attackers' bins ------------------------------------------------------------------------------------------------
+# --- attackers' bins ------------------------------------------------------------------------------
 
 
 def test_binned_mixtures_are_mixtures_seen_in_bins():
@@ -294,7 +333,9 @@ def test_masses_of_bins_are_within_their_stated_error(shift):
             errors = []
             for j in k.tolist():
                 a, b = mpmath.mpf(grid[j]), mpmath.mpf(grid[j + 1])
-                exact = mpmath.ncdf(b) - mpmath.ncdf(a) if a < 0 else mpmath.ncdf(-a) - mpmath.ncdf(-b)
+                exact = (
+                    mpmath.ncdf(b) - mpmath.ncdf(a) if a < 0 else mpmath.ncdf(-a) - mpmath.ncdf(-b)
+                )
                 errors.append(float(abs(mpmath.log(mpmath.mpf(float(table.q[i])) / exact))))
             assert min(errors) <= table.error
 
@@ -320,7 +361,9 @@ def test_losses_in_the_thousands_keep_both_masses():
     log_p, log_q = np.log([0.25, 0.75]), np.array([-3000.0, -1e-12])
     table = Table.of_logs(log_p, log_q)
     assert table.delta(2000.0)[0] == pytest.approx(0.25)
-    assert table.delta(2998.0)[0] == pytest.approx(0.25 * -math.expm1(2998.0 - 3000.0 + math.log(4.0)))
+    assert table.delta(2998.0)[0] == pytest.approx(
+        0.25 * -math.expm1(2998.0 - 3000.0 + math.log(4.0))
+    )
     assert table.reverse().delta(0.0)[1] == pytest.approx(0.25)
     cells = table.cells(np.array([-np.inf, 0.0, np.inf]))
     assert cells.loss.tolist() == pytest.approx([math.log(0.75), 3000.0 - math.log(4.0)])

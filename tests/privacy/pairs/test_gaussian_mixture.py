@@ -16,7 +16,7 @@ from verax.privacy.curves.gaussian import gaussian_delta
 from verax.privacy.numerics.distributions import binomial_law
 from verax.privacy.pairs.gaussian_mixture import UNIT, Mixture, Pair, log_interval
 
-# --- masses of cells ------------------------------------------------------------------------------------------------
+# --- masses of cells ------------------------------------------------------------------------------
 
 
 def exact_log_mass(a: float, b: float) -> mpmath.mpf:
@@ -34,7 +34,12 @@ def check_cells(boundaries: np.ndarray) -> np.ndarray:
     for i in range(len(boundaries) - 1):
         truth = exact_log_mass(float(boundaries[i]), float(boundaries[i + 1]))
         miss = float(abs(mpmath.mpf(float(log_mass[i])) - truth))
-        assert miss <= error[i] * (1.0 + error[i]), (boundaries[i : i + 2], log_mass[i], float(truth), error[i])
+        assert miss <= error[i] * (1.0 + error[i]), (
+            boundaries[i : i + 2],
+            log_mass[i],
+            float(truth),
+            error[i],
+        )
     return error
 
 
@@ -74,7 +79,7 @@ def test_any_cell_is_within_its_own_error_bound(left, width):
         check_cells(np.array([left, right]))
 
 
-# --- losses and their inverses --------------------------------------------------------------------------------------
+# --- losses and their inverses --------------------------------------------------------------------
 
 
 def mixture(weights: Sequence[float], shifts: Sequence[float]) -> Mixture:
@@ -89,7 +94,9 @@ PAIRS = {
     "subsampled, high rate": Pair.subsampled(0.9, 0.3),
     "many components": Pair(mixture([0.5, 0.3, 0.15, 0.05], [0.0, 0.7, 1.4, 2.1])),
     "two-sided": Pair(mixture([0.9, 0.1], [0.0, 1.0]), mixture([0.9, 0.1], [0.0, 1.0])),
-    "two-sided, uneven": Pair(mixture([0.7, 0.2, 0.1], [0.0, 1.0, 2.0]), mixture([0.4, 0.6], [0.2, 0.9])),
+    "two-sided, uneven": Pair(
+        mixture([0.7, 0.2, 0.1], [0.0, 1.0, 2.0]), mixture([0.4, 0.6], [0.2, 0.9])
+    ),
 }
 ALL = {**PAIRS, **{f"{name}, reversed": pair.reverse() for name, pair in PAIRS.items()}}
 
@@ -127,10 +134,15 @@ def test_the_loss_undoes_its_inverse(pair, place):
     back = pair.inverse(target)
     if np.isinf(back[0]):  # the loss is at the end of its range, to the last digit
         end = pair.infimum if back[0] < 0.0 else pair.supremum
-        known = 64.0 + max(map(abs, pair.up.log_weights + pair.down.log_weights))  # digits that log weights carry
+        # digits that log weights carry
+        known = 64.0 + max(map(abs, pair.up.log_weights + pair.down.log_weights))
         assert abs(float(target[0]) - end) <= known * UNIT * abs(end)
         return
-    slack = 64.0 * UNIT * (1.0 + abs(float(target[0])) + float(pair.slope(back)[0]) * (1.0 + abs(float(back[0]))))
+    slack = (
+        64.0
+        * UNIT
+        * (1.0 + abs(float(target[0])) + float(pair.slope(back)[0]) * (1.0 + abs(float(back[0]))))
+    )
     assert abs(float(pair.loss(back)[0]) - float(target[0])) <= slack
 
 
@@ -150,7 +162,9 @@ def test_loss_against_high_precision(pair):
     for x in (-15.0, -3.0, 0.0, 0.7, 4.0, 25.0):
         with mpmath.workdps(40):
             truth = mpmath.log(_density(pair.up, x, 1) / _density(pair.down, x, -1))
-        assert float(pair.loss(np.array([x]))[0]) == pytest.approx(float(truth), rel=1e-13, abs=1e-17)
+        assert float(pair.loss(np.array([x]))[0]) == pytest.approx(
+            float(truth), rel=1e-13, abs=1e-17
+        )
 
 
 @pytest.mark.parametrize("pair", ALL.values(), ids=ALL)
@@ -175,7 +189,7 @@ def test_reversing_twice_changes_nothing():
         assert hash(pair.reverse().reverse()) == hash(pair)
 
 
-# --- the exact curve ------------------------------------------------------------------------------------------------
+# --- the exact curve ------------------------------------------------------------------------------
 
 
 def _density(side: Mixture, x: float | mpmath.mpf, sign: int) -> mpmath.mpf:
@@ -183,7 +197,9 @@ def _density(side: Mixture, x: float | mpmath.mpf, sign: int) -> mpmath.mpf:
     weights = [mpmath.exp(mpmath.mpf(w)) for w in logs]
     if len(weights) > 1 and moved[0] == 0.0:  # what the logarithm of nearly 1 cannot say
         weights[0] = 1 - mpmath.fsum(weights[1:])
-    return mpmath.fsum(w * mpmath.npdf(mpmath.mpf(x) - sign * m) for w, m in zip(weights, moved, strict=True))
+    return mpmath.fsum(
+        w * mpmath.npdf(mpmath.mpf(x) - sign * m) for w, m in zip(weights, moved, strict=True)
+    )
 
 
 def quadrature(pair: Pair, epsilon: float) -> mpmath.mpf:
@@ -249,7 +265,9 @@ def test_both_directions_agree_by_symmetry():
     for pair in PAIRS.values():
         for epsilon in (0.05, 0.5):
             forward, backward = pair.delta(epsilon)[1], pair.reverse().delta(-epsilon)[1]
-            assert backward == pytest.approx(-math.expm1(-epsilon) + math.exp(-epsilon) * forward, rel=1e-9)
+            assert backward == pytest.approx(
+                -math.expm1(-epsilon) + math.exp(-epsilon) * forward, rel=1e-9
+            )
 
 
 def test_lost_weight_counts_against_the_upper_bound_only():
@@ -290,12 +308,18 @@ def test_leaving_out_faint_components_changes_no_digit(sign):
     """Ten thousand records, about 300 components: all of them, added up one by one, against the few that matter."""
     weights = binomial_law(10_000, 0.01)
     keep = weights > 1e-60
-    mixture = Mixture(tuple(np.log(weights[keep]).tolist()), tuple(np.flatnonzero(keep).astype(float).tolist()))
+    mixture = Mixture(
+        tuple(np.log(weights[keep]).tolist()), tuple(np.flatnonzero(keep).astype(float).tolist())
+    )
     x = sign * np.linspace(-20.0, 300.0, 1_111)
     logs = mixture.columns[0] + mixture.columns[1] * x - mixture.columns[1] ** 2 / 2.0
-    assert mixture.log_likelihood(x) == pytest.approx(special.logsumexp(logs, axis=0), rel=1e-14, abs=1e-13)
+    assert mixture.log_likelihood(x) == pytest.approx(
+        special.logsumexp(logs, axis=0), rel=1e-14, abs=1e-13
+    )
     posterior = special.softmax(logs, axis=0)
-    assert mixture.mean_shift(x) == pytest.approx((mixture.columns[1] * posterior).sum(axis=0), rel=1e-12, abs=1e-12)
+    assert mixture.mean_shift(x) == pytest.approx(
+        (mixture.columns[1] * posterior).sum(axis=0), rel=1e-12, abs=1e-12
+    )
     near = mixture.near(100.0, 110.0)
     assert near.stop - near.start < 60
 
@@ -308,7 +332,11 @@ def test_cells_of_many_components_are_those_of_all_of_them(reverse):
     pair = Pair(Mixture(tuple(logs.tolist()), tuple(shifts.tolist())))
     boundaries = np.concatenate([[-np.inf], np.linspace(-8.0, 260.0, 700), [np.inf]])
     cells = pair.reverse().cells(-boundaries[::-1]) if reverse else pair.cells(boundaries)
-    log_p, loss = (cells.log_p[::-1] - cells.loss[::-1], -cells.loss[::-1]) if reverse else (cells.log_p, cells.loss)
+    log_p, loss = (
+        (cells.log_p[::-1] - cells.loss[::-1], -cells.loss[::-1])
+        if reverse
+        else (cells.log_p, cells.loss)
+    )
     masses = log_interval(boundaries - shifts[:, None])[0]
     exact = special.logsumexp(logs[:, None] + masses, axis=0)
     assert log_p == pytest.approx(exact, rel=1e-11)

@@ -19,8 +19,11 @@ from verax.privacy.pld.composition import Composition, Round
 
 def event(noise: float, batches: int, threshold: float) -> tuple[float, float]:
     """P and Q of {max_t w_t >= c} ("how private is DP-SGD", theorem 4.2), c in units of the clip norm."""
-    rest = (batches - 1) * special.log_ndtr(threshold / noise)  # in logarithms: powers of nearly 1 lose their digits
-    p, q = (-math.expm1(special.log_ndtr((threshold - shift) / noise) + rest) for shift in (2.0, 1.0))
+    # in logarithms: powers of nearly 1 lose their digits
+    rest = (batches - 1) * special.log_ndtr(threshold / noise)
+    p, q = (
+        -math.expm1(special.log_ndtr((threshold - shift) / noise) + rest) for shift in (2.0, 1.0)
+    )
     return p, q
 
 
@@ -28,7 +31,7 @@ def shuffle(noise: float, batches: int, **kwargs):
     return Mechanism(Shuffle(batches=batches), noise_multiplier=noise, **kwargs).guarantee()
 
 
-# --- printed values -------------------------------------------------------------------------------------------------
+# --- printed values -------------------------------------------------------------------------------
 
 # noise, batches, epsilon, lower bound on delta that one threshold gives
 DELTAS = [
@@ -59,19 +62,24 @@ def test_reference_epsilons():
 
 def test_erratum_the_paper_prints_four_times_too_much_at_noise_one():
     """ "How private is DP-SGD" prints delta(1) >= .004 for 1000 batches; its own formula gives .000999."""
-    best = max(p - math.e * q for p, q in (event(1.0, 1000, c / 1000.0) for c in range(-3000, 12000)))
+    best = max(
+        p - math.e * q for p, q in (event(1.0, 1000, c / 1000.0) for c in range(-3000, 12000))
+    )
     assert best == pytest.approx(0.000999, abs=6e-7)
     bound = largest_sum(1000, 2.0, 1.0).delta(1.0)[0]
     assert bound == pytest.approx(best, rel=1e-3)
 
 
-# --- the table ------------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 @given(st.floats(0.4, 3.0), st.integers(1, 20000), st.floats(0.0, 6.0))
 @settings(max_examples=30)
 def test_above_every_threshold_and_below_fixed_batches(noise, batches, epsilon):
-    table, fixed = largest_sum(batches, 2.0 / noise, 1.0 / noise), gaussian_delta(1.0 / noise, epsilon)
+    table, fixed = (
+        largest_sum(batches, 2.0 / noise, 1.0 / noise),
+        gaussian_delta(1.0 / noise, epsilon),
+    )
     there, back = table.delta(epsilon)[0], table.reverse().delta(epsilon)[0]
     factor = math.exp(epsilon)
     for c in np.linspace(-2.0, 8.0, 21).tolist():
@@ -101,7 +109,12 @@ def test_masses_are_within_the_stated_error(batches, shift):
 
 
 def test_nothing_is_made_up():
-    for batches, present, absent in ((1, 2.0, 1.0), (1000, 5.0, 2.5), (10**6, 1.0, 0.0), (3, 0.01, 0.0)):
+    for batches, present, absent in (
+        (1, 2.0, 1.0),
+        (1000, 5.0, 2.5),
+        (10**6, 1.0, 0.0),
+        (3, 0.01, 0.0),
+    ):
         table = largest_sum(batches, present, absent)
         assert 1.0 - 1e-6 <= table.p.sum() <= 1.0 + 1e-9
         assert 1.0 - 1e-6 <= table.q.sum() <= 1.0 + 1e-9
@@ -123,12 +136,13 @@ def test_shifts_too_far_apart_for_doubles_are_told_apart():
         assert 0.99 * bracket.upper <= bracket.lower <= bracket.upper < math.inf
 
 
-# --- epochs ---------------------------------------------------------------------------------------------------------
+# --- epochs ---------------------------------------------------------------------------------------
 
 
 def test_two_epochs_written_out():
     table = largest_sum(20, 2.0, 1.0)
-    p, q = (law[: 7 * (len(law) // 7)].reshape(-1, 7).sum(axis=1) for law in (table.p, table.q))  # coarser bins
+    # coarser bins
+    p, q = (law[: 7 * (len(law) // 7)].reshape(-1, 7).sum(axis=1) for law in (table.p, table.q))
     pp, qq = np.multiply.outer(p, p).reshape(-1), np.multiply.outer(q, q).reshape(-1)
     both = Composition([(Round(table), 2)])
     for epsilon in (0.0, 1.0, 3.0):

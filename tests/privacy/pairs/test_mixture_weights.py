@@ -30,13 +30,16 @@ def exact_distinct(trials: int, rate: float, groups: int) -> list[Fraction]:
     for hit in range(min(trials, groups) + 1):
         total = Fraction(0)
         for i in range(hit + 1):  # all hits inside a given set of hit - i groups
-            total += (-1) ** i * math.comb(hit, i) * (1 - q + q * Fraction(hit - i, groups)) ** trials
+            total += (
+                (-1) ** i * math.comb(hit, i) * (1 - q + q * Fraction(hit - i, groups)) ** trials
+            )
         law.append(math.comb(groups, hit) * total)
     return law
 
 
 @pytest.mark.parametrize(
-    ("trials", "rate"), [(1, 0.01), (2, 0.5), (8, 1e-4), (50, 0.3), (1000, 0.01), (10000, 0.3), (100000, 0.02)]
+    ("trials", "rate"),
+    [(1, 0.01), (2, 0.5), (8, 1e-4), (50, 0.3), (1000, 0.01), (10000, 0.3), (100000, 0.02)],
 )
 def test_binomial_weights_are_within_the_error_that_the_mixture_declares(trials, rate):
     weights = binomial_law(trials, rate)
@@ -69,27 +72,35 @@ def test_one_clip_group_is_batch_clipping_and_many_are_individual():
     assert distinct_groups(3, 0.1, 10**9)[:4] == pytest.approx(binomial_law(3, 0.1), rel=1e-6)
 
 
-@pytest.mark.parametrize(("trials", "rate", "groups"), [(5, 0.1, 3), (100, 0.01, 4), (5000, 1e-3, 4)])
+@pytest.mark.parametrize(
+    ("trials", "rate", "groups"), [(5, 0.1, 3), (100, 0.01, 4), (5000, 1e-3, 4)]
+)
 def test_distinct_groups_are_within_the_error_that_the_mixture_declares(trials, rate, groups):
     law = distinct_groups(trials, rate, groups)
     declared = mixture_round(law, np.arange(len(law), dtype=float), trials).pair.up.error
     with mpmath.workdps(60):
         for hit in range(len(law)):
             truth = mpmath.fsum(
-                (-1) ** i * math.comb(hit, i) * (1 - mpmath.mpf(rate) * (groups - hit + i) / groups) ** trials
+                (-1) ** i
+                * math.comb(hit, i)
+                * (1 - mpmath.mpf(rate) * (groups - hit + i) / groups) ** trials
                 for i in range(hit + 1)
             ) * math.comb(groups, hit)
             assert float(abs(mpmath.mpf(float(law[hit])) / truth - 1)) <= declared, hit
 
 
-# --- truncation -----------------------------------------------------------------------------------------------------
+# --- truncation -----------------------------------------------------------------------------------
 
 
-def half_line_delta(weights: np.ndarray, shifts: np.ndarray, epsilon: float, two_sided: bool) -> mpmath.mpf:
+def half_line_delta(
+    weights: np.ndarray, shifts: np.ndarray, epsilon: float, two_sided: bool
+) -> mpmath.mpf:
     """The curve of the whole mixture, nothing truncated, at 30 digits."""
     with mpmath.workdps(30):
         pairs = [
-            (mpmath.mpf(float(w)), mpmath.mpf(float(s))) for w, s in zip(weights, shifts, strict=True) if w > 1e-75
+            (mpmath.mpf(float(w)), mpmath.mpf(float(s)))
+            for w, s in zip(weights, shifts, strict=True)
+            if w > 1e-75
         ]
         total = mpmath.fsum(w for w, _ in pairs)
         pairs = [(w / total, s) for w, s in pairs]
@@ -111,7 +122,9 @@ def half_line_delta(weights: np.ndarray, shifts: np.ndarray, epsilon: float, two
 
 
 @pytest.mark.parametrize("two_sided", [False, True])
-@pytest.mark.parametrize(("trials", "rate", "unit"), [(60, 0.01, 0.2), (60, 0.97, 0.1), (100, 0.3, 0.05)])
+@pytest.mark.parametrize(
+    ("trials", "rate", "unit"), [(60, 0.01, 0.2), (60, 0.97, 0.1), (100, 0.3, 0.05)]
+)
 def test_truncated_mixtures_bracket_the_whole_one(trials, rate, unit, two_sided):
     weights, shifts = binomial_law(trials, rate), unit * np.arange(trials + 1.0)
     once = mixture_round(weights, shifts, len(weights), two_sided)
@@ -142,7 +155,7 @@ def test_two_points_are_never_truncated():
     assert once.dominated is None
 
 
-# --- truncated batches of large populations -------------------------------------------------------------------------
+# --- truncated batches of large populations -------------------------------------------------------
 
 
 def opposed_attack(
@@ -150,17 +163,23 @@ def opposed_attack(
 ) -> float:
     """What "the noisy sum is in this interval above -B" proves if all others' gradients are -1 and the record's 1.
 
-    Without the record the sum is -min(N, B), N ~ Bin(others, rate). With it, if it is picked: 1 - N where
-    there is room; else 2 - B if it takes another's place, which has probability B / (N + 1), and -B if it does
-    not. Numbers N more than five standard deviations above B, each of which adds to the difference, are left
-    out.
+    Without the record the sum is -min(N, B), N ~ Bin(others, rate). With it, if it is picked: 1 - N
+    where there is room; else 2 - B if it takes another's place, which has probability B / (N + 1),
+    and -B if it does not. Numbers N more than five standard deviations above B, each of which adds
+    to the difference, are left out.
     """
     with mpmath.workdps(25):
         q, low, high = mpmath.mpf(rate), *map(mpmath.mpf, event)
         odds, a = q / (1 - q), mpmath.exp(epsilon)
-        ways = mpmath.loggamma(others + 1) - mpmath.loggamma(most + 1) - mpmath.loggamma(others - most + 1)
+        ways = (
+            mpmath.loggamma(others + 1)
+            - mpmath.loggamma(most + 1)
+            - mpmath.loggamma(others - most + 1)
+        )
         full = mpmath.exp(ways + most * mpmath.log(q) + (others - most) * mpmath.log1p(-q))
-        inside = [mpmath.ncdf((high - i) / noise) - mpmath.ncdf((low - i) / noise) for i in range(40)]
+        inside = [
+            mpmath.ncdf((high - i) / noise) - mpmath.ncdf((low - i) / noise) for i in range(40)
+        ]
         chance, crowd, taken = full, mpmath.mpf(0), mpmath.mpf(0)
         for size in range(most, most + int(5 * math.sqrt(others * rate * (1.0 - rate)))):
             crowd, taken = crowd + chance, taken + chance * most / (size + 1)
@@ -184,6 +203,8 @@ def opposed_attack(
     ],
 )
 def test_no_attack_on_truncated_batches_beats_the_bound(sampler, noise, epsilon, event, attack):
-    proved = opposed_attack(sampler.rate, sampler.max_batch, sampler.population, noise, epsilon, event)
+    proved = opposed_attack(
+        sampler.rate, sampler.max_batch, sampler.population, noise, epsilon, event
+    )
     assert proved == pytest.approx(attack, rel=1e-3)
     assert proved <= Mechanism(sampler, noise).guarantee().delta(epsilon).upper <= 1.2 * proved

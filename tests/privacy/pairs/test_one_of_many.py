@@ -17,7 +17,7 @@ from verax.privacy.pairs.discrete import Table
 from verax.privacy.pairs.gaussian_mixture import UNIT
 from verax.privacy.pairs.one_of_many import FINE, LARGEST_SHIFT, one_of
 
-# --- references -----------------------------------------------------------------------------------------------------
+# --- references -----------------------------------------------------------------------------------
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(16)
 
@@ -39,12 +39,20 @@ def one_option(strike, shift: float, put: bool):
     second = first - shift
     if put:
         tail = second > 0.0
-        far = density(first) * (mills(np.where(tail, second, 1.0)) - mills(np.where(tail, first, 1.0)))
+        far = density(first) * (
+            mills(np.where(tail, second, 1.0)) - mills(np.where(tail, first, 1.0))
+        )
         near = safe * special.ndtr(-second) - special.ndtr(-first)
         return np.where(positive, np.maximum(np.where(tail, far, near), 0.0), 0.0)
     tail = first < 0.0
-    far = density(first) * (mills(np.where(tail, -first, 1.0)) - mills(np.where(tail, -second, 1.0)))
-    return np.where(positive, np.where(tail, far, special.ndtr(first) - safe * special.ndtr(second)), 1.0 - strike)
+    far = density(first) * (
+        mills(np.where(tail, -first, 1.0)) - mills(np.where(tail, -second, 1.0))
+    )
+    return np.where(
+        positive,
+        np.where(tail, far, special.ndtr(first) - safe * special.ndtr(second)),
+        1.0 - strike,
+    )
 
 
 def panels(kink: float, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
@@ -53,7 +61,9 @@ def panels(kink: float, low: float, high: float) -> tuple[np.ndarray, np.ndarray
     cuts |= {c for j in range(30) for c in (kink - 2.0**-j, kink + 2.0**-j) if low < c < high}
     ends = np.array(sorted(cuts | ({kink} if low < kink < high else set())))
     middle, half = (ends[1:] + ends[:-1]) / 2.0, np.diff(ends) / 2.0
-    return (middle[:, None] + half[:, None] * NODES).reshape(-1), (half[:, None] * WEIGHTS).reshape(-1)
+    return (middle[:, None] + half[:, None] * NODES).reshape(-1), (half[:, None] * WEIGHTS).reshape(
+        -1
+    )
 
 
 def option(count: int, strikes, shift: float, put: bool) -> np.ndarray:
@@ -90,7 +100,9 @@ def laplace(count: int, shift: float, strike: float) -> float:
         return np.log(values.sum(axis=1) * 0.02 / math.sqrt(2.0 * math.pi))
 
     line = np.exp(np.linspace(math.log(1e-2 / strike), math.log(1e5 / strike), 100))
-    centre = line[np.argmin(line * strike + count * log_transform(line + 0j).real - 2.0 * np.log(line))]
+    centre = line[
+        np.argmin(line * strike + count * log_transform(line + 0j).real - 2.0 * np.log(line))
+    ]
     total, first, top = 0.0, 0, 0.0
     while True:
         s = centre + 1j * centre / 6.0 * np.arange(first, first + 256)
@@ -116,7 +128,7 @@ def curves(count: int, shift: float, put: bool, fine: float = FINE) -> tuple[Tab
     return (upper.reverse(), lower.reverse()) if put else (upper, lower)
 
 
-# --- inside the bracket ---------------------------------------------------------------------------------------------
+# --- inside the bracket ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("put", [False, True], ids=["remove", "add"])
@@ -133,7 +145,8 @@ def test_two_rounds_by_quadrature(shift, put):
 
 
 @pytest.mark.parametrize(
-    ("shift", "share", "put"), [(0.5, 1e-5, False), (0.5, 1e-9, True), (2.0, 1e-2, False), (5.0, 1e-4, True)]
+    ("shift", "share", "put"),
+    [(0.5, 1e-5, False), (0.5, 1e-9, True), (2.0, 1e-2, False), (5.0, 1e-4, True)],
 )
 def test_three_rounds_by_quadrature(shift, share, put):
     upper, lower = curves(3, shift, put)
@@ -174,7 +187,9 @@ def test_the_two_references_agree():
     """The quadrature and the Laplace transform share no line, and give the same digits."""
     for shift, epsilon in ((0.5, 1.0), (0.7, 0.3)):
         a = math.exp(epsilon)
-        assert laplace(2, shift, 2.0 / a) * a / 2.0 == pytest.approx(by_quadrature(2, shift, epsilon, True), rel=1e-10)
+        assert laplace(2, shift, 2.0 / a) * a / 2.0 == pytest.approx(
+            by_quadrature(2, shift, epsilon, True), rel=1e-10
+        )
         assert laplace(2, shift, 2.0 * a) / 2.0 + 1.0 - a == pytest.approx(
             by_quadrature(2, shift, epsilon, False), abs=1e-13
         )
@@ -190,7 +205,7 @@ def test_one_round_is_gaussian(shift):
             assert table.delta(epsilon)[side] == pytest.approx(truth, rel=0.05, abs=1e-20)
 
 
-# --- masses and errors ----------------------------------------------------------------------------------------------
+# --- masses and errors ----------------------------------------------------------------------------
 
 CASES = [(2, 0.01), (7, 0.05), (100, 0.05), (100, 8.0), (9, 11.9), (4097, 0.3), (10**6, 0.001)]
 
@@ -231,7 +246,11 @@ def test_one_factor_is_within_its_stated_errors(shift):
     )
     with mpmath.workdps(40):
         u = mpmath.mpf(shift)
-        ends = [mpmath.mpf("-inf"), *(mpmath.mpf(g) / u + u / 2 for g in grid.tolist()), mpmath.mpf("inf")]
+        ends = [
+            mpmath.mpf("-inf"),
+            *(mpmath.mpf(g) / u + u / 2 for g in grid.tolist()),
+            mpmath.mpf("inf"),
+        ]
 
         def between(a, b):
             return mpmath.ncdf(b) - mpmath.ncdf(a) if a < 0 else mpmath.ncdf(-a) - mpmath.ncdf(-b)
@@ -241,7 +260,9 @@ def test_one_factor_is_within_its_stated_errors(shift):
             q, p = between(ends[i], ends[i + 1]), between(ends[i] - u, ends[i + 1] - u)
             assert abs(mpmath.log(mpmath.mpf(float(law.q[i])) / q)) <= law.mass_error, i
             # a cell end that is off by a rounding moves its mean
-            assert abs(mpmath.log(mpmath.mpf(float(law.places[i])) * q / p)) <= 2.0 * law.place_error, i
+            assert (
+                abs(mpmath.log(mpmath.mpf(float(law.places[i])) * q / p)) <= 2.0 * law.place_error
+            ), i
 
 
 def test_little_noise_and_many_rounds_do_not_leave_the_range_of_doubles():
@@ -254,7 +275,7 @@ def test_little_noise_and_many_rounds_do_not_leave_the_range_of_doubles():
             assert upper.delta(20.0)[1] == pytest.approx(lower.delta(20.0)[0], rel=0.05)
 
 
-# --- order ----------------------------------------------------------------------------------------------------------
+# --- order ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("put", [False, True], ids=["remove", "add"])
@@ -263,19 +284,27 @@ def test_more_rounds_hide_better_and_larger_shifts_worse(put):
     for shift in (0.3, 3.0):
         tables = [curves(count, shift, put, 0.1) for count in counts]
         for (upper, _), (_, lower) in pairwise(tables):
-            assert all(lower.delta(epsilon)[0] <= upper.delta(epsilon)[1] for epsilon in (0.0, 0.05, 0.5, 2.0))
+            assert all(
+                lower.delta(epsilon)[0] <= upper.delta(epsilon)[1]
+                for epsilon in (0.0, 0.05, 0.5, 2.0)
+            )
         assert tables[-1][0].delta(0.1)[1] < 0.5 * tables[0][1].delta(0.1)[0]
     for count in (2, 100):
         tables = [curves(count, shift, put, 0.1) for shift in shifts]
         for (_, lower), (upper, _) in pairwise(tables):
-            assert all(lower.delta(epsilon)[0] <= upper.delta(epsilon)[1] for epsilon in (0.0, 0.05, 0.5, 2.0))
+            assert all(
+                lower.delta(epsilon)[0] <= upper.delta(epsilon)[1]
+                for epsilon in (0.0, 0.05, 0.5, 2.0)
+            )
         assert tables[0][0].delta(0.1)[1] < 0.5 * tables[-1][1].delta(0.1)[0]
 
 
 def test_a_finer_grid_gives_a_narrower_bracket_around_the_same_value():
     coarse, fine = one_of(50, 1.0, 0.16), one_of(50, 1.0, 0.04)
     for epsilon in (0.1, 0.5, 1.0):
-        (a, b), (c, d) = ((pair[1].delta(epsilon)[0], pair[0].delta(epsilon)[1]) for pair in (coarse, fine))
+        (a, b), (c, d) = (
+            (pair[1].delta(epsilon)[0], pair[0].delta(epsilon)[1]) for pair in (coarse, fine)
+        )
         assert a <= c <= d <= b
         assert d - c < 0.25 * (b - a)
 
@@ -287,6 +316,8 @@ def test_a_law_with_itself_is_no_other_than_with_a_copy_of_itself(spread):
     assert len(law.q) > one_of_many._ROWS
     assert len(law.q) % one_of_many._ROWS
     grid = one_of_many._grid(law, law, 0.5, 0.2, 0.1, one_of_many.TAIL)
-    one, two = (one_of_many._combine(law, other, 0.5, grid, spread) for other in (law, replace(law)))
+    one, two = (
+        one_of_many._combine(law, other, 0.5, grid, spread) for other in (law, replace(law))
+    )
     np.testing.assert_allclose(one.q, two.q, rtol=1e-12)
     np.testing.assert_allclose(one.places, two.places, rtol=1e-12)

@@ -17,21 +17,30 @@ from verax.privacy.pld.discretise import Discrete, Spacing
 
 COINS = {
     "room or not": Revealed((0.97, 0.03), (Pair.subsampled(0.1, 0.8), Pair.subsampled(0.1, 1.6))),
-    "rare crowd": Revealed((1.0 - 1e-9, 1e-9), (Pair.subsampled(0.01, 1.0), Pair.subsampled(0.01, 2.0))),
+    "rare crowd": Revealed(
+        (1.0 - 1e-9, 1e-9), (Pair.subsampled(0.01, 1.0), Pair.subsampled(0.01, 2.0))
+    ),
     "gaussians": Revealed((0.5, 0.5), (Pair.gaussian(0.5), Pair.gaussian(1.5))),
-    "mixed": Revealed((0.2, 0.3, 0.5), (Pair.gaussian(1.0), Pair.subsampled(0.3, 0.5), Pair.subsampled(0.01, 3.0))),
+    "mixed": Revealed(
+        (0.2, 0.3, 0.5), (Pair.gaussian(1.0), Pair.subsampled(0.3, 0.5), Pair.subsampled(0.01, 3.0))
+    ),
 }
 ALL = {**COINS, **{f"{name}, reversed": coin.reverse() for name, coin in COINS.items()}}
 
 
 def curve(law: Discrete, epsilon: float) -> float:
     above = law.losses > epsilon
-    return law.infinite + math.fsum((np.exp(law.log_mass[above]) * -np.expm1(epsilon - law.losses[above])).tolist())
+    return law.infinite + math.fsum(
+        (np.exp(law.log_mass[above]) * -np.expm1(epsilon - law.losses[above])).tolist()
+    )
 
 
 def exact(coin: Revealed, epsilon: float) -> float:
     """The average of the pairs' curves."""
-    return math.fsum(c * math.fsum(pair.delta(epsilon)) / 2.0 for c, pair in zip(coin.chances, coin.pairs, strict=True))
+    return math.fsum(
+        c * math.fsum(pair.delta(epsilon)) / 2.0
+        for c, pair in zip(coin.chances, coin.pairs, strict=True)
+    )
 
 
 @pytest.mark.parametrize("coin", ALL.values(), ids=ALL)
@@ -57,9 +66,9 @@ def test_cells_hold_the_masses_of_all_pairs(coin):
         p += np.bincount(place, weights=dp, minlength=len(p))
         q += np.bincount(place, weights=dp * np.exp(-values), minlength=len(q))
     assert np.exp(cells.log_p) == pytest.approx(p, rel=2e-3, abs=2e-3)
-    assert np.where(np.isfinite(cells.log_p), np.exp(cells.log_p - cells.loss), 0.0) == pytest.approx(
-        q, rel=2e-3, abs=2e-3
-    )
+    assert np.where(
+        np.isfinite(cells.log_p), np.exp(cells.log_p - cells.loss), 0.0
+    ) == pytest.approx(q, rel=2e-3, abs=2e-3)
     assert np.exp(cells.log_p).sum() == pytest.approx(1.0, rel=1e-12)
 
 
@@ -74,9 +83,15 @@ def test_the_curve_lies_between_the_two_laws(coin, step):
         below = None
     for epsilon in [*np.linspace(-2.0, 6.0, 41).tolist(), 0.0]:
         truth = exact(coin, epsilon)
-        assert curve(above, epsilon - above.shift) * math.exp(above.shift) * (1.0 + 1e-10) + 1e-15 >= truth
+        assert (
+            curve(above, epsilon - above.shift) * math.exp(above.shift) * (1.0 + 1e-10) + 1e-15
+            >= truth
+        )
         if below is not None:
-            assert curve(below, epsilon + below.shift) * math.exp(-below.shift) <= truth * (1.0 + 1e-10) + 1e-15
+            assert (
+                curve(below, epsilon + below.shift) * math.exp(-below.shift)
+                <= truth * (1.0 + 1e-10) + 1e-15
+            )
 
 
 @given(st.floats(0.001, 0.999), st.integers(1, 4), st.sampled_from([0.0, 0.3, 1.5]), st.booleans())
@@ -85,12 +100,16 @@ def test_rounds_compose_like_the_average_over_all_draws(chance, count, epsilon, 
     """Given how often the coin fell on either side the rounds are ordinary ones: a binomial average of brackets."""
     pairs = (Pair.subsampled(0.2, 0.7), Pair.subsampled(0.2, 1.4))
     coin = Revealed((1.0 - chance, chance), pairs)
-    coin, pairs = (coin, pairs) if forward else (coin.reverse(), (pairs[0].reverse(), pairs[1].reverse()))
+    coin, pairs = (
+        (coin, pairs) if forward else (coin.reverse(), (pairs[0].reverse(), pairs[1].reverse()))
+    )
     low, high = Composition([(Round(coin), count)]).delta(epsilon, 1e-3)
     least = most = 0.0
     for hits in range(count + 1):
         weight = math.comb(count, hits) * chance**hits * (1.0 - chance) ** (count - hits)
-        a, b = Composition([(Round(pairs[0]), count - hits), (Round(pairs[1]), hits)]).delta(epsilon, 1e-3)
+        a, b = Composition([(Round(pairs[0]), count - hits), (Round(pairs[1]), hits)]).delta(
+            epsilon, 1e-3
+        )
         least, most = least + weight * a, most + weight * b
     assert low <= most * (1.0 + 1e-9) + 1e-15
     assert least <= high * (1.0 + 1e-9) + 1e-15

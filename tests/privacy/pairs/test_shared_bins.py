@@ -46,7 +46,9 @@ def ratios(group: SharedBins) -> tuple[np.ndarray, np.ndarray]:
     weight = step * np.exp(-line * line / 2.0) / math.sqrt(2.0 * math.pi)
     grids = np.meshgrid(*[line] * group.bins, indexing="ij")
     weights = math.prod(np.meshgrid(*[weight] * group.bins, indexing="ij"))
-    return likelihood_ratio(group, np.stack([grid.reshape(-1) for grid in grids], axis=1)), weights.reshape(-1)
+    return likelihood_ratio(
+        group, np.stack([grid.reshape(-1) for grid in grids], axis=1)
+    ), weights.reshape(-1)
 
 
 def true_delta(group: SharedBins, epsilon: float, back: bool) -> float:
@@ -97,7 +99,10 @@ def test_the_bound_holds_for_every_transcript(group, lean):
             weights, nodes, _exponents(_posterior(group, log_weights, flat), nodes), strict=True
         ):
             bound += weight * np.exp((log_r - node * v).reshape(x.shape).sum(axis=1))
-        assert (bound * math.exp(-group.log_beta(rho, log_z)) >= likelihood_ratio(group, x) * (1.0 - 1e-9)).all()
+        assert (
+            bound * math.exp(-group.log_beta(rho, log_z))
+            >= likelihood_ratio(group, x) * (1.0 - 1e-9)
+        ).all()
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=str)
@@ -143,7 +148,7 @@ def test_kinds_are_probabilities():
         assert chance == pytest.approx(counts.count(parts) / 64.0)
 
 
-# --- brackets --------------------------------------------------------------------------------------------------------
+# --- brackets -------------------------------------------------------------------------------------
 
 
 def test_sixteen_records_in_a_hundred_bins_are_known_to_a_tenth():
@@ -193,11 +198,19 @@ def test_batch_clipping_counts_bins_not_records():
     batch = Mechanism(BallsInBins(50), 2.0, Batch()).guarantee(group=5).epsilon(1e-5)
     alone = Mechanism(BallsInBins(50), 1.0).guarantee(group=5).epsilon(1e-5)
     assert batch.upper <= 1.2 * batch.lower
-    assert batch.upper <= alone.upper  # half the noise for shifts twice as long; two in one bin count once
+    # half the noise for shifts twice as long; two in one bin count once
+    assert batch.upper <= alone.upper
 
 
 def test_extremes_stay_finite_and_in_order():
-    for bins, noise, size in ((1, 1.0, 3), (2, 0.01, 2), (3, 1e3, 5), (10**6, 0.5, 3), (4, 1.0, 100), (5, 0.05, 40)):
+    for bins, noise, size in (
+        (1, 1.0, 3),
+        (2, 0.01, 2),
+        (3, 1e3, 5),
+        (10**6, 0.5, 3),
+        (4, 1.0, 100),
+        (5, 0.05, 40),
+    ):
         bracket = Mechanism(BallsInBins(bins), noise).guarantee(group=size).epsilon(1e-6)
         assert 0.0 <= bracket.lower <= bracket.upper < math.inf
 
@@ -206,7 +219,9 @@ def test_bounds_of_large_groups_are_below_those_of_known_places():
     together = SharedBins(33, 10, 1.0, adds_up=True)
     assert together.reach == 33.0
     for bound in group_bounds(together, 1):
-        assert Composition([(Round(bound), 1)]).epsilon(1e-6, 1e-3, (UPPER,))[1] < gaussian_epsilon(33.0, 1e-6)
+        assert Composition([(Round(bound), 1)]).epsilon(1e-6, 1e-3, (UPPER,))[1] < gaussian_epsilon(
+            33.0, 1e-6
+        )
     assert SharedBins(33, 10, 1.0, adds_up=False).reach == math.sqrt(10.0)
 
 

@@ -24,7 +24,9 @@ def enumerated(size, times, rounds):
 @pytest.mark.parametrize("case", [(2, 1, 10), (3, 2, 4), (3, 3, 5), (4, 1, 3)])
 def test_the_law_of_sharings_is_that_of_all_picks(case):
     found, left = sharings(*case)
-    assert {sharing: chance for chance, sharing in found} == pytest.approx(enumerated(*case), rel=1e-9)
+    assert {sharing: chance for chance, sharing in found} == pytest.approx(
+        enumerated(*case), rel=1e-9
+    )
     assert left < 1e-11
 
 
@@ -46,7 +48,9 @@ def test_unlikely_sharings_are_rounded_up():
         assert seen <= bound + left + 5.0 * math.sqrt(seen / 20_000)
 
 
-@pytest.mark.parametrize(("count", "chance"), [(100, 0.3), (1000, 1e-6), (50, 0.99), (10, 1.0), (10**4, 0.01)])
+@pytest.mark.parametrize(
+    ("count", "chance"), [(100, 0.3), (1000, 1e-6), (50, 0.99), (10, 1.0), (10**4, 0.01)]
+)
 def test_numbers_of_rounds_are_hardly_ever_exceeded(count, chance):
     assert stats.binom.sf(_quantile(count, chance), count, chance) <= 1e-12
 
@@ -64,14 +68,20 @@ def test_groups_of_random_allocation_hold_what_simulation_finds(times, steps, no
     g = Mechanism(RandomAllocation(times, steps), noise).guarantee(group=size)
     for epsilon in (0.5, 1.0, 2.0):
         bracket = g.delta(epsilon)
-        for excess in (np.maximum(ratio - math.exp(epsilon), 0.0), np.maximum(1.0 - math.exp(epsilon) * ratio, 0.0)):
+        for excess in (
+            np.maximum(ratio - math.exp(epsilon), 0.0),
+            np.maximum(1.0 - math.exp(epsilon) * ratio, 0.0),
+        ):
             assert excess.mean() <= bracket.upper + 5.0 * excess.std() / math.sqrt(len(x))
         with_group = np.maximum(ratio - math.exp(epsilon), 0.0)
         assert bracket.lower <= with_group.mean() + 5.0 * with_group.std() / math.sqrt(len(x))
 
 
 def test_groups_of_random_allocation_are_finite_and_grow():
-    found = [Mechanism(RandomAllocation(3, 100, 10), 1.0).guarantee(group=k).epsilon(1e-5) for k in (1, 2, 8, 64)]
+    found = [
+        Mechanism(RandomAllocation(3, 100, 10), 1.0).guarantee(group=k).epsilon(1e-5)
+        for k in (1, 2, 8, 64)
+    ]
     assert found[2].lower > 60.0
     assert found[2].upper < 112.0
     for fewer, more in itertools.pairwise(found):
@@ -85,11 +95,17 @@ def test_most_rounds_leave_little_to_guess():
 
 
 def test_clipped_batches_are_priced_too():
-    bracket = Mechanism(RandomAllocation(3, 100, 10), 2.0, clipping=Batch()).guarantee(group=8).epsilon(1e-5)
+    bracket = (
+        Mechanism(RandomAllocation(3, 100, 10), 2.0, clipping=Batch())
+        .guarantee(group=8)
+        .epsilon(1e-5)
+    )
     assert 5.0 < bracket.lower <= bracket.upper < 72.0
 
 
-@pytest.mark.parametrize(("bins", "epochs", "delta"), [(2, 1, 1e-2), (100, 10, 1e-5), (1000, 1, 1e-10)])
+@pytest.mark.parametrize(
+    ("bins", "epochs", "delta"), [(2, 1, 1e-2), (100, 10, 1e-5), (1000, 1, 1e-10)]
+)
 def test_groups_in_bins_grow_with_size_and_fall_with_noise(bins, epochs, delta):
     def bracket(size, noise):
         return Mechanism(BallsInBins(bins, epochs), noise).guarantee(group=size).epsilon(delta)

@@ -28,13 +28,17 @@ def true_delta(times: int, shift: float, epsilon: float, put: bool) -> float:
     """
     y = np.exp(shift * SCORES - shift * shift / 2.0)
     first, second = y[:, None], y[None, :]
-    constant, slope = (first * second, first + second) if times == 2 else (first + second, np.ones((1, 1)))
+    constant, slope = (
+        (first * second, first + second) if times == 2 else (first + second, np.ones((1, 1)))
+    )
     level = 3.0 * math.exp(-epsilon if put else epsilon)
     strike = (level - constant) / slope
     positive = np.maximum(strike, 1e-300)
     upper = shift / 2.0 - np.log(positive) / shift
     call = special.ndtr(upper) - positive * special.ndtr(upper - shift)
-    value = np.where(strike > 0.0, call - (1.0 - strike if put else 0.0), 0.0 if put else 1.0 - strike)
+    value = np.where(
+        strike > 0.0, call - (1.0 - strike if put else 0.0), 0.0 if put else 1.0 - strike
+    )
     return float(WEIGHTS @ (slope * value) @ WEIGHTS) / 3.0 * (math.exp(epsilon) if put else 1.0)
 
 
@@ -44,7 +48,10 @@ def test_the_reference_is_the_definition():
     y, weight = np.exp(0.7 * x - 0.245), WEIGHTS[::8] * 8.0
     a, b, c = y[:, None, None], y[None, :, None], y[None, None, :]
     ratio = (a * b + a * c + b * c) / 3.0
-    for put, gain in ((False, np.maximum(ratio - math.e, 0.0)), (True, np.maximum(1.0 - math.e * ratio, 0.0))):
+    for put, gain in (
+        (False, np.maximum(ratio - math.e, 0.0)),
+        (True, np.maximum(1.0 - math.e * ratio, 0.0)),
+    ):
         plain = float(np.einsum("ijk,i,j,k->", gain, weight, weight, weight))
         assert true_delta(2, 0.7, 1.0, put) == pytest.approx(plain, rel=2e-3)
 
@@ -70,7 +77,10 @@ def test_one_round_of_several_is_the_likelihood_ratio_itself_nearly():
     for epsilon in (0.1, 0.6):
         for put in (False, True):
             table = some_of(1, 3, 0.8, 1.0)
-            seen, truth = (table.reverse() if put else table).delta(epsilon)[0], true_delta(1, 0.8, epsilon, put)
+            seen, truth = (
+                (table.reverse() if put else table).delta(epsilon)[0],
+                true_delta(1, 0.8, epsilon, put),
+            )
             assert 0.9 * truth <= seen <= truth * (1.0 + 1e-4)
 
 
@@ -115,7 +125,9 @@ def test_scores_of_a_round_are_gaussian_masses_of_its_cells():
     pair = Pair.subsampled(0.01, 1.0)
     x = np.random.default_rng(0).standard_normal(200_000)
     for law, moved in ((plain, 0.0), (shifted, 1.0)):
-        index = np.clip(np.round((pair.loss(x + moved) - law.start) / law.step), 0, len(law.log_mass) - 1)
+        index = np.clip(
+            np.round((pair.loss(x + moved) - law.start) / law.step), 0, len(law.log_mass) - 1
+        )
         counts = np.bincount(index.astype(int), minlength=len(law.log_mass)) / len(x)
         assert np.abs(np.cumsum(counts) - np.cumsum(np.exp(law.log_mass))).max() < 5e-3
 
@@ -143,7 +155,9 @@ def test_extreme_noise_gives_a_table_in_no_time(times, count, shift):
     assert 0.95 * bracket.upper <= bracket.lower <= bracket.upper < math.inf
 
 
-@pytest.mark.parametrize(("times", "count", "shift"), [(2, 3, 1000.0), (5, 100, 1000.0), (5, 100, 100.0)])
+@pytest.mark.parametrize(
+    ("times", "count", "shift"), [(2, 3, 1000.0), (5, 100, 1000.0), (5, 100, 100.0)]
+)
 def test_shifts_far_apart_show_how_often_the_record_was_there(times, count, shift):
     """The loss is k u^2 / 2 less the log of the number of sets, and a normal of variance k u^2; nearly."""
     known = times * shift**2 / 2.0 - math.log(math.comb(count, times))
@@ -159,7 +173,7 @@ def test_more_of_the_rounds_show_more():
     assert seen[0] < 0.2 * seen[-1]
 
 
-# --- most of the rounds ----------------------------------------------------------------------------------------------
+# --- most of the rounds ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("times", "steps"), [(2, 3), (3, 5), (4, 6), (5, 6)])

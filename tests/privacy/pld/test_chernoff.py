@@ -66,7 +66,8 @@ def test_rare_and_visible_participation_shows_with_its_own_probability():
 
 
 @pytest.mark.parametrize(
-    "sampler", [TruncatedPoisson(1e-7, 10**6, 5, 10**7), RandomParticipation(1e-7, 1e-3, 1000, 10**6)]
+    "sampler",
+    [TruncatedPoisson(1e-7, 10**6, 5, 10**7), RandomParticipation(1e-7, 1e-3, 1000, 10**6)],
 )
 def test_rare_rounds_of_several_kinds_have_a_small_epsilon(sampler):
     assert Mechanism(sampler, 1.0).guarantee().epsilon(1e-5).upper < 2e-4
@@ -86,7 +87,9 @@ def products(atoms, count):
 
 
 def curve_of(outcomes, epsilon):
-    return mpmath.fsum(mass * (1 - mpmath.exp(epsilon - loss)) for loss, mass in outcomes if loss > epsilon)
+    return mpmath.fsum(
+        mass * (1 - mpmath.exp(epsilon - loss)) for loss, mass in outcomes if loss > epsilon
+    )
 
 
 @pytest.mark.parametrize("infinite", [0.0, 1e-6])
@@ -128,7 +131,11 @@ def test_rounds_that_have_no_small_losses_leave_the_others_as_they_are():
     large = Discrete(0.0, 1.0, np.array([50]), np.array([0.0]), 0.0, 0.0)
     small = Discrete(0.0, 1.0, np.array([-1, 1]), np.log(np.array([0.3, 0.7])), 0.0, 0.0)
     both, alone = Chernoff([(large, 1), (small, 3)], 0.0), Chernoff([(small, 3)], 0.0)
-    assert both._small(1.0, most=10.0, any_number=True) == alone._small(1.0, most=10.0, any_number=True) > 0.0
+    assert (
+        both._small(1.0, most=10.0, any_number=True)
+        == alone._small(1.0, most=10.0, any_number=True)
+        > 0.0
+    )
     assert both._small(1.0, most=10.0) == 0.0
 
 
@@ -157,10 +164,14 @@ def test_grids_that_may_be_off_have_more_mass():
 )
 def test_the_attack_finds_no_more_than_there_is(p, q):
     attack = OneRound(
-        [(Table.of(np.array(p), np.array(q)), 4)], [math.log(max(a / b for a, b in zip(p, q, strict=True)))]
+        [(Table.of(np.array(p), np.array(q)), 4)],
+        [math.log(max(a / b for a, b in zip(p, q, strict=True)))],
     )
     with mpmath.workdps(50):
-        atoms = [(mpmath.log(mpmath.mpf(a) / mpmath.mpf(b)), mpmath.mpf(a)) for a, b in zip(p, q, strict=True)]
+        atoms = [
+            (mpmath.log(mpmath.mpf(a) / mpmath.mpf(b)), mpmath.mpf(a))
+            for a, b in zip(p, q, strict=True)
+        ]
         outcomes = list(products(atoms, 4))
         for epsilon in (0.0, 0.1, 1.0, 5.0, 100.0):
             assert attack.delta(epsilon) <= curve_of(outcomes, epsilon)

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import special
 
-from verax import BallsInBins, Batch, Individual, Mechanism, Mixed, Poisson, RandomAllocation, Shuffle
+from verax import (
+    BallsInBins,
+    Batch,
+    Individual,
+    Mechanism,
+    Mixed,
+    Poisson,
+    RandomAllocation,
+    Shuffle,
+)
 from verax.privacy.curves.base import remembering
 from verax.privacy.curves.gaussian import gaussian_epsilon
 from verax.privacy.curves.triangle import Best
@@ -27,7 +36,8 @@ from verax.privacy.pld.composition import Composition, Round
 Array = NDArray[np.float64]
 WIDTH = 1e-3  # relative, as promised by default
 
-# noise, rate, steps, delta, epsilon; computed independently (MATH section 3), all printed digits right
+# noise, rate, steps, delta, epsilon; computed independently (MATH section 3), all printed digits
+# right
 REFERENCE = [
     (1.0, 0.01, 1000, 1e-5, "1.82824"),
     (0.8, 0.001, 100000, 1e-6, "2.91448"),
@@ -39,9 +49,11 @@ REFERENCE = [
     (1.0, 1.0, 100, 1e-6, "96.7173"),
     (10.0, 0.5, 5000, 1e-8, "25.57616"),
 ]
-DP_ACCOUNTING_SIXTH = 12.0583  # what dp-accounting 0.6.0 prints by default for the sixth row: an overshoot of .02 %
+# what dp-accounting 0.6.0 prints by default for the sixth row: an overshoot of .02 %
+DP_ACCOUNTING_SIXTH = 12.0583
 
-# noise, epsilon, delta at rate .001 and 1000 steps (MATH section 3); dp-accounting's "pessimistic" deltas are too small
+# noise, epsilon, delta at rate .001 and 1000 steps (MATH section 3); dp-accounting's "pessimistic"
+# deltas are too small
 TINY = [
     (0.8, 2.0, "1.47907e-11"),
     (0.8, 3.0, "3.0175e-14"),
@@ -55,7 +67,9 @@ DP_ACCOUNTING_TINY = {(0.8, 2.0): 1.4758e-11, (0.8, 3.0): 9.5e-15}
 
 
 def poisson(noise: float, rate: float, steps: int, group: int = 1, **kwargs) -> Guarantee:
-    return Mechanism(Poisson(rate=rate, steps=steps), noise_multiplier=noise, **kwargs).guarantee(group)
+    return Mechanism(Poisson(rate=rate, steps=steps), noise_multiplier=noise, **kwargs).guarantee(
+        group
+    )
 
 
 def half_digit(printed: str) -> float:
@@ -72,7 +86,7 @@ def assert_holds(bracket: Bracket, printed: str, width: float) -> None:
     assert bracket.evidence == "proved"
 
 
-# --- reference values -----------------------------------------------------------------------------------------------
+# --- reference values -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("noise", "rate", "steps", "delta", "epsilon"), REFERENCE)
@@ -105,11 +119,12 @@ def test_a_finer_tolerance_narrows_around_the_same_value(noise, rate, steps, del
 def test_ten_million_steps():
     bracket = poisson(5.0, 1e-3, 10**7).epsilon(1e-6)
     assert bracket.width <= WIDTH * bracket.upper
-    nearly_gaussian = gaussian_epsilon(1e-3 * math.sqrt(1e7 * math.expm1(1 / 25)), 1e-6)  # central limit: no bound
+    # central limit: no bound
+    nearly_gaussian = gaussian_epsilon(1e-3 * math.sqrt(1e7 * math.expm1(1 / 25)), 1e-6)
     assert bracket.upper == pytest.approx(nearly_gaussian, rel=0.02)
 
 
-# --- independent computations ---------------------------------------------------------------------------------------
+# --- independent computations ---------------------------------------------------------------------
 
 
 def nodes(low: float, high: float, count: int, panels_per_unit: int = 1) -> tuple[Array, Array]:
@@ -155,7 +170,10 @@ def nested(rate: float, shift: float, rounds: int, epsilon: Array, forward: bool
 @pytest.mark.parametrize("rounds", [2, 3])
 def test_two_and_three_rounds_against_nested_quadrature(noise, rate, rounds):
     for epsilon in (0.0, 0.3, 1.5):
-        truth = max(float(nested(rate, 1 / noise, rounds, np.array([epsilon]), way)[0]) for way in (True, False))
+        truth = max(
+            float(nested(rate, 1 / noise, rounds, np.array([epsilon]), way)[0])
+            for way in (True, False)
+        )
         bracket = poisson(noise, rate, rounds).delta(epsilon)
         assert bracket.lower <= truth * (1.0 + NESTED) + 1e-14
         assert truth * (1.0 - NESTED) - 1e-14 <= bracket.upper
@@ -213,7 +231,7 @@ def test_contour_inversion_agrees(noise, rate, steps, epsilon):
     assert bracket.width <= 1e-3 * bracket.upper
 
 
-# --- rounds and phases ----------------------------------------------------------------------------------------------
+# --- rounds and phases ----------------------------------------------------------------------------
 
 
 def overlap(a: Bracket, b: Bracket) -> bool:
@@ -259,7 +277,9 @@ def test_a_phase_costs_more_than_nothing_and_less_than_the_sum():
 def test_different_rounds_against_nested_quadrature():
     """One round each at two rates and noises: the mean over the first of the delta left for the second."""
     first, second = (0.1, 1.0), (0.3, 0.5)  # rate, shift
-    run = Mechanism(Poisson(first[0], 1), 1 / first[1]) + Mechanism(Poisson(second[0], 1), 1 / second[1])
+    run = Mechanism(Poisson(first[0], 1), 1 / first[1]) + Mechanism(
+        Poisson(second[0], 1), 1 / second[1]
+    )
     x, w = nodes(-9.0, 10.0, 6, 24)
     ratio = np.log1p(first[0] * np.expm1(first[1] * x - first[1] ** 2 / 2.0))
     base = np.exp(-x * x / 2.0) / math.sqrt(2.0 * math.pi) * w
@@ -299,12 +319,14 @@ def test_dominated_and_dominating_pairs_may_differ():
 
 def test_symmetric_rounds_cost_at_least_either_direction():
     pair = Pair.subsampled(0.02, 1.0)
-    both = Composition([(Round(pair, symmetric=True), 300)]).epsilon(1e-6, 1e-3, sides=(composition.UPPER,))[1]
+    both = Composition([(Round(pair, symmetric=True), 300)]).epsilon(
+        1e-6, 1e-3, sides=(composition.UPPER,)
+    )[1]
     for one in (pair, pair.reverse()):
         assert both >= Composition([(Round(one), 300)]).epsilon(1e-6, 1e-3)[0]
 
 
-# --- laws, on cheap settings ----------------------------------------------------------------------------------------
+# --- laws, on cheap settings ----------------------------------------------------------------------
 
 noises = st.floats(-0.15, 0.9).map(lambda e: 10.0**e)
 rates = st.floats(-2.5, -0.1).map(lambda e: 10.0**e)
@@ -329,20 +351,29 @@ def test_brackets_are_ordered_and_narrow_and_invert_each_other(noise, rate, coun
 @given(noises, rates, steps, deltas, more)
 @few
 def test_more_noise_costs_less(noise, rate, count, delta, factor):
-    assert poisson(noise * factor, rate, count).epsilon(delta).lower <= poisson(noise, rate, count).epsilon(delta).upper
+    assert (
+        poisson(noise * factor, rate, count).epsilon(delta).lower
+        <= poisson(noise, rate, count).epsilon(delta).upper
+    )
 
 
 @given(noises, rates, steps, deltas, more)
 @few
 def test_a_higher_rate_costs_more(noise, rate, count, delta, factor):
     higher = min(rate * factor, 1.0)
-    assert poisson(noise, rate, count).epsilon(delta).lower <= poisson(noise, higher, count).epsilon(delta).upper
+    assert (
+        poisson(noise, rate, count).epsilon(delta).lower
+        <= poisson(noise, higher, count).epsilon(delta).upper
+    )
 
 
 @given(noises, rates, steps, deltas, st.integers(1, 300))
 @few
 def test_more_steps_cost_more(noise, rate, count, delta, extra):
-    assert poisson(noise, rate, count).epsilon(delta).lower <= poisson(noise, rate, count + extra).epsilon(delta).upper
+    assert (
+        poisson(noise, rate, count).epsilon(delta).lower
+        <= poisson(noise, rate, count + extra).epsilon(delta).upper
+    )
 
 
 @given(
@@ -382,13 +413,15 @@ def test_doubling_each_parameter_moves_epsilon_by_more_than_the_width():
 def test_the_worse_direction_counts():
     pair = Pair.subsampled(0.01, 1.0)
     for delta in (1e-8, 1e-3):
-        each = [Composition([(Round(one), 1000)]).epsilon(delta, 1e-3) for one in (pair, pair.reverse())]
+        each = [
+            Composition([(Round(one), 1000)]).epsilon(delta, 1e-3) for one in (pair, pair.reverse())
+        ]
         bracket = poisson(1.0, 0.01, 1000).epsilon(delta)
         assert bracket.lower <= max(upper for _, upper in each)
         assert max(lower for lower, _ in each) <= bracket.upper
 
 
-# --- memory ---------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def test_a_hundred_questions_compose_a_handful_of_laws(monkeypatch):
@@ -426,14 +459,20 @@ def test_asking_in_another_order_gives_the_same_within_the_widths():
         assert max(a.width, b.width) <= WIDTH * a.upper
 
 
-@pytest.mark.parametrize("sampler", [Poisson(0.178, 57), BallsInBins(6, 10), Shuffle(6, 10), RandomAllocation(6, 24)])
+@pytest.mark.parametrize(
+    "sampler", [Poisson(0.178, 57), BallsInBins(6, 10), Shuffle(6, 10), RandomAllocation(6, 24)]
+)
 def test_a_copy_answers_as_if_nothing_had_been_asked(sampler):
     asked = Mechanism(sampler, 2.1).guarantee()
     first = asked.epsilon(1e-5)
     for epsilon in (0.0, 1.0, 2.0, 3.0, 4.0):
         asked.delta(epsilon, rtol=1e-4)
     asked.epsilon(1e-6, rtol=1e-4)
-    for copied in (replace(asked), pickle.loads(pickle.dumps(asked)), Mechanism(sampler, 2.1).guarantee()):
+    for copied in (
+        replace(asked),
+        pickle.loads(pickle.dumps(asked)),
+        Mechanism(sampler, 2.1).guarantee(),
+    ):
         again = copied.epsilon(1e-5)
         assert (again.lower, again.upper) == (first.lower, first.upper)
 
@@ -477,13 +516,15 @@ def test_rounds_are_merged():
     assert run.gaussian_mu is None
 
 
-# --- random settings ------------------------------------------------------------------------------------------------
+# --- random settings ------------------------------------------------------------------------------
 
 CLIPPINGS = (Individual(), Batch(), Mixed(groups=4))
 
 
 @cache
-def random_settings(count: int) -> list[tuple[float, float, int, float, int, Individual | Batch | Mixed]]:
+def random_settings(
+    count: int,
+) -> list[tuple[float, float, int, float, int, Individual | Batch | Mixed]]:
     """Seeded: noise, rate, steps and delta log-uniform, group sizes, the three clippings."""
     rng = np.random.default_rng(20250101)
 
@@ -504,7 +545,12 @@ def random_settings(count: int) -> list[tuple[float, float, int, float, int, Ind
 
 
 def complaint(
-    noise: float, rate: float, count: int, delta: float, group: int, clipping: Individual | Batch | Mixed
+    noise: float,
+    rate: float,
+    count: int,
+    delta: float,
+    group: int,
+    clipping: Individual | Batch | Mixed,
 ) -> str:
     """What is wrong with the bracket at these settings, if anything."""
     where = f"noise={noise!r} rate={rate!r} steps={count} delta={delta!r} group={group} clipping={clipping}"
@@ -553,7 +599,8 @@ def test_the_lowest_rate_at_noise_one_is_as_narrow_as_promised():
     assert not complaint(1.0, 1e-4, 1000, 1e-9, 1, Individual())
 
 
-# dp-accounting 0.6.0: pessimistic and optimistic epsilon with its default grid (benchmarks/accounting.py, section A)
+# dp-accounting 0.6.0: pessimistic and optimistic epsilon with its default grid
+# (benchmarks/accounting.py, section A)
 PEERS = [
     (1.0, 0.01, 1000, 1e-5, 1.778, 1.828244),
     (0.8, 0.001, 100_000, 1e-6, 0.0, 2.915137),
@@ -568,7 +615,9 @@ PEERS = [
 
 
 @pytest.mark.parametrize(("noise", "rate", "steps", "delta", "low", "high"), PEERS)
-def test_agrees_with_another_accountant_within_its_own_error_bars(noise, rate, steps, delta, low, high):
+def test_agrees_with_another_accountant_within_its_own_error_bars(
+    noise, rate, steps, delta, low, high
+):
     bracket = Mechanism(Poisson(rate, steps), noise).guarantee().epsilon(delta)
     assert bracket.lower <= high * (1.0 + 1e-6)
     assert bracket.upper >= low

@@ -25,7 +25,9 @@ def random_law(rng: np.random.Generator, size: int, step: float, infinite: float
     index = np.cumsum(rng.integers(1, 4, size))
     index -= index[0]
     with np.errstate(divide="ignore"):
-        return Discrete(float(rng.uniform(-1.0, 0.0)), step, index.astype(np.int64), np.log(mass), infinite, 0.0)
+        return Discrete(
+            float(rng.uniform(-1.0, 0.0)), step, index.astype(np.int64), np.log(mass), infinite, 0.0
+        )
 
 
 def direct(rounds: list[tuple[Discrete, int]]) -> tuple[float, float, np.ndarray, float]:
@@ -66,7 +68,10 @@ def test_bounds_direct_convolution_at_any_tilt(seed, tilt, count, other):
 
 def test_mass_at_infinity_composes_and_belongs_to_the_upper_side_only():
     rng = np.random.default_rng(3)
-    rounds = [(random_law(rng, 10, 0.1, infinite=1e-4), 5), (random_law(rng, 5, 0.1, infinite=1e-3), 2)]
+    rounds = [
+        (random_law(rng, 10, 0.1, infinite=1e-4), 5),
+        (random_law(rng, 5, 0.1, infinite=1e-3), 2),
+    ]
     above, below = compose(rounds, 0.5, 1), compose(rounds, 0.5, -1)
     infinite = 1.0 - (1.0 - 1e-4) ** 5 * (1.0 - 1e-3) ** 2
     assert above.infinite == pytest.approx(infinite, rel=1e-12)
@@ -94,7 +99,9 @@ def test_splitting_the_count_changes_nothing():
             assert whole.delta(epsilon) == pytest.approx(split.delta(epsilon), rel=1e-9)
 
 
-def gaussian_laws(mu: float, count: int, tilt: float, step: float) -> tuple[module.Composed, module.Composed]:
+def gaussian_laws(
+    mu: float, count: int, tilt: float, step: float
+) -> tuple[module.Composed, module.Composed]:
     """N(mu) against N(0), ``count`` times, forced through the discretisation and the transform."""
     pair = Pair.gaussian(mu)
     reach = 16.0 + tilt * mu  # what is cut off is far below the smallest delta asked for
@@ -107,7 +114,14 @@ def gaussian_laws(mu: float, count: int, tilt: float, step: float) -> tuple[modu
 
 @pytest.mark.parametrize(
     ("mu", "count", "delta"),
-    [(0.5, 1, 1e-5), (0.3, 10, 1e-3), (0.1, 100, 1e-8), (0.05, 2000, 1e-12), (0.2, 50, 1e-20), (0.1, 100, 2.2187e-30)],
+    [
+        (0.5, 1, 1e-5),
+        (0.3, 10, 1e-3),
+        (0.1, 100, 1e-8),
+        (0.05, 2000, 1e-12),
+        (0.2, 50, 1e-20),
+        (0.1, 100, 2.2187e-30),
+    ],
 )
 def test_the_gaussian_mechanism_through_the_transform(mu, count, delta):
     total = mu * math.sqrt(count)
@@ -120,7 +134,10 @@ def test_the_gaussian_mechanism_through_the_transform(mu, count, delta):
         assert low <= above.delta(place)
         assert above.delta(place) - below.delta(place) <= 0.05 * high
     fine_above, fine_below = gaussian_laws(mu, count, tilt, step=mu / 60.0)
-    gap, fine = above.delta(epsilon) - below.delta(epsilon), fine_above.delta(epsilon) - fine_below.delta(epsilon)
+    gap, fine = (
+        above.delta(epsilon) - below.delta(epsilon),
+        fine_above.delta(epsilon) - fine_below.delta(epsilon),
+    )
     assert 3.0 < gap / fine < 5.0
 
 
@@ -191,7 +208,9 @@ def test_a_law_that_has_gone_wrong_proves_nothing():
 def test_infinite_mass_of_measures_with_more_mass_than_one(seed, count, scale, infinite):
     """Written out: whoever meets one infinite loss is at infinity with the mass of all other rounds."""
     law = random_law(np.random.default_rng(seed), 8, 0.1, infinite)
-    law = dataclasses.replace(law, log_mass=law.log_mass + math.log(scale), infinite=infinite * scale)
+    law = dataclasses.replace(
+        law, log_mass=law.log_mass + math.log(scale), infinite=infinite * scale
+    )
     atoms = [*np.exp(law.log_mass).tolist(), law.infinite]
     at_infinity = math.fsum(
         math.prod(atoms[i] for i in places)

@@ -17,7 +17,10 @@ def test_what_is_known_in_one_direction_only_is_not_used_in_the_other():
 def test_rounds_that_are_the_same_in_both_directions_go_with_either():
     both = {"remove": [(ONE, 1)], "add": [(ONE.reverse(), 1)]}
     gauss = Round(Pair.gaussian(1.0))
-    assert join([both, {"any": [(gauss, 2)]}]) == [[(ONE, 1), (gauss, 2)], [(ONE.reverse(), 1), (gauss, 2)]]
+    assert join([both, {"any": [(gauss, 2)]}]) == [
+        [(ONE, 1), (gauss, 2)],
+        [(ONE.reverse(), 1), (gauss, 2)],
+    ]
 
 
 def test_a_record_added_in_one_phase_is_not_removed_in_the_next():

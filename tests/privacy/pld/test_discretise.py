@@ -75,7 +75,8 @@ def assert_sandwiched(pair: Pair, spacing: Spacing) -> None:
         assert 0.0 <= law.shift < 1e-3 * law.step
     for epsilon in places(pair, above) + places(pair, below):
         exact_low, exact_high = pair.delta(epsilon)
-        # 1e-11: the sums of this test; the shift is charged as the class says, to epsilon and as a factor
+        # 1e-11: the sums of this test; the shift is charged as the class says, to epsilon and as a
+        # factor
         top = curve(above, epsilon - above.shift) * math.exp(above.shift)
         bottom = curve(below, epsilon + below.shift) * math.exp(-below.shift)
         assert top * (1.0 + 1e-11) + 1e-300 >= exact_low, (epsilon, top, exact_low)
@@ -97,7 +98,9 @@ def test_the_exact_curve_lies_between_the_two_laws(pair, step, scale):
     st.booleans(),
 )
 @settings(max_examples=35)
-def test_the_exact_curve_lies_between_the_two_laws_for_any_subsampled_pair(rate, shift, step, scale, forward):
+def test_the_exact_curve_lies_between_the_two_laws_for_any_subsampled_pair(
+    rate, shift, step, scale, forward
+):
     pair = Pair.subsampled(rate, shift)
     pair = pair if forward else pair.reverse()
     assert_sandwiched(pair, spaced(pair, step, scale))
@@ -111,7 +114,9 @@ def test_the_exact_curve_lies_between_the_two_laws_for_any_subsampled_pair(rate,
     st.sampled_from(["one side", "both sides", "reversed"]),
 )
 @settings(max_examples=25)
-def test_the_exact_curve_lies_between_the_two_laws_for_any_mixture(weights, gaps, step, scale, kind):
+def test_the_exact_curve_lies_between_the_two_laws_for_any_mixture(
+    weights, gaps, step, scale, kind
+):
     total = math.fsum(weights)
     shifts = [0.0, *np.cumsum(gaps).tolist()][: len(weights)]
     side = mixture([w / total for w in weights], shifts)
@@ -191,7 +196,10 @@ def test_the_origin_is_the_mean_of_the_bulk():
 
 def test_coarse_tails_save_points():
     pair = Pair.subsampled(0.01, 1.0)
-    even, coarse = discretise.upper(pair, spaced(pair, 0.004)), discretise.upper(pair, spaced(pair, 0.004, 0.05))
+    even, coarse = (
+        discretise.upper(pair, spaced(pair, 0.004)),
+        discretise.upper(pair, spaced(pair, 0.004, 0.05)),
+    )
     assert len(coarse.log_mass) < len(even.log_mass) / 5
     assert coarse.losses[-1] >= spaced(pair, 0.004).high - 0.004
 
@@ -213,7 +221,9 @@ def test_convexify_lowers_the_curve_and_leaves_no_negative_mass():
 @pytest.mark.parametrize("step", [0.5, 3.4])
 def test_cells_wider_than_a_unit_of_loss_keep_their_mass_from_below(step):
     """A round that is joined with probability .02, and then surely seen: a loss around 50^2 / 2 + log .02."""
-    mass_at = discretise.lower(Pair.subsampled(0.02, 50.0), discretise.Spacing(step, -0.0203, 1530.0, 176.0))
+    mass_at = discretise.lower(
+        Pair.subsampled(0.02, 50.0), discretise.Spacing(step, -0.0203, 1530.0, 176.0)
+    )
     mass = np.exp(mass_at.log_mass)
     assert 0.9999 < mass.sum() < 1.0 + 1e-9
     mean = 0.98 * math.log(0.98) + 0.02 * (1250.0 + math.log(0.02))

@@ -24,7 +24,9 @@ from verax.privacy.renyi.accountant import (
 DIRECTIONS = ("remove", "add")
 rates = st.floats(-12.0, 0.0).map(lambda e: 10.0**e)
 noises = st.floats(-0.7, 1.5).map(lambda e: 10.0**e)
-orders = st.one_of(st.floats(-3.0, 2.5).map(lambda e: 1.0 + 10.0**e), st.integers(2, 300).map(float))
+orders = st.one_of(
+    st.floats(-3.0, 2.5).map(lambda e: 1.0 + 10.0**e), st.integers(2, 300).map(float)
+)
 directions = st.sampled_from(DIRECTIONS)
 
 
@@ -37,7 +39,12 @@ def binomial_moment(rate, noise, order):
     """log sum_j C(a,j) (1-q)^(a-j) q^j e^(j(j-1)/(2 z^2)): Mironov, Talwar and Zhang 2019, section 3.3."""
     with mpmath.workdps(60):
         q, m = mpmath.mpf(rate), mpmath.mpf(1.0 / noise)
-        factor, growth, term, total = mpmath.exp(m * m), mpmath.mpf(1), (1 - q) ** order, mpmath.mpf(0)
+        factor, growth, term, total = (
+            mpmath.exp(m * m),
+            mpmath.mpf(1),
+            (1 - q) ** order,
+            mpmath.mpf(0),
+        )
         power = 1 / factor  # growth is e^(j(j-1) m^2 / 2), power the next ratio of it
         for j in range(order + 1):
             total += term * (growth - 1)
@@ -56,7 +63,9 @@ def quadrature(weights, shifts, order, direction):
         p = mpmath.mpf(order) if direction == "remove" else 1 - mpmath.mpf(order)
 
         def integrand(x):
-            ratio = mpmath.fsum(a * mpmath.exp(b * x - b * b / 2) for a, b in zip(w, m, strict=True))
+            ratio = mpmath.fsum(
+                a * mpmath.exp(b * x - b * b / 2) for a, b in zip(w, m, strict=True)
+            )
             return ratio**p * mpmath.npdf(x)
 
         ends = sorted((mpmath.mpf(0), p * m[-1]))
@@ -74,7 +83,9 @@ class TestAgainstClosedForms:
     @pytest.mark.parametrize("noise", [0.3, 1.0, 8.0])
     @pytest.mark.parametrize("order", [2, 3, 17, 256])
     def test_whole_orders(self, rate, noise, order):
-        assert_bracket(poisson(rate, noise, order, "remove"), binomial_moment(rate, noise, order), 1e-12)
+        assert_bracket(
+            poisson(rate, noise, order, "remove"), binomial_moment(rate, noise, order), 1e-12
+        )
 
     def test_order_of_ten_thousand(self):
         exact = binomial_moment(1e-3, 2.0, 10_000)
@@ -87,7 +98,9 @@ class TestAgainstClosedForms:
     @pytest.mark.parametrize("order", [1.001, 2.5, 64, 1e4])
     def test_rate_one_is_the_gaussian(self, direction, noise, order):
         exact = order / (2 * noise**2)
-        assert rdp_poisson(1.0, noise, order, direction=direction) == pytest.approx(exact, rel=1e-14)
+        assert rdp_poisson(1.0, noise, order, direction=direction) == pytest.approx(
+            exact, rel=1e-14
+        )
 
     @pytest.mark.parametrize("direction", DIRECTIONS)
     def test_equal_shifts_are_one_gaussian(self, direction):
@@ -105,7 +118,8 @@ class TestAgainstClosedForms:
 
 class TestAgainstQuadrature:
     CASES = (
-        ((0.8, 0.2), (0.0, 1 / 3), 1.5),  # dp-accounting 0.6.0 says 0.0074825 times 0.5 here, twice too much
+        # dp-accounting 0.6.0 says 0.0074825 times 0.5 here, twice too much
+        ((0.8, 0.2), (0.0, 1 / 3), 1.5),
         ((0.99, 0.01), (0.0, 1.0), 2.75),
         ((0.99, 0.01), (0.0, 1.0), 33.3),
         ((0.999, 0.001), (0.0, 2.5), 1.05),
@@ -131,7 +145,8 @@ class TestAgainstQuadrature:
 
 
 # rdp of one round, printed by dp-accounting 0.6.0:
-#   RdpAccountant([order], ADD_OR_REMOVE_ONE).compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)))._rdp[0]
+# RdpAccountant([order], ADD_OR_REMOVE_ONE).compose(PoissonSampledDpEvent(rate,
+# GaussianDpEvent(noise)))._rdp[0]
 DP_ACCOUNTING = (
     (0.01, 1.0, 8, 0.000893643907606041),
     (0.01, 1.0, 33.3, 11.902254885654104),
@@ -156,15 +171,24 @@ class TestAgainstDpAccounting:
     def test_one_round(self, rate, noise, order, theirs):
         assert rdp_poisson(rate, noise, order) == pytest.approx(theirs, rel=1e-12)
 
-    @pytest.mark.parametrize(("rate", "noise", "order"), [(0.2, 3.0, 1.5), (0.001, 0.6, 1.5), (0.01, 1.0, 1.5)])
+    @pytest.mark.parametrize(
+        ("rate", "noise", "order"), [(0.2, 3.0, 1.5), (0.001, 0.6, 1.5), (0.01, 1.0, 1.5)]
+    )
     def test_its_small_fractional_orders_are_loose(self, rate, noise, order):
-        theirs = {0.2: 0.0074825153121196855, 0.001: 1.1570604583323508e-05, 0.01: 0.00013236850293993048}[rate]
+        theirs = {
+            0.2: 0.0074825153121196855,
+            0.001: 1.1570604583323508e-05,
+            0.01: 0.00013236850293993048,
+        }[rate]
         assert 1.04 * rdp_poisson(rate, noise, order) < theirs
 
-    @pytest.mark.parametrize(("rate", "noise", "steps", "delta", "epsilon", "delta_at_two"), DP_ACCOUNTING_COMPOSED)
+    @pytest.mark.parametrize(
+        ("rate", "noise", "steps", "delta", "epsilon", "delta_at_two"), DP_ACCOUNTING_COMPOSED
+    )
     def test_composed(self, rate, noise, steps, delta, epsilon, delta_at_two):
         curve = Renyi.poisson(rate, noise, steps)
-        assert 0.999 * epsilon < curve.epsilon(delta) <= epsilon  # any order, not only the listed ones: never worse
+        # any order, not only the listed ones: never worse
+        assert 0.999 * epsilon < curve.epsilon(delta) <= epsilon
         assert 0.99 * delta_at_two < curve.delta(2.0) <= delta_at_two
 
 
@@ -176,7 +200,11 @@ class TestLaws:
         assert 0.0 <= lower <= upper
         assert upper - lower <= 1e-8 * upper
 
-    @given(st.lists(st.tuples(st.floats(1e-6, 1.0), st.floats(0.0, 4.0)), min_size=1, max_size=5), orders, directions)
+    @given(
+        st.lists(st.tuples(st.floats(1e-6, 1.0), st.floats(0.0, 4.0)), min_size=1, max_size=5),
+        orders,
+        directions,
+    )
     @settings(max_examples=80, deadline=None)
     def test_mixtures(self, components, order, direction):
         weights = np.array([w for w, _ in components]) / math.fsum(w for w, _ in components)
@@ -221,7 +249,9 @@ class TestLaws:
 
     def test_both_is_the_worse_direction(self):
         each = [poisson(0.1, 1.0, DEFAULT_ORDERS, d)[1] for d in DIRECTIONS]
-        np.testing.assert_array_equal(poisson(0.1, 1.0, DEFAULT_ORDERS, "both")[1], np.maximum(*each))
+        np.testing.assert_array_equal(
+            poisson(0.1, 1.0, DEFAULT_ORDERS, "both")[1], np.maximum(*each)
+        )
 
 
 class TestExtremes:
@@ -261,7 +291,11 @@ class TestConversion:
     def test_a_list_is_minimised_and_real_orders_do_better(self):
         coarse, curve = [2.0, 12.0, 24.0, 90.0], Renyi(((Round((1.0,), (0.3,)), 1),))
         each = [epsilon_from_rdp([a], [a * 0.045], 1e-5) for a in coarse]
-        assert curve.epsilon(1e-5) < epsilon_from_rdp(coarse, [a * 0.045 for a in coarse], 1e-5) == min(each)
+        assert (
+            curve.epsilon(1e-5)
+            < epsilon_from_rdp(coarse, [a * 0.045 for a in coarse], 1e-5)
+            == min(each)
+        )
 
     def test_above_the_exact_gaussian(self):
         curve = Renyi(((Round((1.0,), (1.0,)), 1),))
@@ -275,7 +309,9 @@ class TestConversion:
     def test_unknown_orders(self):
         assert epsilon_from_rdp([2.0, 3.0], [math.inf, math.inf], 1e-5) == math.inf
         assert delta_from_rdp([2.0, 3.0], [math.inf, math.inf], 1.0) == 1.0
-        assert epsilon_from_rdp([2.0, 3.0], [math.inf, 0.1], 1e-5) == epsilon_from_rdp([3.0], [0.1], 1e-5)
+        assert epsilon_from_rdp([2.0, 3.0], [math.inf, 0.1], 1e-5) == epsilon_from_rdp(
+            [3.0], [0.1], 1e-5
+        )
 
     def test_nothing_spent_costs_nothing(self):
         assert epsilon_from_rdp([1e6], [0.0], 1e-5) == 0.0
@@ -293,11 +329,17 @@ class TestRenyi:
     def test_directions_are_added_before_the_worse_is_taken(self):
         a, b = Round((0.5, 0.5), (0.0, 1.0)), Round.poisson(0.1, 1.0)
         for order in (1.5, 4.0):
-            sums = [sum(float(log_moment(r.weights, r.shifts, order, d)[1]) for r in (a, b)) for d in DIRECTIONS]
-            assert Renyi(((a, 1), (b, 1))).rdp(order) == pytest.approx(max(sums) / (order - 1.0), rel=1e-13)
+            sums = [
+                sum(float(log_moment(r.weights, r.shifts, order, d)[1]) for r in (a, b))
+                for d in DIRECTIONS
+            ]
+            assert Renyi(((a, 1), (b, 1))).rdp(order) == pytest.approx(
+                max(sums) / (order - 1.0), rel=1e-13
+            )
 
     @pytest.mark.parametrize(
-        ("rate", "noise", "steps"), [(0.01, 1.0, 1000), (1e-4, 0.5, 10**6), (1.0, 0.01, 1), (0.5, 60.0, 10)]
+        ("rate", "noise", "steps"),
+        [(0.01, 1.0, 1000), (1e-4, 0.5, 10**6), (1.0, 0.01, 1), (0.5, 60.0, 10)],
     )
     def test_best_order_is_found(self, rate, noise, steps):
         curve = Renyi.poisson(rate, noise, steps)
@@ -310,7 +352,9 @@ class TestRenyi:
         assert curve.delta(curve.epsilon(1e-5)) == pytest.approx(1e-5, rel=1e-5)
 
     def test_batch_clipping_doubles_the_shift(self):
-        assert Renyi.poisson(0.01, 2.0, 100, shift=2.0).epsilon(1e-5) == Renyi.poisson(0.01, 1.0, 100).epsilon(1e-5)
+        assert Renyi.poisson(0.01, 2.0, 100, shift=2.0).epsilon(1e-5) == Renyi.poisson(
+            0.01, 1.0, 100
+        ).epsilon(1e-5)
 
     def test_weights_are_normalised(self):
         assert Round((0.25, 0.0, 0.5, 0.25), (1.0, 9.0, 0.0, 1.0)) == Round((0.5, 0.5), (0.0, 1.0))
@@ -321,25 +365,61 @@ class TestBadInput:
         ("call", "message"),
         [
             (lambda: rdp_poisson(0.0, 1.0, 2.0), r"rate must lie in \(0, 1\], got 0.0"),
-            (lambda: rdp_poisson(0.1, 0.0, 2.0), "noise_multiplier must be positive and finite, got 0.0"),
+            (
+                lambda: rdp_poisson(0.1, 0.0, 2.0),
+                "noise_multiplier must be positive and finite, got 0.0",
+            ),
             (lambda: rdp_poisson(0.1, 1.0, 1.0), "order must be finite and above 1, got 1.0"),
-            (lambda: rdp_poisson(0.1, 1.0, [2.0, math.inf]), "order must be finite and above 1, got inf"),
+            (
+                lambda: rdp_poisson(0.1, 1.0, [2.0, math.inf]),
+                "order must be finite and above 1, got inf",
+            ),
             (lambda: rdp_poisson(0.1, 1.0, "two"), "order must be a number, got 'two'"),
-            (lambda: rdp_poisson(0.1, 1.0, 2.0, shift=-1.0), "shift must be at least 0 and finite, got -1.0"),
-            (lambda: rdp_poisson(0.1, 1.0, 2.0, direction="up"), "direction must be one of .*, got 'up'"),
+            (
+                lambda: rdp_poisson(0.1, 1.0, 2.0, shift=-1.0),
+                "shift must be at least 0 and finite, got -1.0",
+            ),
+            (
+                lambda: rdp_poisson(0.1, 1.0, 2.0, direction="up"),
+                "direction must be one of .*, got 'up'",
+            ),
             (lambda: log_moment([0.5, 0.4], [0.0, 1.0], 2.0), "weights must sum to 1, got 0.9"),
             (lambda: log_moment([], [], 2.0), "weights must sum to 1, got 0"),
-            (lambda: log_moment([1.0], [0.0, 1.0], 2.0), "weights and shifts must have one length, got 1 and 2"),
-            (lambda: log_moment([1.5, -0.5], [0.0, 1.0], 2.0), "weights must be at least 0 and finite, got -0.5"),
+            (
+                lambda: log_moment([1.0], [0.0, 1.0], 2.0),
+                "weights and shifts must have one length, got 1 and 2",
+            ),
+            (
+                lambda: log_moment([1.5, -0.5], [0.0, 1.0], 2.0),
+                "weights must be at least 0 and finite, got -0.5",
+            ),
             (lambda: log_moment([1.0], [math.nan], 2.0), "shifts must be a number, got nan"),
-            (lambda: epsilon_from_rdp([2.0], [0.1], 0.0), "delta must lie strictly between 0 and 1, got 0.0"),
-            (lambda: epsilon_from_rdp([2.0, 3.0], [0.1], 0.1), "orders and rdp must have one length .*, got 2 and 1"),
+            (
+                lambda: epsilon_from_rdp([2.0], [0.1], 0.0),
+                "delta must lie strictly between 0 and 1, got 0.0",
+            ),
+            (
+                lambda: epsilon_from_rdp([2.0, 3.0], [0.1], 0.1),
+                "orders and rdp must have one length .*, got 2 and 1",
+            ),
             (lambda: epsilon_from_rdp([2.0], [-0.1], 0.1), "rdp must be at least 0, got -0.1"),
             (lambda: delta_from_rdp([2.0], [math.nan], 1.0), "rdp must be a number, got nan"),
-            (lambda: delta_from_rdp([2.0], [0.1], -1.0), "epsilon must be at least 0 and finite, got -1.0"),
-            (lambda: Renyi.poisson(0.1, 1.0, 0), "steps must be a whole number of at least 1, got 0"),
-            (lambda: Renyi.poisson(0.1, 1.0, 1) * 0, "times must be a whole number of at least 1, got 0"),
-            (lambda: Renyi(((Round.poisson(0.1, 1.0), 1.5),)), "times must be a whole number of at least 1, got 1.5"),
+            (
+                lambda: delta_from_rdp([2.0], [0.1], -1.0),
+                "epsilon must be at least 0 and finite, got -1.0",
+            ),
+            (
+                lambda: Renyi.poisson(0.1, 1.0, 0),
+                "steps must be a whole number of at least 1, got 0",
+            ),
+            (
+                lambda: Renyi.poisson(0.1, 1.0, 1) * 0,
+                "times must be a whole number of at least 1, got 0",
+            ),
+            (
+                lambda: Renyi(((Round.poisson(0.1, 1.0), 1.5),)),
+                "times must be a whole number of at least 1, got 1.5",
+            ),
         ],
     )
     def test_message(self, call, message):

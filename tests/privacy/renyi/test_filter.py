@@ -49,11 +49,15 @@ def two_point(chance, loss):
     return np.array([chance, 1.0 - chance]), np.array([other, 1.0 - other])
 
 
-# --- the bound ------------------------------------------------------------------------------------------------------
+# --- the bound ------------------------------------------------------------------------------------
 
 
 @given(
-    st.lists(st.tuples(st.floats(0.1, 60.0), st.floats(0.01, 1.0), st.floats(0.0, 30.0)), min_size=1, max_size=6),
+    st.lists(
+        st.tuples(st.floats(0.1, 60.0), st.floats(0.01, 1.0), st.floats(0.0, 30.0)),
+        min_size=1,
+        max_size=6,
+    ),
     st.floats(0.01, 10.0),
 )
 @settings(deadline=None)
@@ -77,7 +81,9 @@ def test_one_order_is_the_known_conversion():
 def test_infinite_moments_prove_nothing():
     assert log_delta_bound(np.array([1.0, 2.0]), np.array([-np.inf, -np.inf]), 1.0) == 0.0
     one = log_delta_bound(np.array([1.0]), np.array([-0.1]), 5.0)
-    assert log_delta_bound(np.array([1.0, 2.0]), np.array([-0.1, -np.inf]), 5.0) == pytest.approx(one, abs=1e-8)
+    assert log_delta_bound(np.array([1.0, 2.0]), np.array([-0.1, -np.inf]), 5.0) == pytest.approx(
+        one, abs=1e-8
+    )
 
 
 def test_accepting_while_some_order_has_room_is_unsound():
@@ -95,12 +101,18 @@ def test_accepting_while_some_order_has_room_is_unsound():
     # the mixture, with half its weight on each order, does not accept both branches at this delta
     s, bounds = np.array([2.0, 9.0]), []
     for _, second in then.values():
-        k = np.array([moment(first[0], first[1], a) + moment(second[0], second[1], a) for a in (3.0, 10.0)])
+        k = np.array(
+            [moment(first[0], first[1], a) + moment(second[0], second[1], a) for a in (3.0, 10.0)]
+        )
         bounds.append(math.exp(log_delta_bound(s, np.log(0.5) - k, epsilon)))
     assert max(bounds) >= total
 
 
-@given(st.integers(0, 10**6), st.floats(0.5, 5.0), st.lists(st.floats(1.05, 30.0), min_size=1, max_size=4, unique=True))
+@given(
+    st.integers(0, 10**6),
+    st.floats(0.5, 5.0),
+    st.lists(st.floats(1.05, 30.0), min_size=1, max_size=4, unique=True),
+)
 @settings(deadline=None, max_examples=60)
 def test_adaptive_phases_stay_within_the_bound(seed, epsilon, orders):
     """A tree of random mechanisms, each chosen by the output before; the worst leaf's bound covers the whole tree."""
@@ -125,7 +137,7 @@ def test_adaptive_phases_stay_within_the_bound(seed, epsilon, orders):
     assert hockey_stick(p, q, epsilon) <= math.exp(max(bounds)) * (1.0 + 1e-9)
 
 
-# --- moments of mechanisms ------------------------------------------------------------------------------------------
+# --- moments of mechanisms ------------------------------------------------------------------------
 
 
 def test_moments_of_poisson_are_those_of_renyi():
@@ -137,7 +149,9 @@ def test_moments_of_poisson_are_those_of_renyi():
 def test_moments_of_fixed_batches_are_gaussian():
     for sampler in (Deterministic(10, 5), Shuffle(10, 5)):
         found = log_moments(Mechanism(sampler, 2.0, relation="replace"), ORDERS)
-        np.testing.assert_allclose(found["add"], 5 * ORDERS * (ORDERS - 1.0) * (2.0 / 2.0) ** 2 / 2.0, rtol=1e-12)
+        np.testing.assert_allclose(
+            found["add"], 5 * ORDERS * (ORDERS - 1.0) * (2.0 / 2.0) ** 2 / 2.0, rtol=1e-12
+        )
 
 
 def test_moments_of_truncated_poisson_average_over_the_crowd():
@@ -146,10 +160,14 @@ def test_moments_of_truncated_poisson_average_over_the_crowd():
     chance = float(1 - sum(math.comb(100, i) * q**i * (1 - q) ** (100 - i) for i in range(10)))
     for order, bound in zip(ORDERS, log_moments(run, ORDERS)["remove"], strict=True):
         one, two = (
-            math.expm1((order - 1.0) * float(renyi_divergence([0.95, 0.05], [0.0, m / 1.5], order, "remove")))
+            math.expm1(
+                (order - 1.0)
+                * float(renyi_divergence([0.95, 0.05], [0.0, m / 1.5], order, "remove"))
+            )
             for m in (1.0, 2.0)
         )
-        exact = math.log1p((1.0 - chance) * one + chance * two)  # of numbers near 1, with all their digits
+        # of numbers near 1, with all their digits
+        exact = math.log1p((1.0 - chance) * one + chance * two)
         assert exact <= bound <= exact * (1.0 + 1e-5) + 1e-12
 
 
@@ -166,7 +184,9 @@ def test_moments_of_symmetric_rounds_cover_the_larger_curve(run):
     epsilons = np.linspace(0.0, 12.0, 1201)
     deltas = np.array([max(pair.delta(e)[0], pair.reverse().delta(e)[0]) for e in epsilons])
     for order in (1.5, 2.0, 4.0):
-        weight = order * (order - 1.0) * (np.exp((order - 1.0) * epsilons) + np.exp(-order * epsilons))
+        weight = (
+            order * (order - 1.0) * (np.exp((order - 1.0) * epsilons) + np.exp(-order * epsilons))
+        )
         exact = math.log1p(float(np.trapezoid(weight * deltas, epsilons)))
         found = log_moments(run, np.array([order]))["remove"][0]
         assert exact * 0.999 <= found <= 2.0 * exact
@@ -180,10 +200,12 @@ def test_unknown_moments_are_refused(run):
         log_moments(run, ORDERS)
 
 
-# --- spending -------------------------------------------------------------------------------------------------------
+# --- spending -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rate", "noise", "epsilon"), [(0.01, 2.0, 1.0), (0.1, 5.0, 3.0), (0.01, 1.0, 8.0)])
+@pytest.mark.parametrize(
+    ("rate", "noise", "epsilon"), [(0.01, 2.0, 1.0), (0.1, 5.0, 3.0), (0.01, 1.0, 8.0)]
+)
 def test_the_filter_allows_less_than_the_static_figure_but_most_of_it(rate, noise, epsilon):
     budget = Budget(epsilon, 1e-5)
     most = budget.most_rounds(Mechanism(Poisson(rate, 1), noise))
@@ -286,7 +308,7 @@ def test_pretending_the_lowest_noise_costs_more():
     assert module.IN_ADVANCE in text
 
 
-# --- the file -------------------------------------------------------------------------------------------------------
+# --- the file -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -304,7 +326,9 @@ def test_a_reopened_budget_is_the_same(kept):
     assert (again.phases, again.orders, again.used) == (budget.phases, budget.orders, budget.used)
     again.spend(Mechanism(Poisson(0.01, 10), 2.0))
     assert len(Budget.open(path).phases) == 3
-    assert [set(json.loads(line)) for line in path.read_bytes().splitlines()[1:]] == [{"phase", "orders", "hash"}] * 3
+    assert [set(json.loads(line)) for line in path.read_bytes().splitlines()[1:]] == [
+        {"phase", "orders", "hash"}
+    ] * 3
 
 
 def test_orders_given_beforehand_survive(tmp_path):
@@ -317,7 +341,9 @@ def test_a_phase_is_on_disk_before_it_may_run(kept, monkeypatch):
     path, budget = kept
     seen = []
     real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (seen.append(path.read_bytes().count(b'{"phase"')), real(fd)))
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (seen.append(path.read_bytes().count(b'{"phase"')), real(fd))
+    )
     budget.spend(Mechanism(Poisson(0.01, 10), 2.0))
     assert seen == [3]
 
@@ -345,7 +371,11 @@ def test_a_line_that_only_lacks_its_end_counts(kept):
 def test_a_failed_write_spends_nothing_and_stops_the_writer(kept, monkeypatch):
     path, budget = kept
     real = os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:5]) and (_ for _ in ()).throw(OSError(28, "full")))
+    monkeypatch.setattr(
+        os,
+        "write",
+        lambda fd, data: real(fd, data[:5]) and (_ for _ in ()).throw(OSError(28, "full")),
+    )
     with pytest.raises(OSError, match="full"):
         budget.spend(Mechanism(Poisson(0.01, 10), 2.0))
     monkeypatch.undo()
@@ -406,7 +436,9 @@ def test_a_line_that_is_being_written_is_not_taken_for_one_that_was_cut_short(ke
 
 
 def test_a_device_is_no_budget():
-    with pytest.raises(ValueError, match=r"path must be a file, got '/dev/zero', which is a device"):
+    with pytest.raises(
+        ValueError, match=r"path must be a file, got '/dev/zero', which is a device"
+    ):
         Budget.open("/dev/zero")
 
 
@@ -420,7 +452,11 @@ def test_two_writers_do_not_forget_each_other(kept):
 def test_damage_is_found(kept, tmp_path):
     path, _ = kept
     content = path.read_bytes()
-    for bad in (content.replace(b"500", b"400"), content.replace(content.split(b"\n")[1] + b"\n", b""), b"[]\n"):
+    for bad in (
+        content.replace(b"500", b"400"),
+        content.replace(content.split(b"\n")[1] + b"\n", b""),
+        b"[]\n",
+    ):
         path.write_bytes(bad)
         with pytest.raises(DamagedBudget, match="its hash does not fit"):
             Budget.open(path)

@@ -21,8 +21,12 @@ def squares(clipping, hits):
 
 
 @pytest.mark.parametrize("clipping", [Individual(), Batch(), Mixed(groups=2), Mixed(groups=4)])
-@pytest.mark.parametrize(("times", "steps", "size"), [(1, 3, 2), (2, 3, 2), (2, 4, 3), (3, 3, 2), (1, 2, 3)])
-def test_the_range_of_a_group_allocated_at_random_is_that_of_all_placements(clipping, times, steps, size):
+@pytest.mark.parametrize(
+    ("times", "steps", "size"), [(1, 3, 2), (2, 3, 2), (2, 4, 3), (3, 3, 2), (1, 2, 3)]
+)
+def test_the_range_of_a_group_allocated_at_random_is_that_of_all_placements(
+    clipping, times, steps, size
+):
     run = Mechanism(RandomAllocation(times, steps), 1.0, clipping)
     found = pricing_of(run.sampler).moves(run, Group(size))
     seen = set()
@@ -42,7 +46,8 @@ def test_the_range_of_a_group_allocated_at_random_is_that_of_all_placements(clip
 
 
 @pytest.mark.parametrize(
-    ("rate", "most", "people", "size"), [(0.5, 3, 5, 2), (1.0, 3, 3, 2), (0.2, 2, 6, 3), (0.4, 9, 6, 2)]
+    ("rate", "most", "people", "size"),
+    [(0.5, 3, 5, 2), (1.0, 3, 3, 2), (0.2, 2, 6, 3), (0.4, 9, 6, 2)],
 )
 @pytest.mark.parametrize("orthogonal", [False, True])
 def test_what_truncated_batches_show_is_covered_for_all_coins(rate, most, people, size, orthogonal):
@@ -86,5 +91,7 @@ def test_what_is_looked_for_in_truncated_batches_is_there(rate, most, people, si
                 inside[j] += chance * ways / mpmath.binomial(people, kept)
         for low in law.lows.tolist():
             if low > 0.0:
-                there = mpmath.fsum(chance for j, chance in enumerate(inside) if j * j >= low - 1e-9)
+                there = mpmath.fsum(
+                    chance for j, chance in enumerate(inside) if j * j >= low - 1e-9
+                )
                 assert float(law.weights[law.lows >= low].sum()) <= there * (1 + 1e-12)

@@ -15,7 +15,11 @@ from verax.samplers import BallsInBins, Poisson, Shuffle, WithoutReplacement
 
 
 def points(law):
-    return {round(place): weight for place, weight in zip(law.lows, law.weights, strict=True) if weight > 0.0}
+    return {
+        round(place): weight
+        for place, weight in zip(law.lows, law.weights, strict=True)
+        if weight > 0.0
+    }
 
 
 def agree(law, expected, rel=1e-13):
@@ -39,34 +43,46 @@ def inclusion_exclusion(batches, size, group):
     return [
         Fraction(
             math.comb(batches, j)
-            * sum((-1) ** i * math.comb(j, i) * math.comb((j - i) * size, group) for i in range(j + 1)),
+            * sum(
+                (-1) ** i * math.comb(j, i) * math.comb((j - i) * size, group) for i in range(j + 1)
+            ),
             ways,
         )
         for j in range(group + 1)
     ]
 
 
-@pytest.mark.parametrize(("population", "marked", "drawn"), [(5, 2, 2), (60_000, 32, 64), (50, 40, 30), (9, 9, 4)])
+@pytest.mark.parametrize(
+    ("population", "marked", "drawn"), [(5, 2, 2), (60_000, 32, 64), (50, 40, 30), (9, 9, 4)]
+)
 def test_hypergeometric(population, marked, drawn):
     ours = hypergeometric_law(population, marked, drawn)
     exact = [
-        Fraction(math.comb(marked, k) * math.comb(population - marked, drawn - k), math.comb(population, drawn))
+        Fraction(
+            math.comb(marked, k) * math.comb(population - marked, drawn - k),
+            math.comb(population, drawn),
+        )
         for k in range(min(marked, drawn) + 1)
     ]
     assert len(ours) == len(exact)
     assert ours.tolist() == pytest.approx([float(p) for p in exact], rel=1e-12, abs=0.0)
 
 
-@pytest.mark.parametrize(("trials", "rate"), [(32, 1e-3), (32, 0.5), (200, 0.97), (1, 1e-9), (3, 1.0)])
+@pytest.mark.parametrize(
+    ("trials", "rate"), [(32, 1e-3), (32, 0.5), (200, 0.97), (1, 1e-9), (3, 1.0)]
+)
 def test_binomial(trials, rate):
     ours = binomial_law(trials, rate)
     exact = [
-        math.comb(trials, k) * Fraction(rate) ** k * (1 - Fraction(rate)) ** (trials - k) for k in range(len(ours))
+        math.comb(trials, k) * Fraction(rate) ** k * (1 - Fraction(rate)) ** (trials - k)
+        for k in range(len(ours))
     ]
     assert ours.tolist() == pytest.approx([float(p) for p in exact], rel=1e-12, abs=1e-300)
 
 
-@pytest.mark.parametrize(("batches", "size", "group"), [(10, 8, 4), (1000, 60, 32), (7, 3, 21), (4, 2, 5)])
+@pytest.mark.parametrize(
+    ("batches", "size", "group"), [(10, 8, 4), (1000, 60, 32), (7, 3, 21), (4, 2, 5)]
+)
 def test_occupancy_is_inclusion_exclusion(batches, size, group):
     ours = next(itertools.islice(occupancy.distinct(batches, size), group, None))
     exact = inclusion_exclusion(batches, size, group)
@@ -79,7 +95,10 @@ def test_the_printed_occupancy_law_is_wrong():
     batches, size, group = 10, 8, 4
     exact = inclusion_exclusion(batches, size, group)
     printed = [
-        Fraction(math.comb(batches, j) * math.comb(group - 1, max(j - 1, 0)), math.comb(batches - 1 + group, group))
+        Fraction(
+            math.comb(batches, j) * math.comb(group - 1, max(j - 1, 0)),
+            math.comb(batches - 1 + group, group),
+        )
         for j in range(1, group + 1)
     ]
     assert sum(printed) == sum(exact) == 1
@@ -97,14 +116,21 @@ def test_independent_choices_are_stirling_numbers():
 @pytest.mark.parametrize("sizes", [[(4, 3)], [(2, 4), (3, 3)], [(1, 2), (2, 1)]])
 @pytest.mark.parametrize("group", [1, 2, 4])
 def test_shuffled_batches_by_enumeration(sizes, group):
-    places = [label for label, size in enumerate(s for n, s in sizes for _ in range(n)) for _ in range(size)]
-    chosen = [[places[i] for i in subset] for subset in itertools.combinations(range(len(places)), group)]
+    places = [
+        label
+        for label, size in enumerate(s for n, s in sizes for _ in range(n))
+        for _ in range(size)
+    ]
+    chosen = [
+        [places[i] for i in subset] for subset in itertools.combinations(range(len(places)), group)
+    ]
     agree(occupancy.epoch(group, sizes, occupancy.every), counted(map(sum_of_squares, chosen)))
     agree(occupancy.epoch(group, sizes, None), counted(len(set(labels)) for labels in chosen))
 
 
 @pytest.mark.parametrize(
-    ("population", "size", "groups", "group"), [(12, 2, 3, 4), (16, 2, 2, 5), (12, 1, 4, 4), (12, 3, 2, 12)]
+    ("population", "size", "groups", "group"),
+    [(12, 2, 3, 4), (16, 2, 2, 5), (12, 1, 4, 4), (12, 3, 2, 12)],
 )
 def test_equal_clip_groups_by_enumeration(population, size, groups, group):
     expected = counted(
@@ -120,13 +146,20 @@ def test_clip_groups_picked_at_random_by_enumeration(repeats):
     places, groups, group = [0, 0, 1], 2, 2
     expected = counted(
         sum(
-            sum_of_squares(batch for batch, _ in {(places[i], pick) for i, pick in zip(subset, picks, strict=True)})
+            sum_of_squares(
+                batch
+                for batch, _ in {(places[i], pick) for i, pick in zip(subset, picks, strict=True)}
+            )
             for picks in repeated
         )
         for subset in itertools.combinations(range(3), group)
-        for repeated in itertools.product(itertools.product(range(groups), repeat=group), repeat=repeats)
+        for repeated in itertools.product(
+            itertools.product(range(groups), repeat=group), repeat=repeats
+        )
     )
-    law = occupancy.epoch(group, [(1, 2), (1, 1)], lambda: occupancy.distinct(groups), repeats=repeats)
+    law = occupancy.epoch(
+        group, [(1, 2), (1, 1)], lambda: occupancy.distinct(groups), repeats=repeats
+    )
     agree(law, expected)
 
 
@@ -141,7 +174,10 @@ def test_balls_in_bins_by_enumeration():
 def test_balls_in_bins_have_the_largest_squares(sizes):
     """Stochastically, whatever the population (docs/strong-adversary.md)."""
     group = 6
-    bins, batches = occupancy.epoch(group, [(4, None)], occupancy.every), occupancy.epoch(group, sizes, occupancy.every)
+    bins, batches = (
+        occupancy.epoch(group, [(4, None)], occupancy.every),
+        occupancy.epoch(group, sizes, occupancy.every),
+    )
     for value in range(group * group):
         assert bins.above(value)[1] >= batches.above(value)[0]
     assert bins.mean > batches.mean
@@ -152,7 +188,9 @@ def test_subsampling_by_enumeration():
     batches = list(itertools.combinations(range(6), 3))
     hits = [len({0, 1} & set(batch)) for batch in batches]
     agree(occupancy.subsampling(6, 1, 3, 2, 2), counted(a * a + b * b for a in hits for b in hits))
-    agree(occupancy.subsampling(6, 3, 1, 2, 2), counted(bool(a) + bool(b) for a in hits for b in hits))
+    agree(
+        occupancy.subsampling(6, 3, 1, 2, 2), counted(bool(a) + bool(b) for a in hits for b in hits)
+    )
 
 
 def test_the_general_formula_of_section_e1():
@@ -186,7 +224,9 @@ def test_filtering_keeps_each_clip_group_with_its_probability(clipping):
         clips = [(places[i], i if clipping == "individual" else 0) for i in subset]
         for coins in itertools.product([0, 1], repeat=len(set(clips))):
             kept = {clip for clip, coin in zip(sorted(set(clips)), coins, strict=True) if coin}
-            expected[sum_of_squares(batch for batch, _ in kept)] += Fraction(1, 2 ** len(coins) * math.comb(6, 3))
+            expected[sum_of_squares(batch for batch, _ in kept)] += Fraction(
+                1, 2 ** len(coins) * math.comb(6, 3)
+            )
     size, groups = (1, 2) if clipping == "individual" else (2, 1)
     agree(occupancy.shuffling(6, size, groups, 1, group, keep=0.5), expected)
 
@@ -226,7 +266,9 @@ def test_hoeffding_without_its_n():
         assert above[0] > 30 * math.exp(-epochs)
 
 
-@pytest.mark.parametrize(("group", "epochs", "gamma"), [(1, 2, 0.5), (2, 1, 0.2), (4, 2, 0.1), (60, 1, 0.01)])
+@pytest.mark.parametrize(
+    ("group", "epochs", "gamma"), [(1, 2, 0.5), (2, 1, 0.2), (4, 2, 0.1), (60, 1, 0.01)]
+)
 def test_lemma_e4_holds(group, epochs, gamma):
     """Its tail bound e^{-gamma g E} is right, by a wide margin."""
     population, batch = 600, 10
@@ -239,21 +281,32 @@ def test_lemma_e4_holds(group, epochs, gamma):
 @pytest.mark.parametrize(
     ("sampler", "population", "law"),
     [
-        (Shuffle(batches=7, epochs=2), 30, lambda: occupancy.epoch(6, [(2, 5), (5, 4)], occupancy.every).times(2)),
+        (
+            Shuffle(batches=7, epochs=2),
+            30,
+            lambda: occupancy.epoch(6, [(2, 5), (5, 4)], occupancy.every).times(2),
+        ),
         (
             WithoutReplacement(batch=8, population=30, steps=4),
             30,
             lambda: occupancy.rounds(hypergeometric_law(30, 6, 8), None, 4),
         ),
         (Poisson(rate=0.2, steps=5), 30, lambda: occupancy.rounds(binomial_law(6, 0.2), None, 5)),
-        (BallsInBins(bins=5, epochs=2), 30, lambda: occupancy.epoch(6, [(5, None)], occupancy.every).times(2)),
+        (
+            BallsInBins(bins=5, epochs=2),
+            30,
+            lambda: occupancy.epoch(6, [(5, None)], occupancy.every).times(2),
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_what_the_samplers_draw(sampler, population, law):
     """The first six records of the data, in batches that the samplers themselves draw."""
     rng, runs = np.random.default_rng(1), 2000
-    squares = [sum(int((batch < 6).sum()) ** 2 for batch in sampler.draw(population, rng)) for _ in range(runs)]
+    squares = [
+        sum(int((batch < 6).sum()) ** 2 for batch in sampler.draw(population, rng))
+        for _ in range(runs)
+    ]
     found, expected = Counter(squares), points(law())
     assert set(found) <= set(expected)
     likely = {value: p for value, p in expected.items() if p * runs > 20}
@@ -265,11 +318,26 @@ def test_what_the_samplers_draw(sampler, population, law):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: occupancy.shuffling(61, 6, 1, 1, 2), "population must be a multiple of size \\* groups, 6, got 61"),
-        (lambda: occupancy.subsampling(10, 6, 2, 1, 2), "population must be a whole number of at least 12, got 10"),
-        (lambda: occupancy.subsampling(10, 1, 2, 1, 11), "group must be a whole number .* at most 10, got 11"),
-        (lambda: occupancy.subsampling(10, 1, 2, 1, 1, keep=0.0), "keep must lie in \\(0, 1\\], got 0.0"),
-        (lambda: occupancy.shuffling(10, 1, 2, 0, 1), "epochs must be a whole number of at least 1, got 0"),
+        (
+            lambda: occupancy.shuffling(61, 6, 1, 1, 2),
+            "population must be a multiple of size \\* groups, 6, got 61",
+        ),
+        (
+            lambda: occupancy.subsampling(10, 6, 2, 1, 2),
+            "population must be a whole number of at least 12, got 10",
+        ),
+        (
+            lambda: occupancy.subsampling(10, 1, 2, 1, 11),
+            "group must be a whole number .* at most 10, got 11",
+        ),
+        (
+            lambda: occupancy.subsampling(10, 1, 2, 1, 1, keep=0.0),
+            "keep must lie in \\(0, 1\\], got 0.0",
+        ),
+        (
+            lambda: occupancy.shuffling(10, 1, 2, 0, 1),
+            "epochs must be a whole number of at least 1, got 0",
+        ),
     ],
 )
 def test_bad_input(call, message):

@@ -65,7 +65,9 @@ def test_other_peoples_objects_are_shared():
             return self.data
 
     held = Training()
-    _, method, closing = twins_of((nn.Linear(1, 1), PerRecord(held.loss), lambda model, batch: held.data))
+    _, method, closing = twins_of(
+        (nn.Linear(1, 1), PerRecord(held.loss), lambda model, batch: held.data)
+    )
     assert method._criterion(None, None) is held.data
     assert closing(None, None) is held.data
 

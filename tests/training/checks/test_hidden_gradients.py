@@ -85,7 +85,8 @@ def test_what_cannot_be_copied_is_no_hindrance(clipping):
             super().__init__(what)
             self.lock = threading.Lock()
 
-    if not isinstance(clipping, Individual):  # a count is a change from pass to pass, and refused there in words
+    # a count is a change from pass to pass, and refused there in words
+    if not isinstance(clipping, Individual):
         assert trained(Locked({"count", "outputs"}), (X, Y), clipping, rounds=3).rounds == 3
     with pytest.raises(ValueError, match="depend on earlier batches"):
         trained(Locked({"mean", "outputs"}), (X, Y), clipping, rounds=3)
@@ -95,10 +96,18 @@ def test_recurrent_state_between_batches_is_refused():
     class Recurrent(nn.Module):
         def __init__(self):
             super().__init__()
-            self.cell, self.head, self.state = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 3), None
+            self.cell, self.head, self.state = (
+                nn.LSTM(1, 4, batch_first=True),
+                nn.Linear(4, 3),
+                None,
+            )
 
         def forward(self, x):
-            before = None if self.state is None else tuple(s.expand(1, len(x), 4).contiguous() for s in self.state)
+            before = (
+                None
+                if self.state is None
+                else tuple(s.expand(1, len(x), 4).contiguous() for s in self.state)
+            )
             y, after = self.cell(x.unsqueeze(-1), before)
             self.state = tuple(s.detach().mean(1, keepdim=True) for s in after)
             return self.head(y[:, -1])
@@ -115,7 +124,11 @@ def test_an_inner_algorithm_that_remembers_is_refused(clipping):
 
         def __call__(self, model, losses, batch, records, parameters):
             new = MeanGradient()(model, losses, batch, records, parameters)
-            found = new if self.old is None else [x + 0.9 * y for x, y in zip(new, self.old, strict=True)]
+            found = (
+                new
+                if self.old is None
+                else [x + 0.9 * y for x, y in zip(new, self.old, strict=True)]
+            )
             self.old = found
             return found
 
@@ -144,7 +157,7 @@ def test_looking_for_memory_leaves_randomness_alone():
     assert torch.equal(torch.rand(3), first)
 
 
-# --- what a review broke ----------------------------------------------------------------------------------------------
+# --- what a review broke --------------------------------------------------------------------------
 
 
 def in_rounds(model, loss, data, clipping, rounds=4, **options):
@@ -281,14 +294,21 @@ def test_a_counter_counts_rounds_whatever_the_batch(clipping, records):
     sizes = [3, records - 3] if records > 3 else [records]
     for number in range(1, 6):
         into.buffer.zero_()
-        clipper.add((X[:records], Y[:records]), records, into, sizes if isinstance(clipping, Mixed) else None)
+        clipper.add(
+            (X[:records], Y[:records]),
+            records,
+            into,
+            sizes if isinstance(clipping, Mixed) else None,
+        )
         assert float(model.passes) == number
     if isinstance(clipping, Individual) and records:
         total = into.buffer.clone()
         one = torch.zeros_like(total)
         for i in range(records):
             loss = nn.functional.cross_entropy(model.layer(X[i : i + 1]) * 5.0, Y[i : i + 1])
-            g = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+            g = torch.cat(
+                [g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]
+            )
             one += g * min(1.0, 0.5 / float(g.norm()))
         assert float((total - one).norm()) <= 1e-4 * float(one.norm())
 

@@ -77,7 +77,9 @@ class Closed(nn.Module):
 def test_mixing_behind_weights_that_are_zero_is_found():
     """No loss shows it yet, but the gradient of the last layer does: it sees what other records did to its input."""
     model, batch = Closed(), (torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,)))
-    before = {name: (p.detach().clone(), p.data_ptr(), p._version) for name, p in model.named_parameters()}
+    before = {
+        name: (p.detach().clone(), p.data_ptr(), p._version) for name, p in model.named_parameters()
+    }
     with pytest.raises(MixedRecords):
         Records(model, losses).factors(batch, RECORDS)
     for name, p in model.named_parameters():
@@ -90,9 +92,14 @@ def test_mixing_that_begins_later_is_found_later():
 
     def later(m, batch):
         out = m(batch[0])
-        return functional.cross_entropy(out - out.mean(0) if begun else out, batch[1], reduction="none")
+        return functional.cross_entropy(
+            out - out.mean(0) if begun else out, batch[1], reduction="none"
+        )
 
-    batch, records = (torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,))), Records(model, later)
+    batch, records = (
+        (torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,))),
+        Records(model, later),
+    )
     for _ in range(4):
         records.factors(batch, RECORDS)
     begun = True  # looked at before batches 1, 2, 3, 5, 9 ...
@@ -113,13 +120,15 @@ def test_mixing_is_looked_for_among_all_records_that_go_together():
 
     def far(m, batch):
         x = batch[0]
-        return functional.cross_entropy(m(0.5 * x + 0.5 * x.roll(len(x) // 64, 0)), batch[1], reduction="none")
+        return functional.cross_entropy(
+            m(0.5 * x + 0.5 * x.roll(len(x) // 64, 0)), batch[1], reduction="none"
+        )
 
     with pytest.raises(MixedRecords):
         Records(model, far).factors((torch.randn(256, 6), torch.randint(0, 3, (256,))), 256)
 
 
-# --- records that are counted ---------------------------------------------------------------------------------------
+# --- records that are counted ---------------------------------------------------------------------
 
 
 def divided(model, batch):
@@ -146,7 +155,10 @@ class Counted(nn.Linear):
     [
         (nn.Linear(6, 3), divided),
         (nn.Linear(6, 3), signed),
-        (nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.LayerNorm(8), nn.Linear(8, 3)), divided),
+        (
+            nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.LayerNorm(8), nn.Linear(8, 3)),
+            divided,
+        ),
         (nn.Linear(6, 3), lambda model, batch: 1e-6 * divided(model, batch)),
         (nn.Sequential(Counted(6, 8), nn.Linear(8, 3)), losses),
     ],
@@ -166,7 +178,12 @@ class Fails(nn.Module):
 
     def __init__(self, always):
         super().__init__()
-        self.body, self.drop, self.head, self.always = nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3), always
+        self.body, self.drop, self.head, self.always = (
+            nn.Linear(6, 8),
+            nn.Dropout(0.5),
+            nn.Linear(8, 3),
+            always,
+        )
         self.drop.eval()
 
     def forward(self, x):
@@ -199,7 +216,9 @@ def test_mixing_is_found_however_small_it_is(small):
     def square(model, batch):
         return small * (model(batch[0]) - batch[1]).square().mean(dim=1)
 
-    with pytest.raises(MixedRecords, match="gradient of a record's loss depends on the other records"):
+    with pytest.raises(
+        MixedRecords, match="gradient of a record's loss depends on the other records"
+    ):
         Records(Faint(), square).factors((torch.randn(32, 6), torch.randn(32, 1)), 32)
 
 
@@ -216,7 +235,7 @@ def test_rounding_is_not_taken_for_mixing(size):
     Records(model, square).factors((x, fitted), size)
 
 
-# --- normalisation that fails among copies ---------------------------------------------------------------------------
+# --- normalisation that fails among copies --------------------------------------------------------
 
 PLAIN_NORMALISATIONS = {
     "standard": lambda t: (t - t.mean(0)) / t.std(0),

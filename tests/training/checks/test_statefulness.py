@@ -138,14 +138,18 @@ def test_what_an_inner_algorithm_does_to_the_weights_is_undone(clipping):
         model[0].bias.requires_grad_(False)
         start = [p.detach().clone() for p in model.parameters()]
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1.0)
-        trainer = PrivateTrainer(model, optimizer, Mechanism(Shuffle(2), 1.0, clipping), inner=inner, insecure_seed=1)
+        trainer = PrivateTrainer(
+            model, optimizer, Mechanism(Shuffle(2), 1.0, clipping), inner=inner, insecure_seed=1
+        )
         for batch in trainer.batches((X, Y)):
             trainer.step(batch, nn.CrossEntropyLoss())
         assert torch.equal(model[0].bias, start[1])
         assert all(p.grad is None for p in model.parameters())
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
-    torch.testing.assert_close(weights(moves), weights(LocalSteps(lambda p: torch.optim.SGD(p, 0.5), 3)))
+    torch.testing.assert_close(
+        weights(moves), weights(LocalSteps(lambda p: torch.optim.SGD(p, 0.5), 3))
+    )
 
 
 def test_an_inner_algorithm_that_fails_leaves_the_weights_alone():
@@ -239,10 +243,12 @@ WAYS = [
 def test_nothing_of_the_data_is_kept_in_any_way(way, clipping):
     model = Keeps(way)
     if way == "once_by_a_flag" and not isinstance(clipping, Batch):
-        trained(model, (X, Y), clipping)  # the search for mixing, or the first of several passes, was undone
+        # the search for mixing, or the first of several passes, was undone
+        trained(model, (X, Y), clipping)
         assert not bool(model.kept.any())
         return
-    with pytest.raises((ValueError, RuntimeError), match=r"forward pass|escape"):  # the second is torch.func's own
+    # the second is torch.func's own
+    with pytest.raises((ValueError, RuntimeError), match=r"forward pass|escape"):
         trained(model, (X, Y), clipping, rounds=24)
     assert model.layer.weight.grad is None
 
@@ -277,7 +283,12 @@ def test_torchscript_goes_on(clipping):
 def test_spectral_norm_is_not_taken_for_mixing(norm):
     for seed in range(10):
         torch.manual_seed(seed)
-        trained(nn.Sequential(norm(nn.Linear(6, 5)), nn.Tanh(), nn.Linear(5, 3)), (X, Y), Individual(0.5), rounds=2)
+        trained(
+            nn.Sequential(norm(nn.Linear(6, 5)), nn.Tanh(), nn.Linear(5, 3)),
+            (X, Y),
+            Individual(0.5),
+            rounds=2,
+        )
 
 
 def test_what_an_inner_algorithm_does_to_buffers_and_places_is_undone():
@@ -301,11 +312,20 @@ def test_what_an_inner_algorithm_does_to_buffers_and_places_is_undone():
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}), (torch.optim.Adam, {}), (torch.optim.Adagrad, {})],
+    [
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (torch.optim.Adam, {}),
+        (torch.optim.Adagrad, {}),
+    ],
 )
 def test_a_local_optimizer_that_remembers_is_refused(kind, options):
     model = nn.Linear(6, 3)
     kept = kind(model.parameters(), **options)
-    with pytest.raises(ValueError, match=rf"made anew for every clip-group, got one \({kind.__name__}\) for several"):
+    with pytest.raises(
+        ValueError,
+        match=rf"made anew for every clip-group, got one \({kind.__name__}\) for several",
+    ):
         trained(model, (X, Y), Mixed(0.5, 3), inner=LocalSteps(lambda p: kept))
-    assert not any(float(held.get("step", 0)) or "momentum_buffer" in held for held in kept.state.values())
+    assert not any(
+        float(held.get("step", 0)) or "momentum_buffer" in held for held in kept.state.values()
+    )

@@ -25,21 +25,32 @@ def sgd(parameters):
 
 
 def fitted(data=(X, Y), loss=None, model=None, optimizer=sgd, **options):
-    return fit(model or nn.Linear(4, 3), loss or nn.CrossEntropyLoss(), data, RUN, optimizer, **options)
+    return fit(
+        model or nn.Linear(4, 3), loss or nn.CrossEntropyLoss(), data, RUN, optimizer, **options
+    )
 
 
 @pytest.mark.parametrize(
     ("optimizer", "words"),
-    [(sgd(nn.Linear(4, 3).parameters()), r"an optimizer \(SGD\)$"), ("adam", "'adam'"), (None, "None")],
+    [
+        (sgd(nn.Linear(4, 3).parameters()), r"an optimizer \(SGD\)$"),
+        ("adam", "'adam'"),
+        (None, "None"),
+    ],
 )
 def test_fit_takes_what_makes_an_optimizer(optimizer, words):
-    with pytest.raises(ValueError, match=rf"optimizer must be a function .* lambda p: torch\.optim\.SGD.* got {words}"):
+    with pytest.raises(
+        ValueError,
+        match=rf"optimizer must be a function .* lambda p: torch\.optim\.SGD.* got {words}",
+    ):
         fitted(optimizer=optimizer)
 
 
 @pytest.mark.parametrize("optimizer", [sgd, torch.optim.SGD, lambda p: None])
 def test_a_trainer_takes_an_optimizer(optimizer):
-    with pytest.raises(ValueError, match="optimizer must be an optimizer over the model's parameters"):
+    with pytest.raises(
+        ValueError, match="optimizer must be an optimizer over the model's parameters"
+    ):
         PrivateTrainer(nn.Linear(4, 3), optimizer, RUN)
     with pytest.raises(ValueError, match="got None"):
         fitted(optimizer=lambda p: None)
@@ -59,7 +70,8 @@ def test_a_trainer_takes_an_optimizer(optimizer):
 )
 def test_an_optimizer_is_no_inner_algorithm(inner):
     with pytest.raises(
-        ValueError, match=r"inner must be LocalSteps\(lambda p: torch\.optim\.Adam\(p, 0\.01\), steps=3\)"
+        ValueError,
+        match=r"inner must be LocalSteps\(lambda p: torch\.optim\.Adam\(p, 0\.01\), steps=3\)",
     ):
         fitted(inner=inner)
 
@@ -71,7 +83,9 @@ def test_an_optimizer_is_no_inner_algorithm(inner):
         MeanGradient(),
         lambda *given: MeanGradient()(*given),
         partial(MeanGradient().__call__),
-        lambda model, losses, batch, records, parameters, more=0: [torch.ones_like(p) for p in parameters],
+        lambda model, losses, batch, records, parameters, more=0: [
+            torch.ones_like(p) for p in parameters
+        ],
     ],
 )
 def test_inner_algorithms_of_every_form_run(inner):
@@ -107,7 +121,9 @@ class Both(nn.CrossEntropyLoss):
 
 @pytest.mark.parametrize("data", [{"x": X, "y": Y}, X])
 def test_criteria_of_outputs_and_targets_are_not_for_dictionaries(data):
-    with pytest.raises(ValueError, match=r"loss must be a function of model and batch .* got CrossEntropyLoss"):
+    with pytest.raises(
+        ValueError, match=r"loss must be a function of model and batch .* got CrossEntropyLoss"
+    ):
         fitted(data)
 
 
@@ -128,4 +144,7 @@ def test_an_optimizer_of_sparse_gradients_is_refused_because_noise_is_everywhere
     data = torch.arange(36).reshape(12, 3) % 10, Y
     with pytest.raises(ValueError, match=r"got SparseAdam, which takes sparse ones only; use Adam"):
         fitted(data, model=Sparse(), optimizer=lambda p: torch.optim.SparseAdam(list(p), 0.1))
-    assert fitted(data, model=Sparse(), optimizer=lambda p: torch.optim.Adam(p, 0.1)).trainer.rounds == 2
+    assert (
+        fitted(data, model=Sparse(), optimizer=lambda p: torch.optim.Adam(p, 0.1)).trainer.rounds
+        == 2
+    )

@@ -19,7 +19,12 @@ from verax.training.gradients.per_example import Records  # noqa: E402
 
 def perceptron():
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 5, bias=False), nn.Tanh(), nn.Linear(5, 3)
+        nn.Flatten(),
+        nn.Linear(12, 8),
+        nn.ReLU(),
+        nn.Linear(8, 5, bias=False),
+        nn.Tanh(),
+        nn.Linear(5, 3),
     )
 
 
@@ -47,7 +52,10 @@ def total(model, loss, batch, clipping, labels=None, inner=None, parameters=None
     into = Flat(parameters or [p for p in model.parameters() if p.requires_grad])
     if labels is None:
         labels = np.random.default_rng(0).integers(0, getattr(clipping, "groups", 1), len(batch[1]))
-    order, sizes = torch.from_numpy(np.argsort(labels, kind="stable")), np.unique(labels, return_counts=True)[1]
+    order, sizes = (
+        torch.from_numpy(np.argsort(labels, kind="stable")),
+        np.unique(labels, return_counts=True)[1],
+    )
     for _ in range(2):  # the first is checked against autograd, the second is not
         into.buffer.zero_()
         clipper.add(tuple(part[order] for part in batch), len(order), into, sizes.tolist())
@@ -56,7 +64,9 @@ def total(model, loss, batch, clipping, labels=None, inner=None, parameters=None
 
 def data(records, seed=0, classes=3):
     rng = torch.Generator().manual_seed(seed)
-    return torch.randn(records, 3, 4, generator=rng), torch.randint(0, classes, (records,), generator=rng)
+    return torch.randn(records, 3, 4, generator=rng), torch.randint(
+        0, classes, (records,), generator=rng
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +100,9 @@ def test_any_groups_and_any_number_held_at_once(records, groups, held, norm, see
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouped, "_TOGETHER", held * size)
         mine, together = total(model, nn.CrossEntropyLoss(), batch, Mixed(norm, groups), labels)
-    want, _ = total(model, nn.CrossEntropyLoss(), batch, Mixed(norm, groups), labels, MeanGradient())
+    want, _ = total(
+        model, nn.CrossEntropyLoss(), batch, Mixed(norm, groups), labels, MeanGradient()
+    )
     assert together
     torch.testing.assert_close(mine, want, rtol=1e-3, atol=1e-6)
 
@@ -113,7 +125,13 @@ def test_half_precision_and_parameters_outside_the_model():
     assert together
     assert (mine - want).norm() < 0.05 * want.norm()
     beside = nn.Parameter(torch.ones(2))
-    more, _ = total(model, nn.CrossEntropyLoss(), (x, y), Mixed(0.5, 2), parameters=[*model.parameters(), beside])
+    more, _ = total(
+        model,
+        nn.CrossEntropyLoss(),
+        (x, y),
+        Mixed(0.5, 2),
+        parameters=[*model.parameters(), beside],
+    )
     torch.testing.assert_close(more, torch.cat([want, torch.zeros(2)]))
 
 
@@ -145,7 +163,12 @@ def test_losses_that_compare_records_go_group_by_group():
 
 
 def test_a_layer_that_is_no_link_of_a_chain_goes_group_by_group():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3))
+    model = nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(12, 8),
+        nn.BatchNorm1d(8, track_running_stats=False),
+        nn.Linear(8, 3),
+    )
     mine, together = total(model, nn.CrossEntropyLoss(), data(30), Mixed(0.01, 3))
     want, _ = total(model, nn.CrossEntropyLoss(), data(30), Mixed(0.01, 3), inner=MeanGradient())
     assert not together
@@ -191,13 +214,21 @@ class Sequence(nn.Module):
 
 def convolutions():
     return nn.Sequential(
-        nn.Conv1d(3, 4, 2), nn.ReLU(), nn.GroupNorm(2, 4), nn.Conv1d(4, 4, 2, groups=2), nn.Flatten(), nn.Linear(8, 3)
+        nn.Conv1d(3, 4, 2),
+        nn.ReLU(),
+        nn.GroupNorm(2, 4),
+        nn.Conv1d(4, 4, 2, groups=2),
+        nn.Flatten(),
+        nn.Linear(8, 3),
     )
 
 
 def normed():
     return nn.Sequential(
-        nn.Conv1d(3, 4, 2), nn.BatchNorm1d(4, track_running_stats=False), nn.Flatten(), nn.Linear(12, 3)
+        nn.Conv1d(3, 4, 2),
+        nn.BatchNorm1d(4, track_running_stats=False),
+        nn.Flatten(),
+        nn.Linear(12, 3),
     )
 
 
@@ -214,10 +245,13 @@ def test_small_groups_by_way_of_their_records(monkeypatch, make, by_records, fit
     took = []
     monkeypatch.setattr(Records, "fitting", lambda *_: fit)
     usual = Clipper._add_small
-    monkeypatch.setattr(Clipper, "_add_small", lambda *given: took.append(usual(*given)) or took[-1])
+    monkeypatch.setattr(
+        Clipper, "_add_small", lambda *given: took.append(usual(*given)) or took[-1]
+    )
     mine, _ = total(model, nn.CrossEntropyLoss(), batch, clipping)
     assert any(took) == (
-        by_records and fit * len(np.unique(np.random.default_rng(0).integers(0, groups, 40))) >= 4 * 40
+        by_records
+        and fit * len(np.unique(np.random.default_rng(0).integers(0, groups, 40))) >= 4 * 40
     )
     want, _ = total(model, nn.CrossEntropyLoss(), batch, clipping, inner=MeanGradient())
     torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-6)
@@ -228,7 +262,12 @@ def test_tiny_groups_of_a_wide_layer_are_not_formed(monkeypatch, near):
     """Norms from Gram matrices of neighbours, a few groups at a time."""
     monkeypatch.setattr(grouped, "_NEIGHBOURS", near)
     model = nn.Sequential(
-        nn.Flatten(), nn.Linear(12, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 3)
+        nn.Flatten(),
+        nn.Linear(12, 300),
+        nn.ReLU(),
+        nn.Linear(300, 300),
+        nn.ReLU(),
+        nn.Linear(300, 3),
     )
     labels, clipping, used = np.repeat(np.arange(20), 2), Mixed(0.02, 20), []
     usual = grouped._Means.squares
@@ -248,7 +287,9 @@ def test_tiny_groups_whose_gradients_cancel_are_clipped_all_the_same():
             long, short, x = torch.randn(3, 64, generator=rng) / 8.0
             g = torch.stack([size * long, 10.0 * short - size * long])
             means = grouped._Means(
-                grouped.Single(torch.stack([x, x]), grouped.Explicit(g)), [2], torch.full((1, 2), 0.5)
+                grouped.Single(torch.stack([x, x]), grouped.Explicit(g)),
+                [2],
+                torch.full((1, 2), 0.5),
             )
             into = torch.zeros(64, 64)
             means.add((1.0 / means.squares().sqrt()).clamp(max=1.0), into)
@@ -359,13 +400,19 @@ def test_gradients_of_an_earlier_batch_do_not_come_back():
     assert longest(first.weight) == 0.0
 
 
-@pytest.mark.parametrize(("width", "value"), [(2**13, 0.7), (2**15, 0.71848738), (2**18, 0.52521008)])
+@pytest.mark.parametrize(
+    ("width", "value"), [(2**13, 0.7), (2**15, 0.71848738), (2**18, 0.52521008)]
+)
 def test_wide_layers_of_tiny_groups_are_clipped_to_the_norm(width, value):
     """Products of long equal rows, added up in one go in single precision, come out too small."""
     x = torch.zeros(8, width)
     x[:2] = value
     mine, _ = total(
-        nn.Linear(width, 160, bias=False), nn.MSELoss(), (x, torch.ones(8, 160)), Mixed(1.0, 4), np.repeat(range(4), 2)
+        nn.Linear(width, 160, bias=False),
+        nn.MSELoss(),
+        (x, torch.ones(8, 160)),
+        Mixed(1.0, 4),
+        np.repeat(range(4), 2),
     )
     assert 0.9999 < float(mine.double().norm()) <= 1.0
 

@@ -26,7 +26,9 @@ class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(50, 32)
-        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True), 2)
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True), 2
+        )
         self.head = nn.Linear(32, 5)
 
     def forward(self, tokens):
@@ -120,7 +122,9 @@ def test_no_more_records_go_together_than_was_asked_for(clipping, most):
     for micro_batch in (most, RECORDS):
         model.seen.clear()
         into = Flat(model.parameters())
-        clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), clipping, micro_batch=micro_batch)
+        clipper = Clipper(
+            model, PerRecord(nn.CrossEntropyLoss()), clipping, micro_batch=micro_batch
+        )
         clipper.add((x, y), RECORDS, into, [15, 25] if isinstance(clipping, Mixed) else None)
         sums.append(into.buffer)
         without_a_graph = 0 if isinstance(clipping, Individual) else micro_batch + 1
@@ -130,10 +134,14 @@ def test_no_more_records_go_together_than_was_asked_for(clipping, most):
 
 def test_clip_groups_that_mix_their_records_stay_whole():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))
+    model = nn.Sequential(
+        nn.Linear(6, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3)
+    )
     x, y = torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,))
     into = Flat(model.parameters())
-    Clipper(model, PerRecord(nn.CrossEntropyLoss()), Batch(0.1), micro_batch=8).add((x, y), RECORDS, into)
+    Clipper(model, PerRecord(nn.CrossEntropyLoss()), Batch(0.1), micro_batch=8).add(
+        (x, y), RECORDS, into
+    )
     want = by_loop(model, x, y, [RECORDS], 0.1)
     assert float((into.buffer.double() - want).norm()) <= 1e-5 * 0.1
 
@@ -142,7 +150,9 @@ def test_clip_groups_that_mix_their_records_stay_whole():
 def test_batch_norm_of_a_single_record_adds_nothing_and_goes_on(clipping):
     """Whether a batch or a clip-group has one record only is a secret: it must not end a run."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))
+    model = nn.Sequential(
+        nn.Linear(6, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3)
+    )
     run = Mechanism(Poisson(0.05, 60), 1.0, clipping)
     trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), run, insecure_seed=3)
     data, sizes = (torch.randn(40, 6), torch.randint(0, 3, (40,))), set()
@@ -163,7 +173,9 @@ def test_local_steps_must_be_some():
 
 def test_what_runs_cannot_be_exchanged_on_the_way():
     model = nn.Linear(6, 3)
-    trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), Mechanism(Poisson(0.2, 6), 1.0))
+    trainer = PrivateTrainer(
+        model, torch.optim.SGD(model.parameters(), 0.1), Mechanism(Poisson(0.2, 6), 1.0)
+    )
     with pytest.raises(AttributeError):
         trainer.mechanism = Mechanism(Poisson(0.2, 6), 0.001)
 
@@ -171,8 +183,14 @@ def test_what_runs_cannot_be_exchanged_on_the_way():
 @pytest.mark.parametrize(
     ("more", "loss"),
     [
-        ({"scale": torch.tensor(2.0)}, lambda o, b: b["scale"] * functional.cross_entropy(o, b["y"], reduction="none")),
-        ({"table": torch.rand(3)}, lambda o, b: functional.cross_entropy(o, b["y"], b["table"], reduction="none")),
+        (
+            {"scale": torch.tensor(2.0)},
+            lambda o, b: b["scale"] * functional.cross_entropy(o, b["y"], reduction="none"),
+        ),
+        (
+            {"table": torch.rand(3)},
+            lambda o, b: functional.cross_entropy(o, b["y"], b["table"], reduction="none"),
+        ),
         ({}, lambda o, b: functional.cross_entropy(o, b["y"], reduction="none") / len(o)),
         ({}, lambda o, b: functional.cross_entropy(o - o.mean(0), b["y"], reduction="none")),
     ],
@@ -198,7 +216,9 @@ def test_a_run_under_autocast_sees_its_weights_move(clipping):
     found = []
     for lower in (False, True):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(6, 16), nn.Unflatten(1, (4, 4)), nn.Flatten(), nn.Tanh(), nn.Linear(16, 2))
+        model = nn.Sequential(
+            nn.Linear(6, 16), nn.Unflatten(1, (4, 4)), nn.Flatten(), nn.Tanh(), nn.Linear(16, 2)
+        )
         mechanism = Mechanism(Deterministic(batches=2, epochs=20), 1e-6, clipping)
         with torch.autocast("cpu", torch.bfloat16, enabled=lower):
             fit(
@@ -276,7 +296,9 @@ def loss_of_each(model, batch):
 
 @pytest.mark.parametrize("inner", [None, LocalSteps(lambda p: torch.optim.SGD(p, 0.1), steps=2)])
 @pytest.mark.parametrize("clipping", [Batch(0.3), Mixed(0.3, 3)])
-def test_the_mean_loss_of_a_batch_is_enough_where_it_is_clipped_as_a_whole(clipping, inner, tmp_path):
+def test_the_mean_loss_of_a_batch_is_enough_where_it_is_clipped_as_a_whole(
+    clipping, inner, tmp_path
+):
     """Also where there are more records than go through the model at once: the mean of all is taken of all."""
     data = {"x": torch.randn(300, 6), "labels": torch.randint(0, 3, (300,))}
     found = []
@@ -302,5 +324,13 @@ def test_the_mean_loss_of_a_batch_is_enough_where_it_is_clipped_as_a_whole(clipp
 
 def test_it_is_not_where_records_are_clipped_one_by_one():
     data = {"x": torch.randn(30, 6), "labels": torch.randint(0, 3, (30,))}
-    with pytest.raises(ValueError, match=r"one value for all.*the mean of a batch is enough under batch clipping"):
-        fit(WithLoss(), mean_of_batch, data, Mechanism(Deterministic(2), 1.0), lambda p: torch.optim.SGD(p, 1.0))
+    with pytest.raises(
+        ValueError, match=r"one value for all.*the mean of a batch is enough under batch clipping"
+    ):
+        fit(
+            WithLoss(),
+            mean_of_batch,
+            data,
+            Mechanism(Deterministic(2), 1.0),
+            lambda p: torch.optim.SGD(p, 1.0),
+        )

@@ -154,13 +154,15 @@ def beside(holder):
 PLACES = {"whole": whole, "inside": inside, "beside": beside}
 
 
-# --- the check for mixing sees every tensor -------------------------------------------------------------------------
+# --- the check for mixing sees every tensor -------------------------------------------------------
 
 
 @pytest.mark.parametrize("batches", [1, 4])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_a_model_that_standardises_over_the_batch_is_refused_whatever_holds_its_inputs(holder, place, batches):
+def test_a_model_that_standardises_over_the_batch_is_refused_whatever_holds_its_inputs(
+    holder, place, batches
+):
     loss, collate, wrap = PLACES[place](holder)
     with pytest.raises(MixedRecords, match="depends on the other records"):
         run(wrap(Standardising()), loss, ROWS, collate, batches=batches)
@@ -197,11 +199,13 @@ def test_what_keeps_records_in_an_object_from_batch_to_batch_is_refused(holder, 
             return self.body(x - before)
 
     loss, collate, wrap = PLACES[place](holder)
-    with pytest.raises(ValueError, match=r"depend on earlier batches|changes from one pass to the next"):
+    with pytest.raises(
+        ValueError, match=r"depend on earlier batches|changes from one pass to the next"
+    ):
         run(wrap(Forgetless()), loss, ROWS, collate, Batch(), batches=4)
 
 
-# --- and models get what they need ----------------------------------------------------------------------------------
+# --- and models get what they need ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("clipping", [Individual(), Batch(), Mixed(groups=2)], ids=repr)
@@ -234,7 +238,9 @@ def test_a_whole_data_set_may_be_such_an_object():
 def test_entries_are_attributes_and_arguments():
     batch = plain(Encoding({"x": X, "y": Y}), RECORDS)
     assert batch.x is batch["x"] is {**batch}["x"] is X
-    with pytest.raises(AttributeError, match=r"no 'to', only the fields 'x', 'y'.*not the methods of its type"):
+    with pytest.raises(
+        AttributeError, match=r"no 'to', only the fields 'x', 'y'.*not the methods of its type"
+    ):
         batch.to("cpu")
     doubled = pytree.tree_map(lambda x: 2 * x, batch)
     assert type(doubled) is Fields
@@ -258,7 +264,7 @@ def test_containers_in_containers_are_opened():
     assert batch["a"][0].y[0] is Y
 
 
-# --- leaves ---------------------------------------------------------------------------------------------------------
+# --- leaves ---------------------------------------------------------------------------------------
 
 
 class Kind(Enum):
@@ -266,7 +272,10 @@ class Kind(Enum):
 
 
 def test_arrays_become_tensors_and_constants_stay():
-    batch = plain({"x": X.numpy(), "reversed": np.arange(3.0)[::-1], "n": 3, "kind": Kind.TEXT, "none": None}, RECORDS)
+    batch = plain(
+        {"x": X.numpy(), "reversed": np.arange(3.0)[::-1], "n": 3, "kind": Kind.TEXT, "none": None},
+        RECORDS,
+    )
     assert torch.equal(batch["x"], X)
     assert batch["reversed"].tolist() == [2.0, 1.0, 0.0]
     assert (batch["n"], batch["kind"], batch["none"]) == (3, Kind.TEXT, None)
@@ -275,14 +284,23 @@ def test_arrays_become_tensors_and_constants_stay():
 @pytest.mark.parametrize(
     ("leaf", "complaint"),
     [
-        (SimpleNamespace(x=X), r"batch\['a'\]\[1\] must be tensors, .* got SimpleNamespace: nobody can look into it"),
+        (
+            SimpleNamespace(x=X),
+            r"batch\['a'\]\[1\] must be tensors, .* got SimpleNamespace: nobody can look into it",
+        ),
         ({"a", "b"}, "got set"),
         (iter([X]), "got list_iterator"),
         (lambda: X, "got function"),
         (Example, "got type"),
-        (pack_sequence([torch.zeros(3), torch.zeros(2)]), "got a PackedSequence.*pad in collate_fn"),
+        (
+            pack_sequence([torch.zeros(3), torch.zeros(2)]),
+            "got a PackedSequence.*pad in collate_fn",
+        ),
         (np.array([object()]), "got object"),
-        (np.array(["2020-01-01"], dtype="datetime64[D]"), "numbers that torch knows, got datetime64"),
+        (
+            np.array(["2020-01-01"], dtype="datetime64[D]"),
+            "numbers that torch knows, got datetime64",
+        ),
         (np.ma.masked_array([1.0, 2.0], mask=[True, False]), "got a masked array: fill in"),
     ],
 )
@@ -292,9 +310,13 @@ def test_leaves_that_nobody_can_look_into_are_refused_in_words(leaf, complaint):
 
 
 @pytest.mark.parametrize("clipping", [Individual(), Batch(), Mixed(groups=2)], ids=repr)
-@pytest.mark.parametrize("make", [lambda x, y: SimpleNamespace(x=x, y=y), lambda x, y: (SimpleNamespace(x=x), y)])
+@pytest.mark.parametrize(
+    "make", [lambda x, y: SimpleNamespace(x=x, y=y), lambda x, y: (SimpleNamespace(x=x), y)]
+)
 def test_a_run_says_so_before_anything_is_released(make, clipping):
-    with pytest.raises(ValueError, match=r"got SimpleNamespace.*let collate_fn return what is in it"):
+    with pytest.raises(
+        ValueError, match=r"got SimpleNamespace.*let collate_fn return what is in it"
+    ):
         run(nn.Linear(WIDTH, CLASSES), by_fields, ROWS, collated(make), clipping)
 
 
@@ -307,7 +329,7 @@ def test_a_batch_without_any_tensor_is_no_empty_error():
     assert len(found) == WIDTH + 1
 
 
-# --- texts ----------------------------------------------------------------------------------------------------------
+# --- texts ----------------------------------------------------------------------------------------
 
 
 class Letters(nn.Module):
@@ -334,7 +356,12 @@ def as_lists(rows):
 
 
 def as_dictionary(rows):
-    return Encoding({"text": np.array([text for text, _ in rows]), "y": torch.tensor([label for _, label in rows])})
+    return Encoding(
+        {
+            "text": np.array([text for text, _ in rows]),
+            "y": torch.tensor([label for _, label in rows]),
+        }
+    )
 
 
 def of_texts(model, batch):
@@ -343,7 +370,8 @@ def of_texts(model, batch):
 
 @pytest.mark.parametrize("clipping", [Individual(), Batch(), Mixed(groups=3)], ids=repr)
 @pytest.mark.parametrize(
-    ("collate", "loss"), [(None, nn.CrossEntropyLoss()), (as_lists, nn.CrossEntropyLoss()), (as_dictionary, of_texts)]
+    ("collate", "loss"),
+    [(None, nn.CrossEntropyLoss()), (as_lists, nn.CrossEntropyLoss()), (as_dictionary, of_texts)],
 )
 @pytest.mark.parametrize("batches", [2, 20])
 def test_batches_of_more_than_32_texts_and_of_fewer_train(collate, loss, clipping, batches):
@@ -402,7 +430,10 @@ def test_what_is_for_all_records_is_not_cut():
     batch = {"x": torch.arange(7), "scale": torch.tensor([1.0, 2.0]), "offset": torch.tensor(3.0)}
     pieces = slices(batch, 3, 7)
     assert [piece["x"].tolist() for piece, _ in pieces] == [[0, 1, 2], [3, 4, 5], [6]]
-    assert all(piece["scale"].tolist() == [1.0, 2.0] and float(piece["offset"]) == 3.0 for piece, _ in pieces)
+    assert all(
+        piece["scale"].tolist() == [1.0, 2.0] and float(piece["offset"]) == 3.0
+        for piece, _ in pieces
+    )
 
 
 @pytest.mark.parametrize("clipping", [Individual(), Mixed(groups=3)], ids=repr)
@@ -420,7 +451,9 @@ def test_what_is_for_all_records_reaches_each_of_them(clipping):
             return (x * scale) @ self.weight.T
 
     def loss(model, batch):
-        return functional.cross_entropy(model(batch["x"], batch["scale"]), batch["y"], reduction="none")
+        return functional.cross_entropy(
+            model(batch["x"], batch["scale"]), batch["y"], reduction="none"
+        )
 
     make = collated(lambda x, y: {"x": x, "y": y, "scale": scale})
     found = run(Scaled(), loss, ROWS, make, clipping)

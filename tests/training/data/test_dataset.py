@@ -20,7 +20,14 @@ SOME = np.array([4, 1])
 
 @pytest.mark.parametrize(
     "source",
-    [(X, Y), [X, Y], (X.numpy(), Y.numpy()), [X.numpy(), Y.numpy()], (X, Y.numpy()), [X.numpy(), Y]],
+    [
+        (X, Y),
+        [X, Y],
+        (X.numpy(), Y.numpy()),
+        [X.numpy(), Y.numpy()],
+        (X, Y.numpy()),
+        [X.numpy(), Y],
+    ],
 )
 def test_tuples_and_lists_of_tensors_and_arrays_are_columns(source):
     data = Data(source)
@@ -52,7 +59,9 @@ def test_arrays_that_lie_backwards_or_cannot_be_written_to():
     assert y.tolist() == [1, 4]
 
 
-@pytest.mark.parametrize("source", [[(x, int(y)) for x, y in zip(X, Y, strict=True)], [{"x": x} for x in X]])
+@pytest.mark.parametrize(
+    "source", [[(x, int(y)) for x, y in zip(X, Y, strict=True)], [{"x": x} for x in X]]
+)
 def test_a_list_of_records_is_one_of_records(source):
     assert len(Data(source)) == 6
     found = Data(source).take(SOME)
@@ -71,7 +80,10 @@ def test_a_loader_has_records(rows):
     [
         ((X.numpy(), Y.numpy()[:3]), r"equal length, got lengths \[3, 6\]"),
         ({"x": X.numpy(), "y": Y[:3]}, "equal length"),
-        ((X, list("abcdef")), "got list in column 1: turn it into a tensor, leave it out, or pass a list of records"),
+        (
+            (X, list("abcdef")),
+            "got list in column 1: turn it into a tensor, leave it out, or pass a list of records",
+        ),
         (tuple((x, 0) for x in X), "got tuple in column 0"),
         ({"x": X, "name": list("abcdef")}, "got str in column 'name'"),
         ({"x": X, "name": None}, "got NoneType in column 'name'"),
@@ -164,7 +176,10 @@ def test_columns_of_other_libraries_that_are_no_numbers_are_refused_by_name():
     ("options", "words"),
     [
         ({"num_workers": 2}, "num_workers will not be used: its records are tensors in memory"),
-        ({"pin_memory": True, "generator": torch.Generator()}, "pin_memory and generator will not be used"),
+        (
+            {"pin_memory": True, "generator": torch.Generator()},
+            "pin_memory and generator will not be used",
+        ),
     ],
 )
 def test_settings_of_a_loader_that_have_no_effect_are_warned_of(options, words):

@@ -148,7 +148,9 @@ def data(records=RECORDS):
 
 def clipped(model, x, y, **options):
     into = Flat(model.parameters())
-    Clipper(model, PerRecord(nn.CrossEntropyLoss()), Batch(1e3), **options).add((x, y), len(x), into)
+    Clipper(model, PerRecord(nn.CrossEntropyLoss()), Batch(1e3), **options).add(
+        (x, y), len(x), into
+    )
     return into.buffer
 
 
@@ -177,7 +179,8 @@ def test_large_models_take_clip_groups_in_even_pieces(more):
 
 
 @pytest.mark.parametrize(
-    "layer", [nn.Dropout(0.5), nn.AlphaDropout(0.2), nn.Sequential(nn.Linear(8, 8), nn.Dropout1d(0.3))]
+    "layer",
+    [nn.Dropout(0.5), nn.AlphaDropout(0.2), nn.Sequential(nn.Linear(8, 8), nn.Dropout1d(0.3))],
 )
 def test_dropout_is_no_reason_to_stay_whole(layer):
     x, y = data()
@@ -197,7 +200,15 @@ def test_dropout_is_no_reason_to_stay_whole(layer):
         Shuffled(),
         Steep(),
     ],
-    ids=["batch norm", "behind a gate", "in training", "and dropout", "attention", "shuffled", "a gradient inside"],
+    ids=[
+        "batch norm",
+        "behind a gate",
+        "in training",
+        "and dropout",
+        "attention",
+        "shuffled",
+        "a gradient inside",
+    ],
 )
 def test_clip_groups_that_would_be_others_in_pieces_stay_whole(layer):
     x, y = data()
@@ -296,7 +307,9 @@ def test_small_models_are_asked_once():
     assert model.seen == [4, 9]
 
 
-@pytest.mark.parametrize(("most", "size", "want"), [(1, 9, 1), (2, 9, 2), (7, 20, 7), (1024, 97, 25), (1024, 96, 96)])
+@pytest.mark.parametrize(
+    ("most", "size", "want"), [(1, 9, 1), (2, 9, 2), (7, 20, 7), (1024, 97, 25), (1024, 96, 96)]
+)
 def test_no_more_go_together_than_was_asked_for(most, size, want):
     model = Large()
     assert Cuts(model, PerRecord(nn.CrossEntropyLoss()), most).pieces(data(size), size) == want

@@ -54,14 +54,27 @@ def weights(source, clipping=EACH, **options):
     model = nn.Linear(3, 2)
     mechanism = Mechanism(Shuffle(batches=4, epochs=2), 1.0, clipping)
     loader = DataLoader(source, batch_size=6, shuffle=True, **options)
-    fit(model, nn.CrossEntropyLoss(), loader, mechanism, lambda p: torch.optim.SGD(p, 0.1), insecure_seed=5)
+    fit(
+        model,
+        nn.CrossEntropyLoss(),
+        loader,
+        mechanism,
+        lambda p: torch.optim.SGD(p, 0.1),
+        insecure_seed=5,
+    )
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-@pytest.mark.parametrize("clipping", [Individual(), Batch(), Mixed(groups=2)], ids=lambda c: type(c).__name__)
-@pytest.mark.parametrize(("source", "collate_fn"), [(Records(), None), (Records(), padded), (Many(), None)])
+@pytest.mark.parametrize(
+    "clipping", [Individual(), Batch(), Mixed(groups=2)], ids=lambda c: type(c).__name__
+)
+@pytest.mark.parametrize(
+    ("source", "collate_fn"), [(Records(), None), (Records(), padded), (Many(), None)]
+)
 def test_a_run_is_the_same_with_workers_and_without(source, collate_fn, clipping):
-    alone, helped = (weights(source, clipping, collate_fn=collate_fn, num_workers=n) for n in (0, 2))
+    alone, helped = (
+        weights(source, clipping, collate_fn=collate_fn, num_workers=n) for n in (0, 2)
+    )
     assert alone.equal(helped)
     assert multiprocessing.active_children() == []  # they ended with the run
 

@@ -51,7 +51,9 @@ def test_what_does_not_cancel_keeps_its_norm(make):
     for seed in range(20):
         factor, total = make(1.0, seed)
         factor.add(torch.ones(1), total)
-        assert float(factor.squares().sqrt()) == pytest.approx(float(total.norm()), rel=4 * ROUNDING)
+        assert float(factor.squares().sqrt()) == pytest.approx(
+            float(total.norm()), rel=4 * ROUNDING
+        )
 
 
 @pytest.mark.parametrize("size", [10, 2048, 2049, 5000, 2**20 + 17, 10**7])
@@ -100,9 +102,15 @@ def contribution(model, losses, batch, clipping):
 @pytest.mark.parametrize("clipping", [Individual(1.0), Batch(1.0)])
 def test_many_parameters_are_clipped_to_the_norm(clipping):
     size = 10**6
-    for g in (torch.full((size,), 0.7), torch.cat([torch.ones(64), torch.full((size - 64,), 2.0**-12.51)])):
+    for g in (
+        torch.full((size,), 0.7),
+        torch.cat([torch.ones(64), torch.full((size - 64,), 2.0**-12.51)]),
+    ):
         model = nn.Linear(1, size, bias=False)
-        assert contribution(model, lambda m, b, g=g: (m(b) * g).sum(1), torch.ones(1, 1), clipping) <= 1.0 + 1e-6
+        assert (
+            contribution(model, lambda m, b, g=g: (m(b) * g).sum(1), torch.ones(1, 1), clipping)
+            <= 1.0 + 1e-6
+        )
 
 
 def test_a_gradient_whose_square_vanishes_may_meet_a_large_input():

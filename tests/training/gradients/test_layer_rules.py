@@ -62,14 +62,18 @@ def test_large_weights_at_few_places_are_not_formed(places, kind):
     module = nn.Conv2d(64, 128, 3, padding=1)
     x, g = torch.randn(RECORDS, 64, places, places), torch.randn(RECORDS, 128, places, places)
     for layout in (torch.contiguous_format, torch.channels_last):
-        found = factors(module, x.contiguous(memory_format=layout), g.contiguous(memory_format=layout))
+        found = factors(
+            module, x.contiguous(memory_format=layout), g.contiguous(memory_format=layout)
+        )
         assert isinstance(found[module.weight], kind)
 
 
 def test_no_gradient_is_formed_of_a_separable_convolution(monkeypatch):
     monkeypatch.setattr("verax.training.gradients.layer_rules._LARGE", 0.0)
     module = nn.Conv2d(8, 8, 3, groups=8)
-    assert isinstance(factors(module, torch.randn(2, 8, 4, 4), torch.randn(2, 8, 2, 2))[module.weight], Kernels)
+    assert isinstance(
+        factors(module, torch.randn(2, 8, 4, 4), torch.randn(2, 8, 2, 2))[module.weight], Kernels
+    )
 
 
 def test_norms_are_right_where_places_cancel():
@@ -81,5 +85,9 @@ def test_norms_are_right_where_places_cancel():
     g = g - g.mean(dim=(2, 3), keepdim=True) + 1e-3 * torch.randn(RECORDS, 512, 1, 1)
     found = factors(module, x, g)[module.weight]
     assert isinstance(found, Looks)
-    exact = torch.bmm(g.double().flatten(2), x.double().flatten(2).transpose(1, 2)).flatten(1).norm(dim=1)
+    exact = (
+        torch.bmm(g.double().flatten(2), x.double().flatten(2).transpose(1, 2))
+        .flatten(1)
+        .norm(dim=1)
+    )
     torch.testing.assert_close(found.squares().sqrt().double(), exact, rtol=1e-6, atol=0.0)

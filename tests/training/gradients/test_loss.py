@@ -22,16 +22,24 @@ X, Y = torch.randn(10, 4, generator=MADE), torch.randint(0, 3, (10,), generator=
 
 @pytest.mark.parametrize("clipping", [Individual(0.5), Batch(0.5), Mixed(0.5, 5)])
 @pytest.mark.parametrize(
-    "loss", [nn.MSELoss(), nn.L1Loss(reduction="none"), nn.SmoothL1Loss(), nn.HuberLoss(reduction="sum")]
+    "loss",
+    [nn.MSELoss(), nn.L1Loss(reduction="none"), nn.SmoothL1Loss(), nn.HuberLoss(reduction="sum")],
 )
-@pytest.mark.parametrize("model", [nn.Linear(4, 1), nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(4, 1))])
+@pytest.mark.parametrize(
+    "model", [nn.Linear(4, 1), nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(4, 1))]
+)
 def test_targets_that_would_be_compared_with_every_output_are_refused(model, loss, clipping):
     """Outputs (10, 1) and targets (10,) broadcast to (10, 10): one target would move every record's gradient."""
     x = X if isinstance(model, nn.Linear) else X.unsqueeze(1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    trainer = PrivateTrainer(model, optimizer, Mechanism(Deterministic(1), 1.0, clipping), insecure_seed=1)
+    trainer = PrivateTrainer(
+        model, optimizer, Mechanism(Deterministic(1), 1.0, clipping), insecure_seed=1
+    )
     batch = next(trainer.batches((x, torch.randn(10))))
-    with pytest.raises(ValueError, match=r"needs outputs and targets of one shape, got \(records, 1\) and \(records\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"needs outputs and targets of one shape, got \(records, 1\) and \(records\)",
+    ):
         trainer.step(batch, loss)
 
 
@@ -68,7 +76,9 @@ def test_a_reduced_loss_that_looks_at_values_goes_record_by_record():
 
     model = nn.Linear(4, 3)
     each = functional.cross_entropy(model(X), Y, reduction="none")
-    torch.testing.assert_close(PerRecord(loss)(model, (X, Y)), torch.where(each > 1.0, 2.0 * each, each))
+    torch.testing.assert_close(
+        PerRecord(loss)(model, (X, Y)), torch.where(each > 1.0, 2.0 * each, each)
+    )
 
 
 def test_a_reduced_loss_of_an_output_that_nobody_can_take_apart_is_refused_in_words():
@@ -79,7 +89,10 @@ def test_a_reduced_loss_of_an_output_that_nobody_can_take_apart_is_refused_in_wo
 
 @pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.NLLLoss])
 def test_ignored_classes_do_not_count_in_a_records_mean(kind):
-    out, goal = torch.randn(5, 3, 7, generator=MADE).log_softmax(1), torch.randint(0, 3, (5, 7), generator=MADE)
+    out, goal = (
+        torch.randn(5, 3, 7, generator=MADE).log_softmax(1),
+        torch.randint(0, 3, (5, 7), generator=MADE),
+    )
     goal[4] = 0
     loss = kind(ignore_index=0)
     want = [loss(out[i : i + 1], goal[i : i + 1]) for i in range(4)]
@@ -90,14 +103,21 @@ def test_ignored_classes_do_not_count_in_a_records_mean(kind):
 
 def test_equal_losses_are_one_loss(monkeypatch):
     made = []
-    monkeypatch.setattr(Clipper, "__init__", lambda self, *a, old=Clipper.__init__: made.append(self) or old(self, *a))
+    monkeypatch.setattr(
+        Clipper,
+        "__init__",
+        lambda self, *a, old=Clipper.__init__: made.append(self) or old(self, *a),
+    )
     model = nn.Linear(4, 3)
     run = Mechanism(Deterministic(1, epochs=4), 1.0)
     trainer = PrivateTrainer(model, torch.optim.SGD(model.parameters(), 0.1), run, insecure_seed=1)
     for batch in trainer.batches((X, Y)):
         trainer.step(batch, nn.CrossEntropyLoss())
     assert len(made) == 1
-    smooth, weighted = nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(weight=torch.ones(3))
+    smooth, weighted = (
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        nn.CrossEntropyLoss(weight=torch.ones(3)),
+    )
     assert not same_loss(nn.CrossEntropyLoss(), smooth)
     assert not same_loss(weighted, nn.CrossEntropyLoss(weight=torch.ones(3)))
     assert same_loss(weighted, weighted)

@@ -31,7 +31,9 @@ def agree(model, losses, batch, chained=True):
     weights = torch.rand(RECORDS)
     assert {p for p in truth if truth[p].squares().any()} <= set(factors)
     for parameter, factor in factors.items():
-        torch.testing.assert_close(factor.squares(), truth[parameter].squares(), rtol=1e-4, atol=1e-9)
+        torch.testing.assert_close(
+            factor.squares(), truth[parameter].squares(), rtol=1e-4, atol=1e-9
+        )
         mine, want = torch.zeros_like(parameter), torch.zeros_like(parameter)
         factor.add(weights, mine)
         truth[parameter].add(weights, want)
@@ -40,7 +42,15 @@ def agree(model, losses, batch, chained=True):
 
 def perceptron():
     inner = nn.Sequential(nn.Identity(), nn.Linear(7, 6, bias=False), nn.Sigmoid())
-    return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 7), nn.Tanh(), inner, nn.Linear(6, 3))
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(12, 8),
+        nn.ReLU(),
+        nn.Linear(8, 7),
+        nn.Tanh(),
+        inner,
+        nn.Linear(6, 3),
+    )
 
 
 def frozen():
@@ -77,12 +87,15 @@ def test_activations_in_place_leave_the_data_alone():
     for first in (nn.ReLU(), nn.Tanh(), nn.Sigmoid()):
         model, x = nn.Sequential(first, nn.Linear(4, 3)), torch.randn(RECORDS, 4)
         before = x.clone()
-        Records(model, PerRecord(nn.CrossEntropyLoss())).factors((x, torch.arange(RECORDS) % 3), RECORDS)
+        Records(model, PerRecord(nn.CrossEntropyLoss())).factors(
+            (x, torch.arange(RECORDS) % 3), RECORDS
+        )
         assert torch.equal(x, before)
 
 
 @pytest.mark.parametrize(
-    "make", [perceptron, frozen, shared, squashed, lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3))]
+    "make",
+    [perceptron, frozen, shared, squashed, lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3))],
 )
 @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.MultiMarginLoss()])
 def test_chains_equal_a_loop(make, loss):
@@ -91,7 +104,9 @@ def test_chains_equal_a_loop(make, loss):
 
 def test_a_chain_on_sequences():
     batch = torch.randn(RECORDS, 5, 4), torch.randn(RECORDS, 5, 2)
-    agree(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)), PerRecord(nn.MSELoss()), batch)
+    agree(
+        nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)), PerRecord(nn.MSELoss()), batch
+    )
 
 
 CLASSES = torch.tensor([0, 1, 2, 1, 0, 2])
@@ -116,7 +131,11 @@ MANY = torch.rand(RECORDS, 3)
     ],
 )
 def test_closed_forms_of_losses_equal_autograd(kind, options, target, reduction):
-    agree(nn.Linear(4, 3), PerRecord(kind(reduction=reduction, **options)), (torch.randn(RECORDS, 4), target))
+    agree(
+        nn.Linear(4, 3),
+        PerRecord(kind(reduction=reduction, **options)),
+        (torch.randn(RECORDS, 4), target),
+    )
 
 
 def test_targets_to_be_ignored_may_come_later():
@@ -135,7 +154,10 @@ def twice(model, batch):
 
 
 def ridge(model, batch):
-    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none") + model[1].weight.square().sum()
+    return (
+        functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        + model[1].weight.square().sum()
+    )
 
 
 def part(model, batch):

@@ -37,7 +37,9 @@ def check(model, x, classes, general=False, tolerance=1e-5):
     truth = Records(model, losses)._one_by_one(batch, len(x))
     weights = torch.rand(len(x))
     squares = sum(factor.squares() for factor in truth.values())
-    torch.testing.assert_close(sum(f.squares() for f in factors.values()), squares, rtol=10 * tolerance, atol=1e-9)
+    torch.testing.assert_close(
+        sum(f.squares() for f in factors.values()), squares, rtol=10 * tolerance, atol=1e-9
+    )
     scale = float(squares.sum().sqrt())
     for parameter, factor in truth.items():
         mine, want = torch.zeros_like(parameter), torch.zeros_like(parameter)
@@ -64,7 +66,8 @@ class Transformer(nn.Module):
         self.head, self.batch_first = nn.Linear(8, 3), batch_first
 
     def forward(self, x):
-        x = self.embed(x) + self.place(torch.arange(x.shape[1]).expand_as(x))  # an expanded, non-contiguous index
+        # an expanded, non-contiguous index
+        x = self.embed(x) + self.place(torch.arange(x.shape[1]).expand_as(x))
         x = self.layers(x) if self.batch_first else self.layers(x.transpose(0, 1)).transpose(0, 1)
         return self.head(x.mean(dim=1))
 
@@ -73,12 +76,17 @@ class Recurrent(nn.Module):
     def __init__(self, kind, batch_first, **more):
         super().__init__()
         self.body = kind(4, 6, 2, batch_first=batch_first, **more)
-        self.head, self.batch_first = nn.Linear(12 if more.get("bidirectional") else 6, 3), batch_first
+        self.head, self.batch_first = (
+            nn.Linear(12 if more.get("bidirectional") else 6, 3),
+            batch_first,
+        )
 
     def forward(self, x):
         out, state = self.body(x if self.batch_first else x.transpose(0, 1))
         last = state[0] if isinstance(state, tuple) else state
-        return self.head(out[:, -1] if self.batch_first else out[-1]) + last.sum(dim=(0, 2)).unsqueeze(1)
+        return self.head(out[:, -1] if self.batch_first else out[-1]) + last.sum(
+            dim=(0, 2)
+        ).unsqueeze(1)
 
 
 class Cross(nn.Module):
@@ -86,14 +94,19 @@ class Cross(nn.Module):
 
     def __init__(self, **more):
         super().__init__()
-        self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True, **more), nn.Linear(8, 3)
+        self.attention, self.head = (
+            nn.MultiheadAttention(8, 2, batch_first=True, **more),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x):
         other = x.flip(1)[:, :3] * 0.5
         hidden = torch.zeros(len(x), 3, dtype=torch.bool)
         hidden[:, 2] = True
         width = self.attention.kdim
-        out, weights = self.attention(x, other[..., :width], other[..., :width], key_padding_mask=hidden)
+        out, weights = self.attention(
+            x, other[..., :width], other[..., :width], key_padding_mask=hidden
+        )
         return self.head(out.mean(dim=1)) + weights.sum(dim=(1, 2)).unsqueeze(1)
 
 
@@ -107,7 +120,10 @@ CONV = nn.Sequential(
 )
 MODELS = {
     "logistic": (nn.Linear(7, 3), (7,)),
-    "mlp, relu in place": (nn.Sequential(nn.Linear(7, 6), nn.ReLU(inplace=True), nn.Linear(6, 3)), (7,)),
+    "mlp, relu in place": (
+        nn.Sequential(nn.Linear(7, 6), nn.ReLU(inplace=True), nn.Linear(6, 3)),
+        (7,),
+    ),
     "lenet": (
         nn.Sequential(
             nn.Conv2d(1, 4, 5, padding=2),
@@ -121,13 +137,34 @@ MODELS = {
         (1, 12, 12),
     ),
     "convolutions": (CONV, (4, 9, 9)),
-    "instance norm": (nn.Sequential(nn.InstanceNorm2d(2, affine=True), nn.Flatten(), nn.Linear(18, 3)), (2, 3, 3)),
-    "conv1d": (nn.Sequential(nn.Conv1d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(56, 3)), (4, 9)),
-    "conv3d": (nn.Sequential(nn.Conv3d(2, 3, 2, bias=False), nn.Flatten(), nn.Linear(81, 3)), (2, 4, 4, 4)),
-    "linear on 3-D": (nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), Pool(), nn.Linear(8, 3)), (6, 4)),
-    "linear on 4-D": (nn.Sequential(nn.Linear(4, 8), nn.RMSNorm(8), nn.Flatten(), nn.Linear(48, 3)), (2, 3, 4)),
-    "wide linear, few positions": (nn.Sequential(nn.Linear(64, 64), Pool(), nn.Linear(64, 3)), (2, 64)),
-    "layer norm over two dimensions": (nn.Sequential(nn.LayerNorm([3, 4]), nn.Flatten(), nn.Linear(12, 3)), (3, 4)),
+    "instance norm": (
+        nn.Sequential(nn.InstanceNorm2d(2, affine=True), nn.Flatten(), nn.Linear(18, 3)),
+        (2, 3, 3),
+    ),
+    "conv1d": (
+        nn.Sequential(nn.Conv1d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(56, 3)),
+        (4, 9),
+    ),
+    "conv3d": (
+        nn.Sequential(nn.Conv3d(2, 3, 2, bias=False), nn.Flatten(), nn.Linear(81, 3)),
+        (2, 4, 4, 4),
+    ),
+    "linear on 3-D": (
+        nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), Pool(), nn.Linear(8, 3)),
+        (6, 4),
+    ),
+    "linear on 4-D": (
+        nn.Sequential(nn.Linear(4, 8), nn.RMSNorm(8), nn.Flatten(), nn.Linear(48, 3)),
+        (2, 3, 4),
+    ),
+    "wide linear, few positions": (
+        nn.Sequential(nn.Linear(64, 64), Pool(), nn.Linear(64, 3)),
+        (2, 64),
+    ),
+    "layer norm over two dimensions": (
+        nn.Sequential(nn.LayerNorm([3, 4]), nn.Flatten(), nn.Linear(12, 3)),
+        (3, 4),
+    ),
     "lstm": (Recurrent(nn.LSTM, True, bidirectional=True), (4, 4)),
     "lstm, time first": (Recurrent(nn.LSTM, False), (4, 4)),
     "gru": (Recurrent(nn.GRU, True), (4, 4)),
@@ -167,7 +204,10 @@ def test_positions_folded_into_the_first_dimension():
         factors = records.factors(batch, size)
         truth = records._one_by_one(batch, size)
         torch.testing.assert_close(
-            sum(f.squares() for f in factors.values()), sum(f.squares() for f in truth.values()), rtol=1e-4, atol=1e-8
+            sum(f.squares() for f in factors.values()),
+            sum(f.squares() for f in truth.values()),
+            rtol=1e-4,
+            atol=1e-8,
         )
 
 
@@ -181,7 +221,11 @@ class Tied(nn.Module):
 
     def forward(self, x):
         hidden = self.embed(x).mean(dim=1)
-        return functional.linear(hidden, self.embed.weight) if self.decode is None else self.decode(hidden)
+        return (
+            functional.linear(hidden, self.embed.weight)
+            if self.decode is None
+            else self.decode(hidden)
+        )
 
 
 @pytest.mark.parametrize("functional_use", [False, True])
@@ -191,7 +235,11 @@ def test_tied_weights(functional_use):
 
 def test_a_module_used_twice():
     shared = nn.Linear(6, 6)
-    check(nn.Sequential(shared, nn.ReLU(inplace=True), shared, nn.Tanh(), nn.Linear(6, 3)), torch.randn(RECORDS, 6), 3)
+    check(
+        nn.Sequential(shared, nn.ReLU(inplace=True), shared, nn.Tanh(), nn.Linear(6, 3)),
+        torch.randn(RECORDS, 6),
+        3,
+    )
 
 
 def test_keyword_inputs():
@@ -240,10 +288,16 @@ class Own(nn.Module):
 
 class Branching(Own):
     def forward(self, x):
-        return super().forward(x) * (2.0 if float(x.sum()) > 0.0 else 1.0) if len(x) == 1 else super().forward(x)
+        return (
+            super().forward(x) * (2.0 if float(x.sum()) > 0.0 else 1.0)
+            if len(x) == 1
+            else super().forward(x)
+        )
 
 
-@pytest.mark.parametrize("model", [Own(), nn.utils.parametrizations.weight_norm(nn.Linear(6, 3)), nn.Bilinear(6, 6, 3)])
+@pytest.mark.parametrize(
+    "model", [Own(), nn.utils.parametrizations.weight_norm(nn.Linear(6, 3)), nn.Bilinear(6, 6, 3)]
+)
 def test_layers_without_rules_go_through_torch_func(model):
     class Both(nn.Module):
         def __init__(self):
@@ -262,7 +316,10 @@ def test_control_flow_that_cannot_be_vectorised_goes_record_by_record():
     assert records._loop
 
 
-@given(st.lists(st.sampled_from(["linear", "norm", "relu", "conv", "tanh"]), min_size=1, max_size=5), st.integers(2, 6))
+@given(
+    st.lists(st.sampled_from(["linear", "norm", "relu", "conv", "tanh"]), min_size=1, max_size=5),
+    st.integers(2, 6),
+)
 @settings(max_examples=40)
 def test_random_small_modules(kinds, size):
     width = 4
@@ -274,10 +331,15 @@ def test_random_small_modules(kinds, size):
         "tanh": nn.Tanh,
     }
     layers = [make[kind]() for kind in kinds]
-    check(nn.Sequential(*layers, nn.Flatten(), nn.Linear(20, 3)), torch.randn(size, width, 5), 3, tolerance=3e-5)
+    check(
+        nn.Sequential(*layers, nn.Flatten(), nn.Linear(20, 3)),
+        torch.randn(size, width, 5),
+        3,
+        tolerance=3e-5,
+    )
 
 
-# --- what must be refused -------------------------------------------------------------------------------------------
+# --- what must be refused -------------------------------------------------------------------------
 
 
 class Functional(nn.Module):
@@ -315,7 +377,10 @@ def test_half_precision():
     truth = records._one_by_one(batch, RECORDS)
     assert not records._general
     torch.testing.assert_close(
-        sum(f.squares() for f in factors.values()), sum(f.squares() for f in truth.values()), rtol=0.05, atol=1e-3
+        sum(f.squares() for f in factors.values()),
+        sum(f.squares() for f in truth.values()),
+        rtol=0.05,
+        atol=1e-3,
     )
 
 
@@ -337,7 +402,10 @@ def test_every_order_that_a_convolution_may_lie_in(
 ):
     torch.manual_seed(seed)
     kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
-    groups, mode = (groups if into % groups == 0 else 1), {"padding_mode": "circular"} if padding == "circular" else {}
+    groups, mode = (
+        (groups if into % groups == 0 else 1),
+        {"padding_mode": "circular"} if padding == "circular" else {},
+    )
     around = 1 if padding == "circular" else padding
     layer = kind(into, out, kernel, stride, around, dilation, groups, **mode)
     sides = (7, 6, 5)[-dims:]
@@ -352,7 +420,11 @@ class Viewed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second, self.head = nn.Conv2d(2, 3, 3), nn.Conv2d(3, 4, 3, stride=2), nn.Linear(16, 3)
+        self.first, self.second, self.head = (
+            nn.Conv2d(2, 3, 3),
+            nn.Conv2d(3, 4, 3, stride=2),
+            nn.Linear(16, 3),
+        )
 
     def forward(self, x):
         return self.head(torch.relu(self.second(torch.tanh(self.first(x)))).view(len(x), -1))
@@ -372,12 +444,17 @@ def test_images_lie_in_the_order_that_the_model_bears(last):
 @pytest.mark.parametrize("last", [True, False])
 def test_clip_groups_of_images_do_too(last):
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(75, 3)) if last else Viewed()
-    batch, parameters = (torch.randn(6, 2, 7, 7), torch.zeros(6, dtype=torch.int64)), list(model.parameters())
+    batch, parameters = (
+        (torch.randn(6, 2, 7, 7), torch.zeros(6, dtype=torch.int64)),
+        list(model.parameters()),
+    )
     clipper, into = Clipper(model, losses, Batch(1e6)), Flat(parameters)
     clipper.add(batch, 6, into)
     assert clipper._records.channels._borne is last
     exact = torch.autograd.grad(losses(model, batch).mean(), parameters)
-    torch.testing.assert_close(into.buffer, torch.cat([g.flatten() for g in exact]), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        into.buffer, torch.cat([g.flatten() for g in exact]), rtol=1e-4, atol=1e-6
+    )
 
 
 class Frames(nn.Module):
@@ -406,7 +483,9 @@ def test_a_chain_whose_loss_calls_it_in_pieces_takes_another_way():
     batch = torch.randn(200, 4), torch.randint(0, 3, (200,))
     records = Records(model, in_pieces)
     mine = sum(f.squares() for f in records.factors(batch, 200).values())
-    torch.testing.assert_close(mine, sum(f.squares() for f in records._one_by_one(batch, 200).values()))
+    torch.testing.assert_close(
+        mine, sum(f.squares() for f in records._one_by_one(batch, 200).values())
+    )
 
 
 def test_a_batch_may_hold_what_is_not_one_for_each_record():
@@ -422,7 +501,11 @@ def test_a_batch_may_hold_what_is_not_one_for_each_record():
 
 def test_one_bad_record_does_not_change_the_way_of_the_next_batches():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(18, 3))
-    records, x, y = Records(model, losses), torch.randn(8, 1, 5, 5), torch.zeros(8, dtype=torch.int64)
+    records, x, y = (
+        Records(model, losses),
+        torch.randn(8, 1, 5, 5),
+        torch.zeros(8, dtype=torch.int64),
+    )
     bad = x.clone()
     bad[-1] = float("nan")
     records.factors((bad, y), 8)
@@ -430,7 +513,7 @@ def test_one_bad_record_does_not_change_the_way_of_the_next_batches():
     assert not records._general
 
 
-# --- where the rules do not apply -----------------------------------------------------------------------------------
+# --- where the rules do not apply -----------------------------------------------------------------
 
 
 class Flagged(nn.Module):
@@ -476,12 +559,16 @@ def test_the_first_record_is_checked_as_the_last_is():
     """The last record has the largest gradient, by which all are divided: it alone would show nothing."""
     model, x, y = Scaled(), torch.randn(8, 6), torch.randint(0, 3, (8,))
     out = model.body(x).detach().requires_grad_()
-    (g,) = torch.autograd.grad(functional.cross_entropy(model.head(torch.tanh(out)), y, reduction="sum"), out)
+    (g,) = torch.autograd.grad(
+        functional.cross_entropy(model.head(torch.tanh(out)), y, reduction="sum"), out
+    )
     order = g.abs().amax(dim=1).argsort()
     batch, records = (x[order], y[order]), Records(model, losses)
     factors, truth = records.factors(batch, 8), records._one_by_one(batch, 8)
     for parameter, factor in truth.items():
-        torch.testing.assert_close(factors[parameter].squares(), factor.squares(), rtol=1e-4, atol=1e-9)
+        torch.testing.assert_close(
+            factors[parameter].squares(), factor.squares(), rtol=1e-4, atol=1e-9
+        )
 
 
 class Windows(nn.Module):
@@ -510,7 +597,9 @@ class Axial(nn.Module):
         total = 0.0
         for image in (x, x.transpose(1, 2)):
             lines = image.flatten(0, 1)
-            total = total + self.layer(lines, lines, lines)[0].unflatten(0, x.shape[:2]).mean(dim=(1, 2))
+            total = total + self.layer(lines, lines, lines)[0].unflatten(0, x.shape[:2]).mean(
+                dim=(1, 2)
+            )
         return self.head(total)
 
 
@@ -522,12 +611,17 @@ class BothWays(nn.Module):
         self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
 
     def forward(self, x):
-        return self.head(torch.tanh(self.body(x.mean(1))) + torch.tanh(self.body(x.transpose(0, 1))).mean(0))
+        return self.head(
+            torch.tanh(self.body(x.mean(1))) + torch.tanh(self.body(x.transpose(0, 1))).mean(0)
+        )
 
 
 APART = {
     "attention": (Windows(nn.MultiheadAttention(8, 2, batch_first=True), 8, 3), (6, 8)),
-    "transformer": (Windows(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 8, 3), (6, 8)),
+    "transformer": (
+        Windows(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 8, 3),
+        (6, 8),
+    ),
     "lstm": (Windows(nn.LSTM(8, 5, batch_first=True), 5, 3), (6, 8)),
     "axial attention": (Axial(), (4, 4, 4)),
     "two dimensions": (BothWays(), (6, 8)),
@@ -554,14 +648,20 @@ def test_windows_that_come_later_are_noticed():
 
 
 def test_gradients_of_an_embedding_may_be_sparse():
-    check(nn.Sequential(nn.Embedding(20, 8, sparse=True), Pool(), nn.Linear(8, 3)), torch.randint(0, 20, (8, 4)), 3)
+    check(
+        nn.Sequential(nn.Embedding(20, 8, sparse=True), Pool(), nn.Linear(8, 3)),
+        torch.randint(0, 20, (8, 4)),
+        3,
+    )
 
 
-# --- a group norm whose input needs no gradient ---------------------------------------------------------------------
+# --- a group norm whose input needs no gradient ---------------------------------------------------
 
 
 @pytest.mark.parametrize("clipping", [Individual(0.1), Batch(0.1), Mixed(0.1, 2)])
-@pytest.mark.parametrize("first", [nn.Conv2d(3, 8, 3).requires_grad_(False), nn.Identity()], ids=["frozen", "none"])
+@pytest.mark.parametrize(
+    "first", [nn.Conv2d(3, 8, 3).requires_grad_(False), nn.Identity()], ids=["frozen", "none"]
+)
 @pytest.mark.parametrize("keyword", [False, True])
 def test_group_norms_before_the_first_trained_layer(clipping, first, keyword):
     """In our order of memory torch's derivative of such a norm ended the process."""
@@ -579,12 +679,14 @@ def test_group_norms_before_the_first_trained_layer(clipping, first, keyword):
 
     model, batch = Model(), (torch.randn(12, 3, 8, 8), torch.randint(0, 3, (12,)))
     into = Flat([p for p in model.parameters() if p.requires_grad])
-    Clipper(model, losses, clipping).add(batch, 12, into, [6, 6] if isinstance(clipping, Mixed) else None)
+    Clipper(model, losses, clipping).add(
+        batch, 12, into, [6, 6] if isinstance(clipping, Mixed) else None
+    )
     assert 0.0 < float(into.buffer.norm()) <= 1.2
     assert not model.norm._forward_pre_hooks
 
 
-# --- layers whose gradients come later ------------------------------------------------------------------------------
+# --- layers whose gradients come later ------------------------------------------------------------
 
 
 class TimeMajor(nn.Module):
@@ -598,7 +700,9 @@ class TimeMajor(nn.Module):
     def forward(self, x):
         times = x.transpose(0, 1)
         if self.folded:
-            return self.head(self.body(times.reshape(-1, 6)).tanh().view(*times.shape[:2], 5).mean(0))
+            return self.head(
+                self.body(times.reshape(-1, 6)).tanh().view(*times.shape[:2], 5).mean(0)
+            )
         return self.head(self.body(times).tanh().mean(0))
 
 
@@ -621,7 +725,12 @@ class Opens(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body, self.branch, self.head, self.open = nn.Linear(6, 5), nn.Linear(6, 5), nn.Linear(5, 3), False
+        self.body, self.branch, self.head, self.open = (
+            nn.Linear(6, 5),
+            nn.Linear(6, 5),
+            nn.Linear(5, 3),
+            False,
+        )
 
     def forward(self, x):
         side = self.branch(x.transpose(0, 1)).mean(0)
@@ -663,7 +772,9 @@ def test_layers_in_which_most_records_are_dead_go_by_the_rules():
     check(called, x, 2)
 
 
-@pytest.mark.parametrize("normed", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm])
+@pytest.mark.parametrize(
+    "normed", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm]
+)
 def test_models_with_spectral_norms_are_vectorised(normed):
     model = nn.Sequential(normed(nn.Linear(3, 4)), nn.Tanh(), normed(nn.Linear(4, 2)))
     clipper = Clipper(model, losses, Individual(1.0))

@@ -98,14 +98,16 @@ def test_other_pooling_stays_with_torch(layer, shape, dtype):
     assert torch.equal(g, mine_g)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # of torch, on forward-mode gradients
+# of torch, on forward-mode gradients
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 def test_second_gradients():
     x = images((1, 2, 4, 6), dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: _Means.apply(x, 2, 3), x, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(lambda x: _Means.apply(x, 2, 3).square(), x)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # of torch, on forward-mode gradients
+# of torch, on forward-mode gradients
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 def test_function_transforms():
     x, y = images((3, 2, 1, 4, 4)), images((3, 2, 1, 4, 4), seed=1)
     layer = nn.AvgPool2d(2)

@@ -1,13 +1,14 @@
 """Groups from one record's curve alone: what can be said without looking inside the mechanism.
 
-Two data sets that differ in k records are k steps apart, and each step costs what one record costs. For any shares
-eps_1 + ... + eps_k = eps the triangle inequality (docs/proofs.md, lemma 5) gives
+Two data sets that differ in k records are k steps apart, and each step costs what one record costs.
+For any shares eps_1 + ... + eps_k = eps the triangle inequality (docs/proofs.md, lemma 5) gives
 
     delta_k(eps) <= sum_i e^(eps_(i+1) + ... + eps_k) delta_1(eps_i).
 
-With equal shares this is theorem 4 of "optimal group privacy", without its factor k. With the best shares it is the
-f-DP bound 1 - (1 - f)^k of theorem 5 there: 1 - f is the infimum of the lines delta_1(eps) + e^eps v, each of which
-rises in v, so its k-th power is the infimum over all choices of k lines (docs/group-privacy.md).
+With equal shares this is theorem 4 of "optimal group privacy", without its factor k. With the best
+shares it is the f-DP bound 1 - (1 - f)^k of theorem 5 there: 1 - f is the infimum of the lines
+delta_1(eps) + e^eps v, each of which rises in v, so its k-th power is the infimum over all choices
+of k lines (docs/group-privacy.md).
 
 Only upper bounds of one record's delta are asked for, and only as small ones as the group needs.
 """
@@ -33,7 +34,9 @@ from verax.privacy.pld.convolve import Composed
 from verax.privacy.pricing import Group
 
 DEEPEST = 1e-150
-"""The smallest delta of one record that is looked at: where a group would need less, its epsilon is infinite here."""
+"""The smallest delta of one record that is looked at: where a group would need less, its epsilon is
+infinite here.
+"""
 MOST_STEPS = 10_000
 """Beyond so many steps the best shares are not searched for, and the bound is the trivial one."""
 SHARES = ("equal", "any")
@@ -41,14 +44,16 @@ _RTOL = 0.003
 _DROP, _DEEP_DROP = 0.3, 2.0  # of log delta from one line to the next, before and after it is tiny
 _TINY, _TYPICAL_DELTA = 1e-12, 1e-6
 _LEAST = 1e-300  # a delta that came out smaller may have fallen below the range of doubles
-_FIRST_DEPTH, _USUAL_DEPTH = 6.0, 25.0  # of log delta, below the one asked for, or in all, down to which lines go first
+# of log delta, below the one asked for, or in all, down to which lines go first
+_FIRST_DEPTH, _USUAL_DEPTH = 6.0, 25.0
 _DEEPER = 1.5  # factor by which they go further
 _FURTHEST, _MOST_LINES = 1e6, 1000
 _FIRST = -1000.0  # log of the false-alarm rate at which the search for shares starts
 _SMALLEST_LOG = -600.0  # of a delta whose epsilon is estimated
 _MOST_ESTIMATED = 200  # steps
 _ROUND_OFF = 1e-9
-_SPAN, _MOST_PLDS = 6.0, 60  # of log delta that one PLD serves, and how many of them: down to DEEPEST
+# of log delta that one PLD serves, and how many of them: down to DEEPEST
+_SPAN, _MOST_PLDS = 6.0, 60
 
 
 class BlackBox:
@@ -59,7 +64,10 @@ class BlackBox:
 
     >>> from verax import Mechanism, Poisson
     >>> box = BlackBox(Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0).guarantee())
-    >>> round(box.epsilon(group=4, delta=1e-5), 1), round(box.epsilon(group=4, delta=1e-5, shares="any"), 1)
+    >>> (
+    ...     round(box.epsilon(group=4, delta=1e-5), 1),
+    ...     round(box.epsilon(group=4, delta=1e-5, shares="any"), 1),
+    ... )
     (11.8, 9.7)
     """
 
@@ -110,19 +118,22 @@ class BlackBox:
     def _with_others(self, group: int) -> BlackBox:
         """The same for data sets that hold the rest of the group, too, where the number of records is part of the run.
 
-        Adding k records to n one by one, the last one comes to n + k - 1 others: one record's curve must cover them.
+        Adding k records to n one by one, the last one comes to n + k - 1 others: one record's curve
+        must cover them.
         """
         phases = self.one.mechanism
         counted = any(m.sampler.declared_population is not None for m in phases.mechanisms)
         if not counted or phases.relation != "add-remove" or self.one.beside >= group - 1:
             return self
         if type(self.one) is not Guarantee:
-            raise NoGuarantee("one record's guarantee holds for the declared population only, and a group exceeds it")
+            raise NoGuarantee(
+                "one record's guarantee holds for the declared population only, and a group exceeds it"
+            )
         from verax.privacy.analysis import analyse  # which uses this module
 
         return BlackBox(analyse(phases, Group(beside=group - 1)))
 
-    # --- any shares -------------------------------------------------------------------------------------------------
+    # --- any shares -------------------------------------------------------------------------------
 
     def _ever_deeper(self, depth: float) -> Iterator[_Lines]:
         """The lines down to some log delta, then down to smaller ones as long as there are any."""
@@ -160,7 +171,11 @@ class BlackBox:
         """The lowest intercept of a product of lines whose slope is at most e^epsilon, its last factor fitted."""
         most = epsilon * (1.0 - _ROUND_OFF)
         found = self._tangent(
-            group, lambda lines, rate: lines.walk(group, rate).slope <= most, 0.0, _FIRST, -_USUAL_DEPTH
+            group,
+            lambda lines, rate: lines.walk(group, rate).slope <= most,
+            0.0,
+            _FIRST,
+            -_USUAL_DEPTH,
         )
         if found is None:
             return 1.0
@@ -169,11 +184,17 @@ class BlackBox:
         return min(math.exp(min(intercept, 0.0)) * (1.0 + _ROUND_OFF), exact, 1.0)
 
     def _tangent(
-        self, steps: int, fits: Callable[[_Lines, float], bool], good: float, bad: float, depth: float
+        self,
+        steps: int,
+        fits: Callable[[_Lines, float], bool],
+        good: float,
+        bad: float,
+        depth: float,
     ) -> tuple[_Walk, _Walk] | None:
         """Walks of all steps and of all but one, from the rate nearest to ``bad`` that fits; None if ``good`` does not.
 
-        Intercepts rise and slopes fall with the rate a walk starts from, because the curve is concave.
+        Intercepts rise and slopes fall with the rate a walk starts from, because the curve is
+        concave.
         """
         found = None
         for lines in self._ever_deeper(depth) if steps <= MOST_STEPS else ():
@@ -230,8 +251,8 @@ def _readings(curve: Curve) -> Callable[[float, float], float]:
 class _Readings:
     """PLDs composed for deltas of a few sizes, which are then read off.
 
-    A question goes from the largest deltas to the smallest until the bound is no smaller than what the PLD was made
-    for, so that its answer depends on epsilon alone.
+    A question goes from the largest deltas to the smallest until the bound is no smaller than what
+    the PLD was made for, so that its answer depends on epsilon alone.
     """
 
     def __init__(self, composition: Composition) -> None:
@@ -259,7 +280,8 @@ class _Readings:
 class _Points:
     """Epsilons from 0 on and log deltas of one record, so close that lines between them would add little.
 
-    The sequence is the same whoever asks for it: a point depends on those before it and on nothing else.
+    The sequence is the same whoever asks for it: a point depends on those before it and on nothing
+    else.
     """
 
     def __init__(self, one: _OneRecord) -> None:
@@ -356,10 +378,14 @@ class Shared:
             total += max(curve.estimate(math.exp(log_delta)) for curve in self.box.one.uppers)
         return total
 
-    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def delta(
+        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Upper bound on delta(epsilon)."""
         return 0.0, self.box.delta(self.steps, epsilon, "any")
 
-    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def epsilon(
+        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Upper bound on epsilon(delta)."""
         return 0.0, self.box.epsilon(self.steps, delta, "any")

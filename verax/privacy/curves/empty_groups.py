@@ -1,9 +1,9 @@
 """A clipped aggregate turns from -u to u only in company: another record of its clip-group points the other way.
 
-Where the number of records is declared, some clip-group may hold no other record. What an attack achieves that counts
-on company in every clip-group of every round is then less by (1 + e^eps) times the probability that it is missing
-somewhere (docs/proofs.md, lemma 6). With the others silent the aggregate goes from 0 to u: the same attack at twice the
-noise, which needs no company.
+Where the number of records is declared, some clip-group may hold no other record. What an attack
+achieves that counts on company in every clip-group of every round is then less by (1 + e^eps) times
+the probability that it is missing somewhere (docs/proofs.md, lemma 6). With the others silent the
+aggregate goes from 0 to u: the same attack at twice the noise, which needs no company.
 """
 
 from __future__ import annotations
@@ -48,7 +48,11 @@ def lacking(mechanism: Mechanism, group: int, population: int | None) -> float:
     It is 0 where no clip-group needs company, or if there may be as many records as one likes.
 
     >>> from verax import Batch, Mixed, Poisson, WithoutReplacement
-    >>> lacking(Mechanism(WithoutReplacement(batch=1, population=4, steps=1), 1.0, Batch(), "zero-out"), 1, 4)
+    >>> lacking(
+    ...     Mechanism(WithoutReplacement(batch=1, population=4, steps=1), 1.0, Batch(), "zero-out"),
+    ...     1,
+    ...     4,
+    ... )
     0.25...
     >>> lacking(Mechanism(Poisson(rate=0.01, steps=100), 1.0, Mixed(groups=4)), 1, None)
     0.0
@@ -71,13 +75,16 @@ def alone_in_fixed_batch(
     ``at_random`` says that a batch is a uniform subset; otherwise the whole group may be in it.
     """
     one = 1.0 / clip_groups
-    if relation == "replace":  # the record itself points the other way before or after: its own clip-group has company
+    # the record itself points the other way before or after: its own clip-group has company
+    if relation == "replace":
         return (clip_groups - 1) * nobody_comes(one, max(size - group, 0))
     if not at_random:
         return clip_groups * nobody_comes(one, max(size - group, 0))
     hits = hypergeometric_law(population, min(group, population), min(size, population))
     return clip_groups * math.fsum(
-        chance * nobody_comes(one, max(size - hit, 0)) for hit, chance in enumerate(hits.tolist()) if chance > 0.0
+        chance * nobody_comes(one, max(size - hit, 0))
+        for hit, chance in enumerate(hits.tolist())
+        if chance > 0.0
     )
 
 
@@ -90,8 +97,8 @@ def nobody_comes(chance: float, others: int) -> float:
 class Charged:
     """An attack that counts on something that is missing with probability ``chance``, on either side at most.
 
-    With P, Q the laws it counts on and P', Q' the true ones, P'(A) - e^eps Q'(A) >= P(A) - e^eps Q(A) - (1 + e^eps)
-    chance for every event A. Upper bounds are left alone.
+    With P, Q the laws it counts on and P', Q' the true ones, P'(A) - e^eps Q'(A) >= P(A) - e^eps
+    Q(A) - (1 + e^eps) chance for every event A. Upper bounds are left alone.
     """
 
     curve: Curve
@@ -101,16 +108,20 @@ class Charged:
         """A rough epsilon."""
         return self.curve.estimate(delta)
 
-    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def delta(
+        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Lower and upper bound on delta(epsilon)."""
         lower, upper = self.curve.delta(epsilon, rtol, sides, enough)
         return max(lower - self._charge(epsilon), 0.0), upper
 
-    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def epsilon(
+        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Lower and upper bound on epsilon(delta).
 
-        If the curve is at least delta plus the charge at e up to some epsilon, the true one is at least delta up to the
-        smaller one of epsilon and e: any e proves something.
+        If the curve is at least delta plus the charge at e up to some epsilon, the true one is at
+        least delta up to the smaller one of epsilon and e: any e proves something.
         """
         most, upper = self.curve.epsilon(delta, rtol, sides, enough)
         if sides == (UPPER,) or most == 0.0:
@@ -134,8 +145,8 @@ class Charged:
 def turning(mechanism: Mechanism, population: int | None) -> Table | None:
     """One round as it is, if all others point one way and the record turns its aggregate around; None if not known.
 
-    What the attacker sees is the sum over clip-groups: -1 for each that holds others, 1 for the record's. How many hold
-    others has an exact law where rounds are independent.
+    What the attacker sees is the sum over clip-groups: -1 for each that holds others, 1 for the
+    record's. How many hold others has an exact law where rounds are independent.
     """
     sampler, clipping = mechanism.sampler, mechanism.clipping
     clip_groups = clipping.groups if isinstance(clipping, Mixed) else 1
@@ -151,7 +162,9 @@ def turning(mechanism: Mechanism, population: int | None) -> Table | None:
     here = _occupied(inside, clip_groups, clip_groups - 1), 1.0 - beside
     weights, places = (np.concatenate(both) for both in zip(away, here, strict=True))
     unit = 1.0 / mechanism.noise_multiplier
-    table = Table.binned((weights, unit * places), (_occupied(absent, clip_groups, clip_groups), -unit * hold))
+    table = Table.binned(
+        (weights, unit * places), (_occupied(absent, clip_groups, clip_groups), -unit * hold)
+    )
     return replace(table, error=table.error + UNIT * (4000.0 + 250.0 * population))
 
 
@@ -170,7 +183,10 @@ def _occupied(numbers: Array, clip_groups: int, wanted: int) -> Array:
 
 
 def in_company(
-    found: Guarantee, group: int, population: int | None, lowers_of: Callable[[Phases], Sequence[Curve]]
+    found: Guarantee,
+    group: int,
+    population: int | None,
+    lowers_of: Callable[[Phases], Sequence[Curve]],
 ) -> Guarantee:
     """The guarantee with lower bounds that the declared number of records allows for; ``lowers_of`` prices attacks."""
     runs = found.mechanism.mechanisms
@@ -180,9 +196,14 @@ def in_company(
         return found
     charged: list[Curve] = [Charged(curve, total) for curve in found.lowers] if total < 1.0 else []
     if total <= RARE:
-        return replace(found, uppers=charged if found.uppers is found.lowers else found.uppers, lowers=charged)
+        return replace(
+            found, uppers=charged if found.uppers is found.lowers else found.uppers, lowers=charged
+        )
     lonely = [chance > RARE for chance in chances]
-    quiet = [replace(m, noise_multiplier=m.noise_multiplier * (1 + some)) for m, some in zip(runs, lonely, strict=True)]
+    quiet = [
+        replace(m, noise_multiplier=m.noise_multiplier * (1 + some))
+        for m, some in zip(runs, lonely, strict=True)
+    ]
     left = math.fsum(chance for chance in chances if chance <= RARE)
     silent = lowers_of(Phases(tuple(quiet)))
     charged += [Charged(curve, left) for curve in silent] if left > 0.0 else silent
@@ -190,4 +211,6 @@ def in_company(
         once = Round(table)
         charged += [Composition([(rnd, len(runs[0].sampler))]) for rnd in (once, once.reverse())]
     how = "where a clip-group may hold no other record, what is left of it then, or the others' gradients 0"
-    return replace(found, lowers=charged, lower_by=f"{found.lower_by}; {how} (docs/proofs.md, lemma 6)")
+    return replace(
+        found, lowers=charged, lower_by=f"{found.lower_by}; {how} (docs/proofs.md, lemma 6)"
+    )

@@ -13,8 +13,8 @@ from verax.privacy.pld.composition import BOTH, Sides
 class Noiseless:
     """The group is seen outright with probability ``visible``; otherwise there is only ``rest``, the rounds with noise.
 
-    From above delta is at most ``visible`` plus the delta of the rest (condition on being seen), from below it is at
-    least the larger of the two.
+    From above delta is at most ``visible`` plus the delta of the rest (condition on being seen),
+    from below it is at least the larger of the two.
     """
 
     visible: float
@@ -26,7 +26,9 @@ class Noiseless:
             return math.inf
         return self.rest.estimate(delta) if self.rest else 0.0
 
-    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def epsilon(
+        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Infinite unless delta allows for being seen."""
         if delta < self.visible:
             return math.inf, math.inf
@@ -36,7 +38,9 @@ class Noiseless:
         upper = self.rest.epsilon(left, rtol, sides, enough)[1] if left > 0.0 else math.inf
         return self.rest.epsilon(delta, rtol, sides, enough)[0], upper
 
-    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def delta(
+        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """The probability of being seen, and what the rest adds."""
         lower, upper = self.rest.delta(epsilon, rtol, sides, enough) if self.rest else (0.0, 0.0)
         return max(lower, self.visible), min(upper + self.visible, 1.0)

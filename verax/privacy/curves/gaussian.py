@@ -19,8 +19,9 @@ _LINEAR = 0.01  # a relative error up to which its first order, doubled, is enou
 def gaussian_delta(mu: float, epsilon: float, sign: int = 1) -> float:
     """delta(eps) of N(mu,1) against N(0,1), rounded up (``sign`` 1) or down (-1).
 
-    delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)  (Balle and Wang 2018, theorem 8), evaluated as a density
-    times a difference of Mills ratios so that it keeps its digits when it is tiny.
+    delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)  (Balle and Wang 2018, theorem 8),
+    evaluated as a density times a difference of Mills ratios so that it keeps its digits when it is
+    tiny.
 
     >>> round(gaussian_delta(1.0, 1.0), 6)
     0.126937
@@ -71,8 +72,8 @@ def gaussian_epsilon(mu: float, delta: float, sign: int = 1) -> float:
 def black_box_group(epsilon: float, delta: float, group: int) -> tuple[float, float]:
     """What (epsilon, delta) for one record implies for a group: (k eps, (e^{k eps}-1)/(e^eps-1) delta).
 
-    This is the bound that the proof of theorem 4 in "optimal group privacy" shows; its statement carries a spurious
-    factor k.
+    This is the bound that the proof of theorem 4 in "optimal group privacy" shows; its statement
+    carries a spurious factor k.
 
     >>> black_box_group(0.0, 1e-6, 4)
     (0.0, 4e-06)

@@ -1,7 +1,7 @@
 """Gaussian mechanisms whose mu is random and seen by the adversary: curves of the mixture, rounded to a known side.
 
-A law is that of mu^2 (:class:`verax.privacy.numerics.lattice.Law`). Curves rise with mu, so upper bounds put every cell
-at its upper end and lower bounds at its lower one.
+A law is that of mu^2 (:class:`verax.privacy.numerics.lattice.Law`). Curves rise with mu, so upper
+bounds put every cell at its upper end and lower bounds at its lower one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ def gaussian_deltas(mu: Array, epsilon: float, side: int) -> Array:
     error = scale * (UNIT * _ULPS * (1.0 + near * near) + miss * (1.0 + np.abs(near))) + _TINY
     value = value + side * error
     rough = special.ndtr(np.clip(side * miss - exact, -_FAR, _FAR)) * (1.0 + side * 1e-10)
-    value = np.where(miss * (1.0 + np.abs(near)) > _LINEAR, rough + (_TINY if side == UPPER else -1.0 / far), value)
+    value = np.where(
+        miss * (1.0 + np.abs(near)) > _LINEAR,
+        rough + (_TINY if side == UPPER else -1.0 / far),
+        value,
+    )
     value = np.where(exact - miss > _FAR, _TINY if side == UPPER else 0.0, np.clip(value, 0.0, 1.0))
     value = np.where(exact + miss < -_FAR, 1.0 if side == UPPER else 1.0 - UNIT, value)
     value[huge] = 1.0 if side == UPPER else value[huge]
@@ -70,14 +74,15 @@ def _mu(law: Law, side: int) -> Array:
     return np.asarray(np.sqrt(law.highs if side == UPPER else law.lows) * (1.0 + side * _ROUND))
 
 
-# --- the trade-off curve ------------------------------------------------------------------------------------------
+# --- the trade-off curve --------------------------------------------------------------------------
 
 
 class _Tests:
     """The likelihood-ratio tests of a mixture: reject if the log likelihood ratio exceeds a threshold.
 
-    ``side`` is that of the curve's beta: LOWER bounds both error rates from below, at the largest mu; UPPER from above.
-    Where mu = 0 nothing can be told; ``blind`` says whether such runs are rejected.
+    ``side`` is that of the curve's beta: LOWER bounds both error rates from below, at the largest
+    mu; UPPER from above. Where mu = 0 nothing can be told; ``blind`` says whether such runs are
+    rejected.
     """
 
     def __init__(self, law: Law, side: int) -> None:
@@ -102,8 +107,14 @@ class _Tests:
 
     def _sum(self, x: Array, at: Array, unseen: float) -> float:
         bent = np.clip(x, -_FAR, _FAR)
-        error = UNIT * (_ULPS * (1.0 + bent * bent) + 4.0 * (np.abs(at) + self.mu) * (1.0 + np.abs(bent)))
-        chances = special.ndtr(bent) if self.side == UPPER else np.where(x > -_FAR, special.ndtr(bent), 0.0)
+        error = UNIT * (
+            _ULPS * (1.0 + bent * bent) + 4.0 * (np.abs(at) + self.mu) * (1.0 + np.abs(bent))
+        )
+        chances = (
+            special.ndtr(bent)
+            if self.side == UPPER
+            else np.where(x > -_FAR, special.ndtr(bent), 0.0)
+        )
         chances = chances * np.clip(1.0 + self.side * error, 0.0, 2.0)
         total = float(self.weights @ chances) + unseen
         return min(max(total * (1.0 + self.side * self.slack), 0.0) + self.lost, 1.0)
@@ -112,9 +123,10 @@ class _Tests:
 def mixture_tradeoff(law: Law, alpha: float, side: int) -> float:
     """The least miss rate at false-alarm rate ``alpha`` of the mixture, rounded up (``side`` UPPER) or down.
 
-    The curve of definition 5.2: every threshold gives a point on it. A point with at least ``alpha`` false alarms
-    bounds it from below, one with at most ``alpha`` from above. Between rejecting none and all of the runs with mu = 0
-    it is a line of slope -1, which the printed definition leaves out (docs/errata.md).
+    The curve of definition 5.2: every threshold gives a point on it. A point with at least
+    ``alpha`` false alarms bounds it from below, one with at most ``alpha`` from above. Between
+    rejecting none and all of the runs with mu = 0 it is a line of slope -1, which the printed
+    definition leaves out (docs/errata.md).
     """
     if alpha <= 0.0 or alpha >= 1.0:
         return float(alpha <= 0.0)
@@ -152,14 +164,16 @@ def _edge(holds: Callable[[float], bool], sign: float) -> float | None:
     return good
 
 
-# --- the bounds of definitions 5.3 and 5.4 ------------------------------------------------------------------------
+# --- the bounds of definitions 5.3 and 5.4 --------------------------------------------------------
 
 
 def lower_bound(law: Law, cut: float, alpha: float) -> float:
     """f^L of definition 5.4 at mu^2 = ``cut``, with the exact tail above it: never above the curve.
 
     >>> law = Law.of([1.0, 4.0], [0.9, 0.1])
-    >>> lower_bound(law, 1.0, 0.05) < mixture_tradeoff(law, 0.05, LOWER) < upper_bound(law, 1.0, 0.05)
+    >>> lower_bound(law, 1.0, 0.05) < mixture_tradeoff(law, 0.05, LOWER) < upper_bound(
+    ...     law, 1.0, 0.05
+    ... )
     True
     """
     mu, tail = math.sqrt(cut) * (1.0 + _ROUND), law.above(cut)[1]

@@ -1,9 +1,10 @@
 """Runs with so little noise that whoever takes part is seen: both bounds in closed form, at any noise above zero.
 
-From above the attacker is told the sampling, as adversary A1 is. From below the attacker looks for the sampling: if
-the records move the sums by a vector v out of a finite set, known but for which one it is, then max_v <v, x>/|v| is
-large with the records there, and without them it is no larger than so many standard normals may be (docs/proofs.md,
-theorem 12). The two differ by the logarithm of the number of vectors, which is little beside |v|^2 / 2.
+From above the attacker is told the sampling, as adversary A1 is. From below the attacker looks for
+the sampling: if the records move the sums by a vector v out of a finite set, known but for which
+one it is, then max_v <v, x>/|v| is large with the records there, and without them it is no larger
+than so many standard normals may be (docs/proofs.md, theorem 12). The two differ by the logarithm
+of the number of vectors, which is little beside |v|^2 / 2.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _QUANTILES = 48  # values of |v| that are tried
 _MARGINS = np.array([-8.0, -6.0, -5.0, -4.5, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 6.0])
 """How far below |v| the thresholds are."""
 _ROUNDED = 64.0 * UNIT  # of a length: more than what rounding it may add
-_BEYOND = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0])  # of a threshold, how much less than nothing it costs
+# of a threshold, how much less than nothing it costs
+_BEYOND = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0])
 _FARTHEST = -37.0  # standard deviations up to which a probability is a normal double
 _LARGEST = 1e300  # an epsilon that can still be added to
 _LEFT_OUT = 1e-3  # of delta: what vectors longer than those looked for may have
@@ -43,7 +45,8 @@ _LEFT_OUT = 1e-3  # of delta: what vectors longer than those looked for may have
 def applies(phases: Phases) -> bool:
     """Whether some round's noise is that low."""
     return any(
-        0.0 < m.noise_multiplier < 1.0 / _SEEN and not pricing_of(m.sampler).closed_form for m in phases.mechanisms
+        0.0 < m.noise_multiplier < 1.0 / _SEEN and not pricing_of(m.sampler).closed_form
+        for m in phases.mechanisms
     )
 
 
@@ -88,11 +91,15 @@ class Added:
         """A rough epsilon."""
         return self.curve.estimate(delta) + self.most
 
-    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def epsilon(
+        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Upper bound on epsilon(delta)."""
         return 0.0, math.nextafter(self.curve.epsilon(delta, rtol, sides)[1] + self.most, math.inf)
 
-    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def delta(
+        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Upper bound on delta(epsilon)."""
         left = math.nextafter(epsilon - self.most, 0.0)
         return 0.0, self.curve.delta(left, rtol, sides, enough)[1] if epsilon > self.most else 1.0
@@ -102,9 +109,9 @@ class Added:
 class Search:
     """The attack max_v <v, x>/|v| >= c, for vectors v with ``law`` of |v|^2 and entries of at least ``least`` or 0.
 
-    With the records there the maximum is at least a normal around |v|; without them it is that of at most N standard
-    normals, where v has at most n = |v|^2 / least^2 entries that are not 0, out of ``places`` (round, value): N <= sum
-    over j <= n of C(places, j).
+    With the records there the maximum is at least a normal around |v|; without them it is that of
+    at most N standard normals, where v has at most n = |v|^2 / least^2 entries that are not 0, out
+    of ``places`` (round, value): N <= sum over j <= n of C(places, j).
     """
 
     curve: StrongCurve
@@ -124,19 +131,25 @@ class Search:
         highs = self.curve.law().highs
         tail = np.cumsum(chances[::-1])[::-1]
         kept = max(int(np.count_nonzero(tail > left_out)), 1)
-        entries = min(float(highs[kept - 1]) / self.least / self.least * (1.0 + 1e-9), float(self.places))
+        entries = min(
+            float(highs[kept - 1]) / self.least / self.least * (1.0 + 1e-9), float(self.places)
+        )
         return lengths[:kept], chances[:kept], _log_subsets(self.places, math.floor(entries))
 
     def estimate(self, delta: float) -> float:
         """A rough epsilon."""
         return self.curve.estimate(delta)
 
-    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def epsilon(
+        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Lower bound on epsilon(delta)."""
         lengths, chances, log_number = self._up_to(_LEFT_OUT * delta)
         tail = np.cumsum(chances[::-1])[::-1]
         near = int(np.count_nonzero(tail > delta))  # the longest of these has more than delta
-        some = np.unique(np.linspace(max(near - _QUANTILES, 0), max(near - 1, 0), _QUANTILES).astype(np.int64))
+        some = np.unique(
+            np.linspace(max(near - _QUANTILES, 0), max(near - 1, 0), _QUANTILES).astype(np.int64)
+        )
         places = (lengths[some, None] * (1.0 - _ROUNDED) - _MARGINS).ravel()
         places = places[places > 1.0]
         found = self._found(lengths, chances, places) - delta * (1.0 + 1e-12)
@@ -149,7 +162,9 @@ class Search:
         best -= 16.0 * UNIT * (c * c + log_number - logs)
         return max(float(best.max()), 0.0), math.inf
 
-    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def delta(
+        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Lower bound on delta(epsilon)."""
         if LOWER not in sides or epsilon > _LARGEST:
             return 0.0, 1.0

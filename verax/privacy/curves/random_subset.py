@@ -1,13 +1,16 @@
 """An upper bound for a record that joins k of T rounds, picked at random, through coins tossed in every round.
 
-If every round were joined by a coin of chance c, the likelihood of the transcript would change by the product R of
-1 - c + c Y_t, and given the transcript the number of rounds joined would be a sum of independent coins with chances
-p_t = c Y_t / (1 - c + c Y_t). Having joined exactly k has prior probability beta = Bin(T, c)(k), so
+If every round were joined by a coin of chance c, the likelihood of the transcript would change by
+the product R of 1 - c + c Y_t, and given the transcript the number of rounds joined would be a sum
+of independent coins with chances p_t = c Y_t / (1 - c + c Y_t). Having joined exactly k has prior
+probability beta = Bin(T, c)(k), so
 
-    S = R P[N = k | transcript] / beta,    P[N = k | transcript] <= (1/pi) int_0^pi exp(-(1 - cos phi) V) dphi,
+    S = R P[N = k | transcript] / beta,    P[N = k | transcript] <= (1/pi) int_0^pi exp(-(1 - cos
+    phi) V) dphi,
 
-with V the sum of v_t = p_t (1 - p_t): bound the characteristic function of N factor by factor. At a few angles each
-integrand is a product over rounds, whose law is a composition. Theorem and proof: docs/proofs.md, theorem 10.
+with V the sum of v_t = p_t (1 - p_t): bound the characteristic function of N factor by factor. At a
+few angles each integrand is a product over rounds, whose law is a composition. Theorem and proof:
+docs/proofs.md, theorem 10.
 """
 
 from __future__ import annotations
@@ -78,16 +81,24 @@ class Subset:
         """A rough epsilon."""
         return self._for_delta(delta).epsilon
 
-    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def delta(
+        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Upper bound on delta(epsilon)."""
-        coins = min(_choices(self.times, self.steps, self.shift, self.beside), key=lambda c: abs(c.epsilon - epsilon))
+        coins = min(
+            _choices(self.times, self.steps, self.shift, self.beside),
+            key=lambda c: abs(c.epsilon - epsilon),
+        )
         return 0.0, _delta(self._parts(coins), epsilon, rtol)
 
-    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def epsilon(
+        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Upper bound on epsilon(delta)."""
         coins = self._for_delta(delta)
         parts = self._parts(coins)
-        width = min(max(rtol * coins.epsilon, rtol), _COARSE)  # of log delta: as much as epsilon's width is worth
+        # of log delta: as much as epsilon's width is worth
+        width = min(max(rtol * coins.epsilon, rtol), _COARSE)
 
         def excess(epsilon: float) -> float:
             return math.log(max(_delta(parts, epsilon, width), _LEAST) / delta)
@@ -102,10 +113,14 @@ class Subset:
                 return 0.0, math.inf
             below = excess(high)
         while high - low > 0.2 * rtol * high:
-            step = high * _STEP_BACK if math.isinf(above) else (high - low) * below / (below - above)
+            step = (
+                high * _STEP_BACK if math.isinf(above) else (high - low) * below / (below - above)
+            )
             middle = min(max(high - step, low + 0.02 * (high - low)), high - 0.05 * rtol * high)
             value = excess(middle)
-            low, above, high, below = (middle, value, high, below) if value > 0.0 else (low, above, middle, value)
+            low, above, high, below = (
+                (middle, value, high, below) if value > 0.0 else (low, above, middle, value)
+            )
         return 0.0, high
 
     def _for_delta(self, delta: float) -> Coins:
@@ -124,11 +139,15 @@ def _delta(parts: _Parts, epsilon: float, rtol: float) -> float:
     deltas = [curve.delta(epsilon, rtol, (UPPER,))[1] for _, curve in parts]
     if max(deltas) >= 1.0:
         return 1.0
-    return min(math.fsum(w * d for (w, _), d in zip(parts, deltas, strict=True)) * (1.0 + _MARGIN), 1.0)
+    return min(
+        math.fsum(w * d for (w, _), d in zip(parts, deltas, strict=True)) * (1.0 + _MARGIN), 1.0
+    )
 
 
 @lru_cache(maxsize=32)
-def _parts(times: int, steps: int, shift: float, chance: float, variance: float, beside: float = 0.0) -> _Parts:
+def _parts(
+    times: int, steps: int, shift: float, chance: float, variance: float, beside: float = 0.0
+) -> _Parts:
     """Shares of Q, any that add up to 1, and for each node the product over rounds that it stands for."""
     weights, nodes = angles(variance)
     shares = weights * np.exp(-nodes * variance)
@@ -137,7 +156,8 @@ def _parts(times: int, steps: int, shift: float, chance: float, variance: float,
     log_chance = log_binomial_probability(steps, chance, times).lower
     log_scales = np.log(weights) - log_chance - np.log(shares) + 2.0 * _MARGIN
     tables = [
-        _round(chance, shift, s, a / steps).table(spread=True) for s, a in zip(nodes, log_scales.tolist(), strict=True)
+        _round(chance, shift, s, a / steps).table(spread=True)
+        for s, a in zip(nodes, log_scales.tolist(), strict=True)
     ]
     always = [(Round(Pair.gaussian(beside)), 1)] if beside > 0.0 else []
     curves = [Composition([(Round(table), steps), *always]) for table in tables]
@@ -147,10 +167,13 @@ def _parts(times: int, steps: int, shift: float, chance: float, variance: float,
 def angles(variance: float) -> tuple[Array, Array]:
     """Weights w and nodes s in [0, 1] with (1/pi) int_0^pi exp(-(1 - cos phi) V) dphi <= sum w exp(-s V) for V >= 0.
 
-    Between nodes exp(-s V) is below its chord in s = 1 - cos phi, beyond a right angle below exp(-V).
+    Between nodes exp(-s V) is below its chord in s = 1 - cos phi, beyond a right angle below
+    exp(-V).
     """
     end = min(_WIDEST / math.sqrt(variance), 0.5 * math.pi)
-    turns = np.append(np.linspace(0.0, end, _ANGLES), [0.5 * math.pi] if end < 0.5 * math.pi else [])
+    turns = np.append(
+        np.linspace(0.0, end, _ANGLES), [0.5 * math.pi] if end < 0.5 * math.pi else []
+    )
     nodes = 2.0 * np.sin(0.5 * turns) ** 2
     gaps = np.diff(turns)
     right = (np.diff(turns - np.sin(turns)) - nodes[:-1] * gaps) / np.diff(nodes)
@@ -162,8 +185,8 @@ def angles(variance: float) -> tuple[Array, Array]:
 def _round(chance: float, shift: float, node: float, log_scale: float) -> Law:
     """One round's factor (1 - c + c Y) exp(-s v) under Q, times a constant, rounded up in convex order.
 
-    It rises along the line, as its log has the slope p (1 - s (1 - p) (1 - 2 p)), which is not negative for s <= 1.
-    In every cell v is at least what it is at one of the ends.
+    It rises along the line, as its log has the slope p (1 - s (1 - p) (1 - 2 p)), which is not
+    negative for s <= 1. In every cell v is at least what it is at one of the ends.
     """
     x = np.arange(-_FAR, _FAR + shift + _STEP, _STEP / max(shift, 1.0))
     rise, p = _factor(x, chance, shift)
@@ -177,8 +200,12 @@ def _round(chance: float, shift: float, node: float, log_scale: float) -> Law:
     corners = np.exp(np.concatenate([[0.0], rise[kept]]) + math.log1p(-chance) + log_scale)
     q, places = np.exp(cells.log_p - cells.loss), np.exp(cells.loss - node * least + log_scale)
     places[:-1] = np.minimum(places[:-1], corners[1:])  # a cell's mean is below its right end
-    error = 2.0 * float(cells.error.max()) + 8.0 * UNIT * (2.0 + float(np.abs(cells.loss).max()) + abs(log_scale))
-    return rounded(q, q * np.maximum(places - corners, 0.0), corners, 0.0, 2.0 * error, error, spread=True)
+    error = 2.0 * float(cells.error.max()) + 8.0 * UNIT * (
+        2.0 + float(np.abs(cells.loss).max()) + abs(log_scale)
+    )
+    return rounded(
+        q, q * np.maximum(places - corners, 0.0), corners, 0.0, 2.0 * error, error, spread=True
+    )
 
 
 def _factor(x: Array, chance: float, shift: float) -> tuple[Array, Array]:
@@ -187,7 +214,7 @@ def _factor(x: Array, chance: float, shift: float) -> tuple[Array, Array]:
     return np.logaddexp(0.0, odds), special.expit(odds)
 
 
-# --- which coins: estimates that steer and never enter a bound -------------------------------------------------------
+# --- which coins: estimates that steer and never enter a bound ------------------------------------
 
 
 @lru_cache(maxsize=64)
@@ -207,7 +234,9 @@ def _choices(times: int, steps: int, shift: float, beside: float = 0.0) -> tuple
         value = float(special.logsumexp(logs)) + math.log((x[1] - x[0]) / math.sqrt(2.0 * math.pi))
         mean, variance = float(mass @ log_r), steps * float(mass @ (p * (1.0 - p)))
         spread = math.sqrt(2.0 * math.pi * steps * float(mass @ (log_r - mean) ** 2))
-        extra = math.log(special.i0e(variance)) - log_binomial_probability(steps, chance, times).lower
+        extra = (
+            math.log(special.i0e(variance)) - log_binomial_probability(steps, chance, times).lower
+        )
         spread = math.hypot(spread, math.sqrt(2.0 * math.pi) * beside)
         epsilon = steps * mean + extra + beside**2 * (0.5 + tilt)
         total = steps * value + (1.0 + tilt) * extra + 0.5 * beside**2 * tilt * (1.0 + tilt)

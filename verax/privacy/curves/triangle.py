@@ -22,8 +22,8 @@ class Chain:
 
         D_eps(P_0||P_k) <= sum_i e^(eps_1 + ... + eps_(i-1)) D_(eps_i)(P_(i-1)||P_i),
 
-    (docs/proofs.md, lemma 5). Equal steps get equal shares of epsilon, unequal ones in proportion to what they cost.
-    Nothing is known from below.
+    (docs/proofs.md, lemma 5). Equal steps get equal shares of epsilon, unequal ones in proportion
+    to what they cost. Nothing is known from below.
     """
 
     links: tuple[tuple[Curve, int], ...]
@@ -32,7 +32,9 @@ class Chain:
         """The sum of what the links would cost; rough."""
         return math.fsum(steps * curve.estimate(delta) for curve, steps in self.links)
 
-    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def delta(
+        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Upper bound on delta(epsilon)."""
         costs = [max(steps * curve.estimate(_TYPICAL_DELTA), 1e-12) for curve, steps in self.links]
         total, used = 0.0, 0.0
@@ -46,7 +48,9 @@ class Chain:
             used += steps * each
         return 0.0, min(total * (1.0 + 1e-12), 1.0)
 
-    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def epsilon(
+        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Upper bound on epsilon(delta), by bisection; every end it returns has been seen to hold."""
         if self.delta(0.0, rtol)[1] <= delta:
             return 0.0, 0.0
@@ -65,8 +69,9 @@ class Chain:
 class Best:
     """Several upper bounds on the same curve: the smallest one counts. Nothing is known from below.
 
-    Those that by their estimates are far from it are not looked at, which costs no more than a wider bracket.
-    ``names`` are the theorems, one for each curve, if the one that counts is to be named.
+    Those that by their estimates are far from it are not looked at, which costs no more than a
+    wider bracket. ``names`` are the theorems, one for each curve, if the one that counts is to be
+    named.
     """
 
     curves: tuple[Curve, ...]
@@ -76,11 +81,15 @@ class Best:
         """The smallest estimate."""
         return min(curve.estimate(delta) for curve in self.curves)
 
-    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def delta(
+        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """The smallest upper bound on delta(epsilon)."""
         return 0.0, self.delta_by(epsilon, rtol, enough)[0]
 
-    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def epsilon(
+        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """The smallest upper bound on epsilon(delta)."""
         return 0.0, self.epsilon_by(delta, rtol, enough)[0]
 
@@ -90,7 +99,9 @@ class Best:
         def hopeless(curve: Curve, smallest: float) -> bool:
             return 0.0 < smallest < 1.0 and curve.estimate(smallest) > _HOPELESS * epsilon
 
-        return self._smallest(lambda curve: curve.delta(epsilon, rtol, (UPPER,), enough)[1], hopeless, enough)
+        return self._smallest(
+            lambda curve: curve.delta(epsilon, rtol, (UPPER,), enough)[1], hopeless, enough
+        )
 
     def epsilon_by(self, delta: float, rtol: float, enough: float = 0.0) -> tuple[float, str]:
         """The smallest upper bound on epsilon(delta), and whose it is."""
@@ -98,10 +109,15 @@ class Best:
         def hopeless(curve: Curve, smallest: float) -> bool:
             return curve.estimate(delta) > _HOPELESS * smallest
 
-        return self._smallest(lambda curve: curve.epsilon(delta, rtol, (UPPER,), enough)[1], hopeless, enough)
+        return self._smallest(
+            lambda curve: curve.epsilon(delta, rtol, (UPPER,), enough)[1], hopeless, enough
+        )
 
     def _smallest(
-        self, read: Callable[[Curve], float], hopeless: Callable[[Curve, float], bool], enough: float
+        self,
+        read: Callable[[Curve], float],
+        hopeless: Callable[[Curve, float], bool],
+        enough: float,
     ) -> tuple[float, str]:
         first, *others = self.curves
         smallest, winner = read(first), 0

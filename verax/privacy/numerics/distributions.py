@@ -1,9 +1,9 @@
 """Probabilities and tails of counts, each enclosed between two doubles (docs/proofs.md, section 5).
 
-Libraries' binomial tails lose all their digits in large populations: ``scipy.special.bdtrc`` says .1511 for
-P[Bin(10**9, .705870566236443) >= 705870567], which is .499995. So a probability is computed here from its logarithm in
-50 decimal digits, and a tail as that probability times a sum of products of ratios, all positive, whose rounding errors
-and remainder are bounded.
+Libraries' binomial tails lose all their digits in large populations: ``scipy.special.bdtrc`` says
+.1511 for P[Bin(10**9, .705870566236443) >= 705870567], which is .499995. So a probability is
+computed here from its logarithm in 50 decimal digits, and a tail as that probability times a sum of
+products of ratios, all positive, whose rounding errors and remainder are bounded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 LARGEST = 2**53
-"""Trials up to which doubles count one by one; with more an enclosure says no more than "between 0 and 1"."""
+"""Trials up to which doubles count one by one; with more an enclosure says no more than "between 0
+and 1".
+"""
 
 _UNIT = 2.0**-53  # unit round-off of a double
 _DIGITS = Context(
@@ -48,7 +50,8 @@ _STIRLING = (  # numerators and denominators of B_2j / (2j (2j - 1))
     (12, 360, 1260, 1680, 1188, 360360, 156, 122400, 244188, 125400),
 )
 _LOG_ERROR = Decimal("1e-27")  # of a log probability: lemma N1 proves 1e-29
-_LAST_DIGIT = Decimal("1e-49")  # what rounding to 50 digits may add to a number between 0 and 1, or take from it
+# what rounding to 50 digits may add to a number between 0 and 1, or take from it
+_LAST_DIGIT = Decimal("1e-49")
 _NOTHING = Decimal(-2000)  # the logarithm of less than any double, even times 2**53 terms
 _ROUNDINGS = 4.0  # of a product of ratios, with each further ratio
 _BLOCKS = (64, 2**12)  # terms of a tail that are added at once: at first, and at most
@@ -125,7 +128,7 @@ def binomial_at_most(trials: int, rate: float, hits: int) -> Enclosure:
         return _complement(*_sum_upwards(trials, rate, hits + 1))
 
 
-# --- laws: all the probabilities of a count ---------------------------------------------------------------------------
+# --- laws: all the probabilities of a count -------------------------------------------------------
 
 
 def binomial_law(trials: int, rate: float, most: int | None = None) -> Array:
@@ -172,7 +175,7 @@ def _unimodal(ratios: Array, mode: int) -> Array:
     return np.asarray(weights / weights.sum())
 
 
-# --- tails ------------------------------------------------------------------------------------------------------------
+# --- tails ----------------------------------------------------------------------------------------
 
 
 def _sum_upwards(trials: int, rate: float, hits: int) -> tuple[Decimal, Decimal]:
@@ -195,7 +198,9 @@ def _sum_downwards(trials: int, rate: float, hits: int) -> tuple[Decimal, Decima
     return _tail(_log_probability(trials, rate, hits), ratio, hits)
 
 
-def _tail(log_first: Decimal, ratio: Callable[[Array], Array], terms: int) -> tuple[Decimal, Decimal]:
+def _tail(
+    log_first: Decimal, ratio: Callable[[Array], Array], terms: int
+) -> tuple[Decimal, Decimal]:
     """Bounds on e^log_first (1 + r_0 + r_0 r_1 + ...), ``terms`` ratios in all (docs/proofs.md, theorem N2)."""
     first = _exponentials(log_first)
     if log_first < _NOTHING:
@@ -228,7 +233,7 @@ def _sum_of_products(ratio: Callable[[Array], Array], terms: int) -> tuple[float
     return total - rounding, total + rounding + remainder
 
 
-# --- 50 digits --------------------------------------------------------------------------------------------------------
+# --- 50 digits ------------------------------------------------------------------------------------
 
 
 def _log_probability(trials: int, rate: float, hits: int) -> Decimal:

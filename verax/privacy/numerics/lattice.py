@@ -1,8 +1,9 @@
 """Laws on a lattice, added up with every rounding to a known side.
 
-A :class:`Law` says cell by cell where a non-negative variable lies. Sums of independent variables are convolutions of
-positive numbers, computed directly: unlike a Fourier transform that keeps the relative accuracy of the tails. What is
-cut off or merged on the way is counted, so that functions of the variable can be bounded on both sides.
+A :class:`Law` says cell by cell where a non-negative variable lies. Sums of independent variables
+are convolutions of positive numbers, computed directly: unlike a Fourier transform that keeps the
+relative accuracy of the tails. What is cut off or merged on the way is counted, so that functions
+of the variable can be bounded on both sides.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ class Law:
 
     @classmethod
     def of(
-        cls, values: Array | list[float], weights: Array | list[float], error: float = 0.0, cells: int = CELLS
+        cls,
+        values: Array | list[float],
+        weights: Array | list[float],
+        error: float = 0.0,
+        cells: int = CELLS,
     ) -> Law:
         """A law given by its whole-number values, ascending, and their probabilities."""
         places, chances = np.asarray(values, dtype=float), np.asarray(weights, dtype=float)
@@ -102,7 +107,9 @@ class Law:
         """The law of ``factor`` times the variable; places are then right to a few units of round-off."""
         if factor == 1.0:
             return self
-        start, step, spread, top = (factor * x for x in (self.start, self.step, self.spread, self.top))
+        start, step, spread, top = (
+            factor * x for x in (self.start, self.step, self.spread, self.top)
+        )
         return replace(self, start=start, step=step, spread=spread, top=top)
 
     def merged(self, cells: int = CELLS) -> Law:
@@ -124,7 +131,8 @@ class Law:
 
     def _on_step(self, step: float) -> Law:
         """The same law on cells of another width, each value in the cell that starts below it."""
-        start = self.start - 1e-9 * step  # so that rounding the quotient leaves no value below its cell
+        # so that rounding the quotient leaves no value below its cell
+        start = self.start - 1e-9 * step
         index = np.floor((self.lows - start) / step).astype(np.int64)
         weights = np.asarray(np.bincount(index, weights=self.weights), dtype=float)
         return replace(
@@ -141,7 +149,12 @@ class Law:
         a, b = _aligned(self, other, cells)
         weights = np.convolve(a.weights, b.weights)
         first, last, cut = kept(weights)
-        error = a.error + b.error + a.error * b.error + UNIT * (min(len(a.weights), len(b.weights)) + 4.0)
+        error = (
+            a.error
+            + b.error
+            + a.error * b.error
+            + UNIT * (min(len(a.weights), len(b.weights)) + 4.0)
+        )
         law = Law(
             a.start + b.start + a.step * first,
             a.step,

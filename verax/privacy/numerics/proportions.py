@@ -1,6 +1,7 @@
 """Clopper and Pearson's limits of a proportion, checked against enclosed binomial tails.
 
-A library's inverse of the incomplete beta function says where to look. What is returned was seen to be a limit.
+A library's inverse of the incomplete beta function says where to look. What is returned was seen to
+be a limit.
 """
 
 from __future__ import annotations

@@ -7,13 +7,16 @@ import math
 from collections.abc import Callable
 
 CROSSING_TOLERANCE = 1e-13
-"""How close to a crossing on [low, high] a point is, in units of 1 + high, up to the rounding of the function."""
+"""How close to a crossing on [low, high] a point is, in units of 1 + high, up to the rounding of
+the function.
+"""
 
 
 def root(function: Callable[[float], float], low: float, high: float, xtol: float) -> float:
     """A point within ``xtol`` of a sign change of ``function`` in [low, high], whose ends must differ in sign.
 
-    Ridders' method: exact on exponentials times lines, never leaves the bracket, at least halves it in two evaluations.
+    Ridders' method: exact on exponentials times lines, never leaves the bracket, at least halves it
+    in two evaluations.
     """
     at_low, at_high = function(low), function(high)
     if at_low == 0.0 or at_high == 0.0:
@@ -42,7 +45,8 @@ def root(function: Callable[[float], float], low: float, high: float, xtol: floa
 def crossing(excess: Callable[[float], float], low: float, high: float, sign: int) -> float:
     """Where a falling function on [low, high] with low >= 0 crosses zero, nudged to the safe side of the crossing.
 
-    That is to a point where it is not positive for an upper bound (``sign`` 1), not negative for a lower one (-1).
+    That is to a point where it is not positive for an upper bound (``sign`` 1), not negative for a
+    lower one (-1).
     """
     point = root(excess, low, high, xtol=CROSSING_TOLERANCE * (1.0 + high))
     nudge = 1e-14 * (1.0 + point)

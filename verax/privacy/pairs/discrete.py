@@ -1,10 +1,10 @@
 """Pairs given by a table: finitely many losses with their masses, such as what an attacker sees in bins.
 
-A table stands where a :class:`verax.privacy.pairs.gaussian_mixture.Pair` stands: it can be discretised, composed and
-read off. Its "line" is the sequence of its atoms, each one unit long and centred at 0 as a whole, so that reversing
-mirrors it. A boundary inside an atom splits it, which for a lower bound is an attacker who tosses a coin there.
-Masses are kept as logarithms: where losses are in the thousands, the smaller mass of an atom is far below the range
-of doubles.
+A table stands where a :class:`verax.privacy.pairs.gaussian_mixture.Pair` stands: it can be
+discretised, composed and read off. Its "line" is the sequence of its atoms, each one unit long and
+centred at 0 as a whole, so that reversing mirrors it. A boundary inside an atom splits it, which
+for a lower bound is an attacker who tosses a coin there. Masses are kept as logarithms: where
+losses are in the thousands, the smaller mass of an atom is far below the range of doubles.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _LEAST = 1e-290  # bins with less mass are left out, which only hides from the a
 class Table:
     """Mass exp(``log_p[i]``) of P on the atom of loss log p/q, losses ascending; ``infinite`` P-mass besides.
 
-    ``missing`` is Q-mass where P has none, at loss -infinity. ``error`` bounds how far the logarithms of p and of
-    p/q may each be off.
+    ``missing`` is Q-mass where P has none, at loss -infinity. ``error`` bounds how far the
+    logarithms of p and of p/q may each be off.
 
     >>> coin = Table.of(np.array([0.25, 0.75]), np.array([0.5, 0.5]))
     >>> [round(bound, 6) for bound in coin.delta(0.0)]
@@ -42,7 +42,9 @@ class Table:
     error: float = 0.0
 
     @staticmethod
-    def of(p: Array, q: Array, infinite: float = 0.0, missing: float = 0.0, error: float = 0.0) -> Table:
+    def of(
+        p: Array, q: Array, infinite: float = 0.0, missing: float = 0.0, error: float = 0.0
+    ) -> Table:
         """A table from masses in any order; atoms that only one of P and Q sees go to the ends."""
         infinite += float(p[q <= 0.0].sum())
         missing += float(q[p <= 0.0].sum())
@@ -50,23 +52,30 @@ class Table:
         return Table.of_logs(np.log(p[seen]), np.log(q[seen]), infinite, missing, error)
 
     @staticmethod
-    def of_logs(log_p: Array, log_q: Array, infinite: float = 0.0, missing: float = 0.0, error: float = 0.0) -> Table:
+    def of_logs(
+        log_p: Array, log_q: Array, infinite: float = 0.0, missing: float = 0.0, error: float = 0.0
+    ) -> Table:
         """A table from the logarithms of masses, in any order, which may be as small as one likes."""
         loss = log_p - log_q
         order = np.argsort(loss, kind="stable")
         largest = max(float(np.abs(log_p).max(initial=0.0)), float(np.abs(log_q).max(initial=0.0)))
-        return Table(log_p[order], loss[order], infinite, missing, error + UNIT * (8.0 + 2.0 * largest))
+        return Table(
+            log_p[order], loss[order], infinite, missing, error + UNIT * (8.0 + 2.0 * largest)
+        )
 
     @staticmethod
     def binned(up: tuple[Array, Array], down: tuple[Array, Array]) -> Table:
         """Two Gaussian mixtures on a line, as (weights, shifts) of P and of Q, seen in bins.
 
-        For attacks whose likelihood ratio need not increase along the line. What is further than 16 standard
-        deviations from every shift is left out.
+        For attacks whose likelihood ratio need not increase along the line. What is further than 16
+        standard deviations from every shift is left out.
         """
         shifts = np.concatenate([up[1], down[1]])
         x = np.arange(shifts.min() - 16.0, shifts.max() + 16.0, _BIN)
-        p, q = (sum(w * np.exp(log_interval(x - m)[0]) for w, m in zip(*side, strict=True)) for side in (up, down))
+        p, q = (
+            sum(w * np.exp(log_interval(x - m)[0]) for w, m in zip(*side, strict=True))
+            for side in (up, down)
+        )
         return Table.seen(p, q, error=_BIN_ERROR + UNIT * len(shifts))
 
     @staticmethod
@@ -76,7 +85,11 @@ class Table:
         If that is all of them, the attacker is blind.
         """
         kept = (p > _LEAST) & (q > _LEAST)
-        return Table.of(p[kept], q[kept], error=error) if kept.any() else Table.of(np.ones(1), np.ones(1))
+        return (
+            Table.of(p[kept], q[kept], error=error)
+            if kept.any()
+            else Table.of(np.ones(1), np.ones(1))
+        )
 
     is_gaussian = False
     gaussian_shift = math.nan
@@ -88,7 +101,9 @@ class Table:
     @cached_property
     def _reversed(self) -> Table:
         missing = self.missing * math.exp(2.0 * self.error)
-        return Table(self.log_q[::-1], -self.loss_values[::-1], missing, self.infinite, 2.0 * self.error)
+        return Table(
+            self.log_q[::-1], -self.loss_values[::-1], missing, self.infinite, 2.0 * self.error
+        )
 
     @cached_property
     def p(self) -> Array:
@@ -135,7 +150,9 @@ class Table:
     def inverse(self, loss: Array) -> Array:
         """Boundaries, also inside atoms, near the given losses."""
         places = np.arange(len(self.log_p)) + 0.5 - self._middle
-        return np.asarray(np.interp(loss, self.loss_values, places, left=-self._middle, right=self._middle))
+        return np.asarray(
+            np.interp(loss, self.loss_values, places, left=-self._middle, right=self._middle)
+        )
 
     def log_loss_density(self, x: Array) -> Array:
         """About the logarithm of P's mass per unit of loss."""
@@ -167,9 +184,17 @@ class Table:
     def delta(self, epsilon: float) -> tuple[float, float]:
         """Lower and upper bound on D_{e^eps}(P||Q)."""
         above = self.loss_values > epsilon - 4.0 * self.error
-        p, loss, slack = self.p[above], self.loss_values[above], 2.0 * self.error + len(self.log_p) * UNIT
-        lower = float(np.sum(p * -np.expm1(-np.maximum(loss - epsilon - self.error, 0.0)))) * (1.0 - slack)
-        upper = float(np.sum(p * -np.expm1(-np.maximum(loss - epsilon + self.error, 0.0)))) * (1.0 + slack)
+        p, loss, slack = (
+            self.p[above],
+            self.loss_values[above],
+            2.0 * self.error + len(self.log_p) * UNIT,
+        )
+        lower = float(np.sum(p * -np.expm1(-np.maximum(loss - epsilon - self.error, 0.0)))) * (
+            1.0 - slack
+        )
+        upper = float(np.sum(p * -np.expm1(-np.maximum(loss - epsilon + self.error, 0.0)))) * (
+            1.0 + slack
+        )
         return lower, min(upper + self.infinite, 1.0)
 
 

@@ -1,12 +1,13 @@
 """Dominating pairs of one round: Gaussian mixtures on a line, evaluated in log space.
 
-A pair is P = sum_i p_i N(m_i, 1) against Q = sum_j q_j N(-n_j, 1) with all m_i, n_j >= 0, in units of the noise's
-standard deviation. Relative to the base N(0, 1) the likelihood of P rises in x and that of Q falls, so the privacy
-loss log P(x)/Q(x) increases in x: every event that matters is a half line, and every probability a Gaussian cdf.
+A pair is P = sum_i p_i N(m_i, 1) against Q = sum_j q_j N(-n_j, 1) with all m_i, n_j >= 0, in units
+of the noise's standard deviation. Relative to the base N(0, 1) the likelihood of P rises in x and
+that of Q falls, so the privacy loss log P(x)/Q(x) increases in x: every event that matters is a
+half line, and every probability a Gaussian cdf.
 
-Every pair of docs/proofs.md, section 1, has this shape. "Present against absent" is a mixture against N(0); "absent
-against present" is its reverse (mirror the line); replacing a record puts one mixture on each side. That
-opposite-sided mixtures dominate is proved in docs/proofs.md, theorem 1.
+Every pair of docs/proofs.md, section 1, has this shape. "Present against absent" is a mixture
+against N(0); "absent against present" is its reverse (mirror the line); replacing a record puts one
+mixture on each side. That opposite-sided mixtures dominate is proved in docs/proofs.md, theorem 1.
 """
 
 from __future__ import annotations
@@ -24,21 +25,23 @@ from scipy import special
 Array = NDArray[np.float64]
 
 UNIT = 2.0**-53  # unit round-off of a double
-_SPECIAL_ULPS = 16.0  # allowance for erfcx, exp and log, in units of round-off; measured within 8 against 40 digits
+# allowance for erfcx, exp and log, in units of round-off; measured within 8 against 40 digits
+_SPECIAL_ULPS = 16.0
 _FAR = 1e8  # where the search for an inverse stops: nothing has mass there
 _MOST_NODES = 20_000  # of a quadrature rule
 _BLOCK = 2_000_000  # components times cells worked on at once
 _MANY = 64  # components of which it pays to leave some out
 _STRETCH = 128  # points worked on at once where it does
-_FAINT = 60.0  # a component is left out where its density is below e^-60 of another's: less than any round-off
+# a component is left out where its density is below e^-60 of another's: less than any round-off
+_FAINT = 60.0
 
 
 @dataclass(frozen=True)
 class Mixture:
     """Weights (as logarithms) and non-negative shifts of one side; weights may be as small as 1e-300.
 
-    ``lost`` is weight left out of the components; on the side of P it stands for mass at infinite loss. ``error``
-    bounds the relative error of the weights.
+    ``lost`` is weight left out of the components; on the side of P it stands for mass at infinite
+    loss. ``error`` bounds the relative error of the weights.
     """
 
     log_weights: tuple[float, ...]
@@ -74,8 +77,9 @@ class Mixture:
     def near(self, low: float, high: float) -> slice:
         """The components that matter between two points.
 
-        Log densities relative to each other are linear in x and rise with the shift. So a component that is faint at
-        ``low``, and has a smaller shift than the largest one there, is faint all the way; likewise at ``high``.
+        Log densities relative to each other are linear in x and rise with the shift. So a component
+        that is faint at ``low``, and has a smaller shift than the largest one there, is faint all
+        the way; likewise at ``high``.
         """
         if not self._wide:
             return slice(None)
@@ -148,8 +152,9 @@ TRIVIAL = Mixture((0.0,), (0.0,))
 def log_interval(y: Array) -> tuple[Array, Array]:
     """Log of the N(0,1)-mass of each cell between consecutive boundaries, and a bound on its error.
 
-    Tail masses are differences of scaled complementary error functions, so they keep their relative accuracy in either
-    tail, however far out; what is lost is the ratio of the tail to the cell, which the returned bound carries.
+    Tail masses are differences of scaled complementary error functions, so they keep their relative
+    accuracy in either tail, however far out; what is lost is the ratio of the tail to the cell,
+    which the returned bound carries.
     """
     size = np.abs(y)
     scaled = special.erfcx(size * math.sqrt(0.5))
@@ -159,9 +164,11 @@ def log_interval(y: Array) -> tuple[Array, Array]:
     scaled_near = np.where(rising, scaled[..., :-1], scaled[..., 1:])
     scaled_far = np.where(rising, scaled[..., 1:], scaled[..., :-1])
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        share = np.exp((near - far) * (far + near) / 2.0) * scaled_far / scaled_near  # of the tail, what lies beyond
+        # of the tail, what lies beyond
+        share = np.exp((near - far) * (far + near) / 2.0) * scaled_far / scaled_near
         share[np.isinf(far)] = 0.0
-        share = np.minimum(share, 1.0 - UNIT)  # a cell too thin to see: all that is known is that it is tiny
+        # a cell too thin to see: all that is known is that it is tiny
+        share = np.minimum(share, 1.0 - UNIT)
         log_mass = np.log(scaled_near * (0.5 - 0.5 * share)) - near * near / 2.0
         error = UNIT * (_SPECIAL_ULPS + 2.0 * (near + 1.0) ** 2) / (1.0 - share)
     empty = ~(y[..., 1:] > y[..., :-1])
@@ -287,7 +294,9 @@ class Pair:
     def nodes(self, left: float, far: float) -> tuple[Array, Array]:
         """Losses and log masses of P at even steps along the line."""
         end = max(self.up.shifts) + far
-        size = min(math.ceil((end - left) / min(0.125, 0.5 / max(self.max_shift, 1e-9))), _MOST_NODES)
+        size = min(
+            math.ceil((end - left) / min(0.125, 0.5 / max(self.max_shift, 1e-9))), _MOST_NODES
+        )
         x = np.linspace(left, end, size)
         return self.loss(x), self.log_density(x) + math.log(x[1] - x[0])
 
@@ -295,7 +304,9 @@ class Pair:
         """The x of each loss, and by how much their losses miss those at most."""
         boundaries = self.inverse(grid)
         finite = np.isfinite(boundaries)
-        return boundaries, float(np.abs(self.loss(boundaries[finite]) - grid[finite]).max(initial=0.0))
+        return boundaries, float(
+            np.abs(self.loss(boundaries[finite]) - grid[finite]).max(initial=0.0)
+        )
 
     def log_loss_density(self, x: Array) -> Array:
         """Log of P's mass per unit of loss."""
@@ -371,7 +382,9 @@ class Pair:
             low_end, high_end = below[left], above[left]
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                 step = at - miss / self.slope(at)
-            x[left] = np.where((step > low_end) & (step < high_end), step, (low_end + high_end) / 2.0)
+            x[left] = np.where(
+                (step > low_end) & (step < high_end), step, (low_end + high_end) / 2.0
+            )
             left = left[np.abs(x[left] - at) > 4e-16 * (1.0 + np.abs(at))]
             if not left.size:
                 break
@@ -381,9 +394,11 @@ class Pair:
     def mean_loss_below(self, x: float) -> float:
         """The loss of the event {X < x}: log P(X < x) - log Q(X < x)."""
         base = special.log_ndtr(x)
-        if self.down.trivial and self.up.two_point and self.up.log_weights[1] < -1.0:  # the common case, without arrays
+        # the common case, without arrays
+        if self.down.trivial and self.up.two_point and self.up.log_weights[1] < -1.0:
             return math.log1p(
-                math.exp(self.up.log_weights[1]) * math.expm1(special.log_ndtr(x - self.up.shifts[1]) - base)
+                math.exp(self.up.log_weights[1])
+                * math.expm1(special.log_ndtr(x - self.up.shifts[1]) - base)
             )
         up = self.up.log_average(special.log_ndtr(x - self.up.columns[1]) - base)
         down = self.down.log_average(special.log_ndtr(x + self.down.columns[1]) - base)
@@ -395,14 +410,21 @@ class Pair:
         if np.isposinf(x[0]):
             return 0.0, self.up.lost
         tail = self._cells(np.array([x[0], np.inf]))
-        around = math.exp(float(self._cells(np.array([x[0] - 0.1, np.inf])).log_p[0]))  # holds what a rounded x misses
-        log_p, rise, error = float(tail.log_p[0]), float(tail.loss[0]) - epsilon, 2.0 * float(tail.error[0])
+        # holds what a rounded x misses
+        around = math.exp(float(self._cells(np.array([x[0] - 0.1, np.inf])).log_p[0]))
+        log_p, rise, error = (
+            float(tail.log_p[0]),
+            float(tail.loss[0]) - epsilon,
+            2.0 * float(tail.error[0]),
+        )
         over = float(self.loss(x)[0]) - epsilon if np.isfinite(x[0]) else 0.0
         if abs(over) > 1.0:  # too far out for the inverse; but left of x no loss exceeds that at x
             return 0.0, min(math.exp(log_p + error) + self.up.lost, 1.0) if over < 0.0 else 1.0
         miss = abs(over)
         lower = math.exp(log_p - error) * -math.expm1(-max(rise - error, 0.0))
-        upper = math.exp(log_p + error) * -math.expm1(-max(rise + error, 0.0)) + around * math.expm1(miss + 8.0 * UNIT)
+        upper = math.exp(log_p + error) * -math.expm1(
+            -max(rise + error, 0.0)
+        ) + around * math.expm1(miss + 8.0 * UNIT)
         return lower, min(upper + self.up.lost, 1.0)
 
     def cells(self, boundaries: Array) -> Cells:
@@ -411,8 +433,15 @@ class Pair:
         block = _STRETCH if components > 2 * _MANY else max(_BLOCK // components, 2)
         if len(boundaries) <= block + 1:
             return self._cells(boundaries)
-        parts = [self._cells(boundaries[i : i + block + 1]) for i in range(0, len(boundaries) - 1, block)]
-        return Cells(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("log_p", "loss", "error")))
+        parts = [
+            self._cells(boundaries[i : i + block + 1]) for i in range(0, len(boundaries) - 1, block)
+        ]
+        return Cells(
+            *(
+                np.concatenate([getattr(part, name) for part in parts])
+                for name in ("log_p", "loss", "error")
+            )
+        )
 
     def _cells(self, boundaries: Array) -> Cells:
         base, base_error = log_interval(boundaries)
@@ -426,12 +455,23 @@ class Pair:
             near = mixture.near(*ends)
             log_weights, shifts = mixture.columns[0][near], mixture.columns[1][near]
             mass, mass_error = log_interval(boundaries - sign * shifts)
-            ratios = np.subtract(mass, base, out=np.zeros_like(mass), where=np.broadcast_to(base > -np.inf, mass.shape))
+            ratios = np.subtract(
+                mass,
+                base,
+                out=np.zeros_like(mass),
+                where=np.broadcast_to(base > -np.inf, mass.shape),
+            )
             ratios[shifts[:, 0] == 0.0] = 0.0
             sides.append(mixture.log_average(ratios, near))
             share = np.exp(log_weights + ratios - sides[-1])  # of the cell's mass, each component's
-            there = np.isfinite(ratios)  # a component without any mass in the cell has no share of the error either
-            off = mass_error + UNIT * (_SPECIAL_ULPS + 2.0 * np.abs(ratios, out=np.zeros_like(ratios), where=there))
-            error += np.multiply(share, off, out=np.zeros_like(share), where=there).sum(axis=0) + mixture.error
+            # a component without any mass in the cell has no share of the error either
+            there = np.isfinite(ratios)
+            off = mass_error + UNIT * (
+                _SPECIAL_ULPS + 2.0 * np.abs(ratios, out=np.zeros_like(ratios), where=there)
+            )
+            error += (
+                np.multiply(share, off, out=np.zeros_like(share), where=there).sum(axis=0)
+                + mixture.error
+            )
         loss = sides[0] - sides[1]
         return Cells(base + sides[0], loss, error + UNIT * (4.0 * np.abs(loss) + 4.0))

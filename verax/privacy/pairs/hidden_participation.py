@@ -1,15 +1,18 @@
 """One record behind a random participant: a pair glued from the worst case of either direction.
 
-A client is present with chance p and then uses a record with chance q. Given what else it sends the released sum is one
-of three Gaussians of unit variance: *away* (weight 1 - p), *without* the record, *with* it. Only their distances count:
-``shift`` between with and without, ``present`` between away and with, ``absent`` between away and without. For
-a >= 1 the curve D_a(with the record || without it) is largest when all three lie on a line, *away* and *without* on the
-same side of *with*; for a < 1 when *away* and *with* lie on the same side of *without*. The pair here has the first
-curve for a >= 1 and the second for a < 1, hence an atom of loss 0 between them (docs/random-participation.md, theorem
-2). What else the client sends is drawn by a public coin: several kinds of rounds, each with its chance.
+A client is present with chance p and then uses a record with chance q. Given what else it sends the
+released sum is one of three Gaussians of unit variance: *away* (weight 1 - p), *without* the
+record, *with* it. Only their distances count: ``shift`` between with and without, ``present``
+between away and with, ``absent`` between away and without. For a >= 1 the curve D_a(with the record
+|| without it) is largest when all three lie on a line, *away* and *without* on the same side of
+*with*; for a < 1 when *away* and *with* lie on the same side of *without*. The pair here has the
+first curve for a >= 1 and the second for a < 1, hence an atom of loss 0 between them
+(docs/random-participation.md, theorem 2). What else the client sends is drawn by a public coin:
+several kinds of rounds, each with its chance.
 
-On either branch positions are counted from the single Gaussian outward, from -shift/2, where the loss is 0; there the
-size of the loss increases, so that its inverse is a root of a concave function.
+On either branch positions are counted from the single Gaussian outward, from -shift/2, where the
+loss is 0; there the size of the loss increases, so that its inverse is a root of a concave
+function.
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ _AROUND = 1e-9  # of a loss: what lies this close to a boundary holds all that r
 class Glued:
     """The chance of each kind of round and its distances, in units of the noise; ``away`` ones may be infinite.
 
-    ``error`` bounds the relative error of the chances. ``sign`` is -1 for the other direction: without the record
-    against with it.
+    ``error`` bounds the relative error of the chances. ``sign`` is -1 for the other direction:
+    without the record against with it.
 
     >>> from verax.privacy.pairs.gaussian_mixture import Pair
     >>> poisson = Glued(0.5, 0.1, (1.0,), (1.0,), (1.0,), (0.0,))
@@ -62,7 +65,14 @@ class Glued:
     def reverse(self) -> Glued:
         """The other direction."""
         return Glued(
-            self.client, self.record, self.chances, self.shift, self.present, self.absent, self.error, -self.sign
+            self.client,
+            self.record,
+            self.chances,
+            self.shift,
+            self.present,
+            self.absent,
+            self.error,
+            -self.sign,
         )
 
     @cached_property
@@ -92,9 +102,13 @@ class Glued:
             far = np.array(distance)[:, None]
             gap = far - (shift if up else 0.0)  # from away to without
             known = np.isinf(far)
-            log_odds = np.where(known, -np.inf, log_away - log_p - (0.5 * (far**2 - (shift**2 if up else 0.0))))
+            log_odds = np.where(
+                known, -np.inf, log_away - log_p - (0.5 * (far**2 - (shift**2 if up else 0.0)))
+            )
             gap = np.where(known, 0.0, gap)
-            sides.append(_Branch(up, self.client, self.record, np.log(chances), shift, far, gap, log_odds))
+            sides.append(
+                _Branch(up, self.client, self.record, np.log(chances), shift, far, gap, log_odds)
+            )
         return sides[0], sides[1]
 
     @cached_property
@@ -130,7 +144,8 @@ class Glued:
         loss, mass = np.concatenate(losses), np.concatenate(masses)
         order = np.argsort(loss, kind="stable")
         loss, mass = loss[order], mass[order] - special.logsumexp(mass)
-        return loss + special.logsumexp(mass - loss), mass  # both laws add up to 1, also over many rounds
+        # both laws add up to 1, also over many rounds
+        return loss + special.logsumexp(mass - loss), mass
 
     def cut(self, grid: Array) -> tuple[Array, float]:
         """The losses themselves, and how far the places of any kind miss them."""
@@ -177,7 +192,14 @@ class Glued:
         if centre.size and self._log_atom > -math.inf:
             atom = np.full((1, 1), self._log_atom)
             tiny = np.full((1, 1), 32.0 * UNIT * math.exp(-self._log_atom))
-            total.add(slice(int(centre[0]), int(centre[0]) + 1), atom, atom, np.full((1, 1), -np.inf), 1.0, tiny)
+            total.add(
+                slice(int(centre[0]), int(centre[0]) + 1),
+                atom,
+                atom,
+                np.full((1, 1), -np.inf),
+                1.0,
+                tiny,
+            )
         return total.cells(self.error)
 
     def delta(self, epsilon: float) -> tuple[float, float]:
@@ -188,9 +210,15 @@ class Glued:
         _, miss = self.cut(np.array([epsilon]))
         near = epsilon - _AROUND * (1.0 + abs(epsilon)) - miss
         around = math.exp(float(self.cells(np.array([near, np.inf])).log_p[0]))
-        log_p, rise, error = float(tail.log_p[0]), float(tail.loss[0]) - epsilon, 2.0 * float(tail.error[0])
+        log_p, rise, error = (
+            float(tail.log_p[0]),
+            float(tail.loss[0]) - epsilon,
+            2.0 * float(tail.error[0]),
+        )
         lower = math.exp(log_p - error) * -math.expm1(-max(rise - error, 0.0))
-        upper = math.exp(log_p + error) * -math.expm1(-max(rise + error, 0.0)) + around * math.expm1(miss + 8.0 * UNIT)
+        upper = math.exp(log_p + error) * -math.expm1(
+            -max(rise + error, 0.0)
+        ) + around * math.expm1(miss + 8.0 * UNIT)
         return lower, min(upper, 1.0)
 
 
@@ -215,13 +243,17 @@ class _Branch:
     def cells(self, boundaries: Array) -> range:
         """Which cells between these losses reach into this branch."""
         if self.up:
-            return range(int(np.searchsorted(boundaries[1:], 0.0, side="right")), len(boundaries) - 1)
+            return range(
+                int(np.searchsorted(boundaries[1:], 0.0, side="right")), len(boundaries) - 1
+            )
         return range(int(np.searchsorted(boundaries[:-1], 0.0, side="left")))
 
     def log_here(self, u: Array) -> Array:
         """Log of the chance that the client takes part, given that the sum is at u without the record."""
         with np.errstate(invalid="ignore"):
-            distance = np.where(self.gap > 0.0, self.gap * np.where(np.isinf(u), np.sign(u) * 1e300, u), 0.0)
+            distance = np.where(
+                self.gap > 0.0, self.gap * np.where(np.isinf(u), np.sign(u) * 1e300, u), 0.0
+            )
             return np.asarray(-np.logaddexp(0.0, self.log_odds - distance))
 
     def loss(self, u: Array) -> Array:
@@ -231,7 +263,11 @@ class _Branch:
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             if not self.up:
                 small = np.log1p(np.exp(here) * np.expm1(-rise))
-                return np.asarray(np.where(small > _DEEP, small, self._deep(u)[0] if self.record == 1.0 else small))
+                return np.asarray(
+                    np.where(
+                        small > _DEEP, small, self._deep(u)[0] if self.record == 1.0 else small
+                    )
+                )
             small = np.log1p(np.exp(here) * np.expm1(np.minimum(rise, 30.0)))
             large = np.logaddexp(np.log1p(-np.exp(np.minimum(here, -1e-300))), here + rise)
         return np.asarray(np.where(rise > 30.0, large, small))
@@ -242,19 +278,25 @@ class _Branch:
         rise = self.shift * (u + self.shift / 2.0)
         top = np.logaddexp(log_away, -rise)
         share = np.exp(log_away - top)
-        slope = -share * self.gap - (1.0 - share) * self.shift + self.gap * np.exp(log_away + self.log_here(u))
+        slope = (
+            -share * self.gap
+            - (1.0 - share) * self.shift
+            + self.gap * np.exp(log_away + self.log_here(u))
+        )
         return top + self.log_here(u), slope
 
     def solve(self, loss: Array) -> tuple[Array, float]:
         """Where each kind has these losses, all of this branch's sign, and how far off they are at most.
 
-        With t = shift (u + shift/2) the size of the loss is a function of log_here(u) + log|expm1(+-t)|, which is
-        concave and increasing; as log_here <= 0 the root of the rest lies left of the root. A tangent lies above a
-        concave function, so every step of Newton's method ends left of the root, and climbs from there. Whatever is
-        missed is returned.
+        With t = shift (u + shift/2) the size of the loss is a function of log_here(u) +
+        log|expm1(+-t)|, which is concave and increasing; as log_here <= 0 the root of the rest lies
+        left of the root. A tangent lies above a concave function, so every step of Newton's method
+        ends left of the root, and climbs from there. Whatever is missed is returned.
         """
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            size = np.where(loss > 30.0, loss + np.log1p(-np.exp(-loss)), np.log(np.abs(np.expm1(loss))))
+            size = np.where(
+                loss > 30.0, loss + np.log1p(-np.exp(-loss)), np.log(np.abs(np.expm1(loss)))
+            )
             goal = np.broadcast_to(size - math.log(self.record), (len(self.shift), len(loss)))
             start = goal - np.where(self.gap > 0.0, 0.0, self.log_here(np.zeros(1)))
             t = np.logaddexp(0.0, start) if self.up else -np.log1p(-np.exp(np.minimum(start, 0.0)))
@@ -270,9 +312,11 @@ class _Branch:
             u = np.where(np.isfinite(fresh), fresh, u)
         if not self.up and self.record == 1.0:
             u = self._dive(u, loss)
-        u = np.where(loss == 0.0, -self.shift / 2.0, np.maximum(u, -self.shift / 2.0))  # no gap to the atom
+        # no gap to the atom
+        u = np.where(loss == 0.0, -self.shift / 2.0, np.maximum(u, -self.shift / 2.0))
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            limit = np.log1p(-self.record * np.exp(self.log_here(np.full(1, np.inf))))  # of a branch that goes down
+            # of a branch that goes down
+            limit = np.log1p(-self.record * np.exp(self.log_here(np.full(1, np.inf))))
             value = np.where(np.isfinite(u), self.loss(u), np.minimum(loss, limit))
             off = np.where(np.isfinite(loss) & (loss != 0.0), np.abs(value - loss), 0.0)
         return u, float(off.max(initial=0.0))
@@ -284,7 +328,9 @@ class _Branch:
         loss = np.where(np.isfinite(loss), np.minimum(loss, _DEEP), _DEEP)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             half = loss - math.log(2.0)
-            right = np.maximum(-half / self.shift, np.where(self.gap > 0.0, (self.log_odds - half) / self.gap, 0.0))
+            right = np.maximum(
+                -half / self.shift, np.where(self.gap > 0.0, (self.log_odds - half) / self.gap, 0.0)
+            )
         low, high = np.broadcast_to(-self.shift / 2.0, u.shape), np.maximum(right, 0.0)
         x = np.clip(np.where(np.isfinite(u), u, high), low, high)
         for _ in range(_STEPS):
@@ -305,7 +351,8 @@ class _Branch:
         """Near the root; from either side one step of Newton's method leads to its left."""
         u, value = self._table
         near = [
-            np.interp(row, v, place, left=-np.inf, right=-np.inf) for row, v, place in zip(goal, value, u, strict=True)
+            np.interp(row, v, place, left=-np.inf, right=-np.inf)
+            for row, v, place in zip(goal, value, u, strict=True)
         ]
         return np.stack(near)
 
@@ -316,7 +363,10 @@ class _Branch:
             t = self.shift * (u + self.shift / 2.0)
             shrink = -np.expm1(-t)
             value = log_here + np.log(shrink) + (t if self.up else 0.0)
-            slope = -self.gap * np.expm1(log_here) + self.shift * (1.0 if self.up else np.exp(-t)) / shrink
+            slope = (
+                -self.gap * np.expm1(log_here)
+                + self.shift * (1.0 if self.up else np.exp(-t)) / shrink
+            )
         return value, slope
 
     def masses(self, u: Array) -> tuple[Array, Array, Array, float, Array]:
@@ -332,8 +382,12 @@ class _Branch:
         log_p = np.logaddexp(away, math.log(p) + without + _log1m(q))
         log_p = np.logaddexp(log_p, math.log(p * q) + with_)
         with np.errstate(invalid="ignore", divide="ignore"):
-            gap = np.where(near > back, near + np.log(-np.expm1(back - near)), -np.inf) + math.log(p * q)
-        error = np.maximum(np.maximum(near_error, back_error), np.where(np.isinf(self.far), 0.0, away_error))
+            gap = np.where(near > back, near + np.log(-np.expm1(back - near)), -np.inf) + math.log(
+                p * q
+            )
+        error = np.maximum(
+            np.maximum(near_error, back_error), np.where(np.isinf(self.far), 0.0, away_error)
+        )
         chances = self.log_chances
         found = [log_p + chances, log_q + chances, gap + chances, error]
         log_p, log_q, gap, error = found if self.up else [x[:, ::-1] for x in found]
@@ -341,7 +395,9 @@ class _Branch:
 
     def nodes(self, reach: float) -> tuple[Array, Array, Array]:
         """Losses and log masses of P and of Q, up to ``reach`` beyond the single Gaussian."""
-        places = -self.shift / 2.0 + (max(reach, 1.0) + self.shift / 2.0) * np.linspace(0.0, 1.0, _NODES + 1)
+        places = -self.shift / 2.0 + (max(reach, 1.0) + self.shift / 2.0) * np.linspace(
+            0.0, 1.0, _NODES + 1
+        )
         u = places if self.up else places[:, ::-1]
         log_p, log_q, _, _, _ = self.masses(u)
         return self.loss((u[:, :-1] + u[:, 1:]) / 2.0).ravel(), log_p.ravel(), log_q.ravel()
@@ -374,7 +430,9 @@ class _Sums:
         self.wrong = {name: np.zeros(count) for name in "pq"}
         self.gap = np.zeros(count)  # P - Q, in units of the largest mass of Q
 
-    def add(self, cells: slice, log_p: Array, log_q: Array, log_gap: Array, sign: float, error: Array) -> None:
+    def add(
+        self, cells: slice, log_p: Array, log_q: Array, log_gap: Array, sign: float, error: Array
+    ) -> None:
         """Add rows of log masses in some cells."""
         for name, logs in (("p", log_p), ("q", log_q)):
             old = self.top[name][cells]
@@ -384,14 +442,17 @@ class _Sums:
             self.sum[name][cells] = self.sum[name][cells] * shrink + rows.sum(axis=0)
             self.wrong[name][cells] = self.wrong[name][cells] * shrink + (rows * error).sum(axis=0)
             self.top[name][cells] = top
-        with np.errstate(over="ignore", invalid="ignore"):  # where P is far above Q the logarithms do
+        # where P is far above Q the logarithms do
+        with np.errstate(over="ignore", invalid="ignore"):
             self.gap[cells] = self.gap[cells] * shrink + sign * np.exp(log_gap - top).sum(axis=0)
 
     def cells(self, error: float) -> Cells:
         """Log masses of P and losses, with a bound on the errors of both."""
         some = (self.sum["p"] > 0.0) & (self.sum["q"] > 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            log_p, log_q = (np.where(some, np.log(self.sum[name]) + self.top[name], -np.inf) for name in "pq")
+            log_p, log_q = (
+                np.where(some, np.log(self.sum[name]) + self.top[name], -np.inf) for name in "pq"
+            )
             ratio = self.gap / self.sum["q"]
             loss = np.where(np.abs(ratio) < 0.5, np.log1p(ratio), log_p - log_q)
             wrong = np.where(some, sum(self.wrong[name] / self.sum[name] for name in "pq"), 0.0)

@@ -32,7 +32,8 @@ def distinct_groups(trials: int, rate: float, groups: int) -> Array:
 def truncated_rate(rate: float, max_batch: int, population: int) -> float:
     """The probability that a record is in a Poisson batch cut to ``max_batch``, rounded down.
 
-    The mean size E min(X, B) of a batch, X ~ Bin(n, q), over n: q P[Bin(n-1, q) < B] + B/n P[X > B].
+    The mean size E min(X, B) of a batch, X ~ Bin(n, q), over n: q P[Bin(n-1, q) < B] + B/n P[X >
+    B].
     """
     if max_batch >= population:
         return rate
@@ -46,10 +47,11 @@ def truncated_rate(rate: float, max_batch: int, population: int) -> float:
 def crowded(rate: float, max_batch: int, others: int) -> list[tuple[float, float, int]]:
     """With room in the batch and without, given up to so many others: the chance, the record's rate, and its shift.
 
-    With room its rate is ``rate`` and its shift 1. If N >= B others are there it is in with probability
-    rate * B / (N + 1) and takes the place of another, a shift of 2. That rate is rounded up to ``rate``, so that the
-    crowded round is the worse one and the bound also holds where there are fewer others: with B / (N + 1) it would not,
-    as truncation may hide the record more than it helps to find it. So the chance of a crowd may be rounded up too.
+    With room its rate is ``rate`` and its shift 1. If N >= B others are there it is in with
+    probability rate * B / (N + 1) and takes the place of another, a shift of 2. That rate is
+    rounded up to ``rate``, so that the crowded round is the worse one and the bound also holds
+    where there are fewer others: with B / (N + 1) it would not, as truncation may hide the record
+    more than it helps to find it. So the chance of a crowd may be rounded up too.
     """
     if max_batch > others:
         return [(1.0, rate, 1)]
@@ -61,16 +63,17 @@ def crowded(rate: float, max_batch: int, others: int) -> list[tuple[float, float
 def mixture_round(weights: Array, shifts: Array, trials: int, two_sided: bool = False) -> Round:
     """The mixture against N(0), or against its own mirror image; negligible components are rounded to the safe sides.
 
-    D_a rises in every shift (lemma 14 and proposition 17 of "optimal group privacy"), so for the upper bound rare
-    small shifts are raised and rare large ones sent to infinity, for the lower bound rare large shifts are lowered
-    and small ones set to 0.
+    D_a rises in every shift (lemma 14 and proposition 17 of "optimal group privacy"), so for the
+    upper bound rare small shifts are raised and rare large ones sent to infinity, for the lower
+    bound rare large shifts are lowered and small ones set to 0.
     """
     if trials == 1 and len(weights) == 2:
         rate, shift = float(weights[1]), float(shifts[1])
         side = replace(Pair.subsampled(rate, shift).up, error=4.0 * UNIT)
         return Round(Pair(side, side) if two_sided else Pair(side))
     kept = int(np.count_nonzero(weights > _NEGLIGIBLE))
-    # eight roundings a product, taken once per kept weight or once per trial, and a sum over all trials
+    # eight roundings a product, taken once per kept weight or once per trial, and a sum over all
+    # trials
     error = UNIT * (2000.0 + 200.0 * kept + 8.0 * trials)
     below, above = np.cumsum(weights), np.cumsum(weights[::-1])[::-1]
     first = int(np.searchsorted(below, _NEGLIGIBLE))

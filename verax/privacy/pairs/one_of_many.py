@@ -1,15 +1,19 @@
 """The law of an average of log-normals, rounded up and down in convex order: the price of picking one round at random.
 
-A record that joins one of T rounds, picked at random, changes the likelihood of the transcript by the factor
+A record that joins one of T rounds, picked at random, changes the likelihood of the transcript by
+the factor
 
-    S = (1/T) sum_t Y_t,    Y_t = exp(u x_t - u^2 / 2),    x_t independent N(0, 1) without the record.
+    S = (1/T) sum_t Y_t,    Y_t = exp(u x_t - u^2 / 2),    x_t independent N(0, 1) without the
+    record.
 
-Both directions are expectations of convex functions of S: D_a(P||Q) = E (S - a)_+ and D_a(Q||P) = E (1 - a S)_+. So
-whatever is larger than S in convex order dominates, whatever is smaller is dominated, and convex order survives
-independent sums. Splitting an atom between two grid points around it, keeping the mean, makes a law larger; merging
-the atoms of a cell into one at their mean makes it smaller (an attacker who does not look inside the cell). T comes
-from doublings, each followed by one such rounding; what they cost is of second order in the grid, and everything is a
-sum of products of positive numbers, so the tails keep their digits. Statements and proofs: docs/proofs.md, section 4.
+Both directions are expectations of convex functions of S: D_a(P||Q) = E (S - a)_+ and D_a(Q||P) = E
+(1 - a S)_+. So whatever is larger than S in convex order dominates, whatever is smaller is
+dominated, and convex order survives independent sums. Splitting an atom between two grid points
+around it, keeping the mean, makes a law larger; merging the atoms of a cell into one at their mean
+makes it smaller (an attacker who does not look inside the cell). T comes from doublings, each
+followed by one such rounding; what they cost is of second order in the grid, and everything is a
+sum of products of positive numbers, so the tails keep their digits. Statements and proofs:
+docs/proofs.md, section 4.
 """
 
 from __future__ import annotations
@@ -26,21 +30,25 @@ from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Pair
 FINE = 0.03  # grid points per scale of the law: widths below half a percent of epsilon
 LARGEST_SHIFT = 12.0  # beyond this the factors leave the range of doubles
 TAIL, DEEP_TAIL = -92.0, -300.0
-"""Log of the mass beyond the ends of the grid; the second where deltas far below all that are asked for matter."""
+"""Log of the mass beyond the ends of the grid; the second where deltas far below all that are asked
+for matter.
+"""
 _FLAT = 3.0  # scales from the middle within which points are evenly spaced; further out they spread
 _LEAST = 1e-290  # of mass that keeps its digits; less is left out of what is rounded down
 _ROWS = 16  # of sums worked on at once, to stay in the cache and to add up few at a time
-_QUANTILES, _FEW_QUANTILES = ((np.arange(count) + 0.5) / count for count in (200, 64))  # from which grids are planned
+# from which grids are planned
+_QUANTILES, _FEW_QUANTILES = ((np.arange(count) + 0.5) / count for count in (200, 64))
 
 
 @dataclass(frozen=True, eq=False)
 class Law:
     """Mass ``q`` at each of the ascending ``places``, and a part of the mean so far out that its mass is none.
 
-    Masses may be off by e^mass_error and places by e^place_error, as follows. All masses times e^mass_error, each at
-    its place or nearly so, are what rounding up makes of a measure that nowhere falls short of the true law. All masses
-    times e^-mass_error are what merging makes of a part of the true law. Products of such measures are such measures,
-    so the errors of masses add up and never touch the places.
+    Masses may be off by e^mass_error and places by e^place_error, as follows. All masses times
+    e^mass_error, each at its place or nearly so, are what rounding up makes of a measure that
+    nowhere falls short of the true law. All masses times e^-mass_error are what merging makes of a
+    part of the true law. Products of such measures are such measures, so the errors of masses add
+    up and never touch the places.
     """
 
     places: Array
@@ -52,7 +60,8 @@ class Law:
     def table(self, spread: bool) -> Table:
         """P against Q, where P has the density S, with all masses moved to the safe side.
 
-        Products of masses that fell below the range of doubles are covered by what is added at the ends.
+        Products of masses that fell below the range of doubles are covered by what is added at the
+        ends.
         """
         q = self.q * math.exp(self.mass_error if spread else -self.mass_error)
         ends = (2.0 * self.infinite, _LEAST) if spread else (0.0, 0.0)
@@ -92,7 +101,9 @@ def _average(count: int, shift: float, fine: float, spread: bool, log_tail: floa
         size *= 2
         if bit == "1":
             share = size / (size + 1.0)
-            law = _combine(law, single, share, _grid(law, single, share, fine, cap, log_tail), spread)
+            law = _combine(
+                law, single, share, _grid(law, single, share, fine, cap, log_tail), spread
+            )
             size += 1
     return law
 
@@ -107,7 +118,9 @@ def _single(shift: float, fine: float, cap: float, spread: bool, log_tail: float
     q, places = np.exp(cells.log_p - cells.loss), np.exp(cells.loss)
     error = 2.0 * float(cells.error.max()) + 4.0 * UNIT * float(np.abs(cells.loss).max())
     corners = np.concatenate([[0.0], np.exp(grid)])
-    return rounded(q, q * np.maximum(places - corners, 0.0), corners, 0.0, 2.0 * error, error, spread)
+    return rounded(
+        q, q * np.maximum(places - corners, 0.0), corners, 0.0, 2.0 * error, error, spread
+    )
 
 
 def _combine(a: Law, b: Law, share: float, grid: Array, spread: bool) -> Law:
@@ -116,7 +129,8 @@ def _combine(a: Law, b: Law, share: float, grid: Array, spread: bool) -> Law:
     q, beyond = np.zeros(len(corners)), np.zeros(len(corners))
     most = 0
     tail = (1.0 - share) * b.places
-    twice = a is b and share == 0.5  # then every sum occurs in both orders: those above the diagonal count double
+    # then every sum occurs in both orders: those above the diagonal count double
+    twice = a is b and share == 0.5
     for row in range(0, len(a.q), _ROWS):
         first = row if twice else 0
         places = (share * a.places[row : row + _ROWS, None] + tail[first:]).reshape(-1)
@@ -128,7 +142,8 @@ def _combine(a: Law, b: Law, share: float, grid: Array, spread: bool) -> Law:
         q += np.bincount(cell, weights=mass, minlength=len(corners))
         beyond += np.bincount(cell, weights=mass * (places - corners[cell]), minlength=len(corners))
         most = max(most, int(np.bincount(cell).max()))
-    added = UNIT * (most + len(a.q) / _ROWS + 8.0)  # additions in one cell: inside a block, and block by block
+    # additions in one cell: inside a block, and block by block
+    added = UNIT * (most + len(a.q) / _ROWS + 8.0)
     mass_error = a.mass_error + b.mass_error + added
     place_error = max(a.place_error, b.place_error) + 2.0 * added + 8.0 * UNIT
     infinite = share * a.infinite + (1.0 - share) * b.infinite
@@ -136,7 +151,13 @@ def _combine(a: Law, b: Law, share: float, grid: Array, spread: bool) -> Law:
 
 
 def rounded(
-    q: Array, beyond: Array, corners: Array, infinite: float, mass_error: float, place_error: float, spread: bool
+    q: Array,
+    beyond: Array,
+    corners: Array,
+    infinite: float,
+    mass_error: float,
+    place_error: float,
+    spread: bool,
 ) -> Law:
     """From each cell's mass, and that mass times its mean's distance from the left corner: to corners, or merged."""
     if not spread:
@@ -155,7 +176,9 @@ def _grid(a: Law, b: Law, share: float, fine: float, cap: float, log_tail: float
     sums = (share * _quantiles(a, at)[:, None] + (1.0 - share) * _quantiles(b, at)).reshape(-1)
     left, middle, right = np.log(np.quantile(sums, [0.16, 0.5, 0.84])).tolist()
     one_large = max(share * a.places[-1] + (1.0 - share), (1.0 - share) * b.places[-1] + share)
-    top = math.log(max(one_large, share * _greatest(a, log_tail) + (1.0 - share) * _greatest(b, log_tail)))
+    top = math.log(
+        max(one_large, share * _greatest(a, log_tail) + (1.0 - share) * _greatest(b, log_tail))
+    )
     bottom = math.log(share * _least(a, log_tail) + (1.0 - share) * _least(b, log_tail))
     return _ticks(min(bottom, middle), max(top, middle), middle, 0.5 * (right - left), fine, cap)
 
@@ -179,7 +202,8 @@ def _greatest(law: Law, log_tail: float) -> float:
 def _ticks(low: float, high: float, middle: float, scale: float, fine: float, cap: float) -> Array:
     """Points from low to high: ``fine * scale`` apart near the middle, further and further apart outside.
 
-    On the right, where a single large factor makes the tail, they are never more than ``cap`` apart.
+    On the right, where a single large factor makes the tail, they are never more than ``cap``
+    apart.
     """
     left = _spread_out(middle - low, scale, fine, math.inf)
     right = _spread_out(high - middle, scale, fine, max(cap, fine * scale))
@@ -193,7 +217,11 @@ def _spread_out(end: float, scale: float, fine: float, cap: float) -> Array:
     last, stop = float(parts[0][-1]), min(end, cap / growth)
     if last < stop:
         parts.append(
-            last * np.exp(math.log1p(growth) * np.arange(1.0, math.log(stop / last) / math.log1p(growth) + 2.0))
+            last
+            * np.exp(
+                math.log1p(growth)
+                * np.arange(1.0, math.log(stop / last) / math.log1p(growth) + 2.0)
+            )
         )
         last = float(parts[-1][-1])
     if last < end:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from verax.privacy.pairs.gaussian_mixture import Pair
 from verax.privacy.pairs.largest_sum import largest_sum
-from verax.privacy.pairs.one_of_many import LARGEST_SHIFT, TAIL, at_least_one_of, at_most_one_of, one_of
+from verax.privacy.pairs.one_of_many import (
+    LARGEST_SHIFT,
+    TAIL,
+    at_least_one_of,
+    at_most_one_of,
+    one_of,
+)
 from verax.privacy.pld.composition import Round
 
 

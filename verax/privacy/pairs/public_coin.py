@@ -41,7 +41,12 @@ class Revealed:
     @property
     def infinite(self) -> float:
         """P-mass at infinite loss."""
-        return float(sum(chance * pair.infinite for chance, pair in zip(self.chances, self.pairs, strict=True)))
+        return float(
+            sum(
+                chance * pair.infinite
+                for chance, pair in zip(self.chances, self.pairs, strict=True)
+            )
+        )
 
     @property
     def bulk(self) -> float:
@@ -52,7 +57,9 @@ class Revealed:
         """All pairs' nodes together."""
         parts = [pair.nodes(left, far) for pair in self.pairs]
         loss = np.concatenate([loss for loss, _ in parts])
-        mass = np.concatenate([m + np.log(chance) for chance, (_, m) in zip(self.chances, parts, strict=True)])
+        mass = np.concatenate(
+            [m + np.log(chance) for chance, (_, m) in zip(self.chances, parts, strict=True)]
+        )
         order = np.argsort(loss, kind="stable")
         return loss[order], mass[order]
 
@@ -67,7 +74,9 @@ class Revealed:
     def log_loss_density(self, x: Array) -> Array:
         """Log of P's mass per unit of loss."""
         logs = [pair.log_loss_density(pair.inverse(x)) for pair in self.pairs]
-        return np.asarray(special.logsumexp(np.stack(logs), axis=0, b=np.array(self.chances)[:, None]))
+        return np.asarray(
+            special.logsumexp(np.stack(logs), axis=0, b=np.array(self.chances)[:, None])
+        )
 
     def mean_loss_below(self, x: float) -> float:
         """The loss of everything below a loss."""
@@ -89,5 +98,7 @@ class Revealed:
     def delta(self, epsilon: float) -> tuple[float, float]:
         """Bounds on D_{e^eps}: the average of the pairs'."""
         parts = [pair.delta(epsilon) for pair in self.pairs]
-        lower, upper = (float(np.dot(self.chances, [part[side] for part in parts])) for side in (0, 1))
+        lower, upper = (
+            float(np.dot(self.chances, [part[side] for part in parts])) for side in (0, 1)
+        )
         return lower * (1.0 - 1e-14), min(upper * (1.0 + 1e-14), 1.0)

@@ -1,13 +1,16 @@
 """How many records of a group fall into one bin: the weights behind every analysis of groups under balls-in-bins.
 
-The ``size`` records of a group pick their bins independently, so the numbers n_t in the T bins of an epoch are
-multinomial. A bin that holds n of them is shifted by at most ``shifts[n]``, and the likelihood of an epoch changes by
+The ``size`` records of a group pick their bins independently, so the numbers n_t in the T bins of
+an epoch are multinomial. A bin that holds n of them is shifted by at most ``shifts[n]``, and the
+likelihood of an epoch changes by
 
     S = E prod_t exp(s_(n_t) x_t - s_(n_t)^2 / 2),    x_t independent N(0, 1) without the group
 
-(docs/allocation.md, theorem 2). With weights w_n = rho^n / n! / Z, n = 0, ..., size, it is a coefficient of a product,
+(docs/allocation.md, theorem 2). With weights w_n = rho^n / n! / Z, n = 0, ..., size, it is a
+coefficient of a product,
 
-    S = [y^size] prod_t (sum_n w_n y^n exp(s_n x_t - s_n^2 / 2)) / beta,    beta = (T rho)^size / (size! Z^T),
+    S = [y^size] prod_t (sum_n w_n y^n exp(s_n x_t - s_n^2 / 2)) / beta,    beta = (T rho)^size /
+    (size! Z^T),
 
 whatever rho is.
 """
@@ -34,7 +37,8 @@ class SharedBins:
         size: number of records.
         bins: number of bins an epoch.
         unit: what one record shifts its bin by, in standard deviations of the noise.
-        adds_up: whether n records in one bin shift it by n units (individual clipping), or by one (batch clipping).
+        adds_up: whether n records in one bin shift it by n units (individual clipping), or by one
+            (batch clipping).
         times: in how many different bins each record is.
     """
 
@@ -65,18 +69,26 @@ class SharedBins:
 
     def log_beta(self, rho: float, log_z: float) -> float:
         """log beta, which the sum over n must be divided by."""
-        return self.size * math.log(self.bins * rho) - math.lgamma(self.size + 1.0) - self.bins * log_z
+        return (
+            self.size * math.log(self.bins * rho) - math.lgamma(self.size + 1.0) - self.bins * log_z
+        )
 
     def pair(self, log_weights: Array) -> Pair:
         """One round if the numbers in different bins were independent with these weights, against none."""
         shifts = self.shifts(len(log_weights) - 1)
         if self.adds_up:
-            return Pair(Mixture(tuple(log_weights.tolist()), tuple(shifts.tolist()), error=_WEIGHT_ERROR))
+            return Pair(
+                Mixture(tuple(log_weights.tolist()), tuple(shifts.tolist()), error=_WEIGHT_ERROR)
+            )
         some = float(special.logsumexp(log_weights[1:]))
         return Pair(Mixture((float(log_weights[0]), some), (0.0, self.unit), error=_WEIGHT_ERROR))
 
     def likely(self, chance: float) -> int:
         """A number of records that one bin exceeds with about this chance at most."""
         mean = self.size / self.bins
-        logs = -mean + np.arange(self.size + 1.0) * math.log(mean) - special.gammaln(np.arange(self.size + 1.0) + 1.0)
+        logs = (
+            -mean
+            + np.arange(self.size + 1.0) * math.log(mean)
+            - special.gammaln(np.arange(self.size + 1.0) + 1.0)
+        )
         return int(np.flatnonzero(logs > math.log(chance))[-1])

@@ -1,14 +1,15 @@
 """What an attacker sees of a group whose records pick bins at random: the lower bound for groups under balls-in-bins.
 
-All records of the group have the same gradient. The attacker adds up scores log(sum_n w_n exp(s_n x - s_n^2 / 2)), one
-for each bin, which would be the privacy loss if the numbers in different bins were independent. Without the group
-that is a sum of independent scores. With it, it does not matter which bins hold how many: the transform of the sum's
-law is a coefficient of a power,
+All records of the group have the same gradient. The attacker adds up scores log(sum_n w_n exp(s_n x
+- s_n^2 / 2)), one for each bin, which would be the privacy loss if the numbers in different bins
+were independent. Without the group that is a sum of independent scores. With it, it does not matter
+which bins hold how many: the transform of the sum's law is a coefficient of a power,
 
-    (size! / T^size) [y^size] (sum_n y^n phi_n / n!)^T,    phi_n the transform of the score of a bin that holds n,
+    (size! / T^size) [y^size] (sum_n y^n phi_n / n!)^T,    phi_n the transform of the score of a bin
+    that holds n,
 
-and the coefficient is an average over a circle in the y-plane. Everything is done under several tilts, so that both
-tails keep their digits. Proof and errors: docs/allocation.md, theorem 2.
+and the coefficient is an average over a circle in the y-plane. Everything is done under several
+tilts, so that both tails keep their digits. Proof and errors: docs/allocation.md, theorem 2.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from verax.privacy.pld.convolve import MAX_POINTS, sum_window
 from verax.privacy.pld.discretise import Discrete
 
 ALL_COUNTED = 48
-"""Records up to which every number in a bin counts. Beyond it the law with the group is a part of the true one only,
-and the attack is valid in the direction "with against without"."""
+"""Records up to which every number in a bin counts. Beyond it the law with the group is a part of
+the true one only, and the attack is valid in the direction "with against without"."""
 _LEAN = 0.8  # of the scores' rho; all are valid, and differ little
 _LARGEST_UNIT = 12.0
 _LARGEST = 10**8  # records times bins
@@ -56,11 +57,14 @@ _MOST_WORK = 2**27  # nodes times frequencies; more is refused
 def group_attack(group: SharedBins, coarser: float = 1.0) -> Pair | Table:
     """What an attacker sees of one epoch; the sum of all outputs where scores are too far apart for a grid.
 
-    The sum is shifted by size * unit if shifts add up, by a unit at least if not. Grids may be ``coarser`` than usual.
+    The sum is shifted by size * unit if shifts add up, by a unit at least if not. Grids may be
+    ``coarser`` than usual.
     """
     if group.unit <= _LARGEST_UNIT and group.size * group.bins <= _LARGEST:
         return shared_bins_attack(group, _LEAN, _FINE * coarser)
-    return Pair.gaussian(group.unit * (group.size if group.adds_up else 1.0) / math.sqrt(group.bins))
+    return Pair.gaussian(
+        group.unit * (group.size if group.adds_up else 1.0) / math.sqrt(group.bins)
+    )
 
 
 @lru_cache(maxsize=64)
@@ -107,14 +111,17 @@ def _scores(group: SharedBins, lean: float, fine: float) -> list[Discrete]:
     between = np.concatenate([[-np.inf], np.maximum.accumulate(inner), [np.inf]])
     index = np.arange(len(grid), dtype=np.int64)
     return [
-        Discrete(float(grid[0]), step, index, log_interval(between - shift)[0], 0.0, 0.0) for shift in shifts.tolist()
+        Discrete(float(grid[0]), step, index, log_interval(between - shift)[0], 0.0, 0.0)
+        for shift in shifts.tolist()
     ]
 
 
 def _mixed(group: SharedBins, laws: list[Discrete]) -> Discrete:
     """One bin's score if the numbers in different bins were independent; to choose tilts by."""
     log_weights, _ = group.log_weights(group.size / group.bins, len(laws) - 1)
-    logs = special.logsumexp(np.stack([law.log_mass for law in laws]) + log_weights[:, None], axis=0)
+    logs = special.logsumexp(
+        np.stack([law.log_mass for law in laws]) + log_weights[:, None], axis=0
+    )
     return Discrete(laws[0].start, laws[0].step, laws[0].index, np.asarray(logs), 0.0, 0.0)
 
 
@@ -150,7 +157,11 @@ def _tilted(group: SharedBins, laws: list[Discrete], tilt: float) -> _Tilted:
     log_rho = root(excess, low, high, xtol=1e-6) if low < high else low
     terms = log_terms + held * log_rho
     log_z = float(special.logsumexp(terms))
-    log_scale = math.lgamma(group.size + 1.0) - group.size * (math.log(group.bins) + log_rho) + group.bins * log_z
+    log_scale = (
+        math.lgamma(group.size + 1.0)
+        - group.size * (math.log(group.bins) + log_rho)
+        + group.bins * log_z
+    )
     return _Tilted(np.exp(logs - log_norms[:, None]), np.exp(terms - log_z), log_scale)
 
 
@@ -162,13 +173,19 @@ def _with_group(group: SharedBins, laws: list[Discrete], tilt: float) -> View:
     points = fft.next_fast_len(high - low + 1, real=True)
     nodes, beyond = _nodes(group, found.weights)
     if points > MAX_POINTS or points * nodes > _MOST_WORK:
-        raise MemoryError(f"a group of {group.size} in {group.bins} bins is too large to be followed exactly")
+        raise MemoryError(
+            f"a group of {group.size} in {group.bins} bins is too large to be followed exactly"
+        )
     centre = int(index[np.argmax(found.mixed)])
     place = (index - centre) % points
     circles = np.zeros((len(laws), points))
     np.add.at(circles.T, place, found.laws.T)
     transforms = fft.rfft(circles, axis=1)
-    error = UNIT * (32.0 + 8.0 * math.log2(points) + 8.0 * (abs(tilt) * float(np.abs(laws[0].losses).max()) + 40.0))
+    error = UNIT * (
+        32.0
+        + 8.0 * math.log2(points)
+        + 8.0 * (abs(tilt) * float(np.abs(laws[0].losses).max()) + 40.0)
+    )
     spectrum, wrong = _coefficient(group, found.weights, transforms, nodes, error)
     law = np.roll(fft.irfft(spectrum, points), (group.bins * centre - low) % points)
     off = 2.0 / points * wrong + ALIAS * 2.0 + beyond
@@ -176,7 +193,9 @@ def _with_group(group: SharedBins, laws: list[Discrete], tilt: float) -> View:
     known = law > 2.0 * off
     logs = np.log(law, out=np.full(points, -np.inf), where=known) + found.log_scale - tilt * sums
     share = np.divide(2.0 * off, law, out=np.full(points, np.inf), where=known)
-    size = 1.0 + abs(found.log_scale) + group.size * math.log(group.size + 2.0) + np.abs(tilt * sums)
+    size = (
+        1.0 + abs(found.log_scale) + group.size * math.log(group.size + 2.0) + np.abs(tilt * sums)
+    )
     return low, logs, share + 64.0 * UNIT * (size + group.bins)
 
 
@@ -185,7 +204,9 @@ def _nodes(group: SharedBins, weights: Array) -> tuple[int, float]:
     nodes, held = group.size + 1, np.arange(len(weights))
     while True:
         rates = np.array([0.25, 0.5, 1.0, 2.0])
-        bounds = group.bins * np.log(np.exp(np.outer(rates, held)) @ weights) - rates * (group.size + nodes)
+        bounds = group.bins * np.log(np.exp(np.outer(rates, held)) @ weights) - rates * (
+            group.size + nodes
+        )
         beyond = math.exp(min(float(bounds.min()), 0.0))
         if beyond < ALIAS or nodes > 2 * group.size + 10_000:
             return nodes, beyond
@@ -212,7 +233,9 @@ def _coefficient(
         sizes = np.minimum(np.abs(base) + error, 1.0 + error) ** (group.bins - 1)
         relative = 8.0 * UNIT * (2.0 + group.bins)
         wrong += float((group.bins * error * sizes + relative * np.abs(raised)).mean(axis=0).sum())
-    return spectrum, wrong + 8.0 * UNIT * math.log2(transforms.shape[1] + 2.0) * float(np.abs(spectrum).sum())
+    return spectrum, wrong + 8.0 * UNIT * math.log2(transforms.shape[1] + 2.0) * float(
+        np.abs(spectrum).sum()
+    )
 
 
 def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:

@@ -1,13 +1,15 @@
 """Upper bounds for a group whose records pick bins at random: one epoch with the group against without, and back.
 
-*With against without.* If the numbers in different bins were independent with weights w_n, the likelihood would
-change by the product R of the bins' own ratios, and given the transcript the group would have N = sum N_t records with
-independent N_t. So S = R P[N = size] / beta, and the probability is bounded through its characteristic function, as
-for random allocation (docs/allocation.md, theorem 3).
+*With against without.* If the numbers in different bins were independent with weights w_n, the
+likelihood would change by the product R of the bins' own ratios, and given the transcript the group
+would have N = sum N_t records with independent N_t. So S = R P[N = size] / beta, and the
+probability is bounded through its characteristic function, as for random allocation
+(docs/allocation.md, theorem 3).
 
-*Either way.* The attacker is told into how many bins the records fell, and how many into each, but not which:
-if the parts are l_1, l_2, ..., part i is in a bin of its own block of bins (docs/allocation.md, theorem 4). That is for
-"without against with", for low noise and for large deltas.
+*Either way.* The attacker is told into how many bins the records fell, and how many into each, but
+not which: if the parts are l_1, l_2, ..., part i is in a bin of its own block of bins
+(docs/allocation.md, theorem 4). That is for "without against with", for low noise and for large
+deltas.
 
 Both come as tables of one epoch, to be composed with other epochs.
 """
@@ -35,7 +37,9 @@ from verax.privacy.pld.convolve import convolve, infinite_mass
 from verax.privacy.pld.discretise import Discrete, Spacing
 
 MOST = 32
-"""Records up to which all ways of sharing bins are followed; ways of more, or of many bins a record, are rounded up."""
+"""Records up to which all ways of sharing bins are followed; ways of more, or of many bins a
+record, are rounded up.
+"""
 _MOST_SHARING = 512  # records up to which the bound by independent numbers is worth its time
 _RARE_COUNT = 1e-25  # chance of a bin with more records, beyond which a loss is taken for infinite
 _MOST_APART = 8  # differences of numbers in one bin that sharpen the bound
@@ -54,14 +58,19 @@ _COARSER = 0.5  # of the root of the number of bins, how much coarser an epoch's
 _BLOCK_FINE = 0.1  # grid of block averages
 _RARE = (0.0, 20.0)  # how rare are the losses, as -log probability, that tilts make common
 _SELDOM = 1e-3  # chance of a kind of sharing that need not be known as well
-_CUT = 1e-24  # mass of one bin's loss, on either side, that may be moved to the end of the grid or to infinity
+# mass of one bin's loss, on either side, that may be moved to the end of the grid or to infinity
+_CUT = 1e-24
 _ALIAS = 1e-16
-_CHANCE_ERROR = 1e-12  # relative error of the probabilities of kinds, which doubles give to about 1e-14
-_MARGIN = 1e-9  # relative allowance for weights and their logarithms, which doubles give to about 1e-12
+# relative error of the probabilities of kinds, which doubles give to about 1e-14
+_CHANCE_ERROR = 1e-12
+# relative allowance for weights and their logarithms, which doubles give to about 1e-12
+_MARGIN = 1e-9
 
 
 Part = tuple[float, Array, float, float]
-"""The first loss on a grid, log masses of P from there on, P-mass at infinity, and how far losses may be off."""
+"""The first loss on a grid, log masses of P from there on, P-mass at infinity, and how far losses
+may be off.
+"""
 
 
 def group_bounds(group: SharedBins, epochs: int) -> tuple[Pair | Table, Pair | Table, Pair | Table]:
@@ -88,7 +97,7 @@ def _known(bound: Callable[[], Table]) -> Table | None:
         return None
 
 
-# --- with the group against without ----------------------------------------------------------------------------------
+# --- with the group against without ---------------------------------------------------------------
 
 
 @lru_cache(maxsize=64)
@@ -119,13 +128,17 @@ def with_against_without(group: SharedBins, lean: float) -> Table:
         rounds = [(_upper(table, step), group.bins)]
         tilts = tilts or _tilts(rounds)
         parts.append(_epoch(rounds, step, tilts))
-    return _mixture(list(zip(np.log(shares).tolist(), scales.tolist(), parts, strict=True)), step, group.bins)
+    return _mixture(
+        list(zip(np.log(shares).tolist(), scales.tolist(), parts, strict=True)), step, group.bins
+    )
 
 
 def _posterior(group: SharedBins, log_weights: Array, x: Array) -> Array:
     """Given x, the probabilities that the bin holds 0, 1, ... records, if bins were independent."""
     shifts = group.shifts(len(log_weights) - 1)[:, None]
-    return np.asarray(special.softmax(log_weights[:, None] + shifts * x - shifts * shifts / 2.0, axis=0))
+    return np.asarray(
+        special.softmax(log_weights[:, None] + shifts * x - shifts * shifts / 2.0, axis=0)
+    )
 
 
 def _exponents(posterior: Array, nodes: Array) -> Iterator[Array]:
@@ -138,17 +151,22 @@ def _exponents(posterior: Array, nodes: Array) -> Iterator[Array]:
     products = [(posterior[:-m] * posterior[m:]).sum(axis=0) for m in range(1, most + 1)]
     half = np.arcsin(np.sqrt(0.5 * np.minimum(nodes, 1.0)))
     for end in half[1:].tolist():
-        factors = [(math.sin(m * end) / math.sin(end)) ** 2 if m * end < math.pi else 0.0 for m in range(1, most + 1)]
-        yield np.asarray((1.0 - _MARGIN) * sum(f * v for f, v in zip(factors, products, strict=True)))
+        factors = [
+            (math.sin(m * end) / math.sin(end)) ** 2 if m * end < math.pi else 0.0
+            for m in range(1, most + 1)
+        ]
+        yield np.asarray(
+            (1.0 - _MARGIN) * sum(f * v for f, v in zip(factors, products, strict=True))
+        )
     yield np.asarray((1.0 - _MARGIN) * products[0])
 
 
 def _factor(cells: Cells, log_ratio: Array, exponent: Array) -> Table:
     """One bin's factor R(x) exp(-exponent(x)) under Q, rounded up: in every cell to two values around all others.
 
-    On a cell from x to x' every p_n is at least r = R(x) / R(x') times what it is at x, and at most 1 / r times what it
-    is at x', because p_n R rises; so the exponent is between r^2 and r^-2 times its values there. The mean of R is
-    known. What lies beyond the last cell is at infinity.
+    On a cell from x to x' every p_n is at least r = R(x) / R(x') times what it is at x, and at most
+    1 / r times what it is at x', because p_n R rises; so the exponent is between r^2 and r^-2 times
+    its values there. The mean of R is known. What lies beyond the last cell is at infinity.
     """
     gain = np.diff(log_ratio)
     least = np.concatenate([[0.0], exponent[:-1]]) * np.exp(-2.0 * gain)
@@ -157,7 +175,8 @@ def _factor(cells: Cells, log_ratio: Array, exponent: Array) -> Table:
     low = log_ratio[:-1] - most - error
     high = log_ratio[1:] - least + error
     mean = np.minimum(cells.loss[:-1] + error - least, high)
-    share = np.exp(mean - high) * np.expm1(low - mean) / np.expm1(low - high)  # (e^mean - e^low) / (e^high - e^low)
+    # (e^mean - e^low) / (e^high - e^low)
+    share = np.exp(mean - high) * np.expm1(low - mean) / np.expm1(low - high)
     share = np.clip(share, 0.0, 1.0)
     log_q = np.tile(cells.log_p[:-1] - cells.loss[:-1], 2)
     weight, place = np.concatenate([share, 1.0 - share]), np.concatenate([high, low])
@@ -167,7 +186,7 @@ def _factor(cells: Cells, log_ratio: Array, exponent: Array) -> Table:
     return Table.of_logs(log_q + place[kept], log_q, infinite, error=2.0 * error)
 
 
-# --- told how many share bins -------------------------------------------------------------------------------
+# --- told how many share bins ---------------------------------------------------------------------
 
 
 @lru_cache(maxsize=64)
@@ -210,23 +229,34 @@ _Kinds = list[tuple[float, tuple[int, ...]]]
 def _kinds(group: SharedBins) -> tuple[_Kinds, float]:
     """How many records share bins: kinds with their probabilities, and the probability that it is none of them.
 
-    The likeliest kinds where there are few enough, all parts 1 if only used bins count; else kinds rounded up.
+    The likeliest kinds where there are few enough, all parts 1 if only used bins count; else kinds
+    rounded up.
     """
     if not group.adds_up and group.times == 1:
         return _without_the_rest(
-            [(chance, (1,) * used) for used, chance in _used_bins(group) if chance > _KIND_TAIL / group.size]
+            [
+                (chance, (1,) * used)
+                for used, chance in _used_bins(group)
+                if chance > _KIND_TAIL / group.size
+            ]
         )
     if group.times > 1 or group.size > MOST:
         found, left = sharings(group.size, group.times, group.bins)
         if not group.adds_up:
             return [(chance, (1,) * sharing[0]) for chance, sharing in found], left
         return [(chance, parts(sharing)) for chance, sharing in found], left
-    kinds = [(_log_chance(group, parts), parts) for parts in _partitions(group.size, group.size, group.bins)]
+    kinds = [
+        (_log_chance(group, parts), parts)
+        for parts in _partitions(group.size, group.size, group.bins)
+    ]
     kinds = sorted(kinds, reverse=True)[:_MOST_KINDS]
     chances = np.exp([log for log, _ in kinds])
     enough = int(np.searchsorted(np.cumsum(chances), 1.0 - _KIND_TAIL)) + 1
     return _without_the_rest(
-        [(float(chance), parts) for chance, (_, parts) in zip(chances[:enough], kinds[:enough], strict=True)]
+        [
+            (float(chance), parts)
+            for chance, (_, parts) in zip(chances[:enough], kinds[:enough], strict=True)
+        ]
     )
 
 
@@ -265,7 +295,7 @@ def _used_bins(group: SharedBins) -> list[tuple[int, float]]:
     return [(number, float(law[number])) for number in range(1, most + 1)]
 
 
-# --- from one bin to an epoch ----------------------------------------------------------------------------------------
+# --- from one bin to an epoch ---------------------------------------------------------------------
 
 
 def _spread(table: Table) -> float:
@@ -308,9 +338,12 @@ def _epoch(rounds: list[tuple[Discrete, int]], step: float, tilts: list[float]) 
         inside = slice(view.first - first, view.first - first + len(view.law))
         here[inside] = np.log(np.maximum(view.law, 0.0) + view.bin_error)
         here += view.log_scale - tilt * losses
-        logs = np.minimum(logs, here + 16.0 * UNIT * (4.0 + abs(view.log_scale) + np.abs(tilt * losses)))
+        logs = np.minimum(
+            logs, here + 16.0 * UNIT * (4.0 + abs(view.log_scale) + np.abs(tilt * losses))
+        )
         beyond = min(beyond, float(logs[-1]))
-    logs[0] = np.logaddexp(logs[0], math.log(_ALIAS) + views[0][1].log_scale)  # what lies further left, moved up
+    # what lies further left, moved up
+    logs[0] = np.logaddexp(logs[0], math.log(_ALIAS) + views[0][1].log_scale)
     off = math.fsum([count * law.shift for law, count in rounds])
     return float(losses[0]), logs, infinite_mass(rounds) + math.exp(min(beyond, 0.0)), off
 
@@ -328,7 +361,9 @@ def _mixture(parts: list[tuple[float, float, Part]], step: float, rounds: int) -
     infinite += float(np.exp(log_p[faint]).sum()) * (1.0 + 1e-6)
     table = Table.of_logs(log_p[~faint], log_p[~faint] - loss_values[~faint], infinite, error=off)
     low, high = float(table.loss_values[0]), float(table.loss_values[-1])
-    found = discretise.upper(table, Spacing(max(_COARSER * math.sqrt(rounds), 1.0) * step, low, high))
+    found = discretise.upper(
+        table, Spacing(max(_COARSER * math.sqrt(rounds), 1.0) * step, low, high)
+    )
     some = found.log_mass > -np.inf
     log_p, loss_values = found.log_mass[some], found.losses[some]
     return Table.of_logs(log_p, log_p - loss_values, found.infinite, error=found.shift + 1e-12)

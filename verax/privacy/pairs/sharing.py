@@ -1,9 +1,10 @@
 """How the records of a group share rounds if each picks several at random: the law behind groups of random allocation.
 
-A *sharing* says in how many rounds there is at least one record of the group, at least two, and so on. It does not say
-in which, and given the sharing these are uniform. One sharing is above another if it is so in every place; then the
-same rounds, and some more, hold the same records, and some more, and by Kahane's lemma its pair dominates the
-other's. So sharings may be rounded up wherever there are too many to be followed (docs/allocation.md, theorem 5).
+A *sharing* says in how many rounds there is at least one record of the group, at least two, and so
+on. It does not say in which, and given the sharing these are uniform. One sharing is above another
+if it is so in every place; then the same rounds, and some more, hold the same records, and some
+more, and by Kahane's lemma its pair dominates the other's. So sharings may be rounded up wherever
+there are too many to be followed (docs/allocation.md, theorem 5).
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ Sharing = tuple[int, ...]
 
 _EXACT = 1e-4  # chance from which on a sharing is not rounded up
 _RARE = 1e-14  # chance of a sharing that is taken for the worst
-_MOST = 4000  # sharings that are followed; where there are more, only the likely numbers of rounds are known
-_MOST_PICKS, _MOST_MEETINGS = 100, 11.0  # records times rounds, and pairs that meet on average; the same
+# sharings that are followed; where there are more, only the likely numbers of rounds are known
+_MOST = 4000
+# records times rounds, and pairs that meet on average; the same
+_MOST_PICKS, _MOST_MEETINGS = 100, 11.0
 _TAIL = 1e-12  # chance that more rounds hold so many records than is supposed
 _SLACK = 1e-9  # relative allowance for probabilities, which doubles give to about 1e-12
 
@@ -55,7 +58,9 @@ def parts(sharing: Sharing) -> tuple[int, ...]:
     return tuple(sum(1 for at_least in sharing if at_least > rank) for rank in range(sharing[0]))
 
 
-def _one_more(sharing: Sharing, times: int, rounds: int, rare: float) -> Iterator[tuple[Sharing, float]]:
+def _one_more(
+    sharing: Sharing, times: int, rounds: int, rare: float
+) -> Iterator[tuple[Sharing, float]]:
     """One more record picks its rounds: how many of those that hold exactly 0, 1, ... others; in whole numbers."""
     edges = (rounds, *sharing, 0)
     every = math.comb(rounds, times)
@@ -95,8 +100,9 @@ def _rounded_up(law: dict[Sharing, float]) -> dict[Sharing, float]:
 def _usual(size: int, times: int, rounds: int) -> tuple[tuple[tuple[float, Sharing], ...], float]:
     """One sharing that is hardly ever exceeded in any place.
 
-    The numbers of records in different rounds are negatively associated (Joag-Dev and Proschan 1983), so the number of
-    rounds with at least l of them has the Chernoff bound of independent ones.
+    The numbers of records in different rounds are negatively associated (Joag-Dev and Proschan
+    1983), so the number of rounds with at least l of them has the Chernoff bound of independent
+    ones.
     """
     law = binomial_law(size, times / rounds)
     found: list[int] = []
@@ -121,6 +127,8 @@ def _quantile(count: int, chance: float) -> int:
         elif rate <= chance:
             exponent = 0.0
         else:
-            exponent = rate * math.log(rate / chance) + (1.0 - rate) * math.log((1.0 - rate) / (1.0 - chance))
+            exponent = rate * math.log(rate / chance) + (1.0 - rate) * math.log(
+                (1.0 - rate) / (1.0 - chance)
+            )
         low, high = (low, middle) if count * exponent >= -math.log(_TAIL) else (middle + 1, high)
     return high

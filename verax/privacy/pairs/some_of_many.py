@@ -1,10 +1,11 @@
 """What an attacker sees of a record that joins k of T rounds, picked at random: the lower bound of random allocation.
 
-The likelihood ratio is an elementary symmetric polynomial of the rounds' own ratios, whose law is out of reach. The
-attacker here adds up the rounds' scores log(1 - c + c Y_t), each rounded to a grid: with c = k/T what would be the
-privacy loss if every round were joined by a coin, with a smaller c what serves better far out in the tail. Without
-the record that is a sum of T independent scores, with it T - k of them and k scores of shifted rounds, whichever they
-are. Both laws are computed by FFT under several tilts, so that both tails keep their digits; only bins known to a
+The likelihood ratio is an elementary symmetric polynomial of the rounds' own ratios, whose law is
+out of reach. The attacker here adds up the rounds' scores log(1 - c + c Y_t), each rounded to a
+grid: with c = k/T what would be the privacy loss if every round were joined by a coin, with a
+smaller c what serves better far out in the tail. Without the record that is a sum of T independent
+scores, with it T - k of them and k scores of shifted rounds, whichever they are. Both laws are
+computed by FFT under several tilts, so that both tails keep their digits; only bins known to a
 relative error of ``_KNOWN`` are used.
 """
 
@@ -28,12 +29,14 @@ _KNOWN = 1e-5  # relative error of a mass that is used
 ALIAS = 1e-15
 """Tilted mass that may lie outside the window of a convolution, on either side."""
 _FAR = 8.0  # standard deviations of one round's noise beyond which scores are not told apart
-_RARE = (0.0, 4.0, 12.0, 24.0, 40.0)  # how rare are the sums, as -log probability, that tilts make common
+# how rare are the sums, as -log probability, that tilts make common
+_RARE = (0.0, 4.0, 12.0, 24.0, 40.0)
 _MOST_BINS = 2**13
 _APART = 4.0  # shifts from which on a round with the record is told from one without
 _LARGEST_TILT = 1e4
 _HALVINGS = 36  # of the search for a tilt: with a shift of 1000, means jump within 1e-6 of a tilt
-_LEAST = -600.0  # log of the probability of a sum, with the record or without it, below which it is not looked at
+# log of the probability of a sum, with the record or without it, below which it is not looked at
+_LEAST = -600.0
 
 View = tuple[int, Array, Array]
 """First index on a grid, log masses from there on, and their relative errors."""
@@ -44,7 +47,8 @@ _Rounds = list[tuple[Discrete, int]]
 def some_of(times: int, count: int, shift: float, lean: float) -> Table:
     """The binned sum of scores when ``times`` of ``count`` rounds are shifted, against none: what an attacker sees.
 
-    ``lean`` is c as a share of times / count, at most count / times; every value gives a valid attack.
+    ``lean`` is c as a share of times / count, at most count / times; every value gives a valid
+    attack.
 
     >>> table = some_of(10, 1000, 1.0, lean=1.0)
     >>> bool(0.95 < table.p.sum() < 1.0 + 1e-9)
@@ -68,8 +72,8 @@ def means_when_tilted(rounds: _Rounds, rarities: tuple[float, ...]) -> list[floa
 def seen_in_bins(present: View, absent: View, step: float, spread: float, rounds: int) -> Table:
     """What an attacker sees of sums on a grid, with the record and without it.
 
-    Sums whose masses are not known well enough, or hardly occur on either side, are left out; the others are put in
-    bins, narrow beside the ``spread`` of the sum.
+    Sums whose masses are not known well enough, or hardly occur on either side, are left out; the
+    others are put in bins, narrow beside the ``spread`` of the sum.
     """
     first = max(present[0], absent[0])
     last = max(min(start + len(logs) for start, logs, _ in (present, absent)), first)
@@ -107,7 +111,9 @@ def _scores(rate: float, shift: float) -> tuple[Discrete, Discrete]:
     apart = _FINE * shift if shift > _APART else 0.0  # scores without the record hardly vary then
     step = max(_FINE * spread, apart, (top - bottom) / _MOST_BINS)
     grid = step * np.arange(math.floor(bottom / step), math.ceil(top / step) + 1)
-    between = np.concatenate([[-np.inf], pair.inverse(np.asarray(grid[1:] - step / 2.0, dtype=np.float64)), [np.inf]])
+    between = np.concatenate(
+        [[-np.inf], pair.inverse(np.asarray(grid[1:] - step / 2.0, dtype=np.float64)), [np.inf]]
+    )
     masses = Pair.gaussian(shift).cells(between)
     index = np.arange(len(grid), dtype=np.int64)
     laws = [
@@ -159,7 +165,9 @@ def _tilts_to(rounds: _Rounds, means: Array) -> Array:
     return _bisect(excess, signs, np.ones(len(means), dtype=bool))
 
 
-def _bisect(excess: Callable[[Array, NDArray[np.bool_]], Array], signs: Array, sought: NDArray[np.bool_]) -> Array:
+def _bisect(
+    excess: Callable[[Array, NDArray[np.bool_]], Array], signs: Array, sought: NDArray[np.bool_]
+) -> Array:
     """Tilts of these signs, all at once, from which on the excess is positive; 0 where none is sought."""
     low, high = np.zeros(len(signs)), np.full(len(signs), 1e-3)
     more = sought.copy()
@@ -204,6 +212,10 @@ def _untilted(view: Convolved, tilt: float) -> View:
     sums = view.base + view.step * (view.first + np.arange(len(view.law)))
     off = view.bin_error + 2.0 * ALIAS
     known = view.law > 2.0 * off
-    logs = np.log(view.law, out=np.full(len(sums), -np.inf), where=known) + view.log_scale - tilt * sums
+    logs = (
+        np.log(view.law, out=np.full(len(sums), -np.inf), where=known)
+        + view.log_scale
+        - tilt * sums
+    )
     wrong = np.divide(2.0 * off, view.law, out=np.full(len(sums), np.inf), where=known)
     return view.first, logs, wrong + 16.0 * UNIT * (1.0 + abs(view.log_scale) + np.abs(tilt * sums))

@@ -1,8 +1,8 @@
 """Bounds on a composition that need no convolution, for where a Fourier transform cannot follow.
 
-Rates so small that hardly a round matters, or an epsilon far out in a heavy tail, would take grids of billions of
-points. What holds there with nothing but one round's law: from above Chernoff's inequality, from below the attack that
-looks for one telling round (docs/proofs.md, section 3).
+Rates so small that hardly a round matters, or an epsilon far out in a heavy tail, would take grids
+of billions of points. What holds there with nothing but one round's law: from above Chernoff's
+inequality, from below the attack that looks for one telling round (docs/proofs.md, section 3).
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from verax.privacy.pld.discretise import Discrete
 _TILTS = np.geomspace(1e-9, 1e12, 85)
 _THRESHOLDS = 400
 _FAR = 1e7  # as far out as an attack looks
-_SMALL_LOSSES = (0.03, 0.1, 0.3, 0.6, 0.9)  # shares of epsilon up to which losses are left to Chernoff's inequality
-_OTHERS = (0.01, 0.03, 0.1, 0.3)  # shares of epsilon that all rounds but the one with a large loss may use up
+# shares of epsilon up to which losses are left to Chernoff's inequality
+_SMALL_LOSSES = (0.03, 0.1, 0.3, 0.6, 0.9)
+# shares of epsilon that all rounds but the one with a large loss may use up
+_OTHERS = (0.01, 0.03, 0.1, 0.3)
 
 
 _Part = tuple[Array, Array, float, int]
@@ -40,16 +42,21 @@ def _log_masses(parts: Sequence[_Part]) -> list[float]:
 class Chernoff:
     """Upper bounds on delta(eps) from moments, and from moments of all losses but one large one.
 
-    *Chernoff*: delta(eps) <= E e^{t (L - eps)} max_u e^{-tu} (1 - e^{-u}) for every tilt t > 0, L the composed loss.
+    *Chernoff*: delta(eps) <= E e^{t (L - eps)} max_u e^{-tu} (1 - e^{-u}) for every tilt t > 0, L
+    the composed loss.
 
-    *One large loss*: call a loss above b large, and let D_b be the bound above if large ones are left out. Then
+    *One large loss*: call a loss above b large, and let D_b be the bound above if large ones are
+    left out. Then
 
-        delta(eps) <= D_b(eps) + sum_t e^h D_t(eps - h; loss > b) + p_b (D_b(h) + p_b),   0 < h < eps,
+        delta(eps) <= D_b(eps) + sum_t e^h D_t(eps - h; loss > b) + p_b (D_b(h) + p_b),   0 < h <
+        eps,
 
-    with D_t(.; loss > b) round t's curve restricted to large losses and p_b the expected number of those
-    (docs/proofs.md, theorem 11). Where rounds rarely matter the first bound sees nothing but the largest loss there is.
+    with D_t(.; loss > b) round t's curve restricted to large losses and p_b the expected number of
+    those (docs/proofs.md, theorem 11). Where rounds rarely matter the first bound sees nothing but
+    the largest loss there is.
 
-    All is computed for upper discretisations, so it is never too small; they may have a little more mass than 1.
+    All is computed for upper discretisations, so it is never too small; they may have a little more
+    mass than 1.
     """
 
     def __init__(self, rounds: Sequence[tuple[Discrete, int]], infinite: float) -> None:
@@ -77,7 +84,9 @@ class Chernoff:
             moment = top + np.log(np.exp(logs - top[:, None]).sum(axis=1))
             size = np.abs(top) + _TILTS * np.abs(losses[kept]).max() + 50.0
             total += count * (np.maximum(moment, 0.0) if any_number else moment)
-            error += count * (_TILTS * shift + UNIT * (np.count_nonzero(kept) + 16.0 * size + np.abs(moment)))
+            error += count * (
+                _TILTS * shift + UNIT * (np.count_nonzero(kept) + 16.0 * size + np.abs(moment))
+            )
         return total, error + 8.0 * UNIT * np.abs(total)
 
     def _small(self, epsilon: float, most: float = np.inf, any_number: bool = False) -> float:
@@ -97,9 +106,13 @@ class Chernoff:
             bulk, number = self._small(epsilon, most), self._large(0.0, most)[1]
             for others in _OTHERS:
                 left = others * epsilon
-                rest = min(self._small(left, most, any_number=True) + self._mass * number, self._mass)
+                rest = min(
+                    self._small(left, most, any_number=True) + self._mass * number, self._mass
+                )
                 large = self._large(epsilon - left, most)[0]
-                one = self._mass * math.exp(min(left + math.log(large), 1.0)) if large > 0.0 else 0.0
+                one = (
+                    self._mass * math.exp(min(left + math.log(large), 1.0)) if large > 0.0 else 0.0
+                )
                 best = min(best, (bulk + one + number * rest) * (1.0 + 1e-9))
         return best
 
@@ -149,7 +162,8 @@ _MUCH = 1.5  # mass of measures that the second bound is of no use for
 class OneRound:
     """The attack that says "present" if the loss of any round exceeds a threshold.
 
-    With p and q the chances of that in one round, P[some round] = 1 - prod (1 - p)^n and Q[some round] <= sum n q.
+    With p and q the chances of that in one round, P[some round] = 1 - prod (1 - p)^n and Q[some
+    round] <= sum n q.
     """
 
     def __init__(self, rounds: Sequence[tuple[Losses, int]], highs: Sequence[float]) -> None:
@@ -163,7 +177,9 @@ class OneRound:
             log_caught = np.logaddexp(log_caught, math.log(count) + log_q)
         self._found = -np.expm1(stay) * (1.0 - 1e-12)
         some = np.isfinite(log_caught)
-        log_caught[some] = np.minimum(log_caught[some] + 1e-12 * (1.0 + np.abs(log_caught[some])), 0.0)
+        log_caught[some] = np.minimum(
+            log_caught[some] + 1e-12 * (1.0 + np.abs(log_caught[some])), 0.0
+        )
         self._log_caught = log_caught
 
     def delta(self, epsilon: float) -> float:
@@ -190,7 +206,9 @@ def _tails(pair: Losses, losses: Array) -> tuple[Array, Array]:
     cells = pair.cells(np.append(boundaries, np.inf))
     some = np.isfinite(cells.log_p)
     log_p = np.where(some, cells.log_p - 2.0 * cells.error, -np.inf)
-    log_q = np.where(some, cells.log_p - np.where(some, cells.loss, 0.0) + 4.0 * cells.error, -np.inf)
+    log_q = np.where(
+        some, cells.log_p - np.where(some, cells.loss, 0.0) + 4.0 * cells.error, -np.inf
+    )
     return _sum_from_right(log_p, -1.0), _sum_from_right(log_q, 1.0)
 
 

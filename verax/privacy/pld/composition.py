@@ -23,7 +23,8 @@ BOTH: Sides = (LOWER, UPPER)
 _ATTEMPTS = 10
 _SMALL = 0.03  # of the loss's standard deviation: an epsilon below that is small
 _SHARE = 0.65  # of the width allowed, what the grid is planned to use
-_ALIAS, _ALIAS_IRREGULAR = 1e-12, 1e-16  # mass outside the window; less where what counts is far from the bulk
+# mass outside the window; less where what counts is far from the bulk
+_ALIAS, _ALIAS_IRREGULAR = 1e-12, 1e-16
 _HALF = 0.5  # a delta that round-off hardly touches
 _LARGE = 1e-9  # a delta that needs no tilt, which rare large losses would be blown up by
 _COARSE = 0.1  # width in log delta of a first look
@@ -41,7 +42,8 @@ _PERCENT, _LEAST_SCALE = 0.02, 2.0**-34  # of grids that nothing is convolved on
 class Round:
     """A dominating pair; ``dominated`` is a pair that an attack achieves, if it is not the same.
 
-    ``symmetric`` rounds are dominated by the pair in either direction, as the attacker may choose round by round.
+    ``symmetric`` rounds are dominated by the pair in either direction, as the attacker may choose
+    round by round.
     """
 
     pair: Pair | Table | Revealed
@@ -59,7 +61,9 @@ class Round:
 
     def reverse(self) -> Round:
         """The other direction."""
-        return Round(self.pair.reverse(), self.dominated and self.dominated.reverse(), self.symmetric)
+        return Round(
+            self.pair.reverse(), self.dominated and self.dominated.reverse(), self.symmetric
+        )
 
 
 class _Cache:
@@ -72,7 +76,10 @@ class _Cache:
         """The PLD of this key, composed if it is not there."""
         found = self._found.pop(key, None) or make()
         self._found[key] = found
-        while len(self._found) > 1 and sum(len(one.law) for one in self._found.values()) > _CACHED_POINTS:
+        while (
+            len(self._found) > 1
+            and sum(len(one.law) for one in self._found.values()) > _CACHED_POINTS
+        ):
             self._found.popitem(last=False)
         return found
 
@@ -84,8 +91,9 @@ class _Cache:
 class Composition:
     """A product of rounds, each repeated. Equal rounds, and all Gaussian ones, are merged first.
 
-    PLDs are cached under all that they depend on, which saves time and changes no answer. Only a composition that is
-    told to ``remember`` reads later questions off PLDs composed for other ones, sooner and sometimes a little closer.
+    PLDs are cached under all that they depend on, which saves time and changes no answer. Only a
+    composition that is told to ``remember`` reads later questions off PLDs composed for other ones,
+    sooner and sometimes a little closer.
     """
 
     def __init__(self, rounds: Sequence[tuple[Round, int]], remember: bool = False) -> None:
@@ -108,7 +116,11 @@ class Composition:
     def _supremum(self) -> float:
         """The largest loss there can be; infinite if mass was sent there."""
         unbounded = any(rnd.symmetric or rnd.pair.infinite > 0.0 for rnd, _ in self.rounds)
-        return math.inf if unbounded else math.fsum([count * rnd.pair.supremum for rnd, count in self.rounds])
+        return (
+            math.inf
+            if unbounded
+            else math.fsum([count * rnd.pair.supremum for rnd, count in self.rounds])
+        )
 
     def estimate(self, delta: float) -> float:
         """A rough epsilon, to choose among directions by; never a bound."""
@@ -120,14 +132,19 @@ class Composition:
         sketch = self._sketches.at(math.log(near), 1.0)
         return sketch.cumulants(sketch.tilt_for_delta(near))[1]
 
-    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def epsilon(
+        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Lower and upper bound on epsilon(delta); a side not asked for may be trivial.
 
-        If only the upper side is asked for, a value of ``enough`` will do. Widths are relative to epsilon, or to a
-        fraction of the loss's standard deviation where epsilon is smaller than that.
+        If only the upper side is asked for, a value of ``enough`` will do. Widths are relative to
+        epsilon, or to a fraction of the loss's standard deviation where epsilon is smaller than
+        that.
         """
         if (mu := self.gaussian_mu) is not None:
-            return gaussian.gaussian_epsilon(mu, delta, LOWER), gaussian.gaussian_epsilon(mu, delta, UPPER)
+            return gaussian.gaussian_epsilon(mu, delta, LOWER), gaussian.gaussian_epsilon(
+                mu, delta, UPPER
+            )
         if self.is_single:
             return self._single_epsilon(delta, LOWER), self._single_epsilon(delta, UPPER)
 
@@ -153,7 +170,9 @@ class Composition:
         most = self._supremum * (1.0 + 1e-12)  # no epsilon can exceed the largest loss there is
         if sides == (UPPER,) and most <= enough:
             return 0.0, most
-        lower, upper, reached = self._narrow(plan, allowed, lambda law: _solve_epsilon(law, delta), sides, enough)
+        lower, upper, reached = self._narrow(
+            plan, allowed, lambda law: _solve_epsilon(law, delta), sides, enough
+        )
         if not reached or (sides == (UPPER,) and math.isinf(upper)):
             spacings = self._spacings(math.log(delta))
             lower = max(lower, self._one_round(spacings).epsilon(delta) if LOWER in sides else 0.0)
@@ -163,10 +182,14 @@ class Composition:
             upper = min(upper, self.epsilon(_HALF, rtol, (UPPER,), enough)[1])
         return lower, min(upper, most)
 
-    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def delta(
+        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Lower and upper bound on delta(epsilon); a side not asked for may be trivial."""
         if (mu := self.gaussian_mu) is not None:
-            return gaussian.gaussian_delta(mu, epsilon, LOWER), gaussian.gaussian_delta(mu, epsilon, UPPER)
+            return gaussian.gaussian_delta(mu, epsilon, LOWER), gaussian.gaussian_delta(
+                mu, epsilon, UPPER
+            )
         if self.is_single:
             rnd = self.rounds[0][0]
             if epsilon > _FARTHEST:  # delta falls
@@ -175,7 +198,10 @@ class Composition:
         if epsilon > self._supremum * (1.0 + 1e-9):
             return 0.0, 0.0
         log_delta = max(self._sketches.log_delta(epsilon, rtol), _NOTHING)
-        if log_delta == _NOTHING and (below := self._chernoff(self._spacings(_NOTHING)).delta(epsilon)) < _LEAST:
+        if (
+            log_delta == _NOTHING
+            and (below := self._chernoff(self._spacings(_NOTHING)).delta(epsilon)) < _LEAST
+        ):
             return 0.0, below
 
         def plan(lower: float, upper: float) -> _Plan:
@@ -187,7 +213,9 @@ class Composition:
         def allowed(plan: _Plan, upper: float) -> float:
             return rtol * upper
 
-        lower, upper, reached = self._narrow(plan, allowed, lambda law: law.delta(epsilon), sides, enough)
+        lower, upper, reached = self._narrow(
+            plan, allowed, lambda law: law.delta(epsilon), sides, enough
+        )
         if not reached or (sides == (UPPER,) and upper > _LOOSE):
             spacings = self._spacings(log_delta)
             lower = max(lower, self._one_round(spacings).delta(epsilon) if LOWER in sides else 0.0)
@@ -253,7 +281,8 @@ class Composition:
     ) -> tuple[float, float, bool]:
         """Compose ever more finely until the bounds are as close as allowed; also whether they are, or nearly so."""
         finer, done = _SHARE, False
-        finest, coarsest = 0.0, math.inf  # what was too fine for the memory, and too coarse for a bound
+        # what was too fine for the memory, and too coarse for a bound
+        finest, coarsest = 0.0, math.inf
         laws = {side: self._cache.on(side) if self._remember else [] for side in BOTH}
 
         def best() -> tuple[float, float]:
@@ -263,13 +292,17 @@ class Composition:
         lower, upper = best()
         plan = make_plan(lower, upper)
         for _ in range(_ATTEMPTS):
-            if upper == 0.0 or (sides == BOTH and math.isfinite(upper) and upper - lower <= allowed(plan, upper)):
+            if upper == 0.0 or (
+                sides == BOTH and math.isfinite(upper) and upper - lower <= allowed(plan, upper)
+            ):
                 return lower, upper, True
             if sides != BOTH and (done or upper <= enough or _reusable(laws[sides[0]], plan)):
                 return lower, upper, True
             try:
                 fresh = {side: self._compose(side, plan, finer * plan.width) for side in sides}
-            except FloatingPointError:  # a grid too coarse for a lower bound, or a tilt too strong for its law
+            except (
+                FloatingPointError
+            ):  # a grid too coarse for a lower bound, or a tilt too strong for its law
                 coarsest, finer = min(coarsest, finer), 0.25 * finer
                 if finer <= finest:
                     break
@@ -287,7 +320,8 @@ class Composition:
             done = not planned.coarse
             if done and sides == BOTH and (gap := upper - lower) > allowed(planned, upper):
                 large = max(len(law.law) for law in fresh.values()) > _MANY_POINTS
-                if gap > 0.9 * before or (large and gap > 0.5 * upper):  # round-off, which finer grids do not cure
+                # round-off, which finer grids do not cure
+                if gap > 0.9 * before or (large and gap > 0.5 * upper):
                     break
                 finer *= min(0.5, max(0.7 * allowed(planned, upper) / gap, 0.02))
         return lower, upper, upper <= _CLOSE * lower
@@ -310,15 +344,18 @@ def _reusable(laws: Sequence[Composed], plan: _Plan) -> bool:
     if not laws:
         return False
     step = plan.sketch.spacings(plan.tilt, _SHARE * plan.width)[0].step
-    return any(law.step <= 1.2 * step and 0.5 <= (law.tilt + 0.1) / (plan.tilt + 0.1) <= 2.0 for law in laws)
+    return any(
+        law.step <= 1.2 * step and 0.5 <= (law.tilt + 0.1) / (plan.tilt + 0.1) <= 2.0
+        for law in laws
+    )
 
 
 @dataclass(frozen=True)
 class _Plan:
     """Where to tilt, and how far apart in log delta the sides may be, by a sketch for deltas of the right size.
 
-    ``floor`` is a distance in the quantity asked for that always does, ``most`` the number of points that it may
-    take. A ``coarse`` plan only finds out where the answer lies.
+    ``floor`` is a distance in the quantity asked for that always does, ``most`` the number of
+    points that it may take. A ``coarse`` plan only finds out where the answer lies.
     """
 
     sketch: Sketch
@@ -337,7 +374,9 @@ def _most_points(rtol: float) -> int:
 def _discretise(rnd: Round, side: int, spacing: discretise.Spacing) -> discretise.Discrete:
     if side == LOWER:
         if rnd.symmetric:
-            raise ValueError("a symmetric round has no lower law of its own; compose its attacks instead")
+            raise ValueError(
+                "a symmetric round has no lower law of its own; compose its attacks instead"
+            )
         return discretise.lower(rnd.dominated or rnd.pair, spacing)
     if rnd.symmetric and isinstance(rnd.pair, Pair):
         return discretise.upper_symmetric(rnd.pair, spacing)
@@ -351,7 +390,9 @@ def _merge(rounds: Sequence[tuple[Round, int]]) -> list[tuple[Round, int]]:
         counts[rnd] = counts.get(rnd, 0) + count
     gaussian = math.fsum([r.pair.gaussian_shift**2 * n for r, n in counts.items() if r.is_gaussian])
     merged = [(r, n) for r, n in counts.items() if not r.is_gaussian]
-    return merged + ([(Round(Pair.gaussian(math.sqrt(gaussian))), 1)] if gaussian > 0.0 or not merged else [])
+    return merged + (
+        [(Round(Pair.gaussian(math.sqrt(gaussian))), 1)] if gaussian > 0.0 or not merged else []
+    )
 
 
 def _solve_epsilon(law: Composed, delta: float) -> float:

@@ -1,14 +1,16 @@
 """Composition of many rounds: tilt, transform, multiply, transform back, with every error bounded.
 
-For rounds with loss laws p_j (count T_j) and a tilt t >= 0 the tilted laws w_j = p_j e^{t x} / Z_j are convolved by
-FFT and
+For rounds with loss laws p_j (count T_j) and a tilt t >= 0 the tilted laws w_j = p_j e^{t x} / Z_j
+are convolved by FFT and
 
-    delta(eps) = prod_j Z_j^{T_j} e^{-t eps} sum_{x > eps} r(x) e^{-t (x - eps)} (1 - e^{-(x - eps)}),
+    delta(eps) = prod_j Z_j^{T_j} e^{-t eps} sum_{x > eps} r(x) e^{-t (x - eps)} (1 - e^{-(x -
+    eps)}),
 
-with r the convolution (docs/proofs.md, section 3). With t at the saddle point the sum is of order one, so errors that
-are tiny beside 1 are tiny beside delta, be it 1e-30. Bounds charged (docs/proofs.md, section 3): aliasing by
-Chernoff's inequality for the discrete law itself, round-off of the transforms and of the powers frequency by
-frequency, rounding of the losses as a shift of epsilon, mass at infinity as itself.
+with r the convolution (docs/proofs.md, section 3). With t at the saddle point the sum is of order
+one, so errors that are tiny beside 1 are tiny beside delta, be it 1e-30. Bounds charged
+(docs/proofs.md, section 3): aliasing by Chernoff's inequality for the discrete law itself,
+round-off of the transforms and of the powers frequency by frequency, rounding of the losses as a
+shift of epsilon, mass at infinity as itself.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from verax.privacy.pld.discretise import Discrete
 
 _LOG_DEAD = -80.0  # log of the modulus below which a frequency is dropped (and charged)
 MAX_POINTS = 2**23
-_RARE_RATES = np.array([5.0, 20.0, 80.0, 320.0])  # of Chernoff's bound, in units of 1 / the largest loss
+# of Chernoff's bound, in units of 1 / the largest loss
+_RARE_RATES = np.array([5.0, 20.0, 80.0, 320.0])
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,9 @@ class Composed:
         terms = min(len(self.law) - first, len(self.decay))
         window = self.law[first : first + terms]
         total = float(window @ self.decay[:terms])
-        value = math.exp(-self.tilt * gap) * (total - math.exp(-gap) * float(window @ self.decay_next[:terms]))
+        value = math.exp(-self.tilt * gap) * (
+            total - math.exp(-gap) * float(window @ self.decay_next[:terms])
+        )
         value += self.sign * self._error(epsilon, gap, total, terms)
         if math.isnan(value):
             return 1.0 if self.sign > 0 else 0.0
@@ -92,7 +97,9 @@ class Composed:
 
 def _weight(tilt: float, distance: float) -> float:
     """e^{-t u} (1 - e^{-u})."""
-    return math.exp(-tilt * distance) * -math.expm1(-distance) if tilt > 0 else -math.expm1(-distance)
+    return (
+        math.exp(-tilt * distance) * -math.expm1(-distance) if tilt > 0 else -math.expm1(-distance)
+    )
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,9 @@ def _tilt(discrete: Discrete, tilt: float) -> _Tilted:
     spread = 32.0 + 4.0 * (np.abs(losses * tilt) + abs(log_norm) + np.abs(log_mass))
     mean = float(law @ index)
     variance = float(law @ (index - mean) ** 2)
-    return _Tilted(index, law, log_norm, UNIT * float(law @ spread), mean, variance, int(index[np.argmax(law)]))
+    return _Tilted(
+        index, law, log_norm, UNIT * float(law @ spread), mean, variance, int(index[np.argmax(law)])
+    )
 
 
 @dataclass(frozen=True)
@@ -136,7 +145,9 @@ class _Window:
 def _window(parts: Sequence[tuple[_Tilted, int]], step: float, log_alias: float) -> _Window:
     mean = step * math.fsum([count * part.mean for part, count in parts])
     spread = step * math.sqrt(math.fsum([count * part.variance for part, count in parts]))
-    farthest = max(step * max(float(np.abs(part.index - part.mean).max()) for part, _ in parts), step)
+    farthest = max(
+        step * max(float(np.abs(part.index - part.mean).max()) for part, _ in parts), step
+    )
     rate = math.sqrt(-2.0 * log_alias) / max(spread, step) * 2.0 ** (-np.arange(-2.0, 11.0) / 2.0)
     rate = np.append(rate, (_RARE_RATES / farthest)[rate[-1] * farthest > _RARE_RATES])
     bounds = []
@@ -147,8 +158,13 @@ def _window(parts: Sequence[tuple[_Tilted, int]], step: float, log_alias: float)
             with np.errstate(over="ignore", invalid="ignore"):
                 moments = np.expm1(np.multiply.outer(sign * rate, distance)) @ part.law
             moments[~np.isfinite(moments)] = np.inf
-            # the centred law has mean 0, so moments are of second order; what rounding leaves of the mean is charged
-            total += count * (np.log1p(np.maximum(moments, 0.0)) + rate * 1e-14 * float(np.abs(distance).max()) + 1e-14)
+            # the centred law has mean 0, so moments are of second order; what rounding leaves of
+            # the mean is charged
+            total += count * (
+                np.log1p(np.maximum(moments, 0.0))
+                + rate * 1e-14 * float(np.abs(distance).max())
+                + 1e-14
+            )
         bounds.append(float(np.min((total - log_alias) / rate)))
     return _Window(mean - bounds[0], mean + bounds[1], mean, spread)
 
@@ -167,8 +183,8 @@ def sum_window(index: NDArray[np.int64], law: Array, count: int, alias: float) -
 class _Spectrum:
     """A product of powers of transforms, with the error of each frequency; frequencies that have died out are dropped.
 
-    What is dropped was below e^{_LOG_DEAD} in modulus when it was dropped, and later factors can hardly raise it:
-    their moduli are at most 1 plus their error. ``dead`` sums those bounds.
+    What is dropped was below e^{_LOG_DEAD} in modulus when it was dropped, and later factors can
+    hardly raise it: their moduli are at most 1 plus their error. ``dead`` sums those bounds.
     """
 
     def __init__(self, points: int) -> None:
@@ -194,7 +210,8 @@ class _Spectrum:
         value = self.value[keep] if isinstance(self.value, np.ndarray) else self.value
         log_size = self.log_size[keep] if isinstance(self.log_size, np.ndarray) else self.log_size
         wrong = self.wrong[keep] if isinstance(self.wrong, np.ndarray) else self.wrong
-        logs = np.log(np.where(factor == 0.0, 1e-300, factor))  # what is nothing at all is within its error
+        # what is nothing at all is within its error
+        logs = np.log(np.where(factor == 0.0, 1e-300, factor))
         log_most = count * np.log(modulus)
         most = np.exp(log_most)
         share = np.minimum(error / modulus, 1.0 - UNIT)  # all of it where the factor itself is 0
@@ -211,7 +228,8 @@ class _Spectrum:
         """
         place = (part.index - part.centre) % self.points
         last = int(self.alive[-1]) + 1
-        if last * len(place) < 8 * self.points:  # few frequencies: a sum, with exponentials split as 16 i + j
+        # few frequencies: a sum, with exponentials split as 16 i + j
+        if last * len(place) < 8 * self.points:
             few = np.exp(self._turns(np.arange(16), place))
             many = np.exp(self._turns(16 * np.arange(-(-last // 16)), place))
             values = np.asarray((many * part.law) @ few.T, dtype=np.complex128).reshape(-1)
@@ -219,8 +237,11 @@ class _Spectrum:
         circle = np.bincount(place, weights=part.law, minlength=self.points)
         return fft.rfft(circle)[self.alive], part.error + 8.0 * UNIT * math.log2(self.points)
 
-    def _turns(self, frequencies: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.complex128]:
-        whole = np.multiply.outer(frequencies, place) % self.points  # exact, so that the angle is too
+    def _turns(
+        self, frequencies: NDArray[np.int64], place: NDArray[np.int64]
+    ) -> NDArray[np.complex128]:
+        # exact, so that the angle is too
+        whole = np.multiply.outer(frequencies, place) % self.points
         return np.asarray(whole * (-2.0j * math.pi / self.points))
 
     def law(self) -> tuple[Array, float]:
@@ -235,8 +256,8 @@ class _Spectrum:
 class Convolved:
     """Tilted probabilities ``law[i]`` of the sum ``base + (first + i) * step``, each within ``bin_error``.
 
-    Besides, up to ``alias`` of mass may lie beyond either end of the window; it appears in the law, wrapped around.
-    The probabilities themselves are law * exp(log_scale - tilt * sum).
+    Besides, up to ``alias`` of mass may lie beyond either end of the window; it appears in the law,
+    wrapped around. The probabilities themselves are law * exp(log_scale - tilt * sum).
     """
 
     law: Array
@@ -249,7 +270,9 @@ class Convolved:
     spread: float
 
 
-def convolve(rounds: Sequence[tuple[Discrete, int]], tilt: float, alias: float, most: int = MAX_POINTS) -> Convolved:
+def convolve(
+    rounds: Sequence[tuple[Discrete, int]], tilt: float, alias: float, most: int = MAX_POINTS
+) -> Convolved:
     """The tilted law of the sum of ``count`` independent losses of each kind, on at most ``most`` points."""
     step = rounds[0][0].step
     parts = [(_tilt(discrete, tilt), count) for discrete, count in rounds]
@@ -270,18 +293,22 @@ def convolve(rounds: Sequence[tuple[Discrete, int]], tilt: float, alias: float, 
     law = np.roll(law, (origin - first) % points)
     base = math.fsum([count * discrete.start for discrete, count in rounds])
     log_scale = math.fsum([count * part.log_norm for part, count in parts])
-    return Convolved(law, base, first, step, log_scale, bin_error, base + window.mean, window.spread)
+    return Convolved(
+        law, base, first, step, log_scale, bin_error, base + window.mean, window.spread
+    )
 
 
 def infinite_mass(rounds: Sequence[tuple[Discrete, int]]) -> float:
     """The product measure's mass at infinity: with mass M a round, m of it at infinity, M^T - (M - m)^T.
 
-    Upper laws may have more mass than 1 (docs/proofs.md, theorem 10), all of which a single infinite loss sends there.
+    Upper laws may have more mass than 1 (docs/proofs.md, theorem 10), all of which a single
+    infinite loss sends there.
     """
     logs, kept = [], []
     for discrete, count in rounds:
         mass = float(np.exp(discrete.log_mass).sum()) + discrete.infinite
-        mass = max(mass * (1.0 + UNIT * (len(discrete.log_mass) + 8.0)), 1.0)  # the charge rises in M
+        # the charge rises in M
+        mass = max(mass * (1.0 + UNIT * (len(discrete.log_mass) + 8.0)), 1.0)
         logs.append(count * math.log(mass))
         kept.append(count * math.log1p(-discrete.infinite / mass))
     total = math.fsum(logs)
@@ -297,7 +324,8 @@ def compose(
 ) -> Composed:
     """Compose ``count`` rounds of each law. ``sign`` says whether they are upper (+1) or lower (-1) discretisations.
 
-    ``alias`` is the tilted mass that may lie outside the window, on either side; ``most`` its largest size.
+    ``alias`` is the tilted mass that may lie outside the window, on either side; ``most`` its
+    largest size.
     """
     sums = convolve(rounds, tilt, alias, most)
     step, points = sums.step, len(sums.law)

@@ -16,9 +16,9 @@ EITHER = ("any", "replace")
 def join(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:
     """Concatenate the phases' rounds direction by direction, so that each result has one pair of data sets.
 
-    Names are a direction, or a direction, a comma and an attack; where a phase lacks the attack, its first one in that
-    direction will do. What a phase has in one direction only says nothing of the other: a record that is added in one
-    phase is not removed in the next.
+    Names are a direction, or a direction, a comma and an attack; where a phase lacks the attack,
+    its first one in that direction will do. What a phase has in one direction only says nothing of
+    the other: a record that is added in one phase is not removed in the next.
     """
     joined: list[Rounds] = []
     for name in max(phases, key=len):
@@ -30,12 +30,16 @@ def join(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:
 
 def _in_direction(phase: Mapping[str, Rounds], name: str) -> Rounds | None:
     direction = name.split(",")[0]
-    alike = (rounds for other, rounds in phase.items() if other.split(",")[0] in (direction, *EITHER))
+    alike = (
+        rounds for other, rounds in phase.items() if other.split(",")[0] in (direction, *EITHER)
+    )
     return phase.get(name) or next(alike, None)
 
 
 def each_way(attacks: Mapping[str, Round], count: int) -> dict[str, Rounds]:
     """Attacks in both directions, under their names."""
     forth: dict[str, Rounds] = {f"remove, {name}": [(rnd, count)] for name, rnd in attacks.items()}
-    back: dict[str, Rounds] = {f"add, {name}": [(rnd.reverse(), count)] for name, rnd in attacks.items()}
+    back: dict[str, Rounds] = {
+        f"add, {name}": [(rnd.reverse(), count)] for name, rnd in attacks.items()
+    }
     return forth | back

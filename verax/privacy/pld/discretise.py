@@ -1,11 +1,12 @@
 """Discretised privacy-loss distributions of one round: a certified upper and a certified lower one.
 
-Both live on points of a grid ``anchor + i * step`` and carry the masses of P (those of Q follow: q = p e^{-loss}). In
-terms of the hockey-stick curve a -> D_a(P||Q), which is convex, the upper one replaces the curve by its chords
-between grid points ("connect the dots", Doroshenko et al. 2022), the lower one by tangents between them; both err by
-the square of the spacing. Points are adjacent where most of the mass is and further apart in the tails. Statements
-and proofs: docs/proofs.md, section 2. Masses are kept as logarithms, so that tilting by e^{t loss} costs no accuracy
-however small the probabilities are.
+Both live on points of a grid ``anchor + i * step`` and carry the masses of P (those of Q follow: q
+= p e^{-loss}). In terms of the hockey-stick curve a -> D_a(P||Q), which is convex, the upper one
+replaces the curve by its chords between grid points ("connect the dots", Doroshenko et al. 2022),
+the lower one by tangents between them; both err by the square of the spacing. Points are adjacent
+where most of the mass is and further apart in the tails. Statements and proofs: docs/proofs.md,
+section 2. Masses are kept as logarithms, so that tilting by e^{t loss} costs no accuracy however
+small the probabilities are.
 """
 
 from __future__ import annotations
@@ -19,21 +20,25 @@ from numpy.typing import NDArray
 from verax.privacy.numerics.roots import root
 from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Losses, Pair
 
-_REACH = 0.65  # how far a first cell reaches beyond its grid point, in steps: over half, as the density falls there
+# how far a first cell reaches beyond its grid point, in steps: over half, as the density falls
+# there
+_REACH = 0.65
 _ROUNDED = 1e-9  # a miss this small, in grid steps, is charged as a shift of the losses
 _WIDE = 0.05  # a cell whose loss is not the mean of its losses
 _NEGLIGIBLE = 1e-13  # P-mass, or loss, that a round may give up for a better shape
 _MOST_POINTS = 2**40
 _MOST_EVEN = 2**25  # points next to each other
 _LOOKS = 300_000  # points looked at in search of neighbours
-_STEEP_LIMIT = 2000  # negative masses repaired one by one at most; more means that the grid is too coarse
+# negative masses repaired one by one at most; more means that the grid is too coarse
+_STEEP_LIMIT = 2000
 
 
 @dataclass(frozen=True)
 class Spacing:
     """Which grid points carry mass: those in [low, high], ``step`` apart near the bulk of the law.
 
-    Beyond twice ``scale`` from the bulk the points are half the distance divided by ``scale`` steps apart.
+    Beyond twice ``scale`` from the bulk the points are half the distance divided by ``scale`` steps
+    apart.
     """
 
     step: float
@@ -46,8 +51,8 @@ class Spacing:
 class Discrete:
     """Masses exp(log_mass[i]) of P at loss ``start + index[i] * step``, plus ``infinite`` at loss +infinity.
 
-    ``shift`` bounds how far the grid itself may be off through rounding: an upper bound must be read that much to the
-    left, a lower bound that much to the right, per round.
+    ``shift`` bounds how far the grid itself may be off through rounding: an upper bound must be
+    read that much to the left, a lower bound that much to the right, per round.
     """
 
     start: float
@@ -66,8 +71,9 @@ class Discrete:
 def origin(pair: Losses, step: float) -> float:
     """A grid point at the exact mean of the first cell of the law's range, or of its last cell.
 
-    With a tiny sampling rate nearly all the mass sits in that cell, within far less than one step; a grid point at
-    its mean makes both discretisations leave it (almost) where it is. Any other origin would be as valid.
+    With a tiny sampling rate nearly all the mass sits in that cell, within far less than one step;
+    a grid point at its mean makes both discretisations leave it (almost) where it is. Any other
+    origin would be as valid.
     """
     return _origin(pair, step) if isinstance(pair, Pair) else pair.bulk
 
@@ -95,9 +101,13 @@ def _points(
     """The first grid point within [low, high] and [least, most], and the indices of those that carry mass."""
     step = spacing.step
     first = int(max(np.floor((spacing.low - base) / step), np.ceil((least - base) / step)))
-    last = int(max(min(np.ceil((spacing.high - base) / step), np.floor((most - base) / step)), first))
+    last = int(
+        max(min(np.ceil((spacing.high - base) / step), np.floor((most - base) / step)), first)
+    )
     if last - first > _MOST_POINTS:
-        raise MemoryError(f"a grid of {last - first} points is more than {_MOST_POINTS}; ask for a larger rtol")
+        raise MemoryError(
+            f"a grid of {last - first} points is more than {_MOST_POINTS}; ask for a larger rtol"
+        )
     ratio = 0.5 * step / max(spacing.scale, 1e-3 * step)
     sides = [_ticks(end, ratio) for end in (last, -first)]
     index = np.clip(np.concatenate([-sides[1][::-1], sides[0]]), first, last)  # ascending
@@ -109,7 +119,9 @@ def _ticks(end: int, ratio: float) -> NDArray[np.int64]:
     """Whole numbers from 0 to ``end``: all of them at first, then each larger than the last by this ratio."""
     even = min(int(min(2.0 / ratio, 2.0**40)) + 1, end) if ratio > 0.0 else end
     if even > _MOST_EVEN:
-        raise MemoryError(f"a grid of {even} points is more than {_MOST_EVEN}; ask for a larger rtol")
+        raise MemoryError(
+            f"a grid of {even} points is more than {_MOST_EVEN}; ask for a larger rtol"
+        )
     if even >= end:
         return np.arange(max(end, 0) + 1)
     more = int(np.log(end / even) / np.log1p(ratio)) + 1
@@ -120,9 +132,10 @@ def _ticks(end: int, ratio: float) -> NDArray[np.int64]:
 def upper(pair: Losses, spacing: Spacing, base: float | None = None) -> Discrete:
     """Connect the dots: dominates the pair.
 
-    Masses and losses are first raised by their error bounds. Mass left of the grid moves up to the first point, the
-    part of the mass right of it that no finite point can carry moves to +infinity. Inside, each cell's mass is split
-    between the cell's two ends so that both its P- and its Q-mass are kept.
+    Masses and losses are first raised by their error bounds. Mass left of the grid moves up to the
+    first point, the part of the mass right of it that no finite point can carry moves to +infinity.
+    Inside, each cell's mass is split between the cell's two ends so that both its P- and its Q-mass
+    are kept.
     """
     step = spacing.step
     start, index = _points(origin(pair, step) if base is None else base, spacing)
@@ -142,15 +155,19 @@ def upper(pair: Losses, spacing: Spacing, base: float | None = None) -> Discrete
         log_mass[0] = np.logaddexp(log_mass[0], log_p[0])
         rest = max(float(cells.loss[-1] + 2.0 * cells.error[-1] - grid[-1]), 0.0)
         log_mass[-1] = np.logaddexp(log_mass[-1], log_p[-1] - rest)
-    infinite = pair.infinite + (float(np.exp(log_p[-1]) * -np.expm1(-rest)) if np.isfinite(log_p[-1]) else 0.0)
-    return Discrete(start, step, index, log_mass, infinite, residual + 4.0 * UNIT * float(np.abs(grid).max()))
+    infinite = pair.infinite + (
+        float(np.exp(log_p[-1]) * -np.expm1(-rest)) if np.isfinite(log_p[-1]) else 0.0
+    )
+    return Discrete(
+        start, step, index, log_mass, infinite, residual + 4.0 * UNIT * float(np.abs(grid).max())
+    )
 
 
 def upper_symmetric(pair: Pair, spacing: Spacing) -> Discrete:
     """Dominates a subsampled Gaussian pair and its reverse at once: the larger of both curves at every a.
 
-    The pair itself has the larger curve for a >= 1 (docs/proofs.md, theorem 3); the curve for a < 1 follows by
-    symmetry, as mass p e^{-x} at -x for every mass p at x > 0.
+    The pair itself has the larger curve for a >= 1 (docs/proofs.md, theorem 3); the curve for a < 1
+    follows by symmetry, as mass p e^{-x} at -x for every mass p at x > 0.
     """
     high = max(spacing.high, -spacing.low)
     forward = upper(pair, Spacing(spacing.step, 0.0, high, spacing.scale), base=0.0)
@@ -160,16 +177,19 @@ def upper_symmetric(pair: Pair, spacing: Spacing) -> Discrete:
     log_mass = np.concatenate([left, [np.log(max(centre, 0.0) + 4.0 * UNIT)], right])
     index = np.concatenate([-forward.index[:0:-1], forward.index])
     start = float(index[0] * spacing.step)
-    return Discrete(start, spacing.step, index - index[0], log_mass, forward.infinite, forward.shift)
+    return Discrete(
+        start, spacing.step, index - index[0], log_mass, forward.infinite, forward.shift
+    )
 
 
 def lower(pair: Losses, spacing: Spacing) -> Discrete:
     """Tangents between grid points, bent so that they meet on the grid: dominated by the pair.
 
-    Masses and losses are first lowered by their error bounds. The cell around each point is merged into one atom (a
-    test that does not look inside the cell). Its loss misses the point by ``rise``; the curve is lowered at that
-    point to the smaller of its two tangents, which moves the miss to the neighbours with the opposite sign and keeps
-    the total mass. What lies left of the grid is dropped.
+    Masses and losses are first lowered by their error bounds. The cell around each point is merged
+    into one atom (a test that does not look inside the cell). Its loss misses the point by
+    ``rise``; the curve is lowered at that point to the smaller of its two tangents, which moves the
+    miss to the neighbours with the opposite sign and keeps the total mass. What lies left of the
+    grid is dropped.
     """
     step = spacing.step
     edge = (
@@ -180,7 +200,8 @@ def lower(pair: Losses, spacing: Spacing) -> Discrete:
     start, index = _points(base, spacing, least, most)
     grid: Array = start + step * index.astype(np.float64)
     boundaries = _cell_boundaries(pair, grid, step)
-    boundaries[-1] = np.inf  # the last cell takes the whole tail, of which it keeps what its grid point can carry
+    # the last cell takes the whole tail, of which it keeps what its grid point can carry
+    boundaries[-1] = np.inf
     if grid[0] - pair.infimum < 1.5 * step:
         boundaries[0] = -np.inf
     _balance_ends(pair, grid, boundaries, step)
@@ -194,18 +215,21 @@ def lower(pair: Losses, spacing: Spacing) -> Discrete:
     mass, slack = _meet_on_grid(np.exp(log_q - scale), rise, cells.error, grid, step)
     with np.errstate(divide="ignore"):
         log_mass = scale + np.log(mass)
-    return Discrete(start, step, index, log_mass, 0.0, slack + 4.0 * UNIT * float(np.abs(grid).max()))
+    return Discrete(
+        start, step, index, log_mass, 0.0, slack + 4.0 * UNIT * float(np.abs(grid).max())
+    )
 
 
 def _cell_boundaries(pair: Losses, grid: Array, step: float) -> Array:
     """Cell ends between grid points such that each cell's mean loss is near its grid point.
 
-    Halfway where the density is flat, nearer to the next grid point where it falls steeply: the mean of an
-    exponential law of slope rho on a unit interval lies at 1/rho - 1/(e^rho - 1). The slope is taken a little too
-    steep, so that what a cell misses is paid for by the larger of its neighbours.
+    Halfway where the density is flat, nearer to the next grid point where it falls steeply: the
+    mean of an exponential law of slope rho on a unit interval lies at 1/rho - 1/(e^rho - 1). The
+    slope is taken a little too steep, so that what a cell misses is paid for by the larger of its
+    neighbours.
 
-    In a cell whose width w is not small, the loss log P/Q is -log E e^{-loss}, nearer to its lower end: there it is
-    log m(rho) - log m(rho + w) above that end, with m(x) = (1 - e^{-x}) / x.
+    In a cell whose width w is not small, the loss log P/Q is -log E e^{-loss}, nearer to its lower
+    end: there it is log m(rho) - log m(rho + w) above that end, with m(x) = (1 - e^{-x}) / x.
     """
     at = pair.inverse(grid)
     gaps = np.diff(grid)
@@ -235,7 +259,9 @@ def _balance_ends(pair: Losses, grid: Array, boundaries: Array, step: float) -> 
     if grid[0] - pair.infimum < 1.5 * step:
         boundaries[1] = _balanced(pair, float(grid[0]), float(boundaries[1]), float(boundaries[2]))
     if pair.supremum - grid[-1] < 1.5 * step:
-        boundaries[-2] = -_balanced(pair.reverse(), -float(grid[-1]), -float(boundaries[-2]), -float(boundaries[-3]))
+        boundaries[-2] = -_balanced(
+            pair.reverse(), -float(grid[-1]), -float(boundaries[-2]), -float(boundaries[-3])
+        )
 
 
 def _balanced(pair: Losses, point: float, usual: float, limit: float) -> float:
@@ -256,21 +282,28 @@ def _balanced(pair: Losses, point: float, usual: float, limit: float) -> float:
     return root(excess, far, limit, xtol=1e-13 * (1.0 + abs(limit)))
 
 
-def _meet_on_grid(weight: Array, rise: Array, error: Array, grid: Array, step: float) -> tuple[Array, float]:
+def _meet_on_grid(
+    weight: Array, rise: Array, error: Array, grid: Array, step: float
+) -> tuple[Array, float]:
     """Masses at the knots of the lower curve (docs/proofs.md, lemma 4), or less where that is not convex.
 
-    Also returns by how much the losses are too large because the last cell's was rounded up to its grid point.
+    Also returns by how much the losses are too large because the last cell's was rounded up to its
+    grid point.
     """
     first = int(np.argmax(weight > 0.0))
     weight, miss = weight.copy(), np.expm1(rise)
-    miss[first] = min(miss[first], 0.0)  # the first and last cells give up what would need a knot beyond them
-    tiny = (miss < 0.0) & (miss >= -_ROUNDED * step - 4.0 * error)  # errors are all that balanced cells miss by
+    # the first and last cells give up what would need a knot beyond them
+    miss[first] = min(miss[first], 0.0)
+    # errors are all that balanced cells miss by
+    tiny = (miss < 0.0) & (miss >= -_ROUNDED * step - 4.0 * error)
     slack = float(-miss[tiny].min(initial=0.0)) * (1.0 + step)
     miss[tiny] = 0.0
     ahead = np.diff(grid)
     below = np.maximum(-miss, 0.0) * weight
     taken = np.concatenate([[0.0], below[:-1] / -np.expm1(-ahead)])
-    usable = np.flatnonzero((weight > taken) & (miss >= 0.0) & (np.arange(len(weight)) >= first)).tolist()
+    usable = np.flatnonzero(
+        (weight > taken) & (miss >= 0.0) & (np.arange(len(weight)) >= first)
+    ).tolist()
     while usable:  # where the tail is too steep to be bent, give up some of it
         mass = _knot_masses(weight, miss, grid, first, usable[-1])
         if mass is not None:
@@ -293,10 +326,13 @@ def _knot_masses(weight: Array, miss: Array, grid: Array, first: int, last: int)
     return _convexify(mass, grid, first, last, negative) if negative.size else mass
 
 
-def _convexify(mass: Array, grid: Array, first: int, last: int, negative: NDArray[np.int64]) -> Array | None:
+def _convexify(
+    mass: Array, grid: Array, first: int, last: int, negative: NDArray[np.int64]
+) -> Array | None:
     """Remove knots of negative mass by spreading it over their neighbours, which only lowers the curve.
 
-    None if the last knot would have to go, or if knots are so far apart that looking for neighbours takes too long.
+    None if the last knot would have to go, or if knots are so far apart that looking for neighbours
+    takes too long.
     """
     if len(negative) > _STEEP_LIMIT:
         return None

@@ -1,7 +1,7 @@
 """A cheap look at a composition before computing it: where to tilt, how fine a grid, how far the tails matter.
 
-Everything here is an estimate by quadrature and saddle point. It steers the certified computation and never enters a
-bound.
+Everything here is an estimate by quadrature and saddle point. It steers the certified computation
+and never enters a bound.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from verax.privacy.pairs.gaussian_mixture import Array, Losses
 from verax.privacy.pld.discretise import Spacing
 
 _TAIL = 1e-4  # share of delta that cut-off tails may cost, at most
-_LARGEST_TILT = 1e4  # in units of 1/spread; beyond this nothing is gained: epsilon is at the end of the loss's range
+# in units of 1/spread; beyond this nothing is gained: epsilon is at the end of the loss's range
+_LARGEST_TILT = 1e4
 _NODES, _FEWEST_NODES = 2**16, 500  # of all kinds of rounds together, and of one of very many kinds
 _BLUR = 4.0  # sketches are shared between values of log delta this close
 
@@ -24,8 +25,8 @@ _BLUR = 4.0  # sketches are shared between values of log delta this close
 class Sketch:
     """Nodes, losses and P-masses of each kind of round, and cumulants of their composition under any tilt.
 
-    A sketch is made for deltas of a certain size: losses so rare that they cannot matter at that delta are left out,
-    for a tilt would blow them up out of proportion.
+    A sketch is made for deltas of a certain size: losses so rare that they cannot matter at that
+    delta are left out, for a tilt would blow them up out of proportion.
     """
 
     def __init__(self, rounds: Sequence[tuple[Losses, int]], log_delta: float, tail: float) -> None:
@@ -40,8 +41,12 @@ class Sketch:
         most = max(_NODES // len(pairs), _FEWEST_NODES)
         nodes = [_thinned(*pair.nodes(left, far), most) for pair in pairs]
         size = max(len(loss) for loss, _ in nodes)
-        self.loss = np.stack([np.pad(loss, (0, size - len(loss)), mode="edge") for loss, _ in nodes])
-        self._log_mass = np.stack([np.pad(m, (0, size - len(m)), constant_values=-np.inf) for _, m in nodes])
+        self.loss = np.stack(
+            [np.pad(loss, (0, size - len(loss)), mode="edge") for loss, _ in nodes]
+        )
+        self._log_mass = np.stack(
+            [np.pad(m, (0, size - len(m)), constant_values=-np.inf) for _, m in nodes]
+        )
         self._bulk = np.array([[pair.bulk] for pair in pairs])
         beyond = np.cumsum(np.exp(self._log_mass)[:, ::-1], axis=1)[:, ::-1]
         self._log_mass[beyond < math.exp(max(log_cut, -740.0))] = -np.inf
@@ -77,7 +82,11 @@ class Sketch:
     def log_delta(self, tilt: float) -> float:
         """Saddle-point estimate of log delta at eps = K'(tilt)."""
         value, first, second = self.cumulants(tilt)
-        return value - tilt * first - math.log1p(tilt * (tilt + 1.0) * math.sqrt(2.0 * math.pi * second))
+        return (
+            value
+            - tilt * first
+            - math.log1p(tilt * (tilt + 1.0) * math.sqrt(2.0 * math.pi * second))
+        )
 
     def tilt_for_delta(self, delta: float) -> float:
         """The tilt whose saddle point has the given delta; 0 if delta is so large that none is needed."""
@@ -117,12 +126,19 @@ class Sketch:
         result = []
         for row, scale in enumerate(scales.tolist()):
             last = int(np.flatnonzero(self._log_mass[row] > -np.inf)[-1]) + 1
-            first = max(int(np.count_nonzero(head[row] < self._log_tail - 3.0 - self._log_rounds)) - 1, 0)
-            low, high = float(self.loss[row, first]), float(self.loss[row, min(last, self.loss.shape[1] - 1)])
+            first = max(
+                int(np.count_nonzero(head[row] < self._log_tail - 3.0 - self._log_rounds)) - 1, 0
+            )
+            low, high = (
+                float(self.loss[row, first]),
+                float(self.loss[row, min(last, self.loss.shape[1] - 1)]),
+            )
             result.append(Spacing(step, low, high, scale))
         return result
 
-    def _step(self, tilt: float, width: float, mass: Array, distance: Array, scales: Array) -> float:
+    def _step(
+        self, tilt: float, width: float, mass: Array, distance: Array, scales: Array
+    ) -> float:
         mean = (mass * self.loss).sum(axis=1, keepdims=True)
         weight = mass * self.counts
         variance = max(float((weight * (self.loss - mean) ** 2).sum()), 1e-200)

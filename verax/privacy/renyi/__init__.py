@@ -9,4 +9,11 @@ from verax.privacy.renyi.accountant import (
     renyi_divergence,
 )
 
-__all__ = ["Renyi", "delta_from_rdp", "epsilon_from_rdp", "log_moment", "rdp_poisson", "renyi_divergence"]
+__all__ = [
+    "Renyi",
+    "delta_from_rdp",
+    "epsilon_from_rdp",
+    "log_moment",
+    "rdp_poisson",
+    "renyi_divergence",
+]

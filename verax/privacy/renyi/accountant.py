@@ -1,12 +1,14 @@
 """Rényi accounting of mixtures of unit Gaussians on a line, with certified brackets.
 
-One round is the pair N(0, 1) against sum_j w_j N(m_j, 1), shifts m_j >= 0 already divided by the noise multiplier
-(docs/proofs.md, section 1). With A the likelihood ratio of the mixture to N(0, 1), s = alpha - 1 and E under N(0, 1):
+One round is the pair N(0, 1) against sum_j w_j N(m_j, 1), shifts m_j >= 0 already divided by the
+noise multiplier (docs/proofs.md, section 1). With A the likelihood ratio of the mixture to N(0, 1),
+s = alpha - 1 and E under N(0, 1):
 
-    remove:  s D_alpha(mixture || N(0)) = log E[A^alpha],      add:  s D_alpha(N(0) || mixture) = log E[A^-s].
+    remove:  s D_alpha(mixture || N(0)) = log E[A^alpha],      add:  s D_alpha(N(0) || mixture) =
+        log E[A^-s].
 
-Both are computed as log(1 + E[F]) with F >= 0 free of cancellation, by a trapezoidal rule whose aliasing, truncation
-and rounding errors are bounded; ``docs/renyi.md`` has the proofs.
+Both are computed as log(1 + E[F]) with F >= 0 free of cancellation, by a trapezoidal rule whose
+aliasing, truncation and rounding errors are bounded; ``docs/renyi.md`` has the proofs.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ Floats = NDArray[np.float64]
 Numbers = Sequence[float]
 
 DIRECTIONS = ("remove", "add", "both")
-DEFAULT_ORDERS: tuple[float, ...] = tuple(1.0 + round(2.0 ** (k / 4), 3 if k < 12 else 0) for k in range(-24, 41))
+DEFAULT_ORDERS: tuple[float, ...] = tuple(
+    1.0 + round(2.0 ** (k / 4), 3 if k < 12 else 0) for k in range(-24, 41)
+)
 
 _EPS = 2.0**-53
 _DIGITS = 36.0  # natural logarithm of the relative accuracy asked of the quadrature
@@ -37,8 +41,8 @@ _PSI = tuple((-1.0) ** k / math.factorial(k) for k in range(14, 1, -1))
 class Round:
     """One round: N(0, 1) against the mixture of N(shifts[j], 1) with weights[j].
 
-    Weights are normalised (they must sum to 1 up to 1e-9): the weight of the smallest shift is the complement of
-    the others when it is at least one half, otherwise the others are rescaled.
+    Weights are normalised (they must sum to 1 up to 1e-9): the weight of the smallest shift is the
+    complement of the others when it is at least one half, otherwise the others are rescaled.
 
     Example:
         >>> Round.poisson(rate=0.25, noise_multiplier=2.0)
@@ -52,10 +56,14 @@ class Round:
         weights = [checks.nonnegative("weights", w) for w in self.weights]
         shifts = [checks.nonnegative("shifts", m) for m in self.shifts]
         if len(weights) != len(shifts):
-            raise ValueError(f"weights and shifts must have one length, got {len(weights)} and {len(shifts)}")
+            raise ValueError(
+                f"weights and shifts must have one length, got {len(weights)} and {len(shifts)}"
+            )
         if not abs(math.fsum(weights) - 1.0) <= 1e-9:
             raise ValueError(f"weights must sum to 1, got {math.fsum(weights)!r}")
-        merged = {m: math.fsum(w for w, n in zip(weights, shifts, strict=True) if n == m) for m in shifts}
+        merged = {
+            m: math.fsum(w for w, n in zip(weights, shifts, strict=True) if n == m) for m in shifts
+        }
         (low, base), *rest = sorted((m, w) for m, w in merged.items() if w > 0.0)
         total = math.fsum(w for _, w in rest)
         if base >= 0.5:
@@ -69,13 +77,18 @@ class Round:
     def poisson(cls, rate: float, noise_multiplier: float, shift: float = 1.0) -> Round:
         """A Poisson-sampled round: weight ``rate`` on ``shift / noise_multiplier``, the rest on 0."""
         q = checks.rate("rate", rate)
-        m = checks.nonnegative("shift", shift) / checks.positive("noise_multiplier", noise_multiplier)
+        m = checks.nonnegative("shift", shift) / checks.positive(
+            "noise_multiplier", noise_multiplier
+        )
         return cls((1.0 - q, q), (0.0, m))
 
     def _log_ratio(self, x: Floats) -> tuple[Floats, Floats, Floats]:
         """At ``x``: log A, its derivative, and a bound on the rounding error of log A (docs/renyi.md section 5)."""
-        if x.size * len(self.shifts) > 2**19 and x.size > 1:  # keep the arrays of components by nodes in the cache
-            values, slopes, errors = np.concatenate([self._log_ratio(half) for half in np.array_split(x, 2)], axis=1)
+        # keep the arrays of components by nodes in the cache
+        if x.size * len(self.shifts) > 2**19 and x.size > 1:
+            values, slopes, errors = np.concatenate(
+                [self._log_ratio(half) for half in np.array_split(x, 2)], axis=1
+            )
             return values, slopes, errors
         low, top = self.shifts[0], self.shifts[-1]
         m, w = np.array(self.shifts[1:])[:, None], np.array(self.weights[1:])
@@ -93,7 +106,9 @@ class Round:
         log_a = low * (x - low / 2) + rest
         small = 2 * (len(w) + 12) * (w @ np.abs(e))
         large = 2 * (len(w) + 9) + 2 * np.abs(log_w) @ posterior
-        error = _EPS * (8 * slope * (np.abs(x) + top) + 4 * np.abs(log_a) + np.where(near, small, large))
+        error = _EPS * (
+            8 * slope * (np.abs(x) + top) + 4 * np.abs(log_a) + np.where(near, small, large)
+        )
         return log_a, slope, error
 
 
@@ -107,17 +122,21 @@ def _psi_damped(y: Floats) -> Floats:
     return np.where(y > 0.0, -a * e - psi, psi)
 
 
-def _spacing(spread: float, s: float, remove: bool, whole: bool, digits: float) -> tuple[float, float]:
+def _spacing(
+    spread: float, s: float, remove: bool, whole: bool, digits: float
+) -> tuple[float, float]:
     """The widest spacing whose aliasing error over E[A^p] + 2 alpha is below exp(-digits), and the bound on that."""
     widest = math.sqrt(2 * digits + 6)
     if not (remove and whole):
-        widest = min(widest, 3.14 / spread)  # A has no zero while spread * c < pi: docs/renyi.md section 3
+        # A has no zero while spread * c < pi: docs/renyi.md section 3
+        widest = min(widest, 3.14 / spread)
     c = np.geomspace(1e-3, 1.0, 97) * widest
     growth = c * c / 2 - (0.0 if remove else s * np.log(np.cos(spread * c / 2)))
     steps = 2 * np.pi * c / (digits + growth + 1.0)
     best = int(np.argmax(steps))
     mantissa, exponent = math.frexp(float(steps[best]))
-    step = math.ldexp(math.floor(mantissa * 1024), exponent - 10)  # 10 bits: multiples of it are exact
+    # 10 bits: multiples of it are exact
+    step = math.ldexp(math.floor(mantissa * 1024), exponent - 10)
     decay = 2 * math.pi * float(c[best]) / step
     return step, 2.0 * math.exp(float(growth[best]) - decay) / -math.expm1(-decay)
 
@@ -126,7 +145,8 @@ def _nodes(pair: Round, p: Floats, step: float, digits: float) -> tuple[Floats, 
     """Nodes that matter for phi A^p, each p, and the logarithm of what the others sum to (docs/renyi.md section 4)."""
     margin = math.sqrt(2 * digits)
     ends = np.outer(p, [pair.shifts[0], pair.shifts[-1]])
-    if not ends.max() - ends.min() < 2.0**42 * step:  # indices times the step would no longer be exact
+    # indices times the step would no longer be exact
+    if not ends.max() - ends.min() < 2.0**42 * step:
         return None
     first = math.floor((ends.min() - margin) / step)
     count = math.ceil((ends.max() + margin) / step) + 1 - first
@@ -142,7 +162,9 @@ def _nodes(pair: Round, p: Floats, step: float, digits: float) -> tuple[Floats, 
         left, right = start * step, (start + size) * step
         log_a, slope, _ = pair._log_ratio(np.concatenate((left, right)))
         at_left, at_right = np.split(log_a, 2)
-        line = np.where(p[:, None] >= 0.0, (at_right - at_left) / (right - left), slope[: len(left)])
+        line = np.where(
+            p[:, None] >= 0.0, (at_right - at_left) / (right - left), slope[: len(left)]
+        )
         x = np.clip(p[:, None] * line, left, right)
         bound = p[:, None] * (at_left + line * (x - left)) - x * x / 2
         height = np.maximum(height, (p[:, None] * at_left - left**2 / 2).max(axis=1))
@@ -155,7 +177,9 @@ def _nodes(pair: Round, p: Floats, step: float, digits: float) -> tuple[Floats, 
     return x, np.logaddexp(height - digits, tails + math.log(2.0))
 
 
-def _excess(pair: Round, s: Floats, remove: bool, digits: float) -> tuple[Floats, Floats, Floats, Floats] | None:
+def _excess(
+    pair: Round, s: Floats, remove: bool, digits: float
+) -> tuple[Floats, Floats, Floats, Floats] | None:
     """E[F] exp(-scale), bounds on its analytic and its rounding error, and scale (docs/renyi.md sections 1 to 5)."""
     whole = bool(np.all(s == np.floor(s)))
     step, alias = _spacing(pair.shifts[-1] - pair.shifts[0], float(s.max()), remove, whole, digits)
@@ -166,7 +190,8 @@ def _excess(pair: Round, s: Floats, remove: bool, digits: float) -> tuple[Floats
     log_a, _, error = pair._log_ratio(x)
     signed, size = (log_a if remove else -log_a), np.abs(log_a)
     base = -x * x / 2 + (log_a if remove else 0.0)
-    divergence = np.exp(base + np.maximum(-signed, 0.0)) * _psi_damped(-signed)  # integrates to the KL divergence
+    # integrates to the KL divergence
+    divergence = np.exp(base + np.maximum(-signed, 0.0)) * _psi_damped(-signed)
     per_order = 4 * _EPS * size + 2 * error
     fixed = _EPS * (64 + 4 * x * x) + per_order + 2 * error / np.maximum(size, 1e-300)
     scale, total, rounding = np.empty((3, len(s)))
@@ -196,15 +221,20 @@ def _batch(pair: Round, s: Floats, remove: bool) -> tuple[Floats, Floats]:
     crude = s * (s + 1.0) * (top * top / 2)  # docs/renyi.md section 6
     if not remove:
         base, rest = pair.weights[0], math.fsum(pair.weights[1:])
-        floor = math.log1p(-rest) if base >= 0.5 else math.log(base)  # log A is at least this plus the base's ratio
+        # log A is at least this plus the base's ratio
+        floor = math.log1p(-rest) if base >= 0.5 else math.log(base)
         crude = np.minimum(crude, s * (s + 1.0) * (low * low / 2) - s * floor)
     crude = crude * (1 + 8 * _EPS) + min(top, 1e-300)
     if low == top:
         return crude * (1 - 16 * _EPS), crude
-    guess = min(1.0, float(s.min())) * float(np.dot(pair.weights, np.minimum(pair.shifts, 0.8))) ** 2  # of E[F]
+    # of E[F]
+    guess = (
+        min(1.0, float(s.min())) * float(np.dot(pair.weights, np.minimum(pair.shifts, 0.8))) ** 2
+    )
     digits = _DIGITS - math.log(max(guess, 1e-300))
     for _ in range(4):  # a second pass only when the moment is much closer to 1 than guessed
-        found = _excess(pair, s, remove, digits) if crude.max() < 1e12 else None  # beyond, exponents lose their digits
+        # beyond, exponents lose their digits
+        found = _excess(pair, s, remove, digits) if crude.max() < 1e12 else None
         if found is None:
             return np.zeros_like(s), crude
         total, analytic, rounding, scale = found
@@ -213,8 +243,13 @@ def _batch(pair: Round, s: Floats, remove: bool) -> tuple[Floats, Floats]:
             break
         digits += excess + 3.0
     ends = []
-    for value, sign in ((np.maximum(total - analytic - rounding, 0.0), -1), (total + analytic + rounding, 1)):
-        log = np.where(scale > 0.0, scale + np.log(np.exp(-scale) + value + 1e-300), np.log1p(value))
+    for value, sign in (
+        (np.maximum(total - analytic - rounding, 0.0), -1),
+        (total + analytic + rounding, 1),
+    ):
+        log = np.where(
+            scale > 0.0, scale + np.log(np.exp(-scale) + value + 1e-300), np.log1p(value)
+        )
         ends.append(np.maximum(log + sign * 8 * _EPS * (scale + np.abs(log)), 0.0))
     return ends[0], np.minimum(ends[1], crude)
 
@@ -222,7 +257,8 @@ def _batch(pair: Round, s: Floats, remove: bool) -> tuple[Floats, Floats]:
 def _log_moment(pair: Round, s: Floats, direction: str) -> tuple[Floats, Floats]:
     lower, upper = np.empty((2, len(s)))
     key = 2 * np.floor(np.log2(np.maximum(s, 4.0)) / 3)
-    key += (key > 0.0) & (s == np.floor(s))  # whole positive powers are entire: a wider spacing does
+    # whole positive powers are entire: a wider spacing does
+    key += (key > 0.0) & (s == np.floor(s))
     for k in np.unique(key):
         lower[key == k], upper[key == k] = _batch(pair, s[key == k], direction == "remove")
     return lower, upper
@@ -236,7 +272,9 @@ def _orders(order: Any) -> Floats:
     return np.array(flat).reshape(values.shape)
 
 
-def log_moment(weights: Numbers, shifts: Numbers, order: ArrayLike, direction: str = "both") -> tuple[Floats, Floats]:
+def log_moment(
+    weights: Numbers, shifts: Numbers, order: ArrayLike, direction: str = "both"
+) -> tuple[Floats, Floats]:
     """Certified bracket (lower, upper) of order - 1 times the Rényi divergence of one round.
 
     Args:
@@ -251,29 +289,41 @@ def log_moment(weights: Numbers, shifts: Numbers, order: ArrayLike, direction: s
         >>> bool(lower <= exact <= upper), bool(upper - lower < 1e-12 * exact)
         (True, True)
     """
-    both = ("remove", "add") if checks.choice("direction", direction, DIRECTIONS) == "both" else (direction,)
+    both = (
+        ("remove", "add")
+        if checks.choice("direction", direction, DIRECTIONS) == "both"
+        else (direction,)
+    )
     pair, alpha = Round(tuple(weights), tuple(shifts)), _orders(order)
     lower, upper = np.max([_log_moment(pair, alpha.ravel() - 1.0, d) for d in both], axis=0)
     return lower.reshape(alpha.shape), upper.reshape(alpha.shape)
 
 
-def renyi_divergence(weights: Numbers, shifts: Numbers, order: ArrayLike, direction: str = "both") -> Floats:
+def renyi_divergence(
+    weights: Numbers, shifts: Numbers, order: ArrayLike, direction: str = "both"
+) -> Floats:
     """Certified upper bound of the Rényi divergence of one round; arguments as for :func:`log_moment`.
 
     Example:
         >>> print(f"{renyi_divergence([1.0], [0.5], 8.0):.6f}")  # a Gaussian: alpha m^2 / 2
         1.000000
     """
-    return np.asarray(log_moment(weights, shifts, order, direction)[1] / (_orders(order) - 1.0) * (1 + 4 * _EPS))
+    return np.asarray(
+        log_moment(weights, shifts, order, direction)[1] / (_orders(order) - 1.0) * (1 + 4 * _EPS)
+    )
 
 
 def rdp_poisson(
-    rate: float, noise_multiplier: float, order: ArrayLike, shift: float = 1.0, direction: str = "both"
+    rate: float,
+    noise_multiplier: float,
+    order: ArrayLike,
+    shift: float = 1.0,
+    direction: str = "both",
 ) -> Floats:
     """Certified upper bound of the Rényi divergence of one Poisson-sampled Gaussian round.
 
-    ``shift`` is the sensitivity over the clip norm: 1 for individual clipping, 2 for batch clipping. The pair is that
-    of Mironov, Talwar and Zhang 2019 (1908.10530), section 3.
+    ``shift`` is the sensitivity over the clip norm: 1 for individual clipping, 2 for batch
+    clipping. The pair is that of Mironov, Talwar and Zhang 2019 (1908.10530), section 3.
 
     Example:
         >>> print(f"{rdp_poisson(0.01, 1.0, 2.0):.6e}")
@@ -295,9 +345,14 @@ def _epsilon(s: Floats, moment: Floats, delta: float) -> Floats:
 
 def _moments(orders: ArrayLike, rdp: ArrayLike) -> tuple[Floats, Floats]:
     """Orders minus 1 and log-moments from a list of divergences."""
-    s, divergence = _orders(orders).ravel() - 1.0, [checks.real("rdp", v) for v in np.ravel(rdp).tolist()]
+    s, divergence = (
+        _orders(orders).ravel() - 1.0,
+        [checks.real("rdp", v) for v in np.ravel(rdp).tolist()],
+    )
     if len(s) != len(divergence) or not divergence:
-        raise ValueError(f"orders and rdp must have one length of at least 1, got {len(s)} and {len(divergence)}")
+        raise ValueError(
+            f"orders and rdp must have one length of at least 1, got {len(s)} and {len(divergence)}"
+        )
     if min(divergence) < 0.0:
         raise ValueError(f"rdp must be at least 0, got {min(divergence)!r}")
     return s, s * np.array(divergence)
@@ -306,16 +361,17 @@ def _moments(orders: ArrayLike, rdp: ArrayLike) -> tuple[Floats, Floats]:
 def epsilon_from_rdp(orders: ArrayLike, rdp: ArrayLike, delta: float) -> float:
     """The smallest epsilon that a list of Rényi bounds proves at ``delta``.
 
-    epsilon = rdp + log((a - 1) / a) - (log delta + log a) / (a - 1), minimised over the list; a bound may be ``inf``.
-    Chords of the convex log-moment between the listed orders would not help (docs/renyi.md section 7): to search all
-    real orders use :class:`Renyi`, which has the curve itself.
+    epsilon = rdp + log((a - 1) / a) - (log delta + log a) / (a - 1), minimised over the list; a
+    bound may be ``inf``. Chords of the convex log-moment between the listed orders would not help
+    (docs/renyi.md section 7): to search all real orders use :class:`Renyi`, which has the curve
+    itself.
 
     Example:
         >>> round(epsilon_from_rdp([4.0, 8.0, 16.0, 32.0], [0.08, 0.16, 0.32, 0.64], 1e-5), 4)
         0.8382
 
-    Reference:
-        Balle et al. 2020 (1905.09982), Theorem 21; Canonne, Kamath and Steinke 2020 (2004.00010), Proposition 12.
+    Reference: Balle et al. 2020 (1905.09982), Theorem 21; Canonne, Kamath and Steinke 2020
+        (2004.00010), Proposition 12.
     """
     checks.probability("delta", delta)
     s, moment = _moments(orders, rdp)
@@ -338,7 +394,8 @@ def delta_from_rdp(orders: ArrayLike, rdp: ArrayLike, epsilon: float) -> float:
 class Renyi:
     """The Rényi curve of phases fixed in advance: ``(round, times)`` pairs, composed by adding log-moments.
 
-    Add phases with ``+``, repeat with ``*``. ``rdp`` at one order is what a privacy filter spends per round.
+    Add phases with ``+``, repeat with ``*``. ``rdp`` at one order is what a privacy filter spends
+    per round.
 
     Example:
         >>> curve = Renyi.poisson(rate=0.01, noise_multiplier=1.0, steps=1000)
@@ -364,7 +421,8 @@ class Renyi:
         return Renyi(tuple((pair, n * checks.count("times", times)) for pair, n in self.phases))
 
     def _moment(self, s: Floats) -> Floats:
-        moments = np.zeros((2, len(s)))  # a record is present throughout one of the two runs: add, then take the worse
+        # a record is present throughout one of the two runs: add, then take the worse
+        moments = np.zeros((2, len(s)))
         for pair, times in self.phases:
             moments += [times * _log_moment(pair, s, direction)[1] for direction in DIRECTIONS[:2]]
         return np.asarray(moments.max(axis=0) * (1 + 4 * (len(self.phases) + 2) * _EPS))
@@ -392,4 +450,6 @@ class Renyi:
 
     def delta(self, epsilon: float) -> float:
         """A proved delta at ``epsilon`` (see :func:`delta_from_rdp`)."""
-        return math.exp(min(0.0, self._minimise(_log_delta, checks.nonnegative("epsilon", epsilon))))
+        return math.exp(
+            min(0.0, self._minimise(_log_delta, checks.nonnegative("epsilon", epsilon)))
+        )

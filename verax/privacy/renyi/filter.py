@@ -1,8 +1,9 @@
 """A privacy budget for phases that are chosen as one goes: a Rényi filter.
 
-Composing loss distributions prices phases that were all declared in advance. If the noise, the batch or the length of a
-phase depends on what earlier phases released, that sum is no longer a theorem. A filter is: it fixes (epsilon, delta)
-first and refuses whatever would exceed them, before it runs. The proofs are in docs/budget.md.
+Composing loss distributions prices phases that were all declared in advance. If the noise, the
+batch or the length of a phase depends on what earlier phases released, that sum is no longer a
+theorem. A filter is: it fixes (epsilon, delta) first and refuses whatever would exceed them, before
+it runs. The proofs are in docs/budget.md.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 IN_ADVANCE = "valid only for phases all declared before the first one began"
 _HEDGE = {1.0: 0.70, 2.0**-0.5: 0.12, 0.5: 0.08, 2.0**-1.5: 0.05, 2.0**0.5: 0.05}
-"""Weights of multiples of (order - 1) around the best for the first phase: 3 % of its rounds, and later phases may
-have less noise, for which lower orders are better."""
+"""Weights of multiples of (order - 1) around the best for the first phase: 3 % of its rounds, and
+later phases may have less noise, for which lower orders are better."""
 _CANDIDATES = np.geomspace(0.2, 1024.0, 96)  # of order - 1
 _MOST_ROUNDS, _MOST_NOISE = 10**12, 1e4
 
@@ -42,11 +43,14 @@ _MOST_ROUNDS, _MOST_NOISE = 10**12, 1e4
 class OverBudget(ValueError):  # noqa: N818 - public name, says what would happen
     """The phase would exceed the budget, and must not run. Nothing was recorded.
 
-    ``most_rounds`` is the largest length at which it would still fit (0 if none), ``least_noise`` the noise multiplier
-    at which all of it would (None if none does); what a sampler calls its length, steps or epochs, is in ``unit``.
+    ``most_rounds`` is the largest length at which it would still fit (0 if none), ``least_noise``
+    the noise multiplier at which all of it would (None if none does); what a sampler calls its
+    length, steps or epochs, is in ``unit``.
     """
 
-    def __init__(self, message: str, most_rounds: int, least_noise: float | None, unit: str) -> None:
+    def __init__(
+        self, message: str, most_rounds: int, least_noise: float | None, unit: str
+    ) -> None:
         super().__init__(message)
         self.most_rounds, self.least_noise, self.unit = most_rounds, least_noise, unit
 
@@ -58,22 +62,26 @@ class DamagedBudget(ValueError):  # noqa: N818 - public name, says what is wrong
 class Budget:
     """At most ``epsilon`` at ``delta`` for everything that is spent from it, whatever the choices depend on.
 
-    Call :meth:`spend` with a phase before it runs. Noise, rates, clipping and lengths may depend on everything released
-    before, and on public data; not on the private data in any other way (such as an accuracy measured on them).
+    Call :meth:`spend` with a phase before it runs. Noise, rates, clipping and lengths may depend on
+    everything released before, and on public data; not on the private data in any other way (such
+    as an accuracy measured on them).
 
     Args:
         epsilon: of the total.
         delta: of the total.
         relation: the neighbouring relation of all phases.
         group: how many records are protected together.
-        orders: Rényi orders and their weights, fixed before anything runs; by default a few around the order that
-            suits the first phase best.
-        path: a new file in which every phase is recorded before it runs; :meth:`open` goes on from it.
+        orders: Rényi orders and their weights, fixed before anything runs; by default a few around
+            the order that suits the first phase best.
+        path: a new file in which every phase is recorded before it runs; :meth:`open` goes on from
+            it.
 
     >>> from verax import Mechanism, Poisson
     >>> budget = Budget(epsilon=2.0, delta=1e-5)
     >>> budget.spend(Mechanism(Poisson(rate=0.01, steps=2000), noise_multiplier=2.0))
-    >>> more = Mechanism(Poisson(rate=0.02, steps=1000), noise_multiplier=1.2)  # chosen after looking at the model
+    >>> more = Mechanism(
+    ...     Poisson(rate=0.02, steps=1000), noise_multiplier=1.2
+    ... )  # chosen after looking at the model
     >>> budget.spend(more)
     Traceback (most recent call last):
     ...
@@ -92,8 +100,14 @@ class Budget:
         orders: Mapping[float, float] | None = None,
         path: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.epsilon, self.delta = checks.positive("epsilon", epsilon), checks.probability("delta", delta)
-        self.relation, self.group = checks.choice("relation", relation, RELATIONS), checks.count("group", group)
+        self.epsilon, self.delta = (
+            checks.positive("epsilon", epsilon),
+            checks.probability("delta", delta),
+        )
+        self.relation, self.group = (
+            checks.choice("relation", relation, RELATIONS),
+            checks.count("group", group),
+        )
         self.orders = None if orders is None else _checked(orders)
         self.phases: tuple[Mechanism, ...] = ()
         self._spent: dict[str, Floats] = {}
@@ -102,13 +116,13 @@ class Budget:
         if self._path is not None:
             self._begin(self._path)
 
-    # --- spending ---------------------------------------------------------------------------------------------------
+    # --- spending ---------------------------------------------------------------------------------
 
     def spend(self, phase: Mechanism) -> None:
         """Record a phase that is about to run, or raise :class:`OverBudget`; when this returns it may run, once.
 
-        With a ``path`` the record is on disk when this returns: whatever crashes later, the phase is counted. A phase
-        that is cut short has still been spent.
+        With a ``path`` the record is on disk when this returns: whatever crashes later, the phase
+        is counted. A phase that is cut short has still been spent.
         """
         with self._lock:  # what is left must still be left when it is taken
             orders, after = self._with(phase)
@@ -153,28 +167,36 @@ class Budget:
                 return None
         while good / bad > 1.001:
             middle = math.sqrt(good * bad)
-            bad, good = (bad, middle) if self.fits(replace(phase, noise_multiplier=middle)) else (middle, good)
+            bad, good = (
+                (bad, middle)
+                if self.fits(replace(phase, noise_multiplier=middle))
+                else (middle, good)
+            )
         return good
 
-    # --- what was spent ---------------------------------------------------------------------------------------------
+    # --- what was spent ---------------------------------------------------------------------------
 
     @property
     def used(self) -> float:
         """The epsilon at which a budget would be full by now: a gauge of what is left, not a guarantee of its own.
 
-        What is guaranteed is ``epsilon``, fixed beforehand: a number read off afterwards depends on what was released.
+        What is guaranteed is ``epsilon``, fixed beforehand: a number read off afterwards depends on
+        what was released.
         """
         return self._gauge(self.orders, self._spent) if self.orders and self.phases else 0.0
 
     def static(self) -> Bracket | None:
         """The tight epsilon of the phases so far, had they all been declared in advance; None if there are none."""
-        return Phases(self.phases).guarantee(self.group).epsilon(self.delta) if self.phases else None
+        return (
+            Phases(self.phases).guarantee(self.group).epsilon(self.delta) if self.phases else None
+        )
 
     def pretended(self) -> Bracket | None:
         """The same with the lowest noise in every phase: the rule of 'Proactive DP', appendix E.1.
 
-        It is proved if the lowest noise, the batches and the lengths were fixed in advance, and only which phases get
-        more noise than that was decided on the way (docs/budget.md, section 5).
+        It is proved if the lowest noise, the batches and the lengths were fixed in advance, and
+        only which phases get more noise than that was decided on the way (docs/budget.md, section
+        5).
         """
         if not self.phases:
             return None
@@ -185,11 +207,15 @@ class Budget:
 
         Args:
             private: False if somebody chose the seed of the phases' randomness.
-            unit: who is protected: a "record", or a "client" if each phase draws and clips whole clients.
+            unit: who is protected: a "record", or a "client" if each phase draws and clips whole
+                clients.
         """
-        from verax.reporting.statement import Statement  # reporting depends on this module, not the reverse
+        # reporting depends on this module, not the reverse
+        from verax.reporting.statement import Statement
 
-        notes = [f"Phases: {len(self.phases)}; a budget of epsilon {shown(self.used, UPPER)} would be full by now."]
+        notes = [
+            f"Phases: {len(self.phases)}; a budget of epsilon {shown(self.used, UPPER)} would be full by now."
+        ]
         static, pretended = self.static(), self.pretended()
         if static is not None and pretended is not None:
             notes.append(
@@ -200,7 +226,7 @@ class Budget:
             notes.append(f"Recorded in {visible(self._path)}; hash of its last line: {self._head}.")
         return Statement.of_budget(self, notes, private=private, unit=unit)
 
-    # --- the filter -------------------------------------------------------------------------------------------------
+    # --- the filter -------------------------------------------------------------------------------
 
     def _with(self, phase: Mechanism) -> tuple[dict[float, float], dict[str, Floats]]:
         """The orders, fixed by now, and the moments once the phase has run."""
@@ -213,7 +239,10 @@ class Budget:
             )
         orders = self.orders or self._suited(phase)
         new = log_moments(phase, np.array(list(orders)), self.group)
-        after = {name: (self._spent.get(name, 0.0) + new[name]) * (1.0 + 4.0 * 2.0**-53) for name in DIRECTIONS}
+        after = {
+            name: (self._spent.get(name, 0.0) + new[name]) * (1.0 + 4.0 * 2.0**-53)
+            for name in DIRECTIONS
+        }
         return orders, after
 
     def _suited(self, phase: Mechanism) -> dict[float, float]:
@@ -226,7 +255,9 @@ class Budget:
             best = s[int(np.argmax(np.where(worst < np.inf, room / worst, -np.inf)))]
         return {1.0 + float(best) * multiple: weight for multiple, weight in _HEDGE.items()}
 
-    def _log_delta(self, orders: Mapping[float, float], moments: Mapping[str, Floats], epsilon: float) -> float:
+    def _log_delta(
+        self, orders: Mapping[float, float], moments: Mapping[str, Floats], epsilon: float
+    ) -> float:
         s, log_w = np.array(list(orders)) - 1.0, np.log(list(orders.values()))
         return max(log_delta_bound(s, log_w - moments[name], epsilon) for name in DIRECTIONS)
 
@@ -239,10 +270,16 @@ class Budget:
                 return math.inf
         while high - low > 1e-6 * high:
             middle = 0.5 * (low + high)
-            low, high = (low, middle) if self._log_delta(orders, moments, middle) <= target else (middle, high)
+            low, high = (
+                (low, middle)
+                if self._log_delta(orders, moments, middle) <= target
+                else (middle, high)
+            )
         return high
 
-    def _over(self, phase: Mechanism, orders: Mapping[float, float], after: Mapping[str, Floats]) -> OverBudget:
+    def _over(
+        self, phase: Mechanism, orders: Mapping[float, float], after: Mapping[str, Floats]
+    ) -> OverBudget:
         unit, length = _length(phase.sampler)
         most, noise = self.most_rounds(phase), self.least_noise(phase)
         ways = f"{most} {unit} of it fit" if most else f"not even one of its {unit} fits"
@@ -257,7 +294,7 @@ class Budget:
             unit,
         )
 
-    # --- the file ---------------------------------------------------------------------------------------------------
+    # --- the file ---------------------------------------------------------------------------------
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Budget:
@@ -266,7 +303,9 @@ class Budget:
         >>> import tempfile
         >>> from verax import Mechanism, Poisson
         >>> path = tempfile.mkdtemp() + "/run.budget"
-        >>> Budget(1.0, 1e-5, path=path).spend(Mechanism(Poisson(rate=0.01, steps=10), noise_multiplier=2.0))
+        >>> Budget(1.0, 1e-5, path=path).spend(
+        ...     Mechanism(Poisson(rate=0.01, steps=10), noise_multiplier=2.0)
+        ... )
         >>> len(Budget.open(path).phases)
         1
         """
@@ -277,7 +316,9 @@ class Budget:
                 hold(file.fileno())  # a line that somebody is writing is not one that was cut short
                 return cls._read(name, file.read())
         except OSError as error:
-            raise ValueError(f"path must be a budget that can be read, got {name!r}: {error.strerror}") from error
+            raise ValueError(
+                f"path must be a budget that can be read, got {name!r}: {error.strerror}"
+            ) from error
 
     @classmethod
     def _read(cls, name: str, content: bytes) -> Budget:
@@ -289,17 +330,24 @@ class Budget:
             if line.rstrip(b"\n") + b"\n" == expected:
                 lines, head = [*lines, line.rstrip(b"\n")], chained
             elif line.endswith(b"\n") or number == 1:
-                raise DamagedBudget(f"{name}, line {number}: its hash does not fit: the file was edited or damaged")
+                raise DamagedBudget(
+                    f"{name}, line {number}: its hash does not fit: the file was edited or damaged"
+                )
         if not lines:
             raise DamagedBudget(f"{name}, line 1: the file is empty")
         header, *entries = map(json.loads, lines)
         if header.get("verax_budget") != FORMAT:
-            raise DamagedBudget(f"{name}, line 1: a verax budget of format {FORMAT} begins otherwise")
-        budget = cls(header["epsilon"], header["delta"], relation=header["relation"], group=header["group"])
+            raise DamagedBudget(
+                f"{name}, line 1: a verax budget of format {FORMAT} begins otherwise"
+            )
+        budget = cls(
+            header["epsilon"], header["delta"], relation=header["relation"], group=header["group"]
+        )
         for entry in entries:
             budget.orders = {float(order): float(weight) for order, weight in entry["orders"]}
             phase = _restore(entry["phase"])
-            budget._spent = budget._with(phase)[1]  # it ran, whatever this version would say about it
+            # it ran, whatever this version would say about it
+            budget._spent = budget._with(phase)[1]
             budget.phases = (*budget.phases, phase)
         if budget.orders is None and header["orders"] is not None:
             budget.orders = {float(order): float(weight) for order, weight in header["orders"]}
@@ -307,7 +355,9 @@ class Budget:
         if len(content) < len(whole):
             with open(name, "ab") as end:
                 append(end.fileno(), whole[len(content) :])
-        elif len(content) > len(whole):  # a line was cut short: spend had not returned, so its phase did not run
+        elif len(content) > len(
+            whole
+        ):  # a line was cut short: spend had not returned, so its phase did not run
             os.truncate(name, len(whole))
         budget._path, budget._size, budget._head = name, len(whole), head
         return budget
@@ -348,7 +398,9 @@ def _write(name: str, line: bytes, size: int) -> None:
     try:
         hold(fd)
         if os.fstat(fd).st_size != size:
-            raise DamagedBudget(f"{name}: someone else wrote to it, or a write failed; Budget.open it again")
+            raise DamagedBudget(
+                f"{name}: someone else wrote to it, or a write failed; Budget.open it again"
+            )
         append(fd, line)
     finally:
         os.close(fd)
@@ -367,9 +419,18 @@ def pretend_lowest(phases: tuple[Mechanism, ...]) -> tuple[Mechanism, ...]:
 
 
 def _checked(orders: Mapping[float, float]) -> dict[float, float]:
-    found = {checks.real("orders", order): checks.positive("orders", weight) for order, weight in orders.items()}
-    if not found or any(not 1.0 < order < math.inf for order in found) or math.fsum(found.values()) > 1.0 + 1e-12:
-        raise ValueError(f"orders must map orders above 1 to weights that sum to at most 1, got {dict(orders)!r}")
+    found = {
+        checks.real("orders", order): checks.positive("orders", weight)
+        for order, weight in orders.items()
+    }
+    if (
+        not found
+        or any(not 1.0 < order < math.inf for order in found)
+        or math.fsum(found.values()) > 1.0 + 1e-12
+    ):
+        raise ValueError(
+            f"orders must map orders above 1 to weights that sum to at most 1, got {dict(orders)!r}"
+        )
     return found
 
 

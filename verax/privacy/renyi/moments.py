@@ -1,7 +1,8 @@
 """From a mechanism to certified upper bounds on its Rényi log-moments, direction by direction.
 
-The log-moment of order alpha = 1 + s is s D_alpha = log E_P[exp(s Z)] with Z the privacy loss. It is read off the
-dominating rounds of ``verax.privacy.samplers``, so what is spent here is what is priced there.
+The log-moment of order alpha = 1 + s is s D_alpha = log E_P[exp(s Z)] with Z the privacy loss. It
+is read off the dominating rounds of ``verax.privacy.samplers``, so what is spent here is what is
+priced there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from verax.privacy.renyi.accountant import log_moment
 
 Floats = NDArray[np.float64]
 DIRECTIONS = ("remove", "add")
-_ROUND_UP = 1e-10  # relative, on the log of delta: rounding of a few dozen operations, with room to spare
+# relative, on the log of delta: rounding of a few dozen operations, with room to spare
+_ROUND_UP = 1e-10
 
 
 def log_moments(mechanism: Mechanism, orders: Floats, group: int = 1) -> Mapping[str, Floats]:
@@ -38,7 +40,9 @@ def log_moments(mechanism: Mechanism, orders: Floats, group: int = 1) -> Mapping
     try:
         uppers = analysis_of(mechanism, Group(group)).uppers
     except OneRecordOnly as limit:
-        raise _unknown(mechanism, f"a group of {group} under relation={mechanism.relation!r}") from limit
+        raise _unknown(
+            mechanism, f"a group of {group} under relation={mechanism.relation!r}"
+        ) from limit
     found = {}
     for name in DIRECTIONS:
         rounds = uppers[name] if name in uppers else next(iter(uppers.values()))
@@ -51,11 +55,16 @@ def log_moments(mechanism: Mechanism, orders: Floats, group: int = 1) -> Mapping
 
 def _once(mechanism: Mechanism, rnd: Round, orders: Floats) -> Floats:
     if isinstance(rnd.pair, Revealed):  # a public coin picks the pair: moments average
-        return _average(rnd.pair.chances, [_pair(mechanism, pair, orders) for pair in rnd.pair.pairs])
+        return _average(
+            rnd.pair.chances, [_pair(mechanism, pair, orders) for pair in rnd.pair.pairs]
+        )
     if not isinstance(rnd.pair, Pair):
         raise _unknown(mechanism, type(mechanism.sampler).__name__)
-    if rnd.symmetric and not rnd.pair.is_gaussian:  # the larger of two curves: docs/budget.md, section 4
-        return _average((1.0, 1.0), [_pair(mechanism, pair, orders) for pair in (rnd.pair, rnd.pair.reverse())])
+    # the larger of two curves: docs/budget.md, section 4
+    if rnd.symmetric and not rnd.pair.is_gaussian:
+        return _average(
+            (1.0, 1.0), [_pair(mechanism, pair, orders) for pair in (rnd.pair, rnd.pair.reverse())]
+        )
     return _pair(mechanism, rnd.pair, orders)
 
 
@@ -71,19 +80,27 @@ def _average(weights: Sequence[float], logs: Sequence[Floats]) -> Floats:
 def _pair(mechanism: Mechanism, pair: Pair, orders: Floats) -> Floats:
     """One side must be N(0, 1): that is what ``verax.privacy.renyi.accountant`` integrates."""
     if pair.is_gaussian:
-        return np.asarray(orders * (orders - 1.0) * (pair.gaussian_shift**2 / 2.0) * (1.0 + 8.0 * UNIT))
+        return np.asarray(
+            orders * (orders - 1.0) * (pair.gaussian_shift**2 / 2.0) * (1.0 + 8.0 * UNIT)
+        )
     if pair.down.trivial:
         return _mixture(mechanism, pair.up, orders, "remove")
     if pair.up.trivial:
         return _mixture(mechanism, pair.down, orders, "add")
-    raise _unknown(mechanism, f"relation={mechanism.relation!r} with {type(mechanism.clipping).__name__} clipping")
+    raise _unknown(
+        mechanism,
+        f"relation={mechanism.relation!r} with {type(mechanism.clipping).__name__} clipping",
+    )
 
 
 def _mixture(mechanism: Mechanism, side: Mixture, orders: Floats, direction: str) -> Floats:
     if side.lost > 0.0:
-        raise _unknown(mechanism, f"a group whose mixture has more than {len(side.shifts)} components")
+        raise _unknown(
+            mechanism, f"a group whose mixture has more than {len(side.shifts)} components"
+        )
     bound = log_moment(side.weights.tolist(), side.shifts, orders, direction)[1]
-    return np.asarray(bound + 2.0 * orders * side.error)  # weights off by a factor of 1 + error: its power
+    # weights off by a factor of 1 + error: its power
+    return np.asarray(bound + 2.0 * orders * side.error)
 
 
 def _unknown(mechanism: Mechanism, what: str) -> NoGuarantee:
@@ -96,8 +113,9 @@ def _unknown(mechanism: Mechanism, what: str) -> NoGuarantee:
 def log_delta_bound(s: Floats, logs: Floats, epsilon: float) -> float:
     """Upper bound on the largest log(1 - exp(epsilon - z)) - log(sum_k exp(logs[k] + s[k] z)) over z > epsilon.
 
-    With logs = log weights - log-moments this is the log of the delta that docs/budget.md, theorem 1, proves. In
-    u = z - epsilon it is concave, so a tangent left of the top, followed to a point right of it, bounds it.
+    With logs = log weights - log-moments this is the log of the delta that docs/budget.md, theorem
+    1, proves. In u = z - epsilon it is concave, so a tangent left of the top, followed to a point
+    right of it, bounds it.
 
     >>> s, moment = np.array([9.0]), np.array([0.9])  # one order: the known conversion
     >>> from verax.privacy.renyi.accountant import delta_from_rdp
@@ -112,7 +130,9 @@ def log_delta_bound(s: Floats, logs: Floats, epsilon: float) -> float:
         top = float(terms.max())
         shares = np.exp(terms - top)
         total = float(shares.sum())
-        return math.log(-math.expm1(-u)) - top - math.log(total), 1.0 / math.expm1(u) - float(s @ shares) / total
+        return math.log(-math.expm1(-u)) - top - math.log(total), 1.0 / math.expm1(u) - float(
+            s @ shares
+        ) / total
 
     left, right = 1e-9, 700.0
     if value_and_slope(left)[1] <= 0.0 or value_and_slope(right)[1] >= 0.0:
@@ -122,4 +142,6 @@ def log_delta_bound(s: Floats, logs: Floats, epsilon: float) -> float:
         left, right = (middle, right) if value_and_slope(middle)[1] > 0.0 else (left, middle)
     value, slope = value_and_slope(left)
     bound = value + slope * (right - left)
-    return min(0.0, bound + _ROUND_UP * (1.0 + abs(bound) + float(np.abs(logs[np.isfinite(logs)]).max())))
+    return min(
+        0.0, bound + _ROUND_UP * (1.0 + abs(bound) + float(np.abs(logs[np.isfinite(logs)]).max()))
+    )

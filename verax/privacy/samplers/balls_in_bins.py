@@ -23,7 +23,8 @@ from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
 
-_COARSE = 0.06  # of the table for one round of many: noise comes out up to 0.2 % larger than with the usual one
+# of the table for one round of many: noise comes out up to 0.2 % larger than with the usual one
+_COARSE = 0.06
 
 
 @prices(BallsInBins)
@@ -36,7 +37,11 @@ class BallsInBinsPricing(SamplerPricing[BallsInBins]):
         """One of ``bins`` rounds at random, each epoch anew (docs/proofs.md, theorem 5; groups: docs/allocation.md)."""
         sampler = self.sampler
         _, size = group.split(mechanism)
-        if size > 1 and mechanism.relation != "replace" and not isinstance(mechanism.clipping, Mixed):
+        if (
+            size > 1
+            and mechanism.relation != "replace"
+            and not isinstance(mechanism.clipping, Mixed)
+        ):
             return sharing_rounds(mechanism, group, 1, sampler.bins, sampler.epochs)
         return rounds_at_random(mechanism, group, 1, sampler.bins, sampler.epochs)
 
@@ -47,8 +52,12 @@ class BallsInBinsPricing(SamplerPricing[BallsInBins]):
         sampler = self.sampler
         return once_an_epoch([(sampler.bins, None)], 1, sampler.epochs, mechanism, who)
 
-    def empty_group_probability(self, clip_groups: int, group: int, population: int, relation: str) -> float:
-        return clip_groups * nobody_comes(1.0 / self.sampler.bins / clip_groups, max(population - group, 0))
+    def empty_group_probability(
+        self, clip_groups: int, group: int, population: int, relation: str
+    ) -> float:
+        return clip_groups * nobody_comes(
+            1.0 / self.sampler.bins / clip_groups, max(population - group, 0)
+        )
 
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
         return None

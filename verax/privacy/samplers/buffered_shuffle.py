@@ -30,7 +30,8 @@ class BufferedShufflePricing(SamplerPricing[BufferedShuffle]):
     def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
         """From below the last record of the stream, uniform among the last ``buffer`` batches.
 
-        The bracket is as wide as the difference between knowing and not knowing in which of those batches it is.
+        The bracket is as wide as the difference between knowing and not knowing in which of those
+        batches it is.
         """
         sampler = self.sampler
         why = "the stream's last record and the largest of the last batch sums, as many as the buffer holds"
@@ -44,7 +45,9 @@ class BufferedShufflePricing(SamplerPricing[BufferedShuffle]):
         fixed_batches_only(mechanism)
         return anywhere(sampler.batches, sampler.epochs, mechanism, who, chosen=False)
 
-    def empty_group_probability(self, clip_groups: int, group: int, population: int, relation: str) -> float:
+    def empty_group_probability(
+        self, clip_groups: int, group: int, population: int, relation: str
+    ) -> float:
         size = population // self.sampler.batches
         return alone_in_fixed_batch(clip_groups, group, population, relation, size, at_random=False)
 

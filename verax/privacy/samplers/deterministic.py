@@ -36,16 +36,16 @@ class DeterministicPricing(SamplerPricing[Deterministic]):
         copies, size = group.split(mechanism)
         match mechanism.clipping:
             case Individual():
-                squared = copies * float(size) ** 2 * (4.0 if mechanism.relation == "replace" else 1.0)
+                squared = (
+                    copies * float(size) ** 2 * (4.0 if mechanism.relation == "replace" else 1.0)
+                )
             case Batch():
                 squared = float(min(size, batches))
             case Mixed(groups=clip_groups):
                 full, rest = divmod(min(size, clip_groups * batches), clip_groups)
                 squared = float(full * clip_groups**2 + rest**2)
         worst = Round(Pair.gaussian(unit * math.sqrt(squared)))
-        theorem = (
-            "a Gaussian mechanism, with the group's records where they shift the sums most (docs/proofs.md, theorem 4)"
-        )
+        theorem = "a Gaussian mechanism, with the group's records where they shift the sums most (docs/proofs.md, theorem 4)"
         if isinstance(mechanism.clipping, Mixed) and size > 1:
             return Analysis(
                 {"any": [(worst, epochs)]},
@@ -54,7 +54,13 @@ class DeterministicPricing(SamplerPricing[Deterministic]):
                 "one record of the group alone",
                 1.0,
             )
-        return Analysis({"any": [(worst, epochs)]}, None, theorem, "achieved by fixed gradients of full norm", 1.0)
+        return Analysis(
+            {"any": [(worst, epochs)]},
+            None,
+            theorem,
+            "achieved by fixed gradients of full norm",
+            1.0,
+        )
 
     def moves(self, mechanism: Mechanism, group: Group) -> Moves:
         return seen(mechanism, group, opposed=True)
@@ -64,7 +70,9 @@ class DeterministicPricing(SamplerPricing[Deterministic]):
         fixed_batches_only(mechanism)
         return anywhere(sampler.batches, sampler.epochs, mechanism, who, chosen=True)
 
-    def empty_group_probability(self, clip_groups: int, group: int, population: int, relation: str) -> float:
+    def empty_group_probability(
+        self, clip_groups: int, group: int, population: int, relation: str
+    ) -> float:
         size = population // self.sampler.batches
         return alone_in_fixed_batch(clip_groups, group, population, relation, size, at_random=False)
 

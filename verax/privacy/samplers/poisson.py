@@ -43,9 +43,15 @@ class PoissonPricing(SamplerPricing[Poisson]):
             case Individual():
                 weights = binomial_law(size, sampler.rate)
                 theorem = "theorem 18 of 'optimal group privacy': a Binomial mixture of shifts against none"
-                theorem = "orthogonal records are seen apart (docs/proofs.md, theorem 9)" if copies > 1 else theorem
+                theorem = (
+                    "orthogonal records are seen apart (docs/proofs.md, theorem 9)"
+                    if copies > 1
+                    else theorem
+                )
             case Batch():
-                weights = binomial_law(1, -math.expm1(size * math.log1p(-sampler.rate)) if sampler.rate < 1 else 1.0)
+                weights = binomial_law(
+                    1, -math.expm1(size * math.log1p(-sampler.rate)) if sampler.rate < 1 else 1.0
+                )
                 theorem = "batch clipping: a shift of 2 if any of the group is sampled (docs/proofs.md, theorem 2)"
             case Mixed():
                 weights = distinct_groups(size, sampler.rate, clipping.groups)
@@ -89,8 +95,12 @@ class PoissonPricing(SamplerPricing[Poisson]):
         sampler = self.sampler
         return independent_rounds(binomial_law(who.size, sampler.rate), mechanism, who)
 
-    def empty_group_probability(self, clip_groups: int, group: int, population: int, relation: str) -> float:
-        return clip_groups * nobody_comes(self.sampler.rate / clip_groups, max(population - group, 0))
+    def empty_group_probability(
+        self, clip_groups: int, group: int, population: int, relation: str
+    ) -> float:
+        return clip_groups * nobody_comes(
+            self.sampler.rate / clip_groups, max(population - group, 0)
+        )
 
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
         return None
@@ -99,10 +109,15 @@ class PoissonPricing(SamplerPricing[Poisson]):
 def in_two_steps(found: Moves, mechanism: Mechanism, group: Group, rate: float) -> Moves:
     """Replacement as removal and addition: a record's own coin hits with ``rate`` at most, whatever else is known.
 
-    Then the run with the group is the run without it with probability (1 - rate)^(records times rounds) at least, so no
-    loss of the second step exceeds the logarithm of its inverse (docs/proofs.md, theorem 12).
+    Then the run with the group is the run without it with probability (1 - rate)^(records times
+    rounds) at least, so no loss of the second step exceeds the logarithm of its inverse
+    (docs/proofs.md, theorem 12).
     """
-    if mechanism.relation != "replace" or not isinstance(mechanism.clipping, Individual) or rate >= 1.0:
+    if (
+        mechanism.relation != "replace"
+        or not isinstance(mechanism.clipping, Individual)
+        or rate >= 1.0
+    ):
         return found
     removed = touched(replace(mechanism, relation="add-remove"), group)
     absence = -group.size * len(mechanism.sampler) * math.log1p(-rate) * (1.0 + 1e-12)

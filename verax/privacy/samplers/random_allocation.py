@@ -36,7 +36,11 @@ class RandomAllocationPricing(SamplerPricing[RandomAllocation]):
         if sampler.times == 1:
             return pricing_of(BallsInBins(sampler.steps, sampler.epochs)).analysis(mechanism, group)
         _, size = group.split(mechanism)
-        if size > 1 and mechanism.relation != "replace" and not isinstance(mechanism.clipping, Mixed):
+        if (
+            size > 1
+            and mechanism.relation != "replace"
+            and not isinstance(mechanism.clipping, Mixed)
+        ):
             return sharing_rounds(mechanism, group, sampler.times, sampler.steps, sampler.epochs)
         return rounds_at_random(mechanism, group, sampler.times, sampler.steps, sampler.epochs)
 
@@ -62,7 +66,9 @@ class RandomAllocationPricing(SamplerPricing[RandomAllocation]):
             )
         return surely(who.size * sampler.times * sampler.epochs)
 
-    def empty_group_probability(self, clip_groups: int, group: int, population: int, relation: str) -> float:
+    def empty_group_probability(
+        self, clip_groups: int, group: int, population: int, relation: str
+    ) -> float:
         rate = self.sampler.times / self.sampler.steps
         return clip_groups * nobody_comes(rate / clip_groups, max(population - group, 0))
 
@@ -75,15 +81,20 @@ class RandomAllocationPricing(SamplerPricing[RandomAllocation]):
     def dominating(self) -> Sampler:
         """Equal blocks with one round picked in each (docs/proofs.md, theorem 6)."""
         times, steps = self.sampler.times, self.sampler.steps
-        return self.sampler if steps % times else BallsInBins(steps // times, times * self.sampler.epochs)
+        return (
+            self.sampler
+            if steps % times
+            else BallsInBins(steps // times, times * self.sampler.epochs)
+        )
 
 
 def _squares(sampler: RandomAllocation, mechanism: Mechanism, size: int) -> tuple[float, float]:
     """The least and the largest sum over all rounds of the squared number of touched clip-groups.
 
-    There are ``size * times`` touches an epoch, if no two fall together. Individual clipping counts all of them: spread
-    evenly is mildest, all records in the same rounds worst. Clipped aggregates count those of one clip-group once: all
-    together is mildest, and worst as many as possible in one round, in different clip-groups.
+    There are ``size * times`` touches an epoch, if no two fall together. Individual clipping counts
+    all of them: spread evenly is mildest, all records in the same rounds worst. Clipped aggregates
+    count those of one clip-group once: all together is mildest, and worst as many as possible in
+    one round, in different clip-groups.
     """
     touches, steps = size * sampler.times, sampler.steps
     match mechanism.clipping:

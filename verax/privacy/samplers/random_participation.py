@@ -11,7 +11,14 @@ from verax.privacy.curves.empty_groups import independent, nobody_comes
 from verax.privacy.numerics.distributions import binomial_law
 from verax.privacy.numerics.lattice import Law
 from verax.privacy.pairs.gaussian_mixture import Array, Pair
-from verax.privacy.participation import LARGEST_UNIT, both_ways, leaning, leans, participating, silent
+from verax.privacy.participation import (
+    LARGEST_UNIT,
+    both_ways,
+    leaning,
+    leans,
+    participating,
+    silent,
+)
 from verax.privacy.pld.composition import Round
 from verax.privacy.pricing import (
     Analysis,
@@ -39,17 +46,26 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
     def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
         """One record of a client that takes part at random (docs/random-participation.md, theorems 2 to 4)."""
         sampler = self.sampler
-        p, q, records, count = sampler.client_rate, sampler.record_rate, sampler.records, len(sampler)
+        p, q, records, count = (
+            sampler.client_rate,
+            sampler.record_rate,
+            sampler.records,
+            len(sampler),
+        )
         if independent(sampler):
             return pricing_of(Poisson(p * q, count)).analysis(mechanism, group)
         if isinstance(mechanism.clipping, Mixed):
-            raise NoGuarantee("no analysis of RandomParticipation with clip-groups is known; use Individual or Batch")
+            raise NoGuarantee(
+                "no analysis of RandomParticipation with clip-groups is known; use Individual or Batch"
+            )
         one_record_only(mechanism, group, absent=True)
         unit = presence_shift(mechanism)
         visible = -math.expm1(count * math.log1p(-p * q))
         individual = isinstance(mechanism.clipping, Individual)
         worst = (
-            participating(p, q, records, unit, sampler.revealed) if individual else silent(p, q, unit, sampler.revealed)
+            participating(p, q, records, unit, sampler.revealed)
+            if individual
+            else silent(p, q, unit, sampler.revealed)
         )
         uppers = both_ways(worst, count)
         if sampler.revealed and individual:
@@ -61,7 +77,9 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
                 visible,
             )
         tried = leans(records * q) if individual and unit <= LARGEST_UNIT else ()
-        seen = {f"{rank}": Round(leaning(p, q, records, unit, lean)) for rank, lean in enumerate(tried)}
+        seen = {
+            f"{rank}": Round(leaning(p, q, records, unit, lean)) for rank, lean in enumerate(tried)
+        }
         seen["alone"] = Round(Pair.subsampled(p * q, unit if individual else unit / 2.0))
         how = "the others' gradients 0, or all alike and the record's at an angle"
         why = f"{how} (docs/random-participation.md, section 3)"
@@ -87,16 +105,20 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
         least = p * q if exact else math.nextafter(p * q, 0.0)
         told = replace(mechanism, sampler=Poisson(most, count))
         attacked = replace(mechanism, sampler=Poisson(least, count))
-        if not isinstance(mechanism.clipping, Individual):  # the client's other records are silent, not opposed
+        # the client's other records are silent, not opposed
+        if not isinstance(mechanism.clipping, Individual):
             attacked = replace(attacked, noise_multiplier=2.0 * mechanism.noise_multiplier)
         found = replace(seen(attacked, group), told=seen(told, group).told)
-        # its other records may show that the client takes part: then the record's own coin is all that hides it
+        # its other records may show that the client takes part: then the record's own coin is all
+        # that hides it
         return in_two_steps(found, told, group, q if tied else most)
 
     def touched(self, mechanism: Mechanism, who: Who) -> Law:
         raise no_strong_analysis(self.sampler)
 
-    def empty_group_probability(self, clip_groups: int, group: int, population: int, relation: str) -> float:
+    def empty_group_probability(
+        self, clip_groups: int, group: int, population: int, relation: str
+    ) -> float:
         rate = self.sampler.client_rate * self.sampler.record_rate
         return clip_groups * nobody_comes(rate / clip_groups, max(population - group, 0))
 

@@ -40,8 +40,16 @@ class ShufflePricing(SamplerPricing[Shuffle]):
         sampler = self.sampler
         batches, epochs = sampler.batches, sampler.epochs
         if sampler.reshuffle:
-            return shuffled(mechanism, group, batches, batches, epochs, "one record's largest batch sum of every epoch")
-        scale = math.sqrt(epochs)  # the same order every time: one epoch, with all its noise averaged
+            return shuffled(
+                mechanism,
+                group,
+                batches,
+                batches,
+                epochs,
+                "one record's largest batch sum of every epoch",
+            )
+        # the same order every time: one epoch, with all its noise averaged
+        scale = math.sqrt(epochs)
         why = "one record's largest batch sum over all epochs"
         return shuffled(mechanism, group, batches, batches, epochs, why, scale)
 
@@ -55,12 +63,15 @@ class ShufflePricing(SamplerPricing[Shuffle]):
         again = 1 if sampler.reshuffle else sampler.epochs
         people = who.population
         if people is not None and people < batches:
-            raise ValueError(f"population must be at least the number of batches, {batches}, got {people}")
+            raise ValueError(
+                f"population must be at least the number of batches, {batches}, got {people}"
+            )
         if people is None and who.size > 1 and not isinstance(mechanism.clipping, Individual):
             law = anywhere(batches, sampler.epochs, mechanism, who, chosen=True)
             if mechanism.relation == "replace":
                 return law
-            # batches of one record each have it alone, half a unit; in large ones at least one aggregate turns around
+            # batches of one record each have it alone, half a unit; in large ones at least one
+            # aggregate turns around
             return Law.between(max(0.25 * float(law.lows[0]), float(sampler.epochs)), law.top)
         sizes: list[tuple[int, int | None]] = [(batches, None)]
         if people is not None:
@@ -68,7 +79,9 @@ class ShufflePricing(SamplerPricing[Shuffle]):
             sizes = [(longer, size + 1), (batches - longer, size)] if longer else [(batches, size)]
         return once_an_epoch(sizes, again, sampler.epochs // again, mechanism, who)
 
-    def empty_group_probability(self, clip_groups: int, group: int, population: int, relation: str) -> float:
+    def empty_group_probability(
+        self, clip_groups: int, group: int, population: int, relation: str
+    ) -> float:
         size = population // self.sampler.batches
         return alone_in_fixed_batch(clip_groups, group, population, relation, size)
 
@@ -81,7 +94,13 @@ class ShufflePricing(SamplerPricing[Shuffle]):
 
 
 def shuffled(
-    mechanism: Mechanism, group: Group, batches: int, hidden: int, epochs: int, why: str, persistent: float = 0.0
+    mechanism: Mechanism,
+    group: Group,
+    batches: int,
+    hidden: int,
+    epochs: int,
+    why: str,
+    persistent: float = 0.0,
 ) -> Analysis:
     """One record hidden among ``hidden`` batches, anew in every epoch or (``persistent``: sqrt(epochs)) once."""
     fixed = pricing_of(Deterministic(batches, epochs)).analysis(mechanism, group)

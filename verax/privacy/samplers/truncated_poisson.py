@@ -10,7 +10,12 @@ import numpy as np
 from verax.checks import NoGuarantee
 from verax.mechanism import Individual, Mechanism
 from verax.privacy.curves.empty_groups import nobody_comes
-from verax.privacy.numerics.distributions import binomial_at_least, binomial_at_most, binomial_law, law_error
+from verax.privacy.numerics.distributions import (
+    binomial_at_least,
+    binomial_at_most,
+    binomial_law,
+    law_error,
+)
 from verax.privacy.numerics.lattice import CELLS, Law
 from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Pair
 from verax.privacy.pairs.mixture_weights import crowded, truncated_rate
@@ -47,20 +52,26 @@ class TruncatedPoissonPricing(SamplerPricing[TruncatedPoisson]):
             )
         one_record_only(mechanism, group)
         unit, count = presence_shift(mechanism), len(sampler)
-        others = sampler.population + group.beside  # also for the neighbour that has one record more
+        # also for the neighbour that has one record more
+        others = sampler.population + group.beside
         inside = truncated_rate(sampler.rate, sampler.max_batch, sampler.population)
         visible, shown = (
-            -math.expm1(count * math.log1p(-rate)) if rate < 1.0 else 1.0 for rate in (sampler.rate, inside)
+            -math.expm1(count * math.log1p(-rate)) if rate < 1.0 else 1.0
+            for rate in (sampler.rate, inside)
         )
         if isinstance(mechanism.clipping, Individual):
             kinds = crowded(sampler.rate, sampler.max_batch, others)
         else:  # a clipped aggregate moves by 2 in any case
             kinds = [(1.0, sampler.rate, 1)]
-        attack = "achieved by fixed gradients of full norm in one direction, all the others' being 0"
+        attack = (
+            "achieved by fixed gradients of full norm in one direction, all the others' being 0"
+        )
         if not isinstance(mechanism.clipping, Individual):
             attack = "achieved by an aggregate that turns around where the record is"
         pairs = tuple(Pair.subsampled(rate, unit * places) for _, rate, places in kinds)
-        dominating = Revealed(tuple(chance for chance, _, _ in kinds), pairs) if len(pairs) > 1 else pairs[0]
+        dominating = (
+            Revealed(tuple(chance for chance, _, _ in kinds), pairs) if len(pairs) > 1 else pairs[0]
+        )
         once = Round(dominating, Pair.subsampled(inside, unit))
         return Analysis(
             {"remove": [(once, count)], "add": [(once.reverse(), count)]},
@@ -82,21 +93,28 @@ class TruncatedPoissonPricing(SamplerPricing[TruncatedPoisson]):
             if group.size == 1 or together(CELLS).mean < alone.sought(CELLS).mean:
                 return alone
             return replace(alone, sought=together, places=len(sampler) * group.size)
-        free = replace(mechanism, sampler=Poisson(sampler.rate, len(sampler)))  # an aggregate moves by 2 in any case
+        # an aggregate moves by 2 in any case
+        free = replace(mechanism, sampler=Poisson(sampler.rate, len(sampler)))
         return replace(alone, told=touched(free, group))
 
     def touched(self, mechanism: Mechanism, who: Who) -> Law:
         raise no_strong_analysis(self.sampler)
 
-    def empty_group_probability(self, clip_groups: int, group: int, population: int, relation: str) -> float:
+    def empty_group_probability(
+        self, clip_groups: int, group: int, population: int, relation: str
+    ) -> float:
         others, most = max(population - group, 0), self.sampler.max_batch
         room = max(most - group, 0)  # the group takes at most its own number of places
-        alone = nobody_comes(self.sampler.rate / clip_groups, others) + nobody_comes(1.0 / clip_groups, room)
+        alone = nobody_comes(self.sampler.rate / clip_groups, others) + nobody_comes(
+            1.0 / clip_groups, room
+        )
         return clip_groups * alone
 
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
         rate, most = self.sampler.rate, self.sampler.max_batch
-        absent, sizes = (_cut(binomial_law(count, rate), most) for count in (population - 1, population))
+        absent, sizes = (
+            _cut(binomial_law(count, rate), most) for count in (population - 1, population)
+        )
         inside = sizes[1:] * np.arange(1.0, len(sizes)) / population
         return absent, sizes * (1.0 - np.arange(float(len(sizes))) / population), inside
 
@@ -111,7 +129,10 @@ def _crowded_moves(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group
         joined, taken = j, np.ceil((np.sqrt(j) + j) ** 2 * (1.0 + 8.0 * UNIT))
     else:
         joined, taken = j**2, 4.0 * j**2
-    squares, chances = np.concatenate([joined, taken]), np.concatenate([(1.0 - crowd) * hits, crowd * hits])
+    squares, chances = (
+        np.concatenate([joined, taken]),
+        np.concatenate([(1.0 - crowd) * hits, crowd * hits]),
+    )
     possible = np.concatenate([np.full(len(j), crowd < 1.0), np.full(len(j), crowd > 0.0)])
     order = np.argsort(squares, kind="stable")
     order = order[possible[order]]

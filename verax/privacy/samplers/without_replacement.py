@@ -48,18 +48,32 @@ class WithoutReplacementPricing(SamplerPricing[WithoutReplacement]):
             unit = presence_shift(mechanism)
             if rate == 1.0:  # every record in every batch: fixed batches
                 return Analysis(
-                    {"any": [(Round(Pair.gaussian(unit)), count)]}, None, "a Gaussian mechanism", attack, 1.0
+                    {"any": [(Round(Pair.gaussian(unit)), count)]},
+                    None,
+                    "a Gaussian mechanism",
+                    attack,
+                    1.0,
                 )
             weights = np.array([1.0 - rate, rate])
-            opposed = Table.binned((weights, np.array([0.0, 2.0 * unit])), (weights, np.array([0.0, unit])))
-            attacks = each_way({"opposed": Round(opposed), "silent": Round(Pair.subsampled(rate, unit))}, count)
+            opposed = Table.binned(
+                (weights, np.array([0.0, 2.0 * unit])), (weights, np.array([0.0, unit]))
+            )
+            attacks = each_way(
+                {"opposed": Round(opposed), "silent": Round(Pair.subsampled(rate, unit))}, count
+            )
         elif rate == 1.0:
             return Analysis({"any": [(apart, count)]}, None, "a Gaussian mechanism", attack, 1.0)
         else:
             attacks = each_way({"opposed": apart}, count)
         if mechanism.relation == "replace":  # either record may be the one to hide, round by round
             attacks["alternate"] = [(apart, count - count // 2), (apart.reverse(), count // 2)]
-        return Analysis({"replace": [(Round(apart.pair, symmetric=True), count)]}, attacks, theorem, attack, visible)
+        return Analysis(
+            {"replace": [(Round(apart.pair, symmetric=True), count)]},
+            attacks,
+            theorem,
+            attack,
+            visible,
+        )
 
     def moves(self, mechanism: Mechanism, group: Group) -> Moves:
         return seen(mechanism, group, opposed=True)
@@ -67,9 +81,13 @@ class WithoutReplacementPricing(SamplerPricing[WithoutReplacement]):
     def touched(self, mechanism: Mechanism, who: Who) -> Law:
         sampler = self.sampler
         fixed_batches_only(mechanism)
-        return independent_rounds(hypergeometric_law(sampler.population, who.size, sampler.batch), mechanism, who)
+        return independent_rounds(
+            hypergeometric_law(sampler.population, who.size, sampler.batch), mechanism, who
+        )
 
-    def empty_group_probability(self, clip_groups: int, group: int, population: int, relation: str) -> float:
+    def empty_group_probability(
+        self, clip_groups: int, group: int, population: int, relation: str
+    ) -> float:
         return alone_in_fixed_batch(clip_groups, group, population, relation, self.sampler.batch)
 
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:

@@ -1,13 +1,14 @@
 """The strong adversary A1 of "shuffling and batch clipping", who sees which records are in which batch.
 
-Given the sampling, a round whose batch touches L clip-groups of the group moves the noisy sum by at most L units, and
-the whole run is a Gaussian mechanism with mu = c * unit, c^2 = sum of L^2 over all rounds. The sampling does not depend
-on the data, so
+Given the sampling, a round whose batch touches L clip-groups of the group moves the noisy sum by at
+most L units, and the whole run is a Gaussian mechanism with mu = c * unit, c^2 = sum of L^2 over
+all rounds. The sampling does not depend on the data, so
 
     D_a(A1) = sum_c q(c) D_a(N(c unit, 1) || N(0, 1)),
 
-with q the exact law of c (definition 5.1): its trade-off curve is that of definition 5.2. By joint convexity it also
-bounds the standard adversary A0, who does not see the sampling. Proofs and units: docs/strong-adversary.md.
+with q the exact law of c (definition 5.1): its trade-off curve is that of definition 5.2. By joint
+convexity it also bounds the standard adversary A0, who does not see the sampling. Proofs and units:
+docs/strong-adversary.md.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ SEEN = (
 )
 _RESOLUTIONS = (CELLS, 8 * CELLS)
 _LARGEST = 1e300  # an epsilon that can still be halved
-_REPEATED = 256  # records times epochs up to which clip-groups redrawn in kept batches are followed exactly
+# records times epochs up to which clip-groups redrawn in kept batches are followed exactly
+_REPEATED = 256
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Who:
 class StrongCurve:
     """The privacy curve against A1, in both directions at once: a mixture of Gaussian curves.
 
-    ``laws`` gives the law of mu^2 in at most so many cells; ``exposed`` bounds the probability that rounds without
-    noise show the group.
+    ``laws`` gives the law of mu^2 in at most so many cells; ``exposed`` bounds the probability that
+    rounds without noise show the group.
     """
 
     laws: Callable[[int], Law]
@@ -80,11 +82,15 @@ class StrongCurve:
             return math.inf
         return gaussian.gaussian_epsilon(math.sqrt(self.law().mean), delta)
 
-    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def delta(
+        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Lower and upper bound on delta(epsilon)."""
         return self._refined(rtol, lambda law, side: self._delta(law, epsilon, side))
 
-    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0) -> tuple[float, float]:
+    def epsilon(
+        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
         """Lower and upper bound on epsilon(delta)."""
         return self._refined(rtol, lambda law, side: self._epsilon(law, delta, side))
 
@@ -93,7 +99,12 @@ class StrongCurve:
         for cells in _RESOLUTIONS:
             law = self.law(cells)
             lower, upper = max(lower, read(law, LOWER)), min(upper, read(law, UPPER))
-            if len(law.weights) == 1 or law.spread == 0.0 or upper - lower <= rtol * upper or math.isinf(lower):
+            if (
+                len(law.weights) == 1
+                or law.spread == 0.0
+                or upper - lower <= rtol * upper
+                or math.isinf(lower)
+            ):
                 break
         return min(lower, upper), upper
 
@@ -128,7 +139,10 @@ class StrongCurve:
             law = self.law(cells)
             seen, unseen = self.exposed[1], 1.0 - self.exposed[0]
             if seen < 1.0:
-                lower = max(lower, (1.0 - seen) * mixture_tradeoff(law, min(alpha / (1.0 - seen), 1.0), LOWER))
+                lower = max(
+                    lower,
+                    (1.0 - seen) * mixture_tradeoff(law, min(alpha / (1.0 - seen), 1.0), LOWER),
+                )
             spent = min(alpha / unseen, 1.0) if unseen > 0.0 else 1.0
             upper = min(upper, unseen * mixture_tradeoff(law, spent, UPPER))
             if len(law.weights) == 1 or law.spread == 0.0 or upper - lower <= 1e-3 * upper:
@@ -140,8 +154,9 @@ class StrongCurve:
 class Strong:
     """What a guarantee against A1 is made of; the one curve serves both directions and both sides.
 
-    With a declared number of records, clip-groups lack the company that the curve's attack needs with probability
-    ``chance`` at most; ``silent`` is the attack that needs none (docs/proofs.md, lemma 6).
+    With a declared number of records, clip-groups lack the company that the curve's attack needs
+    with probability ``chance`` at most; ``silent`` is the attack that needs none (docs/proofs.md,
+    lemma 6).
     """
 
     curve: StrongCurve
@@ -155,7 +170,9 @@ class Strong:
         """The curves that prove lower bounds."""
         if self.silent is None:
             return (self.curve,)
-        return (Charged(self.curve, self.chance), self.silent) if self.chance < 1.0 else (self.silent,)
+        return (
+            (Charged(self.curve, self.chance), self.silent) if self.chance < 1.0 else (self.silent,)
+        )
 
     def tradeoff(self, alpha: float) -> tuple[float, float]:
         """The least miss rate at false-alarm rate ``alpha``, rounded down, and one that an attack achieves."""
@@ -166,16 +183,19 @@ class Strong:
         return low, max(low, high)
 
 
-def strong(run: Mechanism | Phases, group: int = 1, population: int | None = None, orthogonal: bool = False) -> Strong:
+def strong(
+    run: Mechanism | Phases, group: int = 1, population: int | None = None, orthogonal: bool = False
+) -> Strong:
     """The privacy of a run for any ``group`` records against the adversary who sees the sampling.
 
     Args:
         run: a mechanism, or phases declared in advance.
         group: how many records are protected together.
-        population: number of records, which shuffled batches need if ``group`` > 1. Without it the answer holds for
-            every population; it is then the largest over all of them (mixed clipping: a range that contains it).
-        orthogonal: the group's gradients are orthogonal to each other in every round (individual clipping only); under
-            replace those of different records, old and new.
+        population: number of records, which shuffled batches need if ``group`` > 1. Without it the
+            answer holds for every population; it is then the largest over all of them (mixed
+            clipping: a range that contains it).
+        orthogonal: the group's gradients are orthogonal to each other in every round (individual
+            clipping only); under replace those of different records, old and new.
 
     >>> from verax import Mechanism, Shuffle
     >>> run = Mechanism(Shuffle(batches=938), noise_multiplier=4.0)
@@ -201,7 +221,10 @@ def strong(run: Mechanism | Phases, group: int = 1, population: int | None = Non
         total = Law.of([0.0], [1.0])
         for m, chance in zip(noisy, chances, strict=True):
             part = pricing_of(m.sampler).touched(m, replace(who, cells=cells))
-            total = total.plus(part.scaled((neighbour_shift(m) * (0.5 if quiet and chance > 0.0 else 1.0)) ** 2), cells)
+            total = total.plus(
+                part.scaled((neighbour_shift(m) * (0.5 if quiet and chance > 0.0 else 1.0)) ** 2),
+                cells,
+            )
         return total
 
     seen = [pricing_of(m.sampler).touched(m, who).above(0.0) for m in bare]
@@ -227,7 +250,9 @@ def strong_tradeoff(
     """The trade-off curve against A1, definition 5.2: beta(alpha) rounded down, and rounded up; see :func:`strong`.
 
     >>> from verax import Mechanism, Shuffle
-    >>> low, high = strong_tradeoff(Mechanism(Shuffle(batches=100), noise_multiplier=1.0), [0.05, 0.5])
+    >>> low, high = strong_tradeoff(
+    ...     Mechanism(Shuffle(batches=100), noise_multiplier=1.0), [0.05, 0.5]
+    ... )
     >>> low.round(6).tolist(), high.round(6).tolist()  # one record, one epoch: G_1
     ([0.740489, 0.158655], [0.740489, 0.158655])
     """
@@ -241,10 +266,13 @@ def _any(chances: Sequence[float], side: int) -> float:
     """The probability of at least one of several independent events, rounded to one side."""
     if any(chance >= 1.0 for chance in chances):
         return 1.0
-    return min(-math.expm1(math.fsum(math.log1p(-chance) for chance in chances)) * (1.0 + side * 1e-12), 1.0)
+    return min(
+        -math.expm1(math.fsum(math.log1p(-chance) for chance in chances)) * (1.0 + side * 1e-12),
+        1.0,
+    )
 
 
-# --- the law of c^2 ------------------------------------------------------------------------------------------------
+# --- the law of c^2 -------------------------------------------------------------------------------
 
 
 def seen_apart(mechanism: Mechanism, who: Who) -> bool:
@@ -273,7 +301,9 @@ def once_an_epoch(
         return surely(group * again * fresh)
     limit = MOST_IN_BATCHES if isinstance(clipping, Batch) else MOST_TOGETHER
     if group > limit or (isinstance(clipping, Mixed) and again > 1 and group * again > _REPEATED):
-        return anywhere(sum(count for count, _ in sizes), again * fresh, mechanism, who, chosen=False)
+        return anywhere(
+            sum(count for count, _ in sizes), again * fresh, mechanism, who, chosen=False
+        )
     match clipping:
         case Batch():
             law = occupancy.epoch(group, sizes, None).scaled(float(again))
@@ -291,7 +321,11 @@ def anywhere(batches: int, epochs: int, mechanism: Mechanism, who: Who, chosen: 
         case Individual():
             most = group if who.orthogonal else group * group
             each, more = divmod(group, batches)
-            least = most if chosen or who.orthogonal else more * (each + 1) ** 2 + (batches - more) * each**2
+            least = (
+                most
+                if chosen or who.orthogonal
+                else more * (each + 1) ** 2 + (batches - more) * each**2
+            )
         case Batch():
             most = min(group, batches)
             least = most if chosen else 1

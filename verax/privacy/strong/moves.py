@@ -1,7 +1,8 @@
 """How far a group moves the noisy sums: what an attacker may be told of it, and what one can look for.
 
-Where noise hardly hides anything, both bounds follow from the vector v by which the group moves the sums of all rounds
-(docs/proofs.md, theorem 12). What is known of v is said by every sampler, next to its analysis.
+Where noise hardly hides anything, both bounds follow from the vector v by which the group moves the
+sums of all rounds (docs/proofs.md, theorem 12). What is known of v is said by every sampler, next
+to its analysis.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Moves:
         sought: the law of |v|^2 from below, in an attack that looks for v.
         least: the smallest entry of v in that attack, those that are 0 apart.
         places: how many pairs of a round and an entry other than 0 there are in that attack.
-        removed: ``told`` if the group were removed instead of replaced; None where that is no better.
+        removed: ``told`` if the group were removed instead of replaced; None where that is no
+            better.
         absence: the largest loss of the run without the group against the run with it.
     """
 
@@ -54,11 +56,14 @@ def touched(mechanism: Mechanism, group: Group) -> Laws:
 def seen(mechanism: Mechanism, group: Group, opposed: bool = False) -> Moves:
     """Moves of a sampler whose law for adversary A1 is exact, or a range that is attained.
 
-    The attack leaves all but the group's gradients 0, and under replacement the new ones, too. ``opposed`` says that
-    batches have one size: then all others may point the other way, as the new record does.
+    The attack leaves all but the group's gradients 0, and under replacement the new ones, too.
+    ``opposed`` says that batches have one size: then all others may point the other way, as the new
+    record does.
     """
     told, attacked = touched(mechanism, group), silent(mechanism, opposed)
-    return Moves(told, touched(attacked, group), neighbour_shift(attacked), places(attacked, group.size))
+    return Moves(
+        told, touched(attacked, group), neighbour_shift(attacked), places(attacked, group.size)
+    )
 
 
 def silent(mechanism: Mechanism, opposed: bool = False) -> Mechanism:

@@ -1,7 +1,8 @@
 """How many clip-groups of each round a group of records touches: exact laws of "shuffling and batch clipping".
 
-Every law here is a product of ratios or a recursion whose terms are all positive, so its relative accuracy survives far
-into the tails; alternating sums such as the inclusion-exclusion form of the occupancy law do not have that.
+Every law here is a product of ratios or a recursion whose terms are all positive, so its relative
+accuracy survives far into the tails; alternating sums such as the inclusion-exclusion form of the
+occupancy law do not have that.
 """
 
 from __future__ import annotations
@@ -14,12 +15,19 @@ from functools import partial
 import numpy as np
 
 from verax import checks
-from verax.privacy.numerics.distributions import binomial_law, hypergeometric_law, law_error, poisson_law
+from verax.privacy.numerics.distributions import (
+    binomial_law,
+    hypergeometric_law,
+    law_error,
+    poisson_law,
+)
 from verax.privacy.numerics.lattice import CELLS, Law, kept
 from verax.privacy.pairs.gaussian_mixture import UNIT, Array
 
 Counts = Callable[[], Iterator[Array]]
-"""Yields the law of the number of touched clip-groups of a batch that holds 0, 1, 2, ... of the records."""
+"""Yields the law of the number of touched clip-groups of a batch that holds 0, 1, 2, ... of the
+records.
+"""
 
 _ALL = 2**62  # cells of a law that must stay exact
 _STEP = 8.0 * UNIT  # relative error of one step of a recursion below
@@ -28,9 +36,10 @@ _STEP = 8.0 * UNIT  # relative error of one step of a recursion below
 def distinct(bins: int, size: int | None = None) -> Iterator[Array]:
     """The law of the number of bins hit by 0, 1, 2, ... balls in ``bins`` bins of ``size`` places each.
 
-    Balls take distinct places; without ``size`` each picks its bin uniformly and independently. The next ball hits a
-    new bin with probability (bins - l) size / (bins size - balls). This is the exact law of batches hit by g shuffled
-    records, for which section F.3 of the paper prints another (docs/errata.md).
+    Balls take distinct places; without ``size`` each picks its bin uniformly and independently. The
+    next ball hits a new bin with probability (bins - l) size / (bins size - balls). This is the
+    exact law of batches hit by g shuffled records, for which section F.3 of the paper prints
+    another (docs/errata.md).
 
     >>> next(itertools.islice(distinct(10, 8), 4, None)).round(3).tolist()
     [0.0, 0.0, 0.048, 0.408, 0.544]
@@ -92,7 +101,8 @@ def rounds(
         hits: the law of the group's records in one batch, as computed above.
         counts: touched clip-groups, as in :data:`Counts`; None if every record is one of its own.
         steps: number of rounds.
-        power: 2; 1 if the records' gradients are orthogonal; 0 if the whole batch is one clip-group.
+        power: 2; 1 if the records' gradients are orthogonal; 0 if the whole batch is one
+            clip-group.
         cells: how finely the law is kept.
         keep: probability that a clip-group is kept.
     """
@@ -104,14 +114,15 @@ def rounds(
     return replace(once, lost=once.lost + left_out).times(steps, cells)
 
 
-# --- one epoch of shuffled batches --------------------------------------------------------------------------------
+# --- one epoch of shuffled batches ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Layers:
     """For every number of records in some batches (``rows``), the joint law of that number and of a sum of costs.
 
-    A row is its first cost and the probabilities of this and the following ones. ``lost`` and ``error`` as in Law.
+    A row is its first cost and the probabilities of this and the following ones. ``lost`` and
+    ``error`` as in Law.
     """
 
     rows: dict[int, tuple[int, Array]]
@@ -127,7 +138,9 @@ class Layers:
             for j, (second, b) in other.rows.items():
                 if least <= i + j <= most and not (same and j < i):
                     both = np.convolve(a, b)
-                    found.setdefault(i + j, []).append((first + second, 2.0 * both if same and i < j else both))
+                    found.setdefault(i + j, []).append(
+                        (first + second, 2.0 * both if same and i < j else both)
+                    )
                     terms = max(terms, min(len(a), len(b)))
         error = self.error + other.error + self.error * other.error + UNIT * (terms + most + 4.0)
         return _layers(found, self.lost + other.lost, error)
@@ -167,7 +180,12 @@ def one_batch(hits: Array, counts: Iterator[Array], keep: float, repeats: int) -
     lost = float(hits[last:].sum())
     for records, (chance, law) in enumerate(zip(hits[:last].tolist(), counts, strict=False)):
         if chance > 0.0:
-            once = Law.of(np.arange(float(len(law))) ** 2, thinned(law, keep), _STEP * (3.0 * records + 2.0), _ALL)
+            once = Law.of(
+                np.arange(float(len(law))) ** 2,
+                thinned(law, keep),
+                _STEP * (3.0 * records + 2.0),
+                _ALL,
+            )
             cost = once.times(repeats, _ALL)
             lost, error = lost + chance * cost.lost, max(error, law_error(hits) + cost.error + UNIT)
             found[records] = [(round(cost.start), chance * cost.weights)]
@@ -177,24 +195,32 @@ def one_batch(hits: Array, counts: Iterator[Array], keep: float, repeats: int) -
 def occupied(batches: int, size: int | None, hits: Array) -> Layers:
     """``batches`` batches at once if a touched batch costs 1, as under batch clipping."""
     found: dict[int, list[tuple[int, Array]]] = {}
-    for records, (chance, law) in enumerate(zip(hits.tolist(), distinct(batches, size), strict=False)):
+    for records, (chance, law) in enumerate(
+        zip(hits.tolist(), distinct(batches, size), strict=False)
+    ):
         if chance > 0.0:
             found[records] = [(0, chance * law)]
     return _layers(found, 0.0, law_error(hits) + _STEP * len(hits))
 
 
 def epoch(
-    group: int, sizes: Sequence[tuple[int, int | None]], counts: Counts | None, keep: float = 1.0, repeats: int = 1
+    group: int,
+    sizes: Sequence[tuple[int, int | None]],
+    counts: Counts | None,
+    keep: float = 1.0,
+    repeats: int = 1,
 ) -> Law:
     """The law of c^2 of one epoch: each of ``group`` records is in one batch, uniformly among all places.
 
-    Records per batch are independent binomials given that they add up to ``group``: the law is read off the product of
-    the batches' joint laws with that number of records.
+    Records per batch are independent binomials given that they add up to ``group``: the law is read
+    off the product of the batches' joint laws with that number of records.
 
     Args:
         group: how many records.
-        sizes: (number of batches, records in each); None for batches that every record picks independently.
-        counts: touched clip-groups, see :data:`Counts`; None if a touched batch counts 1, as under batch clipping.
+        sizes: (number of batches, records in each); None for batches that every record picks
+            independently.
+        counts: touched clip-groups, see :data:`Counts`; None if a touched batch counts 1, as under
+            batch clipping.
         keep: probability that a clip-group is kept.
         repeats: how many times the same batches are used.
 
@@ -224,26 +250,41 @@ def epoch(
     return Law(float(start), 1.0, weights / mass, 0.0, lost, float(group) ** 2 * repeats, error)
 
 
-# --- the paper's own model: equal clip-groups ---------------------------------------------------------------------
+# --- the paper's own model: equal clip-groups -----------------------------------------------------
 
 
 def subsampling(
-    population: int, size: int, groups: int, steps: int, group: int = 1, keep: float = 1.0, cells: int = CELLS
+    population: int,
+    size: int,
+    groups: int,
+    steps: int,
+    group: int = 1,
+    keep: float = 1.0,
+    cells: int = CELLS,
 ) -> Law:
     """q(c^2) of definition 5.1: every round draws ``groups`` clip-groups of ``size`` records each from all of them.
 
-    Individual clipping is ``size`` 1, batch clipping ``groups`` 1. ``keep`` below 1 filters clip-groups (appendix D).
+    Individual clipping is ``size`` 1, batch clipping ``groups`` 1. ``keep`` below 1 filters
+    clip-groups (appendix D).
 
     >>> law = subsampling(population=4, size=1, groups=2, steps=1, group=2)
     >>> law.lows.tolist(), law.weights.round(12).tolist()
     ([0.0, 1.0, 2.0, 3.0, 4.0], [0.166666666667, 0.666666666667, 0.0, 0.0, 0.166666666667])
     """
     hits = hypergeometric_law(*_places(population, size, groups, group))
-    return rounds(hits, distinct(groups, size), checks.count("steps", steps), 2, cells, _share(keep))
+    return rounds(
+        hits, distinct(groups, size), checks.count("steps", steps), 2, cells, _share(keep)
+    )
 
 
 def shuffling(
-    population: int, size: int, groups: int, epochs: int, group: int = 1, keep: float = 1.0, cells: int = CELLS
+    population: int,
+    size: int,
+    groups: int,
+    epochs: int,
+    group: int = 1,
+    keep: float = 1.0,
+    cells: int = CELLS,
 ) -> Law:
     """q_E(c^2) of definition 5.1: every epoch cuts all records into rounds of ``groups`` clip-groups of ``size`` each.
 
@@ -253,7 +294,9 @@ def shuffling(
     """
     _, _, batch = _places(population, size, groups, group)
     if population % batch:
-        raise ValueError(f"population must be a multiple of size * groups, {batch}, got {population}")
+        raise ValueError(
+            f"population must be a multiple of size * groups, {batch}, got {population}"
+        )
     counts = None if groups == 1 else partial(distinct, groups, size)
     once = epoch(group, [(population // batch, batch)], counts, _share(keep))
     return once.merged(cells).times(checks.count("epochs", epochs), cells)

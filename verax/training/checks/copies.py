@@ -1,9 +1,9 @@
 """Copies of a model, its loss and its inner algorithm that share nothing in which the originals could remember data.
 
-Beyond what ``copy.deepcopy`` does, functions get copies of their defaults and of what they close over, if that is of a
-type of torch, numpy or Python. Other people's objects (a trainer, with all its data) are shared, and so are data sets
-and large arrays, wherever they are held, and what cannot be copied (a lock, an open file, an activation with its
-graph).
+Beyond what ``copy.deepcopy`` does, functions get copies of their defaults and of what they close
+over, if that is of a type of torch, numpy or Python. Other people's objects (a trainer, with all
+its data) are shared, and so are data sets and large arrays, wherever they are held, and what cannot
+be copied (a lock, an open file, an activation with its graph).
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def twins_of(things: Things) -> Things:
         try:
             return _copied(things, {})
         except Exception:  # noqa: BLE001  whatever copying somebody's objects may raise
-            shared = {id(value): value for value in _attributes(things) if _copy_of(value, {}) is value}
+            shared = {
+                id(value): value for value in _attributes(things) if _copy_of(value, {}) is value
+            }
         try:
             return _copied(things, shared)
         except Exception:  # noqa: BLE001  the same
@@ -73,27 +75,47 @@ def _share_data(values: list[Any], memo: dict[int, Any]) -> None:
     waiting, seen = list(values), set[int]()
     while waiting and len(seen) < _MANY:
         value = waiting.pop()
-        if id(value) in seen or isinstance(value, nn.Module | nn.Parameter | type | FunctionType | MethodType):
+        if id(value) in seen or isinstance(
+            value, nn.Module | nn.Parameter | type | FunctionType | MethodType
+        ):
             continue
         seen.add(id(value))
         large = isinstance(value, Tensor | np.ndarray) and value.nbytes > _LARGE
-        if large or isinstance(value, Dataset | DataLoader) or (isinstance(value, list | dict) and len(value) > _MANY):
+        if (
+            large
+            or isinstance(value, Dataset | DataLoader)
+            or (isinstance(value, list | dict) and len(value) > _MANY)
+        ):
             memo[id(value)] = value
         elif not isinstance(value, Tensor | np.ndarray):
             own = getattr(value, "__dict__", None)
             for held in (value, own):
                 waiting.extend(
-                    held.values() if isinstance(held, dict) else held if isinstance(held, list | tuple) else ()
+                    held.values()
+                    if isinstance(held, dict)
+                    else held
+                    if isinstance(held, list | tuple)
+                    else ()
                 )
 
 
-def _copy_function(value: Any, memo: dict[int, Any], cells: list[tuple[CellType, CellType]]) -> None:
+def _copy_function(
+    value: Any, memo: dict[int, Any], cells: list[tuple[CellType, CellType]]
+) -> None:
     """A copy whose cells are yet to be filled; deepcopy would leave functions as they are."""
     if not isinstance(value, FunctionType) or id(value) in memo:
         return
     filled = {id(cell): (cell, CellType()) for cell in value.__closure__ or () if _filled(cell)}
-    closure = tuple(filled[id(cell)][1] if id(cell) in filled else cell for cell in value.__closure__ or ())
-    found = FunctionType(value.__code__, value.__globals__, value.__name__, _copy_of(value.__defaults__, memo), closure)
+    closure = tuple(
+        filled[id(cell)][1] if id(cell) in filled else cell for cell in value.__closure__ or ()
+    )
+    found = FunctionType(
+        value.__code__,
+        value.__globals__,
+        value.__name__,
+        _copy_of(value.__defaults__, memo),
+        closure,
+    )
     found.__kwdefaults__ = _copy_of(value.__kwdefaults__, memo)
     found.__dict__.update(_copy_of(value.__dict__, memo))
     memo[id(value)] = found
@@ -110,7 +132,9 @@ def _filled(cell: CellType) -> bool:
 
 def _attributes(things: tuple[Any, ...]) -> Iterator[Any]:
     """What the things, and all modules in them, hold themselves."""
-    modules = [module for thing in things if isinstance(thing, nn.Module) for module in thing.modules()]
+    modules = [
+        module for thing in things if isinstance(thing, nn.Module) for module in thing.modules()
+    ]
     for holder in [*things, *modules]:
         for name, value in getattr(holder, "__dict__", {}).items():
             if not (isinstance(holder, nn.Module) and name in _OF_MODULES):

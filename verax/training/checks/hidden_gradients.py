@@ -1,7 +1,8 @@
 """What a batch's gradients must not do: depend on earlier batches, or hide from everything but ``backward()``.
 
-Neighbouring runs would differ in rounds that the record is not part of, for which nobody adds noise. One looks for both
-by experiment, with copies of the model, its loss and its inner algorithm, in batches 1, 2, 4, 8 ...
+Neighbouring runs would differ in rounds that the record is not part of, for which nobody adds
+noise. One looks for both by experiment, with copies of the model, its loss and its inner algorithm,
+in batches 1, 2, 4, 8 ...
 """
 
 from __future__ import annotations
@@ -16,12 +17,21 @@ from torch import Tensor, nn
 
 from verax.training.checks.copies import twins_of
 from verax.training.checks.snapshot import Kept
-from verax.training.checks.trial_runs import Entries, blanks, copies, doubled, nodes, of_each, repeatable
+from verax.training.checks.trial_runs import (
+    Entries,
+    blanks,
+    copies,
+    doubled,
+    nodes,
+    of_each,
+    repeatable,
+)
 from verax.training.seeds import seeded
 
 _LOOKED_AT = 8  # records with which one looks
 _BACK = 4  # batches that are thought of as remembered
-_REMEMBERED = 1e-5  # relative change of a gradient that is still rounding, where nothing but the past changed
+# relative change of a gradient that is still rounding, where nothing but the past changed
+_REMEMBERED = 1e-5
 
 Aggregate = Callable[[Any, int, list[nn.Parameter]], list[Tensor]]
 """From a batch, the number of its records and the parameters to one tensor each."""
@@ -35,7 +45,9 @@ class Tricks:
         computing: from copies of these to what computes aggregates with them.
     """
 
-    def __init__(self, things: tuple[nn.Module, Any, Any], computing: Callable[..., Aggregate]) -> None:
+    def __init__(
+        self, things: tuple[nn.Module, Any, Any], computing: Callable[..., Aggregate]
+    ) -> None:
         self._things, self._computing = things, computing
         self._batches = 0
 
@@ -72,7 +84,9 @@ class Tricks:
         """Whether the losses come by way of a checkpoint that only ``backward()`` understands."""
         model, losses, _ = twins_of(self._things)
         with seeded(model, 0), torch.enable_grad():
-            return any(node.name() == "CheckpointFunctionBackward" for node in nodes(losses(model, batch)))
+            return any(
+                node.name() == "CheckpointFunctionBackward" for node in nodes(losses(model, batch))
+            )
 
     def _remembers(self, batch: Any, records: int, parameters: list[nn.Parameter]) -> bool:
         """Whether it makes a difference to a batch what came before it: the same batch four times, or others."""
@@ -82,12 +96,16 @@ class Tricks:
         else:  # with another first, last and mean record; and fewer
             count, start = records // 2, max(records // 4, 1)
             some = of_each(batch, records, partial(_from, start=start, count=count)), count
-            others = [(of_each(batch, records, partial(copies, record=start)), records), some] * (_BACK // 2)
+            others = [(of_each(batch, records, partial(copies, record=start)), records), some] * (
+                _BACK // 2
+            )
         for copy in (twins_of, tuple):
             usual, other = (
-                self._after(firsts, whole, parameters, *copy(self._things)) for firsts in ([whole] * _BACK, others)
+                self._after(firsts, whole, parameters, *copy(self._things))
+                for firsts in ([whole] * _BACK, others)
             )
-            if any(bool(g.any()) for g in usual):  # else it may be that the loss uses another model than it is given
+            # else it may be that the loss uses another model than it is given
+            if any(bool(g.any()) for g in usual):
                 break
         return any(_differ(x, y) for x, y in zip(usual, other, strict=True))
 
@@ -108,7 +126,9 @@ class Tricks:
 
         def run(batch: Any, records: int) -> list[Tensor]:
             try:
-                return [g.clone() for g in repeatable(model, partial(aggregate, batch, records, mine))]
+                return [
+                    g.clone() for g in repeatable(model, partial(aggregate, batch, records, mine))
+                ]
             finally:
                 kept.restore()
 
@@ -124,4 +144,6 @@ def _from(x: Entries, start: int, count: int) -> Entries:
 
 def _differ(usual: Tensor, other: Tensor) -> bool:
     """Beyond rounding; what is not finite without any memory is clipping's to refuse."""
-    return bool(torch.isfinite(usual).all()) and not bool((usual - other).norm() <= _REMEMBERED * usual.norm())
+    return bool(torch.isfinite(usual).all()) and not bool(
+        (usual - other).norm() <= _REMEMBERED * usual.norm()
+    )

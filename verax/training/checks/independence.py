@@ -1,7 +1,8 @@
 """Models and losses in which a record's loss depends on other records, or on how many they are.
 
-Clipping each record's gradient would protect nobody there. Known layers are refused by name; everything else by
-experiment, in rounds 1, 2, 4, 8 ... and whenever more records go together than before.
+Clipping each record's gradient would protect nobody there. Known layers are refused by name;
+everything else by experiment, in rounds 1, 2, 4, 8 ... and whenever more records go together than
+before.
 """
 
 from __future__ import annotations
@@ -36,7 +37,15 @@ from verax.training.performance.channels_last import bearing_channels_last
 _AGAIN = 16  # records with which one looks again, where as many were looked at before
 _WAYS = 3  # of looking
 _ROUNDED = 1e-2  # of rounding's share: by how much weights move when asking what rounding can do
-_FAILS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_FAILS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class MixedRecords(ValueError):  # noqa: N818  it says what is wrong
@@ -49,7 +58,8 @@ class Mixing:
     def __init__(self, model: nn.Module, losses: Losses) -> None:
         self.model, self.losses = model, losses
         self._round = 0
-        self._apart: dict[bool, tuple[int, int, int]] = {}  # by mode: records not seen to mix, rounds, the last of them
+        # by mode: records not seen to mix, rounds, the last of them
+        self._apart: dict[bool, tuple[int, int, int]] = {}
 
     def begin(self) -> None:
         """Another round; all pieces of its batch are one to look at."""
@@ -77,7 +87,8 @@ class Mixing:
     def _compare_in(self, way: int, batch: Any, records: int) -> None:
         """No record's loss may depend on the others, or on how many they are; ways take turns where one looks again.
 
-        Neither with the weights as they are nor with weights nearby: a branch that begins at zero is closed so far.
+        Neither with the weights as they are nor with weights nearby: a branch that begins at zero
+        is closed so far.
         """
         if way == 0:
             self._compare(batch, records)
@@ -93,7 +104,10 @@ class Mixing:
         Gradients are compared, too, since in them mixing shows however small the losses are.
         """
         some = [*dict.fromkeys((0, records // 2, records - 1))]
-        (usual, gradients), (again, _) = self._seen(batch, records, some), self._seen(batch, records)
+        (usual, gradients), (again, _) = (
+            self._seen(batch, records, some),
+            self._seen(batch, records),
+        )
         allowed = rounding_of([usual, *self.model.parameters()])
         if not torch.allclose(usual, again, rtol=allowed, atol=1e-5, equal_nan=True):
             raise MixedRecords(
@@ -102,9 +116,14 @@ class Mixing:
                 "keep nothing from pass to pass"
             )
         for record, mine in zip(some, gradients, strict=True):
-            alone, (other,) = self._seen(of_each(batch, records, partial(copies, record=record)), records, [record])
+            alone, (other,) = self._seen(
+                of_each(batch, records, partial(copies, record=record)), records, [record]
+            )
             first, second = float(usual[record]), float(alone[record])
-            if math.isfinite(first) and not abs(first - second) <= allowed * (abs(first) + abs(second)) + 1e-5:
+            if (
+                math.isfinite(first)
+                and not abs(first - second) <= allowed * (abs(first) + abs(second)) + 1e-5
+            ):
                 raise MixedRecords(
                     "a record's loss depends on the other records of its batch (it is another one among copies of "
                     "itself): use layers that treat records one by one, or batch clipping (Batch or Mixed)"
@@ -119,15 +138,18 @@ class Mixing:
     def _compare_parts(self, batch: Any, records: int) -> None:
         """A record's gradient must not change when others are left out: half of them, or one, which changes parity.
 
-        In eval mode, since what is drawn at random depends on shapes. Where that fails, or is random still, nothing can
-        be told.
+        In eval mode, since what is drawn at random depends on shapes. Where that fails, or is
+        random still, nothing can be told.
         """
         if not by_records(batch, records):
             return
         ends = 0, records - 1
         with evaluating(self.model):
             try:
-                (usual, gradients), (again, _) = self._seen(batch, records, ends), self._seen(batch, records, seed=1)
+                (usual, gradients), (again, _) = (
+                    self._seen(batch, records, ends),
+                    self._seen(batch, records, seed=1),
+                )
             except _FAILS:
                 return
             allowed = rounding_of([usual, *self.model.parameters()])
@@ -137,10 +159,14 @@ class Mixing:
             for start, few in dict.fromkeys([(0, half), (records - half, half), (1, records - 1)]):
                 record, mine = (ends[0], gradients[0]) if start == 0 else (ends[1], gradients[1])
                 try:
-                    _, (other,) = self._seen(part(batch, slice(start, start + few), records), few, [record - start])
+                    _, (other,) = self._seen(
+                        part(batch, slice(start, start + few), records), few, [record - start]
+                    )
                 except _FAILS:
                     continue
-                if self._differs(mine, other, partial(self._seen, batch, records, [record]), allowed):
+                if self._differs(
+                    mine, other, partial(self._seen, batch, records, [record]), allowed
+                ):
                     raise MixedRecords(
                         "the gradient of a record's loss depends on how many records are in its batch (it is another "
                         "one among fewer): return every record's own loss, not divided by their number, or use batch "
@@ -171,8 +197,9 @@ class Mixing:
     ) -> bool:
         """Whether two gradients are not the same one, rounded; ``look`` takes the first again.
 
-        Where parts cancel, as in a record that is fitted well, rounding is all that is left. So they must differ by
-        more than the first does with weights that are moved by as little as rounding does.
+        Where parts cancel, as in a record that is fitted well, rounding is all that is left. So
+        they must differ by more than the first does with weights that are moved by as little as
+        rounding does.
         """
         if not first or not second:
             return False
@@ -206,7 +233,10 @@ def _gradient(losses: Tensor, parameters: list[nn.Parameter], record: int) -> li
 def gradients_of(losses: Tensor, parameters: list[nn.Parameter], pick: Tensor) -> list[Tensor]:
     """Those of the losses, weighted; the graph is kept."""
     found = torch.autograd.grad(losses, parameters, pick, allow_unused=True, retain_graph=True)
-    return [torch.zeros_like(p) if g is None else g.to_dense() for g, p in zip(found, parameters, strict=True)]
+    return [
+        torch.zeros_like(p) if g is None else g.to_dense()
+        for g, p in zip(found, parameters, strict=True)
+    ]
 
 
 def norm_of(tensors: Iterable[Tensor]) -> float:
@@ -226,12 +256,18 @@ def refuse_mixing(model: nn.Module) -> None:
     if not any(isinstance(module, _NORMS) for module in model.modules()):
         return
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
+            module.training or module.running_mean is None
+        ):
             raise MixedRecords(
                 f"{name or 'the model'} ({type(module).__name__}) normalises over the batch, which mixes records: use "
                 "nn.GroupNorm or nn.LayerNorm, put it in eval mode, or use batch clipping (Batch or Mixed)"
             )
-        if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.training and module.track_running_stats:
+        if (
+            isinstance(module, nn.modules.instancenorm._InstanceNorm)
+            and module.training
+            and module.track_running_stats
+        ):
             raise MixedRecords(
                 f"{name or 'the model'} ({type(module).__name__}) keeps running statistics of the batch, which no "
                 "noise protects: set track_running_stats=False"

@@ -29,9 +29,13 @@ class Kept:
         self._model = model
         kinds = ("_buffers", "_parameters") if weights else ("_buffers",)
         self._places = [
-            (module, kind, dict(getattr(module, kind).items())) for module in model.modules() for kind in kinds
+            (module, kind, dict(getattr(module, kind).items()))
+            for module in model.modules()
+            for kind in kinds
         ]
-        self._children = [(module, set(module._modules.keys()), dict(vars(module))) for module in model.modules()]
+        self._children = [
+            (module, set(module._modules.keys()), dict(vars(module))) for module in model.modules()
+        ]
         tensors = {id(x): x for _, _, held in self._places for x in held.values() if x is not None}
         self._values = {key: (x, x.requires_grad, x.detach().clone()) for key, x in tensors.items()}
         self._named = {name: id(x) for name, x in model.named_buffers()}
@@ -58,7 +62,8 @@ class Kept:
         for module, children, attributes in self._children if new else ():
             for key in [key for key in module._modules.keys() if key not in children]:  # noqa: SIM118  of TorchScript
                 del module._modules[key]
-                if key in attributes:  # it was something else, None say, until a forward pass made it a child
+                # it was something else, None say, until a forward pass made it a child
+                if key in attributes:
                     vars(module)[key] = attributes[key]
         for module, kind, held in self._places:
             now: Any = getattr(module, kind)

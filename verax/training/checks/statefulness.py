@@ -1,7 +1,8 @@
 """What a forward pass must not do: change weights, or keep something of the data in a buffer, where no noise hides it.
 
-Both would be released with the model. A buffer may change if it does so in the same way whatever the data are: a
-counter, or the power iteration of a spectral norm, which depends on the weights alone.
+Both would be released with the model. A buffer may change if it does so in the same way whatever
+the data are: a counter, or the power iteration of a spectral norm, which depends on the weights
+alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from verax.training.checks.snapshot import Kept, alike
-from verax.training.checks.trial_runs import Entries, Losses, blanks, copies, doubled, of_each, repeatable
+from verax.training.checks.trial_runs import (
+    Entries,
+    Losses,
+    blanks,
+    copies,
+    doubled,
+    of_each,
+    repeatable,
+)
 
 _STAND_INS = 2  # records of zeros in place of none
 
@@ -33,8 +42,8 @@ class Before:
 class Unchanged:
     """Compares a model's weights and buffers before and after a batch went through it.
 
-    Buffers are compared by value in every batch. Weights are compared by their versions, and by value in batches 1, 2,
-    4, 8 ..., since what is written through ``.data`` moves no version.
+    Buffers are compared by value in every batch. Weights are compared by their versions, and by
+    value in batches 1, 2, 4, 8 ..., since what is written through ``.data`` moves no version.
     """
 
     def __init__(self, model: nn.Module, losses: Losses) -> None:
@@ -63,13 +72,14 @@ class Unchanged:
     def watching(self, batch: Any, records: int) -> Iterator[None]:
         """While the batch goes through the model: refuse what changes according to it.
 
-        Every forward pass begins with the buffers from before. A counter then counts batches; it would count pieces
-        and clip-groups otherwise, whose number is a secret.
+        Every forward pass begins with the buffers from before. A counter then counts batches; it
+        would count pieces and clip-groups otherwise, whose number is a secret.
         """
         before = self.look()
 
         def back(*_: Any) -> None:
-            with torch._C._DisableFuncTorch():  # torch.func lets nobody write to what it does not know
+            # torch.func lets nobody write to what it does not know
+            with torch._C._DisableFuncTorch():
                 before.buffers.restore(new=False)
 
         handle = self._model.register_forward_pre_hook(back) if before.buffers.names() else None
@@ -85,7 +95,11 @@ class Unchanged:
         now = dict(self._model.named_parameters())
         for name, (parameter, version, value) in before.weights.items():
             moved = not parameter.is_inference() and parameter._version != version
-            if now.get(name) is not parameter or moved or (value is not None and not alike(parameter, value)):
+            if (
+                now.get(name) is not parameter
+                or moved
+                or (value is not None and not alike(parameter, value))
+            ):
                 raise ValueError(
                     f"{name} was changed by the model's forward pass, where no noise is added: leave weights to the "
                     "optimizer. This copy of the model must not be released"
@@ -95,7 +109,9 @@ class Unchanged:
             self._changes[name] = self._changes.get(name, 0) + 1
             if doubled(self._changes[name]):
                 asked.add(name)
-        for name in sorted(asked & self._following(before.buffers, batch, records)) if asked else ():
+        for name in (
+            sorted(asked & self._following(before.buffers, batch, records)) if asked else ()
+        ):
             raise ValueError(
                 f"the buffer {name} is changed by the model's forward pass according to the data, as far as can be "
                 "told, and no noise protects it: keep such statistics out of the model. This copy of it must not be "
@@ -107,7 +123,8 @@ class Unchanged:
         if not any(True for _ in self._model.buffers()):
             return
         some = of_each(empty, 0, partial(blanks, count=_STAND_INS))
-        with torch.no_grad(), suppress(Exception):  # a model that cannot take zeros has no such buffers
+        # a model that cannot take zeros has no such buffers
+        with torch.no_grad(), suppress(Exception):
             self._losses(self._model, some)
 
     def _following(self, before: Kept, batch: Any, records: int) -> set[str]:
@@ -122,7 +139,11 @@ class Unchanged:
         found = Kept(self._model)
         try:
             usual = self._after(before, batch)
-            follow = {name for name in before.names() | usual.keys() if before.holds(name, usual.get(name))}
+            follow = {
+                name
+                for name in before.names() | usual.keys()
+                if before.holds(name, usual.get(name))
+            }
             for change in others:
                 try:
                     other = self._after(before, of_each(batch, records, change))

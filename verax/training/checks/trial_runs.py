@@ -27,8 +27,19 @@ Result = TypeVar("Result")
 
 _AGREE = 1e-3  # relative difference from plain autograd that is still rounding
 _AGREE_HALF = 5e-2  # the same in half precision
-_DRAWN = {"bernoulli", "bernoulli_", "normal", "normal_", "rand", "rand_like", "randn", "randn_like", "uniform_"}
-_MOVED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # weights that can be moved a little
+_DRAWN = {
+    "bernoulli",
+    "bernoulli_",
+    "normal",
+    "normal_",
+    "rand",
+    "rand_like",
+    "randn",
+    "randn_like",
+    "uniform_",
+}
+# weights that can be moved a little
+_MOVED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def doubled(count: int) -> bool:
@@ -104,8 +115,8 @@ def repeatable(model: nn.Module, work: Callable[[], Result], seed: int = 0) -> R
 def steady(work: Callable[[], Result], drawn: list[int] | None = None) -> Result:
     """What the work gives if nothing is drawn at random: numbers that would be are one constant, dropout drops nothing.
 
-    What is drawn depends on shapes, so that nothing could be told of work on fewer records. Whole numbers, such as a
-    random order, and what other operations draw inside remain random.
+    What is drawn depends on shapes, so that nothing could be told of work on fewer records. Whole
+    numbers, such as a random order, and what other operations draw inside remain random.
 
     Args:
         work: what to do.
@@ -130,7 +141,8 @@ class _Steady(TorchDispatchMode):
         found = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ in _DRAWN:
             self._drawn.append(found.numel())
-            found.fill_(next((x for x in args[1:] if isinstance(x, float)), 0.5))  # p of bernoulli_, mean of normal_
+            # p of bernoulli_, mean of normal_
+            found.fill_(next((x for x in args[1:] if isinstance(x, float)), 0.5))
         return found
 
 
@@ -200,9 +212,13 @@ def with_gradient(loss: Tensor) -> Tensor:
     """The same, if it has a gradient: a run would be charged and train on nothing but noise."""
     if not loss.requires_grad:
         cause = (
-            "torch.inference_mode is on" if torch.is_inference_mode_enabled() else "it is detached, or counts errors"
+            "torch.inference_mode is on"
+            if torch.is_inference_mode_enabled()
+            else "it is detached, or counts errors"
         )
-        raise ValueError(f"loss must have a gradient in the model's parameters, got one that has none: {cause}")
+        raise ValueError(
+            f"loss must have a gradient in the model's parameters, got one that has none: {cause}"
+        )
     return loss
 
 

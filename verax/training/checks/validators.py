@@ -33,12 +33,16 @@ def refuse_run(model: nn.Module, optimizer: Any, mechanism: Any, inner: Inner | 
     refuse_model(model)
     refuse_optimizer(optimizer)
     if inner is not None and isinstance(mechanism.clipping, Individual):
-        raise ValueError("inner is for batch and mixed clipping: individual clipping clips every record's gradient")
+        raise ValueError(
+            "inner is for batch and mixed clipping: individual clipping clips every record's gradient"
+        )
     refuse_inner(inner)
     mine = set(model.parameters())
     for group in optimizer.param_groups:
         if any(p not in mine for p in group["params"]):
-            raise ValueError("optimizer must hold parameters of the model only, got one that is not the model's")
+            raise ValueError(
+                "optimizer must hold parameters of the model only, got one that is not the model's"
+            )
 
 
 def refuse_model(model: Any) -> None:
@@ -94,7 +98,9 @@ def refuse_schedule(schedule: Any) -> None:
             "protects; use one that knows the round only, such as CosineAnnealingLR"
         )
     if schedule is not None and not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
-        raise ValueError(f"schedule must be a torch.optim.lr_scheduler of the optimizer, got {_named(schedule)}")
+        raise ValueError(
+            f"schedule must be a torch.optim.lr_scheduler of the optimizer, got {_named(schedule)}"
+        )
 
 
 def refuse_factory(optimizer: Any) -> None:
@@ -111,8 +117,12 @@ def refuse_factories(model: nn.Module, optimizer: Any, schedule: Any) -> None:
     refuse_model(model)
     refuse_factory(optimizer)
     if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError("model must have parameters that are trained, got one in which all are frozen, or none")
-    if schedule is not None and (isinstance(schedule, torch.optim.lr_scheduler.LRScheduler) or not callable(schedule)):
+        raise ValueError(
+            "model must have parameters that are trained, got one in which all are frozen, or none"
+        )
+    if schedule is not None and (
+        isinstance(schedule, torch.optim.lr_scheduler.LRScheduler) or not callable(schedule)
+    ):
         raise ValueError(
             "schedule must be a function from the optimizer to a schedule, such as "
             f"lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 100), got {_named(schedule)}"
@@ -139,11 +149,17 @@ def refuse_flat(model: nn.Module, losses: Losses, batch: Any, records: int) -> N
 def refuse_loss(loss: Any, batch: Any) -> None:
     """Say that other batches than tuples need a loss of model and batch, where a criterion of torch was given."""
     if not callable(loss):
-        raise ValueError(f"loss must be a torch criterion or a function that returns losses, got {loss!r}")
-    own = isinstance(loss, nn.modules.loss._Loss) and type(loss).forward.__module__.startswith("torch.")
+        raise ValueError(
+            f"loss must be a torch criterion or a function that returns losses, got {loss!r}"
+        )
+    own = isinstance(loss, nn.modules.loss._Loss) and type(loss).forward.__module__.startswith(
+        "torch."
+    )
     if own and isinstance(batch, Mapping | Tensor | Column):
         name = type(loss).__name__
-        form = 'model(batch["x"]), batch["y"]' if isinstance(batch, Mapping) else "model(batch), batch"
+        form = (
+            'model(batch["x"]), batch["y"]' if isinstance(batch, Mapping) else "model(batch), batch"
+        )
         raise ValueError(
             f"loss must be a function of model and batch for batches that are no tuples, got {name} for a "
             f"{type(batch).__name__}: pass one such as "

@@ -1,9 +1,10 @@
 """Gradients of all clip-groups of a batch from one pass, for models that keep records apart.
 
-A clip-group's gradient may depend on the records of that group only. Chains of linear layers and activations treat
-records one by one, and so do the losses whose gradients are known in closed form; then one forward and one backward
-pass serve all groups, and only the last product of each layer is taken group by group. Small groups of other models
-that keep records apart come from the gradients of their records.
+A clip-group's gradient may depend on the records of that group only. Chains of linear layers and
+activations treat records one by one, and so do the losses whose gradients are known in closed form;
+then one forward and one backward pass serve all groups, and only the last product of each layer is
+taken group by group. Small groups of other models that keep records apart come from the gradients
+of their records.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from verax.training.gradients.mlp import NotAChain, Pass
 
 _TOGETHER = 2**20  # numbers of the gradients that are held at once, unless one alone has more
 _MOST = 256  # gradients that are held at once, however small
-_LINE = 16  # numbers of a cache line: a product is a fifth slower where its result begins within one
+# numbers of a cache line: a product is a fifth slower where its result begins within one
+_LINE = 16
 _FORMED = 2**24  # numbers that may be formed for small groups
 _NEIGHBOURS = 64  # records between which Gram matrices are taken at once
 
@@ -57,8 +59,8 @@ class GroupMeans:
     ) -> Iterator[tuple[Tensor, Tensor]] | None:
         """Flat gradients, one a column, and their norms, some groups at a time in memory that is used again.
 
-        The first ``sizes[0]`` records of the batch are the first group, and so on. None if the loss uses the model in
-        another way than as the chain that its ``layers`` are.
+        The first ``sizes[0]`` records of the batch are the first group, and so on. None if the loss
+        uses the model in another way than as the chain that its ``layers`` are.
         """
         closed = getattr(self._losses, "gradient", None)
         if self._knotted or closed is None:
@@ -82,12 +84,16 @@ class GroupMeans:
             self._checked.add(key)
         return self._rows.gradients(passed, g, sizes)
 
-    def _agrees(self, batch: Any, records: int, parameters: list[nn.Parameter], whole: Tensor) -> bool:
+    def _agrees(
+        self, batch: Any, records: int, parameters: list[nn.Parameter], whole: Tensor
+    ) -> bool:
         """Whether the gradient of the whole batch's mean loss is what plain autograd says."""
         with torch.enable_grad():
             loss = one_each(self._losses(self._model, batch), records).mean()
         truth = torch.autograd.grad(loss, parameters, allow_unused=True)
-        full = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, truth, strict=True)]
+        full = [
+            torch.zeros_like(p) if g is None else g for p, g in zip(parameters, truth, strict=True)
+        ]
         exact = torch.cat([g.float().flatten() for g in full])
         return bool((whole - exact).norm() <= rounding_of(parameters) * (exact.norm() + 1e-12))
 
@@ -101,24 +107,34 @@ class _Rows:
         self._size = sum(sizes)
         self._most = min(max(_TOGETHER // self._size, 1), _MOST)
         padded = -(-self._size // PIECE) * PIECE if self._size > PIECE else self._size
-        between = -(-padded // _LINE) * _LINE + _LINE  # not a multiple of a page: rows would share places in the cache
+        # not a multiple of a page: rows would share places in the cache
+        between = -(-padded // _LINE) * _LINE + _LINE
         self._rows = torch.zeros(self._most, between, device=parameters[0].device)[:, :padded]
         self._ones = self._rows.new_ones(0)
         self._reached: list[int] = []
         self._firsts: dict[int, tuple[Tensor, Callable[[], Tensor]]] = {}
         self._views = {
             p: [row.view_as(p) for row in columns]
-            for p, columns in zip(parameters, self._rows[:, : self._size].split(sizes, dim=1), strict=True)
+            for p, columns in zip(
+                parameters, self._rows[:, : self._size].split(sizes, dim=1), strict=True
+            )
         }
 
-    def gradients(self, passed: Pass, g: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    def gradients(
+        self, passed: Pass, g: Tensor, sizes: list[int]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Some at a time, with their norms; parameters that no layer uses have zeros."""
         cut: list[tuple[Any, ...]] = [
-            (self._views.get(layer.weight), self._views.get(layer.bias), *self._cut(sizes, _flat(x), _flat(g)))
+            (
+                self._views.get(layer.weight),
+                self._views.get(layer.bias),
+                *self._cut(sizes, _flat(x), _flat(g)),
+            )
             for layer, x, g in passed.backward(g)
         ]
         reached = [id(views) for use in cut for views in use[:2]]
-        if reached != self._reached:  # what was reached before, and is not any more, holds another batch's gradients
+        # what was reached before, and is not any more, holds another batch's gradients
+        if reached != self._reached:
             self._rows.zero_()
             self._reached = reached
         for first in range(0, len(sizes), self._most):
@@ -152,10 +168,16 @@ class _Rows:
         each = x.shape[0] // sum(sizes)
         cuts = sizes if each == 1 else [each * size for size in sizes]
         ones = {size: self._ones[:size] for size in set(cuts)}
-        return torch.split_with_sizes(x, cuts), torch.split_with_sizes(g.t(), cuts, 1), [ones[size] for size in cuts]
+        return (
+            torch.split_with_sizes(x, cuts),
+            torch.split_with_sizes(g.t(), cuts, 1),
+            [ones[size] for size in cuts],
+        )
 
 
-def of_groups(records: Mapping[nn.Parameter, Factor], sizes: list[int]) -> dict[nn.Parameter, Clippable]:
+def of_groups(
+    records: Mapping[nn.Parameter, Factor], sizes: list[int]
+) -> dict[nn.Parameter, Clippable]:
     """The mean gradients of small groups from their records' gradients, for models that keep records apart.
 
     The first ``sizes[0]`` records are the first group, and so on.
@@ -183,7 +205,9 @@ def _unformed(parameter: nn.Parameter, sizes: list[int]) -> bool:
     return bool(_NEIGHBOURS * sum(parameter.shape) <= parameter.numel() / 2)
 
 
-def _of_groups(parameter: nn.Parameter, factor: Factor, sizes: list[int], shares: Tensor) -> Clippable:
+def _of_groups(
+    parameter: nn.Parameter, factor: Factor, sizes: list[int], shares: Tensor
+) -> Clippable:
     match factor:
         case Kernels():
             return factor.of(shares @ factor.rows)
@@ -222,10 +246,16 @@ class _Means:
         found, group, record = [], 0, 0
         for some in runs(self.sizes, _NEIGHBOURS):
             rows = slice(record, record + sum(some))
-            x, g, share = self.each.x[rows], self.each.g.gradients[rows], self.shares[group : group + len(some), rows]
+            x, g, share = (
+                self.each.x[rows],
+                self.each.g.gradients[rows],
+                self.shares[group : group + len(some), rows],
+            )
             products = gram(x).mul_(gram(g))
             each = products.diagonal().sqrt()
-            found.append(never_short((share @ products).mul_(share).sum(dim=1), (share @ each).square_()))
+            found.append(
+                never_short((share @ products).mul_(share).sum(dim=1), (share @ each).square_())
+            )
             group, record = group + len(some), rows.stop
         return torch.cat(found)
 

@@ -30,8 +30,10 @@ from verax.training.gradients.per_example import Records
 from verax.training.seeds import Draws, seeded
 
 MICRO_BATCH = 1024
-_SMALL_GROUP = 96  # records of a clip-group up to which a pass of its own is slower than gradients of its records
-_TINY_GROUP = 8  # the same for plain chains with a large weight, which have a pass for all groups anyway
+# records of a clip-group up to which a pass of its own is slower than gradients of its records
+_SMALL_GROUP = 96
+# the same for plain chains with a large weight, which have a pass for all groups anyway
+_TINY_GROUP = 8
 _FEW = 16  # numbers that are faster computed one after the other
 _PASSES = 4  # so many groups at least must go through one pass
 _AGGREGATE = "aggregate of a clip-group"
@@ -49,7 +51,12 @@ class Inner(Protocol):
     """
 
     def __call__(
-        self, model: nn.Module, losses: Losses, batch: Any, records: int, parameters: list[nn.Parameter]
+        self,
+        model: nn.Module,
+        losses: Losses,
+        batch: Any,
+        records: int,
+        parameters: list[nn.Parameter],
     ) -> list[Tensor]:
         """From a clip-group to its aggregate."""
 
@@ -61,7 +68,12 @@ class MeanGradient:
     micro_batch: int | None = None
 
     def __call__(
-        self, model: nn.Module, losses: Losses, batch: Any, records: int, parameters: list[nn.Parameter]
+        self,
+        model: nn.Module,
+        losses: Losses,
+        batch: Any,
+        records: int,
+        parameters: list[nn.Parameter],
     ) -> list[Tensor]:
         """One backward pass."""
         total: list[Tensor | None] = [None] * len(parameters)
@@ -72,8 +84,13 @@ class MeanGradient:
                 g.to_dense() if g is not None and g.is_sparse else g
                 for g in torch.autograd.grad(loss, parameters, allow_unused=True)
             ]
-            total = [g if old is None else old if g is None else old + g for old, g in zip(total, found, strict=True)]
-        return [torch.zeros_like(p) if g is None else g for g, p in zip(total, parameters, strict=True)]
+            total = [
+                g if old is None else old if g is None else old + g
+                for old, g in zip(total, found, strict=True)
+            ]
+        return [
+            torch.zeros_like(p) if g is None else g for g, p in zip(total, parameters, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -81,7 +98,8 @@ class LocalSteps:
     """Steps of a local optimiser on the clip-group from the current weights; their displacement is what is clipped.
 
     Args:
-        optimizer: from parameters to a fresh ``torch.optim`` optimiser, such as ``lambda p: Adam(p, 0.01)``.
+        optimizer: from parameters to a fresh ``torch.optim`` optimiser, such as ``lambda p: Adam(p,
+            0.01)``.
         steps: how many steps, each on the whole clip-group.
     """
 
@@ -92,13 +110,19 @@ class LocalSteps:
         checks.count("steps", self.steps)
 
     def __call__(
-        self, model: nn.Module, losses: Losses, batch: Any, records: int, parameters: list[nn.Parameter]
+        self,
+        model: nn.Module,
+        losses: Losses,
+        batch: Any,
+        records: int,
+        parameters: list[nn.Parameter],
     ) -> list[Tensor]:
         """Weights before minus weights after; the clipper puts them back."""
         before = [p.detach().clone() for p in parameters]
         local = self.optimizer(parameters)
         if local is self.optimizer(parameters) or any(
-            float(kept.get("step", 0)) > 0 or "momentum_buffer" in kept for kept in local.state.values()
+            float(kept.get("step", 0)) > 0 or "momentum_buffer" in kept
+            for kept in local.state.values()
         ):
             raise ValueError(
                 f"optimizer must be made anew for every clip-group, got one ({type(local).__name__}) for several: "
@@ -121,7 +145,8 @@ class Clipper:
         losses: from the model and a batch to one loss per record.
         clipping: individual, batch or mixed.
         inner: what a clip-group computes, for batch and mixed clipping.
-        micro_batch: at most how many records to work on at once, where each has a gradient; fewer for large models.
+        micro_batch: at most how many records to work on at once, where each has a gradient; fewer
+            for large models.
         draws: seeds for dropout and the like; by default torch's generators are left as they are.
     """
 
@@ -135,17 +160,21 @@ class Clipper:
         draws: Draws | None = None,
     ) -> None:
         if inner is not None and isinstance(clipping, Individual):
-            raise ValueError("inner is for batch and mixed clipping: individual clipping clips every record's gradient")
+            raise ValueError(
+                "inner is for batch and mixed clipping: individual clipping clips every record's gradient"
+            )
         self.model, self.losses, self.clipping = model, losses, clipping
         self.micro_batch, self._draws = micro_batch, draws
         self._records = Records(model, losses)
         self._cuts = Cuts(model, losses, micro_batch)
         self._unchanged = Unchanged(model, losses)
         self._inner: Inner = inner or MeanGradient()
-        self._foreign = not isinstance(self._inner, MeanGradient)  # and may do what it likes: that is undone
+        # and may do what it likes: that is undone
+        self._foreign = not isinstance(self._inner, MeanGradient)
         self._means = GroupMeans(model, losses) if inner is None else None
         self._tricks = Tricks((model, losses, self._inner), self._computing)
-        self.norms: Callable[[Tensor], None] | None = None  # told the norms before clipping, if somebody watches
+        # told the norms before clipping, if somebody watches
+        self.norms: Callable[[Tensor], None] | None = None
 
     def denominator(self, expected_batch: float) -> float:
         """What an update's sum and its noise are divided by: the expected batch, or the number of clip-groups."""
@@ -166,11 +195,15 @@ class Clipper:
             batch: the records.
             records: how many they are.
             into: what to add to.
-            groups: sizes of the clip-groups of mixed clipping, which lie one behind the other; without, there is one.
+            groups: sizes of the clip-groups of mixed clipping, which lie one behind the other;
+                without, there is one.
         """
         chain = chain_of(self.model)
-        known = getattr(self.losses, "apart", False) and (chain is not None or keeps_apart(self.model))
-        known = known and not self._foreign  # model and loss keep records apart, and keep nothing of them
+        known = getattr(self.losses, "apart", False) and (
+            chain is not None or keeps_apart(self.model)
+        )
+        # model and loss keep records apart, and keep nothing of them
+        known = known and not self._foreign
         if records == 0:
             if not (known or self._foreign):
                 self._unchanged.advance(batch)
@@ -188,7 +221,12 @@ class Clipper:
         return nullcontext() if self._draws is None else seeded(self.model, self._draws.next())
 
     def _add(
-        self, batch: Any, records: int, chain: list[nn.Module] | None, into: Flat, groups: list[int] | None
+        self,
+        batch: Any,
+        records: int,
+        chain: list[nn.Module] | None,
+        into: Flat,
+        groups: list[int] | None,
     ) -> None:
         match self.clipping:
             case Individual(norm=norm):
@@ -199,10 +237,16 @@ class Clipper:
             case Batch(norm=norm) | Mixed(norm=norm):
                 self._add_groups(batch, groups or [records], chain, norm, into)
 
-    def _add_records(self, batch: Any, records: int, layers: Layers, norm: float, into: Flat) -> None:
-        self._add_factors(self._records.factors(batch, records, layers), norm, into, "gradient of a record")
+    def _add_records(
+        self, batch: Any, records: int, layers: Layers, norm: float, into: Flat
+    ) -> None:
+        self._add_factors(
+            self._records.factors(batch, records, layers), norm, into, "gradient of a record"
+        )
 
-    def _add_factors(self, factors: Mapping[nn.Parameter, Clippable], norm: float, into: Flat, what: str) -> None:
+    def _add_factors(
+        self, factors: Mapping[nn.Parameter, Clippable], norm: float, into: Flat, what: str
+    ) -> None:
         """Of records or of clip-groups: norms over all parameters, then the clipped sum."""
         with _in_single_precision(into.buffer.device.type):
             used = [(factor, into.views[p]) for p, factor in factors.items() if p in into.views]
@@ -215,7 +259,9 @@ class Clipper:
             for factor, view in used:
                 factor.add(weights, view)
 
-    def _add_groups(self, batch: Any, sizes: list[int], chain: list[nn.Module] | None, norm: float, into: Flat) -> None:
+    def _add_groups(
+        self, batch: Any, sizes: list[int], chain: list[nn.Module] | None, norm: float, into: Flat
+    ) -> None:
         """Clip-groups that lie one behind the other."""
         if self._means is not None:
             if self._add_small(batch, sizes, chain, norm, into):
@@ -223,7 +269,9 @@ class Clipper:
             means = None if chain is None else self._means.of(chain, batch, sizes, into.parameters)
             if means is not None:
                 for columns, norms in means:
-                    into.buffer.addmv_(columns, self._weights(norms, norm, into.denominator, _AGGREGATE))
+                    into.buffer.addmv_(
+                        columns, self._weights(norms, norm, into.denominator, _AGGREGATE)
+                    )
                 return
         refuse_statistics(self.model)
         start, records = 0, sum(sizes)
@@ -235,15 +283,21 @@ class Clipper:
             except ValueError as error:
                 if size > 1 or "more than 1 value per channel" not in str(error):
                     raise
-                continue  # batch norm of one value; such a group adds nothing, an aggregate like any other
+                # batch norm of one value; such a group adds nothing, an aggregate like any other
+                continue
             row = torch.cat([g.detach().to(into.buffer.dtype).reshape(1, -1) for g in found], dim=1)
-            into.buffer.addmv_(row.t(), self._weights(lengths(row), norm, into.denominator, _AGGREGATE))
+            into.buffer.addmv_(
+                row.t(), self._weights(lengths(row), norm, into.denominator, _AGGREGATE)
+            )
 
-    def _add_small(self, batch: Any, sizes: list[int], chain: list[nn.Module] | None, norm: float, into: Flat) -> bool:
+    def _add_small(
+        self, batch: Any, sizes: list[int], chain: list[nn.Module] | None, norm: float, into: Flat
+    ) -> bool:
         """Small clip-groups, many in one pass, by way of their records' gradients; False if that is not to be done.
 
-        It is done only if no record can reach another's clip-group, whatever the weights: known layers one after the
-        other, and a known loss. All others may mix the records of a clip-group, and each has a pass of its own.
+        It is done only if no record can reach another's clip-group, whatever the weights: known
+        layers one after the other, and a known loss. All others may mix the records of a
+        clip-group, and each has a pass of its own.
         """
         small = _SMALL_GROUP if chain is None else _TINY_GROUP
         if len(sizes) == 1 or max(sizes) > small or not has_target(batch):
@@ -254,12 +308,15 @@ class Clipper:
             return False
         layers, start = self._records.look(), 0
         most = self._records.fitting(batch, sum(sizes), layers, self.micro_batch)
-        few = layers.chain is None and _PASSES * sum(sizes) > most * len(sizes)  # a group is enough for a pass
+        # a group is enough for a pass
+        few = layers.chain is None and _PASSES * sum(sizes) > most * len(sizes)
         if few or self._records.slow or too_many(into.parameters, sizes, most):
             return False
         for some in runs(sizes, most):
             records = sum(some)
-            factors = self._records.factors(part(batch, slice(start, start + records)), records, layers)
+            factors = self._records.factors(
+                part(batch, slice(start, start + records)), records, layers
+            )
             self._add_factors(of_groups(factors, some), norm, into, _AGGREGATE)
             start += records
         return True
@@ -277,12 +334,17 @@ class Clipper:
             inner = MeanGradient(self._cuts.pieces(group, size))
             with torch.enable_grad():
                 return self._records.channels.tried(
-                    self.model, group, lambda laid: inner(self.model, self.losses, laid, size, parameters)
+                    self.model,
+                    group,
+                    lambda laid: inner(self.model, self.losses, laid, size, parameters),
                 )
         kept = Kept(self.model, weights=True)
         try:
             with torch.enable_grad():
-                return [g.detach().clone() for g in self._inner(self.model, self.losses, group, size, parameters)]
+                return [
+                    g.detach().clone()
+                    for g in self._inner(self.model, self.losses, group, size, parameters)
+                ]
         finally:  # what it did to the model is released with noise or not at all
             kept.restore()
             for parameter in self.model.parameters():
@@ -305,20 +367,30 @@ class Clipper:
             self.norms(found)
         most, whole = norm * _INSIDE, 1.0 / denominator
         if few:
-            weights = np.array([whole if one <= most else most / one * whole for one in norms], dtype=np.float32)
+            weights = np.array(
+                [whole if one <= most else most / one * whole for one in norms], dtype=np.float32
+            )
             return torch.from_numpy(weights).to(found.device)
         return found.reciprocal().mul_(most * whole).clamp_(max=whole)  # that of 0
 
 
 def _in_single_precision(device: str) -> AbstractContextManager[object]:
     """Norms are not for autocast, which somebody may have begun around the step."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    return (
+        torch.autocast(device, enabled=False)
+        if torch.is_autocast_enabled(device)
+        else nullcontext()
+    )
 
 
 def refuse_statistics(model: nn.Module) -> None:
     """Batch norm over a clip-group is protected by its clipping; running statistics kept beside it are not."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.training and module.track_running_stats:
+        if (
+            isinstance(module, nn.modules.batchnorm._NormBase)
+            and module.training
+            and module.track_running_stats
+        ):
             raise ValueError(
                 f"{name or 'the model'} ({type(module).__name__}) keeps running statistics of private data that no "
                 "noise protects: set track_running_stats=False"

@@ -21,17 +21,23 @@ class Flat:
 
     Args:
         parameters: those trained.
-        denominator: what sums are divided by as they are added, so that nothing is left to be divided in the end.
+        denominator: what sums are divided by as they are added, so that nothing is left to be
+            divided in the end.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], denominator: float = 1.0) -> None:
         self.parameters, self.denominator = list(parameters), denominator
         if not self.parameters:
-            raise ValueError("model must have at least one trainable parameter in the optimizer, got none")
+            raise ValueError(
+                "model must have at least one trainable parameter in the optimizer, got none"
+            )
         sizes = [p.numel() for p in self.parameters]
         first = self.parameters[0]
         self.buffer = torch.zeros(sum(sizes), dtype=torch.float32, device=first.device)
-        self.views = {p: piece.view_as(p) for p, piece in zip(self.parameters, self.buffer.split(sizes), strict=True)}
+        self.views = {
+            p: piece.view_as(p)
+            for p, piece in zip(self.parameters, self.buffer.split(sizes), strict=True)
+        }
 
     def again(self, parameters: list[nn.Parameter], denominator: float) -> Flat:
         """Empty, for these parameters: the same buffer if they are the same."""

@@ -35,14 +35,16 @@ _SEEDS = 4  # with so many, if random numbers are drawn on the way
 class Watched:
     """A function from records to a batch that must treat them one by one; it is looked at in batches 1, 2, 4, 8 ...
 
-    A few records of such a batch are kept until the loss is known: with the same random numbers, a record must be worth
-    the same among the others as among copies of itself. Padding may differ, if the loss does not see it.
+    A few records of such a batch are kept until the loss is known: with the same random numbers, a
+    record must be worth the same among the others as among copies of itself. Padding may differ, if
+    the loss does not see it.
 
     Args:
         make: from a list of records, or of their numbers, to a batch.
-        in_order: whether the records must keep their places, because clip-groups are cut from the batch.
-        trial: the same function where trials are made of it, with seeds that are set in this process; by default
-            itself.
+        in_order: whether the records must keep their places, because clip-groups are cut from the
+            batch.
+        trial: the same function where trials are made of it, with seeds that are set in this
+            process; by default itself.
     """
 
     def __init__(
@@ -79,13 +81,19 @@ class Watched:
                 stays = self._in_order or drawn != theirs
                 if _agree([among, alone], len(few), place, stays, same_worth):
                     told = True
-                elif drawn == theirs:  # else the record may have had other random numbers, which is no mixing
+                elif (
+                    drawn == theirs
+                ):  # else the record may have had other random numbers, which is no mixing
                     order = " or changes their order" if self._in_order else ""
-                    _refuse(f"lets what a record becomes depend on the other records of its batch{order}")
+                    _refuse(
+                        f"lets what a record becomes depend on the other records of its batch{order}"
+                    )
             if drawn is None:
                 break
         if not told:
-            _refuse("draws as many random numbers as depends on the records: nobody can tell whether it mixes them")
+            _refuse(
+                "draws as many random numbers as depends on the records: nobody can tell whether it mixes them"
+            )
 
     def _made(self, records: list[Any], seed: int, model: nn.Module) -> tuple[Any, Any]:
         """A batch of these records with fixed randomness, and how far that was used; None for not at all."""
@@ -98,7 +106,9 @@ class Watched:
             try:
                 batch = self._trial(_copied(records))
             except Exception as error:
-                error.add_note(f"verax made a batch of {len(records)} records to see whether collate_fn mixes them")
+                error.add_note(
+                    f"verax made a batch of {len(records)} records to see whether collate_fn mixes them"
+                )
                 raise
             after = _randomness()
             return batch, None if after == before else after
@@ -106,10 +116,17 @@ class Watched:
         return repeatable(model, made)
 
 
-def _agree(batches: list[Any], records: int, place: int, stays: bool, same_worth: Callable[[Any, Any], bool]) -> bool:
+def _agree(
+    batches: list[Any],
+    records: int,
+    place: int,
+    stays: bool,
+    same_worth: Callable[[Any, Any], bool],
+) -> bool:
     """Whether a record became the same in two batches: entry by entry, or in the eyes of the loss.
 
-    If it does not stay in its place, any record of the one may be worth the same as any of the other.
+    If it does not stay in its place, any record of the one may be worth the same as any of the
+    other.
     """
     first, second = (_row(batch, records, place) for batch in batches)
     if _same(first, second):
@@ -117,7 +134,8 @@ def _agree(batches: list[Any], records: int, place: int, stays: bool, same_worth
     if stays:
         tensors = _tensors(first), _tensors(second)
         if [x.shape for x in tensors[0]] == [x.shape for x in tensors[1]] and not _same(*tensors):
-            return False  # no padding; layers that normalise over a clip-group would hide it from the loss
+            # no padding; layers that normalise over a clip-group would hide it from the loss
+            return False
         batches = [of_each(batch, records, partial(copies, record=place)) for batch in batches]
     return same_worth(*batches)
 
@@ -130,7 +148,10 @@ def _each(losses: Losses, records: int) -> Losses:
 def _worth_the_same(model: nn.Module, losses: Losses, first: Any, second: Any) -> bool:
     """Whether a loss in one batch is one in the other, too, with weights nearby: those that are zero hide the rest."""
     with evaluating(model), nearby(model):
-        x, y = (repeatable(model, partial(losses, model, batch)).reshape(-1) for batch in (first, second))
+        x, y = (
+            repeatable(model, partial(losses, model, batch)).reshape(-1)
+            for batch in (first, second)
+        )
     allowed = rounding_of([x, y, *model.parameters()])
     return bool(torch.isclose(x[:, None], y, rtol=allowed, atol=1e-5, equal_nan=True).any())
 
@@ -156,7 +177,12 @@ def _copied(records: list[Any]) -> list[Any]:
 def _randomness() -> tuple[Any, ...]:
     """Where the generators are that everybody draws from."""
     _, keys, *rest = np.random.get_state()  # noqa: NPY002  that of whoever uses it
-    return random.getstate(), np.asarray(keys).tobytes(), rest, torch.get_rng_state().numpy().tobytes()
+    return (
+        random.getstate(),
+        np.asarray(keys).tobytes(),
+        rest,
+        torch.get_rng_state().numpy().tobytes(),
+    )
 
 
 def _row(batch: Any, records: int, place: int) -> Any:

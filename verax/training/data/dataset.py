@@ -1,6 +1,7 @@
 """Records by their numbers: tensors or arrays, dictionaries of them, map-style data sets, or streams read in order.
 
-Batches are always the mechanism's: data never bring their own. Empty batches have the structure of the others.
+Batches are always the mechanism's: data never bring their own. Empty batches have the structure of
+the others.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def taken_from(
 def _refuse_collate(collate: Any, source: Any) -> None:
     """Say what a ``collate_fn`` is for, where it is none or the data need none."""
     if not callable(collate):
-        raise ValueError(f"collate_fn must be a function from a list of records to a batch, got {collate!r}")
+        raise ValueError(
+            f"collate_fn must be a function from a list of records to a batch, got {collate!r}"
+        )
     if isinstance(source, DataLoader | IterableDataset) or (
         not isinstance(source, Dataset) and columns(source) is not None
     ):
@@ -93,16 +96,21 @@ class Data:
 
     Args:
         source: a tensor or numpy array, a tuple, dictionary or dataclass of them with the records
-            along the first dimension, or a table of pandas, pyarrow or polars, which is a dictionary
-            of its columns; or a map-style ``torch.utils.data.Dataset``; if it has ``__getitems__``,
-            a batch is one call of it. A list is one of records, unless it holds tensors and arrays
-            only.
+            along the first dimension, or a table of pandas, pyarrow or polars, which is a
+            dictionary of its columns; or a map-style ``torch.utils.data.Dataset``; if it has
+            ``__getitems__``, a batch is one call of it. A list is one of records, unless it holds
+            tensors and arrays only.
         collate: from a list of records to a batch.
-        by_record: whether the source gives a record for each number, whatever it is, as a loader takes it.
+        by_record: whether the source gives a record for each number, whatever it is, as a loader
+            takes it.
     """
 
     def __init__(
-        self, source: Any, collate: Callable[[list[Any]], Any] = default_collate, *, by_record: bool = False
+        self,
+        source: Any,
+        collate: Callable[[list[Any]], Any] = default_collate,
+        *,
+        by_record: bool = False,
     ) -> None:
         self._whole: Any = None
         self._own_collate = collate is not default_collate
@@ -111,13 +119,16 @@ class Data:
         self._empty: Any = None
         self._workers: Workers | None = None
         self.watched: Watched | None = None
-        if type(source) is TensorDataset and not self._own_collate:  # subclasses may change what they give
+        # subclasses may change what they give
+        if type(source) is TensorDataset and not self._own_collate:
             source, by_record = source.tensors, False
         if not by_record and (found := columns(source)) is not None:
             self._whole = found
             sizes = {len(part) for part in pytree.tree_leaves(found)}
             if len(sizes) > 1:
-                raise ValueError(f"dataset must hold tensors of equal length, got lengths {sorted(sizes)}")
+                raise ValueError(
+                    f"dataset must hold tensors of equal length, got lengths {sorted(sizes)}"
+                )
             self._size = sizes.pop()
         elif isinstance(source, Dataset) or _holds_records(source):
             self._one, self._many = source.__getitem__, getattr(source, "__getitems__", None)
@@ -166,7 +177,9 @@ class Data:
             self._workers.close()
 
     def _collated(self, numbers: list[int]) -> Any:
-        return self._collate([self._one(i) for i in numbers] if self._many is None else self._many(numbers))
+        return self._collate(
+            [self._one(i) for i in numbers] if self._many is None else self._many(numbers)
+        )
 
 
 def _batch(collate: Collate, records: list[Any]) -> Any:
@@ -176,7 +189,11 @@ def _batch(collate: Collate, records: list[Any]) -> Any:
 
 def _holds_records(source: Any) -> bool:
     """Whether it gives records by number; the name of a file is not its records."""
-    return hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, str | bytes)
+    return (
+        hasattr(source, "__getitem__")
+        and hasattr(source, "__len__")
+        and not isinstance(source, str | bytes)
+    )
 
 
 def _length(source: Any) -> int:
@@ -214,7 +231,11 @@ def columns(source: Any) -> Any:
     if isinstance(source, Mapping) and source:
         named = {name: _column(column, name) for name, column in source.items()}
         return named if type(source) is dict else Fields(named)
-    if is_dataclass(source) and not isinstance(source, type | Dataset) and not _holds_records(source):
+    if (
+        is_dataclass(source)
+        and not isinstance(source, type | Dataset)
+        and not _holds_records(source)
+    ):
         return Fields({f.name: _column(getattr(source, f.name), f.name) for f in fields(source)})
     if not isinstance(source, tuple | list) or not source:
         return None
@@ -237,7 +258,9 @@ def _of_a_table(source: Any) -> bool:
 def _tensor(column: Any, where: str = "") -> Tensor:
     """A column as a tensor that shares its memory, if it can."""
     if isinstance(column, Tensor) and column.layout is not torch.strided:
-        raise ValueError(f"dataset must hold an entry for each record, got a sparse tensor{where}: pass a dense one")
+        raise ValueError(
+            f"dataset must hold an entry for each record, got a sparse tensor{where}: pass a dense one"
+        )
     if isinstance(column, np.ndarray) or _of_a_table(column):
         column = from_array(np.asanyarray(column), "dataset", where)
     if not isinstance(column, Tensor):
@@ -246,15 +269,18 @@ def _tensor(column: Any, where: str = "") -> Tensor:
             f"{type(column).__name__}{where}: turn it into a tensor, leave it out, or pass a list of records"
         )
     if column.dim() == 0:
-        raise ValueError(f"dataset must hold the records along the first dimension, got a single number{where}")
+        raise ValueError(
+            f"dataset must hold the records along the first dimension, got a single number{where}"
+        )
     return column
 
 
 class Stream:
     """A stream read in its own order, once an epoch, keeping only the records that were read and not yet drawn.
 
-    Two samplers draw from a stream as it passes: fixed batches in its order, and batches through a shuffle buffer,
-    which keeps ``buffer`` batches at a time. All others may draw any record in any round.
+    Two samplers draw from a stream as it passes: fixed batches in its order, and batches through a
+    shuffle buffer, which keeps ``buffer`` batches at a time. All others may draw any record in any
+    round.
 
     Args:
         source: yields the same records in the same order every time it is iterated over.
@@ -276,8 +302,12 @@ class Stream:
                 "sampler cuts it into batches of known sizes"
             )
         self._source = source
-        self.watched: Watched | None = None  # loaders of streams are refused, and so are their collate functions
-        self._size, self._batches = checks.count("records", size), len(sampler) // getattr(sampler, sampler.repeats)
+        # loaders of streams are refused, and so are their collate functions
+        self.watched: Watched | None = None
+        self._size, self._batches = (
+            checks.count("records", size),
+            len(sampler) // getattr(sampler, sampler.repeats),
+        )
         self._epoch = -1
         self._items: Iterator[Any] = iter(())
         self._read = 0
@@ -352,9 +382,14 @@ def _tell_unused(loader: Any, in_memory: bool) -> None:
 
 def _uneven(loader: Any) -> str:
     """That the size of the batches is why, if it is."""
-    plain = type(loader.batch_sampler) is BatchSampler and not isinstance(loader.dataset, IterableDataset)
+    plain = type(loader.batch_sampler) is BatchSampler and not isinstance(
+        loader.dataset, IterableDataset
+    )
     uneven = plain and len(loader.dataset) % int(loader.batch_size)
-    return f" ({loader.batch_size} does not divide the number of records, so that one batch is smaller)" * bool(uneven)
+    return (
+        f" ({loader.batch_size} does not divide the number of records, so that one batch is smaller)"
+        * bool(uneven)
+    )
 
 
 def described(loader: Any) -> Shuffle | Deterministic | None:

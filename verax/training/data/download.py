@@ -18,7 +18,8 @@ def obtain(name: str, address: str, digest: str) -> bytes:
     Args:
         name: its path below the folder, such as ``mnist/train-labels-idx1-ubyte.gz``.
         address: where it is published.
-        digest: its SHA-256, in hexadecimal. Anything else is refused, and a damaged copy in the cache is fetched again.
+        digest: its SHA-256, in hexadecimal. Anything else is refused, and a damaged copy in the
+            cache is fetched again.
     """
     folder = os.environ.get("VERAX_DATA")
     if folder:
@@ -37,7 +38,9 @@ def obtain(name: str, address: str, digest: str) -> bytes:
             f"{name} could not be fetched from {address} ({error}); put it into a folder and name that by VERAX_DATA"
         ) from error
     if not _fits(content, digest):
-        raise ValueError(f"{name} as fetched from {address} is not the official file (its SHA-256 differs)")
+        raise ValueError(
+            f"{name} as fetched from {address} is not the official file (its SHA-256 differs)"
+        )
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
         file.write(content)

@@ -1,6 +1,7 @@
 """Data and models to try private training on: what ``verax train`` knows by name.
 
-Features are scaled by public constants only; scaling by the data's own mean and spread would leak them.
+Features are scaled by public constants only; scaling by the data's own mean and spread would leak
+them.
 """
 
 from __future__ import annotations
@@ -69,10 +70,14 @@ def _digits() -> Examples:
 
 
 def _mnist() -> Examples:
-    arrays = [_idx(obtain(f"mnist/{name}", _MNIST_AT + name, digest)) for name, digest in MNIST.items()]
+    arrays = [
+        _idx(obtain(f"mnist/{name}", _MNIST_AT + name, digest)) for name, digest in MNIST.items()
+    ]
     x, y, x_test, y_test = (torch.from_numpy(array) for array in arrays)
     return Examples(
-        (x.float().unsqueeze(1) / 255.0, y.long()), (x_test.float().unsqueeze(1) / 255.0, y_test.long()), 10
+        (x.float().unsqueeze(1) / 255.0, y.long()),
+        (x_test.float().unsqueeze(1) / 255.0, y_test.long()),
+        10,
     )
 
 
@@ -93,7 +98,9 @@ def _csv(path: Path) -> Examples:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"data must be a readable CSV file, got {path}: {error}") from error
     if len(rows) < 6:
-        raise ValueError(f"data must have a header and at least 5 records, got {len(rows)} lines in {path}")
+        raise ValueError(
+            f"data must have a header and at least 5 records, got {len(rows)} lines in {path}"
+        )
     names = rows[0][1]
     if len(names) < 2:
         raise ValueError(
@@ -101,7 +108,9 @@ def _csv(path: Path) -> Examples:
             "the file anew if its columns are parted by something else"
         )
     if all(map(_number, names)):
-        raise ValueError(f"data must begin with a line of names, got numbers in the first line of {path}")
+        raise ValueError(
+            f"data must begin with a line of names, got numbers in the first line of {path}"
+        )
     table = np.array([_numbers(path, line, names, row) for line, row in rows[1:]])
     classes, y = np.unique(table[:, -1], return_inverse=True)
     if len(classes) < 2 or not all(map(float.is_integer, classes.tolist())):
@@ -110,7 +119,11 @@ def _csv(path: Path) -> Examples:
             f"got {len(classes)} different numbers such as {classes[0]:g} in {path}: give each class a number, "
             "and round what is measured"
         )
-    x, labels, held = torch.from_numpy(table[:, :-1]).float(), torch.from_numpy(y).long(), _held_out(table)
+    x, labels, held = (
+        torch.from_numpy(table[:, :-1]).float(),
+        torch.from_numpy(y).long(),
+        _held_out(table),
+    )
     if held.all() or not held.any():
         raise ValueError(f"data must have more records to hold some out, got {len(y)} in {path}")
     return Examples((x[~held], labels[~held]), (x[held], labels[held]), len(classes), public=False)
@@ -119,11 +132,15 @@ def _csv(path: Path) -> Examples:
 def _numbers(path: Path, line: int, names: list[str], row: list[str]) -> list[float]:
     """A line of the file; errors name its place, and nothing that stands there but what is no number."""
     if len(row) != len(names):
-        raise ValueError(f"{path}, line {line}: {len(names)} cells are needed, one for each name, got {len(row)}")
+        raise ValueError(
+            f"{path}, line {line}: {len(names)} cells are needed, one for each name, got {len(row)}"
+        )
     for name, cell in zip(names, row, strict=True):
         if not _number(cell) or not abs(float(cell)) <= _LARGEST:
             hint = (
-                "give each class a number" if name == names[-1] else "turn words into numbers, fill in what is missing"
+                "give each class a number"
+                if name == names[-1]
+                else "turn words into numbers, fill in what is missing"
             )
             raise ValueError(
                 f"{path}, line {line}: every cell must be a number that single precision can hold, got {cell[:40]!r} "
@@ -146,7 +163,7 @@ def _number(cell: str) -> bool:
     return True
 
 
-# --- models ---------------------------------------------------------------------------------------------------------
+# --- models ---------------------------------------------------------------------------------------
 
 
 def _logistic(shape: torch.Size, classes: int) -> nn.Module:
@@ -154,13 +171,17 @@ def _logistic(shape: torch.Size, classes: int) -> nn.Module:
 
 
 def _mlp(shape: torch.Size, classes: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 256), nn.ReLU(), nn.Linear(256, classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(math.prod(shape), 256), nn.ReLU(), nn.Linear(256, classes)
+    )
 
 
 def _lenet(shape: torch.Size, classes: int) -> nn.Module:
     if len(shape) != 3 or shape[0] != 1:
         other = "cnn" if len(shape) == 3 else "logistic or mlp"
-        raise ValueError(f"model lenet is for images in one channel, got shape {tuple(shape)}; use {other}")
+        raise ValueError(
+            f"model lenet is for images in one channel, got shape {tuple(shape)}; use {other}"
+        )
     scaled = [] if shape == (1, 28, 28) else [nn.Upsample((28, 28), mode="bilinear")]
     return nn.Sequential(
         *scaled,
@@ -181,13 +202,17 @@ def _lenet(shape: torch.Size, classes: int) -> nn.Module:
 
 def _cnn(shape: torch.Size, classes: int) -> nn.Module:
     if len(shape) != 3:
-        raise ValueError(f"model cnn is for images, got records of shape {tuple(shape)}; use logistic or mlp")
+        raise ValueError(
+            f"model cnn is for images, got records of shape {tuple(shape)}; use logistic or mlp"
+        )
     widths = (32, 64, 64, 128)
     layers: list[nn.Module] = []
     for before, width in zip((shape[0], *widths), widths, strict=False):
         layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU()]
         layers += [nn.AvgPool2d(2)] if len(layers) < 6 and shape[-1] >= 8 else []
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes)
+    )
 
 
 MODELS: dict[str, Callable[[torch.Size, int], nn.Module]] = {
@@ -202,7 +227,11 @@ def build(name: str, examples: Examples) -> nn.Module:
     """A model by name, for these records.
 
     >>> import torch
-    >>> data = Examples((torch.zeros(4, 3), torch.zeros(4).long()), (torch.zeros(1, 3), torch.zeros(1).long()), 2)
+    >>> data = Examples(
+    ...     (torch.zeros(4, 3), torch.zeros(4).long()),
+    ...     (torch.zeros(1, 3), torch.zeros(1).long()),
+    ...     2,
+    ... )
     >>> sum(p.numel() for p in build("logistic", data).parameters())
     8
     """

@@ -46,7 +46,10 @@ def by_records(batch: Any, records: int) -> bool:
     """Whether every tensor of a batch has one entry for each record, so that some of them can be taken.
 
     >>> import torch
-    >>> by_records((torch.ones(3, 2), "a name"), 3), by_records((torch.ones(3, 2), torch.tensor(1.0)), 3)
+    >>> (
+    ...     by_records((torch.ones(3, 2), "a name"), 3),
+    ...     by_records((torch.ones(3, 2), torch.tensor(1.0)), 3),
+    ... )
     (True, False)
     """
     return all(has_entries(x, records) for x in pytree.tree_leaves(batch) if isinstance(x, Tensor))

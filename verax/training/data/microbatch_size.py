@@ -1,7 +1,8 @@
 """How many records of a clip-group go through the model together where the gradient of their mean loss is wanted.
 
-A clip-group may be cut into pieces if no record's loss depends on the others. Only exactness is at stake, since any
-function of a clip-group is protected by its clipping. Hence each is asked by itself, not what an earlier one answered.
+A clip-group may be cut into pieces if no record's loss depends on the others. Only exactness is at
+stake, since any function of a clip-group is protected by its clipping. Hence each is asked by
+itself, not what an earlier one answered.
 """
 
 from __future__ import annotations
@@ -16,13 +17,22 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from verax.training.checks.independence import norm_of
-from verax.training.checks.trial_runs import Losses, nearby, nodes, one_each, repeatable, rounding_of, steady
+from verax.training.checks.trial_runs import (
+    Losses,
+    nearby,
+    nodes,
+    one_each,
+    repeatable,
+    rounding_of,
+    steady,
+)
 from verax.training.data.microbatch import has_entries, part
 from verax.training.gradients.layer_rules import trainable
 
 _FEWEST = 32  # records at once, whatever the model
 _KEPT = 48.0 * 2**20  # bytes that those at once may keep for the backward pass
-_WORTH = 3  # so many times what may go at once may a clip-group have before asking is worth its time
+# so many times what may go at once may a clip-group have before asking is worth its time
+_WORTH = 3
 _ASKED = 4  # records that are asked, alone and among as many more and one
 _AGREE = 0.1  # of the rounding that is allowed elsewhere: to stay whole is never wrong
 
@@ -69,19 +79,29 @@ class Cuts:
     def _apart(self, group: Any, few: int) -> bool:
         """Whether a few records' losses are the same alone and with others before and behind them, with weights nearby.
 
-        Nearby, since a branch that begins at zero is closed so far. Where that fails because of what is drawn at
-        random, once more with nothing drawn. A model that has something against so few records stays whole.
+        Nearby, since a branch that begins at zero is closed so far. Where that fails because of
+        what is drawn at random, once more with nothing drawn. A model that has something against so
+        few records stays whole.
         """
-        count, places = 2 * few + 1, slice(max(few - 1, 1), max(few - 1, 1) + few)  # in no row of 2, 3, 4 ... records
+        # in no row of 2, 3, 4 ... records
+        count, places = 2 * few + 1, slice(max(few - 1, 1), max(few - 1, 1) + few)
         alone, among = part(group, places), part(group, slice(0, count))
         try:
             with nearby(self.model):
                 for chance in (True, False):
-                    first, second = self._seen(alone, few, chance, 0), self._seen(among, count, chance, 1)
-                    self._bytes = self._bytes or max((second.kept - first.kept) / (count - few), 1.0)
+                    first, second = (
+                        self._seen(alone, few, chance, 0),
+                        self._seen(among, count, chance, 1),
+                    )
+                    self._bytes = self._bytes or max(
+                        (second.kept - first.kept) / (count - few), 1.0
+                    )
                     allowed = _AGREE * rounding_of([first.losses, *self.model.parameters()])
-                    same = torch.allclose(first.losses, second.losses[places], rtol=allowed, atol=1e-6)
-                    if same and first.drawn * count == second.drawn * few:  # numbers for all records would be others
+                    same = torch.allclose(
+                        first.losses, second.losses[places], rtol=allowed, atol=1e-6
+                    )
+                    # numbers for all records would be others
+                    if same and first.drawn * count == second.drawn * few:
                         return not first.written or self._add_up(among, count, few, chance, allowed)
         except Exception:  # noqa: BLE001  batch norm of one value, say, or a gradient inside, or whatever they may raise
             pass
@@ -100,7 +120,12 @@ class Cuts:
                 return one_each(self.losses(self.model, piece), records)
 
         losses = repeatable(self.model, look if chance else lambda: steady(look, drawn), seed)
-        return _Seen(losses.detach(), kept, sum(drawn), any(isinstance(x, BackwardCFunction) for x in nodes(losses)))
+        return _Seen(
+            losses.detach(),
+            kept,
+            sum(drawn),
+            any(isinstance(x, BackwardCFunction) for x in nodes(losses)),
+        )
 
     def _add_up(self, group: Any, records: int, few: int, chance: bool, allowed: float) -> bool:
         """Whether gradients of two pieces add up to that of both: a derivative written by hand may mix records, too."""
@@ -110,17 +135,26 @@ class Cuts:
             def look() -> list[Tensor]:
                 with torch.enable_grad():
                     loss = one_each(self.losses(self.model, part(group, places)), size).sum()
-                found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+                found = torch.autograd.grad(
+                    loss, parameters, allow_unused=True, materialize_grads=True
+                )
                 return [g.to_dense() for g in found]
 
             return repeatable(self.model, look if chance else lambda: steady(look))
 
         both = gradients(slice(0, records), records)
-        pairs = zip(gradients(slice(0, few), few), gradients(slice(few, records), records - few), strict=True)
+        pairs = zip(
+            gradients(slice(0, few), few),
+            gradients(slice(few, records), records - few),
+            strict=True,
+        )
         left = norm_of(g - x - y for g, (x, y) in zip(both, pairs, strict=True))
         return left <= allowed * norm_of(both)
 
 
 def normalises(model: nn.Module) -> bool:
     """Whether there is a layer that normalises over its batch, known by name."""
-    return any(isinstance(module, nn.modules.batchnorm._NormBase) and module.training for module in model.modules())
+    return any(
+        isinstance(module, nn.modules.batchnorm._NormBase) and module.training
+        for module in model.modules()
+    )

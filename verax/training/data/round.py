@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 class Round:
     """One batch as the sampler drew it: its number in the run, its records, and how many they are (a secret).
 
-    Where several processes train, the records are this process's share of the batch. Only the number is printed.
+    Where several processes train, the records are this process's share of the batch. Only the
+    number is printed.
     """
 
     number: int

@@ -1,7 +1,7 @@
 """Worker processes that fetch records, as a ``torch.utils.data.DataLoader`` has them.
 
-The mechanism's sampler still draws the batches: the numbers of each are dealt to the workers, and what
-they fetch is collated in this process, so that a run is the same with workers and without.
+The mechanism's sampler still draws the batches: the numbers of each are dealt to the workers, and
+what they fetch is collated in this process, so that a run is the same with workers and without.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Workers:
             )
         each = -(-len(numbers) // self._count)
         self._shares.held = [numbers[i : i + each] for i in range(0, len(numbers), each)]
-        with torch.random.fork_rng(devices=[]):  # its seeds come from torch's generator, which stays as it is
+        # its seeds come from torch's generator, which stays as it is
+        with torch.random.fork_rng(devices=[]):
             shares = list(self._loader)
         return [record for share in shares for record in pickle.loads(share)]
 

@@ -16,7 +16,12 @@ from verax.training.gradients.layer_rules import Factors
 
 
 def _product(
-    tape: Tape, module: nn.Module, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, rows: slice = slice(None)
+    tape: Tape,
+    module: nn.Module,
+    x: Tensor,
+    weight: nn.Parameter,
+    bias: nn.Parameter | None,
+    rows: slice = slice(None),
 ) -> Tensor:
     """``x @ weight[rows].T + bias[rows]``, watched; x is (records, positions, width)."""
     y = functional.linear(x, weight[rows], None if bias is None else bias[rows])
@@ -38,7 +43,11 @@ def _product(
 
 def attention(tape: Tape, module: nn.Module) -> Callable[..., Any] | None:
     """nn.MultiheadAttention; None for its rarer forms, which are left to torch.func."""
-    if not isinstance(module, nn.MultiheadAttention) or module.bias_k is not None or module.add_zero_attn:
+    if (
+        not isinstance(module, nn.MultiheadAttention)
+        or module.bias_k is not None
+        or module.add_zero_attn
+    ):
         return None
     plain = type(module).forward.__get__(module)
 
@@ -53,7 +62,16 @@ def attention(tape: Tape, module: nn.Module) -> Callable[..., Any] | None:
         is_causal: bool = False,
     ) -> Any:
         if query.dim() != 3 or not torch.is_grad_enabled():
-            return plain(query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+            return plain(
+                query,
+                key,
+                value,
+                key_padding_mask,
+                need_weights,
+                attn_mask,
+                average_attn_weights,
+                is_causal,
+            )
         if is_causal and attn_mask is None:
             raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
         same = query is key and key is value
@@ -91,12 +109,16 @@ def _projections(
             q, k, v = _product(tape, module, query, weight, bias).chunk(3, dim=-1)
             return q, k, v
         q, k, v = (
-            _product(tape, module, x, weight, bias, rows) for x, rows in zip((query, key, value), thirds, strict=True)
+            _product(tape, module, x, weight, bias, rows)
+            for x, rows in zip((query, key, value), thirds, strict=True)
         )
         return q, k, v
     parts = []
     for x, weight, rows in zip(
-        (query, key, value), (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight), thirds, strict=True
+        (query, key, value),
+        (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight),
+        thirds,
+        strict=True,
     ):
         y = _product(tape, module, x, weight, None)
         parts.append(y if bias is None else _shifted(tape, module, y, bias, rows))
@@ -122,7 +144,9 @@ def _mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor) 
     parts = []
     if attn_mask is not None:
         whole = _additive(attn_mask, q)
-        parts.append(whole.view(q.shape[0], -1, *whole.shape[-2:]) if whole.dim() == 3 else whole[None, None])
+        parts.append(
+            whole.view(q.shape[0], -1, *whole.shape[-2:]) if whole.dim() == 3 else whole[None, None]
+        )
     if key_padding_mask is not None:
         parts.append(_additive(key_padding_mask, q)[:, None, None, :])
     return None if not parts else parts[0] if len(parts) == 1 else parts[0] + parts[1]
@@ -173,12 +197,19 @@ def recurrent(tape: Tape, module: nn.Module) -> Callable[..., Any] | None:
 
 
 def _unrolled(
-    tape: Tape, module: nn.RNNBase, x: Tensor, state: tuple[Tensor, Tensor], layer: int, direction: int
+    tape: Tape,
+    module: nn.RNNBase,
+    x: Tensor,
+    state: tuple[Tensor, Tensor],
+    layer: int,
+    direction: int,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """One layer in one direction: the outputs at all positions, and the final state."""
     suffix = f"l{layer}" + ("_reverse" if direction else "")
     weights = [getattr(module, f"weight_{kind}_{suffix}") for kind in ("ih", "hh")]
-    biases = [getattr(module, f"bias_{kind}_{suffix}") if module.bias else None for kind in ("ih", "hh")]
+    biases = [
+        getattr(module, f"bias_{kind}_{suffix}") if module.bias else None for kind in ("ih", "hh")
+    ]
     driven = _product(tape, module, x, weights[0], biases[0])
     order = range(x.shape[1] - 1, -1, -1) if direction else range(x.shape[1])
     h, c = state
@@ -202,7 +233,9 @@ def _unrolled(
     return torch.stack(outputs, dim=1), (h, c)
 
 
-def _cell(module: nn.RNNBase, driven: Tensor, recalled: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+def _cell(
+    module: nn.RNNBase, driven: Tensor, recalled: Tensor, h: Tensor, c: Tensor
+) -> tuple[Tensor, Tensor]:
     if isinstance(module, nn.LSTM):
         into, forget, new, out = (driven + recalled).chunk(4, dim=-1)
         c = torch.sigmoid(forget) * c + torch.sigmoid(into) * torch.tanh(new)
@@ -216,4 +249,6 @@ def _cell(module: nn.RNNBase, driven: Tensor, recalled: Tensor, h: Tensor, c: Te
     return squash(driven + recalled), c
 
 
-OPAQUE.update({nn.MultiheadAttention: attention, nn.LSTM: recurrent, nn.GRU: recurrent, nn.RNN: recurrent})
+OPAQUE.update(
+    {nn.MultiheadAttention: attention, nn.LSTM: recurrent, nn.GRU: recurrent, nn.RNN: recurrent}
+)

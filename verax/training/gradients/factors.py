@@ -1,8 +1,9 @@
 """Per-record gradients in factored form: what a layer leaves behind, from which norms and clipped sums are taken.
 
-A layer's backward pass would contract its inputs with the gradients of its outputs over records and positions at once.
-Here the contraction over records comes last: first over positions, which leaves one gradient per record; then their
-norms; then one product with the clip factors. That is the same work in another order, plus the norms.
+A layer's backward pass would contract its inputs with the gradients of its outputs over records and
+positions at once. Here the contraction over records comes last: first over positions, which leaves
+one gradient per record; then their norms; then one product with the clip factors. That is the same
+work in another order, plus the norms.
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-ROUNDING = 2.0**-16  # more than single precision can make of a product of vectors, as a part of their norms' product
-ROOM = ROUNDING / 2.0  # of the clip norm, left free for the rounding of norms, which are within half of it, and weights
+# more than single precision can make of a product of vectors, as a part of their norms' product
+ROUNDING = 2.0**-16
+# of the clip norm, left free for the rounding of norms, which are within half of it, and weights
+ROOM = ROUNDING / 2.0
 PIECE = 1024  # numbers whose squares are added up in one go
 _MANY = 2**17  # numbers whose norms are taken with numpy, where it can reach them
 _TINY = 2.0**-100  # more than the squares of 2^26 numbers can be of which each became zero
-_WIDE = 2**12  # numbers of a product that single precision may add up within ROUNDING, with room to spare
-_NEAR = 2**21  # bytes of numbers raised to double precision at once: they are used while in the cache
-_GHOST = 4.0  # form no per-record gradient that is this many times larger than the Gram matrices it would save
+# numbers of a product that single precision may add up within ROUNDING, with room to spare
+_WIDE = 2**12
+# bytes of numbers raised to double precision at once: they are used while in the cache
+_NEAR = 2**21
+# form no per-record gradient that is this many times larger than the Gram matrices it would save
+_GHOST = 4.0
 
 
 class Clippable(Protocol):
@@ -123,7 +129,8 @@ class Looks:
         """From Gram matrices in double precision, a few records at a time: nothing is lost where places cancel."""
         few = max(_NEAR // (8 * self.x.shape[1] * (self.x.shape[2] + self.g.shape[2])), 1)
         found = [
-            _double_squares(x.double(), g.double()) for x, g in zip(self.x.split(few), self.g.split(few), strict=True)
+            _double_squares(x.double(), g.double())
+            for x, g in zip(self.x.split(few), self.g.split(few), strict=True)
         ]
         return torch.cat(found).float()
 
@@ -214,7 +221,9 @@ class Outer:
     def add(self, weights: Tensor, total: Tensor) -> None:
         """A matrix-vector product of what was kept, or the usual product of a backward pass, weighted."""
         if self._formed is not None and self._turned:
-            total.add_((weights @ self._formed.flatten(1)).view(self._formed.shape[1:]).t().contiguous())
+            total.add_(
+                (weights @ self._formed.flatten(1)).view(self._formed.shape[1:]).t().contiguous()
+            )
             return
         if self._formed is not None:
             total.view(-1).addmv_(self._formed.flatten(1).t(), weights)
@@ -279,7 +288,10 @@ def merged(uses: Sequence[Kind]) -> Kind:
         if isinstance(use, Single | Outer)
     ]
     if len(products) == len(uses):
-        return Outer(torch.cat([use.x for use in products], dim=1), torch.cat([use.g for use in products], dim=1))
+        return Outer(
+            torch.cat([use.x for use in products], dim=1),
+            torch.cat([use.g for use in products], dim=1),
+        )
     total = uses[0].explicit()
     for use in uses[1:]:
         total = total + use.explicit()
@@ -298,8 +310,8 @@ def lengths(rows: Tensor) -> Tensor:
 def measuring(rows: Tensor) -> Callable[[], Tensor]:
     """What takes the norm of each row, now or whenever other numbers were written there.
 
-    It is a norm of norms, since what single precision adds up in one go must be short: a plain norm of ten million
-    numbers can be off by a hundredth, which is far more than ROUNDING.
+    It is a norm of norms, since what single precision adds up in one go must be short: a plain norm
+    of ten million numbers can be off by a hundredth, which is far more than ROUNDING.
     """
     size = rows.shape[1]
     if size <= 2 * PIECE:
@@ -369,8 +381,9 @@ def _double_squares(x: Tensor, g: Tensor) -> Tensor:
 def never_short(squares: Tensor, most: Tensor, rounding: float = ROUNDING) -> Tensor:
     """Squared norms of sums that were taken from Gram matrices; ``most`` is what they are if nothing cancels.
 
-    Where the terms cancel, the sum of a Gram matrix is small and its rounding is not: that goes with ``most``. Without
-    it a record whose parts are 10,000 clip norms long and cancel could pass with nine of them.
+    Where the terms cancel, the sum of a Gram matrix is small and its rounding is not: that goes
+    with ``most``. Without it a record whose parts are 10,000 clip norms long and cancel could pass
+    with nine of them.
     """
     return squares.clamp_(min=0.0).add_(most, alpha=rounding)
 

@@ -1,8 +1,8 @@
 """Watching a forward pass: which layers ran on what, and the edges where the gradients of their outputs arrive.
 
-Nothing of the model is changed for longer than the forward pass: hooks are put on layers that have a rule, and layers
-that compute with their parameters inside one opaque call (attention, recurrent layers) run an equal computation made of
-watched products instead.
+Nothing of the model is changed for longer than the forward pass: hooks are put on layers that have
+a rule, and layers that compute with their parameters inside one opaque call (attention, recurrent
+layers) run an equal computation made of watched products instead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class Use:
     @property
     def intact(self) -> bool:
         """Whether the inputs are still what the layer saw."""
-        return all(x._version == version for x, version in zip(self.inputs, self.versions, strict=True))
+        return all(
+            x._version == version for x, version in zip(self.inputs, self.versions, strict=True)
+        )
 
 
 Watched = Callable[["Tape", nn.Module], Callable[..., Any] | None]
@@ -84,7 +86,13 @@ class Layers:
     @classmethod
     def chained(cls, chain: list[nn.Module]) -> Layers:
         """Those of a plain chain, which need no watching."""
-        return cls([], [], True, list(dict.fromkeys(p for layer in chain for p in own_parameters(layer))), chain)
+        return cls(
+            [],
+            [],
+            True,
+            list(dict.fromkeys(p for layer in chain for p in own_parameters(layer))),
+            chain,
+        )
 
     @classmethod
     def of(cls, model: nn.Module) -> Layers:
@@ -114,7 +122,8 @@ class Layers:
 def watching(layers: Layers, copies: bool = False) -> Iterator[Tape]:
     """Watch these layers until the block ends.
 
-    With ``copies`` outputs that are views are copied first: changing a view in place would cut its edge.
+    With ``copies`` outputs that are views are copied first: changing a view in place would cut its
+    edge.
     """
     tape = Tape()
     handles, patched = [], []
@@ -128,7 +137,9 @@ def watching(layers: Layers, copies: bool = False) -> Iterator[Tape]:
                 inside.update(module.children())
         for module, rule in layers.ruled:
             if module not in inside:
-                handles.append(module.register_forward_hook(_hook(tape, rule, copies), with_kwargs=True))
+                handles.append(
+                    module.register_forward_hook(_hook(tape, rule, copies), with_kwargs=True)
+                )
         yield tape
     finally:
         for handle in handles:
@@ -145,7 +156,9 @@ def by_record(x: Tensor, dim: int) -> Tensor:
 
 
 def _hook(tape: Tape, rule: Rule, copies: bool) -> Callable[..., Tensor | None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
+    def hook(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> Tensor | None:
         if torch.is_grad_enabled() and output.requires_grad:
             x = args[0] if args else next(iter(kwargs.values()))
 

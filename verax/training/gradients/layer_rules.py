@@ -1,7 +1,8 @@
 """How each kind of layer leaves its per-record gradients behind: from its input, and the gradient of its output.
 
-To teach verax a new layer, register a rule: a function of the module and its input that returns what turns the gradient
-of the output into factors, one per trainable parameter. Layers without a rule are differentiated by ``torch.func``.
+To teach verax a new layer, register a rule: a function of the module and its input that returns
+what turns the gradient of the output into factors, one per trainable parameter. Layers without a
+rule are differentiated by ``torch.func``.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ Finish = Callable[[Tensor], Factors]
 Rule = Callable[[nn.Module, Tensor], Finish]
 
 _NEAR = 2**21  # bytes of patches made at once: they are written and read again while in the cache
-_LARGE = 3.0  # form no gradient that is this many times larger than what it is made of, for each place
-_WIDE = 32  # channels of an output from which on its gradient is better the second matrix of a product
+# form no gradient that is this many times larger than what it is made of, for each place
+_LARGE = 3.0
+# channels of an output from which on its gradient is better the second matrix of a product
+_WIDE = 32
 
 RULES: dict[type[nn.Module], Rule] = {}
 
@@ -87,7 +90,8 @@ def _linear(module: nn.Module, x: Tensor) -> Finish:
 def _convolution(module: nn.Module, x: Tensor) -> Finish:
     def finish(g: Tensor) -> Factors:
         assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)  # noqa: S101
-        several = x.dim() > 2 + len(module.kernel_size)  # images of a record, which were folded into one dimension
+        # images of a record, which were folded into one dimension
+        several = x.dim() > 2 + len(module.kernel_size)
         seen, g = (x.flatten(0, 1), g.flatten(0, 1)) if several else (x, g)
         g = single_precision(g).flatten(2)  # images, channels, places
         if trainable(module.weight):
@@ -109,7 +113,9 @@ def _of_weight(module: Convolution, x: Tensor, g: Tensor, records: int) -> Kerne
         given = g.transpose(1, 2)
         lying = [*module.kernel_size, module.weight.shape[1], out]
         order = [len(lying) - 1, len(lying) - 2, *range(len(lying) - 2)]
-        return Looks(seen.reshape(records, places, -1), given.reshape(records, places, -1), lying, order)
+        return Looks(
+            seen.reshape(records, places, -1), given.reshape(records, places, -1), lying, order
+        )
     kernels = _per_record_kernels(module, x, g)
     return kernels if len(g) == records else kernels.of(_added_up(kernels.rows, records))
 
@@ -127,7 +133,8 @@ def _per_record_kernels(module: Convolution, x: Tensor, g: Tensor) -> Kernels:
     out, into, *kernel = shape = module.weight.shape
     places_last, wide = _places_last(module, x), module.groups == 1 and out >= _WIDE
     looks = [1, *range(2, len(shape))] if places_last else [*range(2, len(shape)), 1]
-    lying = [*looks, 0] if wide else [0, *looks]  # the weight's dimensions, as they come out of the product
+    # the weight's dimensions, as they come out of the product
+    lying = [*looks, 0] if wide else [0, *looks]
     rows, norms = g.new_empty(len(g), module.weight.numel()), g.new_empty(len(g))
     few = max(_NEAR // (4 * g.shape[2] * into * math.prod(kernel) * module.groups), 1)
     for start in range(0, len(g), few):
@@ -140,7 +147,9 @@ def _per_record_kernels(module: Convolution, x: Tensor, g: Tensor) -> Kernels:
             given = g[some].reshape(len(seen), -1, g.shape[2])
             torch.bmm(given, seen.transpose(1, 2), out=mine.view(len(seen), given.shape[1], -1))
         norms[some] = lengths(mine)
-    return Kernels(rows, norms, [shape[dim] for dim in lying], sorted(range(len(lying)), key=lying.__getitem__))
+    return Kernels(
+        rows, norms, [shape[dim] for dim in lying], sorted(range(len(lying)), key=lying.__getitem__)
+    )
 
 
 def _places_last(module: Convolution, x: Tensor) -> bool:
@@ -155,14 +164,19 @@ def _places_last(module: Convolution, x: Tensor) -> bool:
 def patches(module: Convolution, x: Tensor, places_last: bool, keep: bool = False) -> Tensor:
     """What each place of the output looks at, (records, looks, places), as one strided copy.
 
-    Looks are in the order (in channels, *kernel) with the places last in memory, (*kernel, in channels) with the places
-    first. Unless it is to be kept, it is a view of a buffer that the next call uses again.
+    Looks are in the order (in channels, *kernel) with the places last in memory, (*kernel, in
+    channels) with the places first. Unless it is to be kept, it is a view of a buffer that the next
+    call uses again.
     """
     if module.padding_mode != "zeros":
         x = functional.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
     around = _padding(module)
-    inner = [slice(before, before + size) for (before, _), size in zip(around, x.shape[2:], strict=True)]
-    sizes = [before + size + after for (before, after), size in zip(around, x.shape[2:], strict=True)]
+    inner = [
+        slice(before, before + size) for (before, _), size in zip(around, x.shape[2:], strict=True)
+    ]
+    sizes = [
+        before + size + after for (before, after), size in zip(around, x.shape[2:], strict=True)
+    ]
     channel = 1 if places_last else -1
     padded = x.movedim(1, channel)
     within = any(before or after for before, after in around)
@@ -173,7 +187,10 @@ def patches(module: Convolution, x: Tensor, places_last: bool, keep: bool = Fals
             padded.zero_()
         padded.movedim(channel, 1)[(slice(None), slice(None), *inner)].copy_(x)
     reach = [d * (k - 1) + 1 for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-    places = [(size - span) // step + 1 for size, span, step in zip(sizes, reach, module.stride, strict=True)]
+    places = [
+        (size - span) // step + 1
+        for size, span, step in zip(sizes, reach, module.stride, strict=True)
+    ]
     record, within_channels, *along = padded.movedim(channel, 1).stride()
     moves = [s * step for s, step in zip(along, module.stride, strict=True)]
     looks = [s * d for s, d in zip(along, module.dilation, strict=True)]
@@ -182,7 +199,9 @@ def patches(module: Convolution, x: Tensor, places_last: bool, keep: bool = Fals
         dims.reverse()
     shape = [len(x), *(size for some, _ in dims for size in some)]
     columns = x.new_empty(shape) if keep else _SCRATCH.take("columns", shape, x)
-    columns.copy_(padded.as_strided(shape, [record, *(stride for _, some in dims for stride in some)]))
+    columns.copy_(
+        padded.as_strided(shape, [record, *(stride for _, some in dims for stride in some)])
+    )
     if places_last:
         return columns.view(len(x), -1, math.prod(places))
     return columns.view(len(x), math.prod(places), -1).transpose(1, 2)
@@ -271,12 +290,16 @@ def _group_norm(module: nn.Module, x: Tensor) -> Finish:
 def _instance_norm(module: nn.Module, x: Tensor) -> Finish:
     def finish(g: Tensor) -> Factors:
         assert isinstance(module, nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d)  # noqa: S101
-        return _per_channel(module.weight, module.bias, g, functional.instance_norm(x, eps=module.eps))
+        return _per_channel(
+            module.weight, module.bias, g, functional.instance_norm(x, eps=module.eps)
+        )
 
     return finish
 
 
-def _per_channel(weight: nn.Parameter | None, bias: nn.Parameter | None, g: Tensor, straight: Tensor) -> Factors:
+def _per_channel(
+    weight: nn.Parameter | None, bias: nn.Parameter | None, g: Tensor, straight: Tensor
+) -> Factors:
     if weight is not None and weight.requires_grad:
         product = g * straight
         yield weight, Explicit(product if g.dim() == 2 else product.flatten(2).sum(dim=2))

@@ -15,14 +15,16 @@ from verax.training.data.microbatch import has_entries
 from verax.training.gradients.factors import constant
 
 Criterion = Callable[..., Tensor]
-"""A loss: from outputs and targets (tuples of data), or from the model and the batch (dictionaries), to losses."""
+"""A loss: from outputs and targets (tuples of data), or from the model and the batch
+(dictionaries), to losses.
+"""
 
 
 class PerRecord:
     """A criterion as one loss per record, whatever its own reduction is: never a silent factor of the batch size.
 
-    Tuples are (inputs..., target): the criterion gets the model's output and the target. For other batches it gets the
-    model and the batch. A criterion that reduces is applied record by record.
+    Tuples are (inputs..., target): the criterion gets the model's output and the target. For other
+    batches it gets the model and the batch. A criterion that reduces is applied record by record.
     """
 
     def __init__(self, loss: Criterion) -> None:
@@ -50,19 +52,27 @@ class PerRecord:
             found = criterion(model, batch)
             outputs = target = None
         if not isinstance(found, Tensor):
-            raise ValueError(f"loss must return a tensor with one value per record, got {type(found).__name__}")
+            raise ValueError(
+                f"loss must return a tensor with one value per record, got {type(found).__name__}"
+            )
         if found.dim() == 0 and outputs is not None:  # reduced: ask again, record by record
             found = _one_by_one(criterion, outputs, target)
         if found.dim() > 1 and len(found) == _records_in(batch if target is None else target):
             found = found.flatten(1)
-            found = found.sum(dim=1) if self._reduction == "sum" else found.sum(dim=1) / self._counted(found, target)
+            found = (
+                found.sum(dim=1)
+                if self._reduction == "sum"
+                else found.sum(dim=1) / self._counted(found, target)
+            )
         return found
 
     def _refuse_pairs(self, outputs: Any, target: Any) -> None:
         """Refuse shapes that torch would broadcast: every record's output would meet every other's target."""
         tensors = isinstance(outputs, Tensor) and isinstance(target, Tensor)
         if type(self._criterion) in _ELEMENTWISE and tensors and outputs.shape != target.shape:
-            mine, theirs = (", ".join(["records", *map(str, x.shape[1:])]) for x in (outputs, target))
+            mine, theirs = (
+                ", ".join(["records", *map(str, x.shape[1:])]) for x in (outputs, target)
+            )
             raise ValueError(
                 f"loss {type(self._criterion).__name__} needs outputs and targets of one shape, got ({mine}) and "
                 f"({theirs}), which would compare records with each other: reshape the targets, or flatten the outputs"
@@ -83,9 +93,14 @@ class PerRecord:
         *inputs, target = batch
         outputs = model(*inputs)
         g = closed(self._criterion, outputs, target)
-        if g is not None and g.dtype is not outputs.dtype:  # that of the target, if it has more digits
+        # that of the target, if it has more digits
+        if g is not None and g.dtype is not outputs.dtype:
             g = g.to(outputs.dtype)
-        if g is not None and self._reduction != "sum" and not isinstance(self._criterion, nn.CrossEntropyLoss):
+        if (
+            g is not None
+            and self._reduction != "sum"
+            and not isinstance(self._criterion, nn.CrossEntropyLoss)
+        ):
             g = g / (g.numel() // len(g))  # of the mean over a record's outputs
         return g
 
@@ -93,16 +108,26 @@ class PerRecord:
 def same_loss(first: Criterion, second: Criterion) -> bool:
     """Whether they are one loss, or two of torch's own kinds with the same settings.
 
-    >>> same_loss(nn.CrossEntropyLoss(), nn.CrossEntropyLoss()), same_loss(nn.MSELoss(), nn.MSELoss(reduction="sum"))
+    >>> (
+    ...     same_loss(nn.CrossEntropyLoss(), nn.CrossEntropyLoss()),
+    ...     same_loss(nn.MSELoss(), nn.MSELoss(reduction="sum")),
+    ... )
     (True, False)
     """
     if first is second:
         return True
     if type(first) is not type(second) or type(first).__module__ != nn.modules.loss.__name__:
         return False
-    settings = [{key: value for key, value in vars(loss).items() if key[0] != "_"} for loss in (first, second)]
+    settings = [
+        {key: value for key, value in vars(loss).items() if key[0] != "_"}
+        for loss in (first, second)
+    ]
     tensors = any(isinstance(value, Tensor) for value in settings[0].values())
-    plain = all(_plain(loss) and not list(loss.buffers()) for loss in (first, second) if isinstance(loss, nn.Module))
+    plain = all(
+        _plain(loss) and not list(loss.buffers())
+        for loss in (first, second)
+        if isinstance(loss, nn.Module)
+    )
     return plain and not tensors and settings[0] == settings[1]
 
 
@@ -123,13 +148,17 @@ def _one_by_one(criterion: Criterion, outputs: Any, target: Any) -> Tensor:
     """A loss that reduces, of every record by itself: vectorised if it can be."""
     whole, records = (outputs, target), _records_in(target)
     leaves = pytree.tree_leaves(whole)
-    if records is None or not all(has_entries(x, records) and isinstance(x, Tensor) for x in leaves):
+    if records is None or not all(
+        has_entries(x, records) and isinstance(x, Tensor) for x in leaves
+    ):
         raise ValueError(
             "loss must return one value per record unless the model's output is tensors with an entry for each record, "
             f"got a reduced loss and an output of type {type(outputs).__name__}: use reduction='none'"
         )
     try:
-        return torch.func.vmap(lambda one: criterion(*pytree.tree_map(lambda x: x.unsqueeze(0), one)))(whole)
+        return torch.func.vmap(
+            lambda one: criterion(*pytree.tree_map(lambda x: x.unsqueeze(0), one))
+        )(whole)
     except RuntimeError:  # it looks at values, say
         singles = (pytree.tree_map(lambda x, i=i: x[i : i + 1], whole) for i in range(records))
         return torch.stack([criterion(*single) for single in singles])
@@ -140,7 +169,8 @@ def _cross_entropy(loss: Any, outputs: Tensor, target: Tensor) -> Tensor | None:
     usual = loss.weight is None and loss.label_smoothing == 0.0 and loss.ignore_index < 0
     if not usual or outputs.dim() != 2 or target.dim() != 1 or target.dtype != torch.int64:
         return None
-    if not target.is_cpu and int(target.min()) < 0:  # a class to be ignored; on a processor the scatter refuses it
+    # a class to be ignored; on a processor the scatter refuses it
+    if not target.is_cpu and int(target.min()) < 0:
         return None
     few = outputs.shape[1] < 8  # the softmax of short rows is slower than this
     g = torch.log_softmax(outputs, dim=1).exp_() if few else torch.softmax(outputs, dim=1)

@@ -1,6 +1,7 @@
 """Plain chains of layers, such as logistic regression or a perceptron, differentiated without a graph.
 
-In small models most of a step is the bookkeeping of autograd. A chain of linear layers and simple activations needs
+In small models most of a step is the bookkeeping of autograd. A chain of linear layers and simple
+activations needs
 none: its backward pass is a product and a mask per layer. Only the loss is left to autograd.
 """
 
@@ -16,8 +17,12 @@ from torch.nn.modules import module as module_hooks
 from verax.training.gradients.factors import Kind
 from verax.training.gradients.layer_rules import affine
 
-Activation = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
-"""The function, the same in place, and from its value and the gradient of that to the gradient of its argument."""
+Activation = tuple[
+    Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]
+]
+"""The function, the same in place, and from its value and the gradient of that to the gradient of
+its argument.
+"""
 
 _aten = torch.ops.aten
 ACTIVATIONS: dict[type[nn.Module], Activation] = {
@@ -27,7 +32,8 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
 }
 
 
-_PATCHED = frozenset({"forward", "_conv_forward"})  # methods of layers that somebody may have replaced
+# methods of layers that somebody may have replaced
+_PATCHED = frozenset({"forward", "_conv_forward"})
 
 
 class NotAChain(Exception):  # noqa: N818  control flow
@@ -37,7 +43,9 @@ class NotAChain(Exception):  # noqa: N818  control flow
 def chain_of(model: nn.Module) -> list[nn.Module] | None:
     """The layers of the model in order, if it is nothing but a chain of linear ones and activations."""
     layers = in_order(model)
-    if layers is None or not all(type(one) is nn.Linear or type(one) in ACTIVATIONS or _flat(one) for one in layers):
+    if layers is None or not all(
+        type(one) is nn.Linear or type(one) in ACTIVATIONS or _flat(one) for one in layers
+    ):
         return None
     return layers
 
@@ -127,7 +135,12 @@ class Pass:
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The model's output, as a leaf whose gradient is wanted unless that is known in closed form."""
-        if self.output is not None or len(inputs) != 1 or inputs[0].dim() < 2 or inputs[0].shape[0] != self._records:
+        if (
+            self.output is not None
+            or len(inputs) != 1
+            or inputs[0].dim() < 2
+            or inputs[0].shape[0] != self._records
+        ):
             raise NotAChain
         if torch.is_grad_enabled():
             with torch.no_grad():

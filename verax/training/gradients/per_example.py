@@ -1,9 +1,9 @@
 """Per-record gradients of any model: by layer rules where they apply, by ``torch.func`` or record by record elsewhere.
 
-Which way a model goes is found out, not assumed: the first batch of every new shape is checked against plain autograd
-for two records and for all together. A layer used behind the rules' back, a parameter shared in a way they miss, or
-records along another dimension show up there; a model that mixes records (batch norm in any disguise), or a loss that
-counts them, is refused.
+Which way a model goes is found out, not assumed: the first batch of every new shape is checked
+against plain autograd for two records and for all together. A layer used behind the rules' back, a
+parameter shared in a way they miss, or records along another dimension show up there; a model that
+mixes records (batch norm in any disguise), or a loss that counts them, is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from torch.utils import _pytree as pytree
 
 import verax.training.gradients.attention_rules  # noqa: F401  registers attention and recurrent layers
 from verax.training.checks.independence import Mixing, gradients_of, norm_of, refuse_mixing
-from verax.training.checks.trial_runs import Losses, nearby, of_each, one_each, only_one, repeatable, rounding_of
+from verax.training.checks.trial_runs import (
+    Losses,
+    nearby,
+    of_each,
+    one_each,
+    only_one,
+    repeatable,
+    rounding_of,
+)
 from verax.training.data.containers import has_column
 from verax.training.data.microbatch import has_entries, part
 from verax.training.gradients.factors import Explicit, Kind, counted, merged, single_precision
@@ -48,7 +56,8 @@ class _NotYet(Exception):  # noqa: N818  control flow
 class Records:
     """Per-record gradients of one model under one loss.
 
-    ``factors(batch)`` returns the trainable parameters' factors, from which norms and clipped sums are taken.
+    ``factors(batch)`` returns the trainable parameters' factors, from which norms and clipped sums
+    are taken.
     """
 
     def __init__(self, model: nn.Module, losses: Losses) -> None:
@@ -116,12 +125,13 @@ class Records:
         if layers.chain is not None or records <= min(_FEWEST, most):
             return min(records, most)
         if self._bytes is None:
-            self._bytes = 4.0 * sum(p.numel() for p in layers.trained)  # unless the rules apply, and know better
+            # unless the rules apply, and know better
+            self._bytes = 4.0 * sum(p.numel() for p in layers.trained)
             few = min(_FEWEST, most)
             self.factors(_few(batch, records, few), few, layers)
         return min(max(int(_FIT / self._bytes), _FEWEST), most)
 
-    # --- as a chain -------------------------------------------------------------------------------------------------
+    # --- as a chain -------------------------------------------------------------------------------
 
     def _by_chain(self, layers: Layers, batch: Any, records: int) -> Found | None:
         """Without a graph, if the loss does nothing with the model but call it once."""
@@ -134,7 +144,10 @@ class Records:
             checked = True
         try:
             passed, g = self._to_output(layers.chain, batch, records)
-            factors = {p: kinds[0] if len(kinds) == 1 else merged(kinds) for p, kinds in passed.factors(g).items()}
+            factors = {
+                p: kinds[0] if len(kinds) == 1 else merged(kinds)
+                for p, kinds in passed.factors(g).items()
+            }
             if not checked:
                 with torch.enable_grad():
                     usual = one_each(self.losses(self.model, batch), records)
@@ -166,11 +179,13 @@ class Records:
             raise NotAChain
         return passed, torch.autograd.grad(losses, passed.output, torch.ones_like(losses))[0]
 
-    # --- by rules ---------------------------------------------------------------------------------------------------
+    # --- by rules ---------------------------------------------------------------------------------
 
     def _laid_out(self, layers: Layers, batch: Any, records: int) -> Found | None:
         try:
-            return self.channels.tried(self.model, batch, lambda laid: self._by_rules(layers, laid, records))
+            return self.channels.tried(
+                self.model, batch, lambda laid: self._by_rules(layers, laid, records)
+            )
         except _DoesNotApply:
             return None
 
@@ -191,7 +206,8 @@ class Records:
         def tried() -> bool | None:
             return self._tried(layers, batch, records)[1]
 
-        with nearby(self.model):  # a branch that begins at zero has no gradient so far, and shows nothing
+        # a branch that begins at zero has no gradient so far, and shows nothing
+        with nearby(self.model):
             apply = repeatable(self.model, tried)
         torch.set_rng_state(before)  # looking changes nothing
         factors, agrees = self._tried(layers, batch, records)
@@ -209,11 +225,15 @@ class Records:
         uses, losses = self._watched(layers, batch, records)
         try:
             factors = self._of_uses(uses, losses, records, new=True)
-            return factors, False if factors is None else self._agrees(layers.trained, factors, losses, records)
+            return factors, False if factors is None else self._agrees(
+                layers.trained, factors, losses, records
+            )
         except RuntimeError as error:
             raise _DoesNotApply from error
 
-    def _of_uses(self, uses: Sequence[Use], losses: Tensor, records: int, new: bool = False) -> Found | None:
+    def _of_uses(
+        self, uses: Sequence[Use], losses: Tensor, records: int, new: bool = False
+    ) -> Found | None:
         """The factors of what was watched; None if the rules do not apply, as far as they can tell."""
         if not uses or (new and not self._find_dims(uses, losses)):
             return None
@@ -225,11 +245,15 @@ class Records:
         factors = self._finish(uses, gradients, records)
         if new and factors is not None:
             held = [x for use in uses for x in use.inputs] + [g for g in gradients if g is not None]
-            numbers = sum(x.numel() for x in held) + sum(factor.formed() for factor in factors.values())
+            numbers = sum(x.numel() for x in held) + sum(
+                factor.formed() for factor in factors.values()
+            )
             self._bytes = 4.0 * numbers / records
         return factors
 
-    def _finish(self, uses: Sequence[Use], gradients: Sequence[Tensor | None], records: int) -> Found | None:
+    def _finish(
+        self, uses: Sequence[Use], gradients: Sequence[Tensor | None], records: int
+    ) -> Found | None:
         """All uses of every parameter as one factor; None if some use has another number of records."""
         found: dict[nn.Parameter, list[Kind]] = {}
         at = 0
@@ -262,14 +286,18 @@ class Records:
             edges = [use.edges[0] for use in some]
             if turn >= len(asked):  # most records are dead there: ask one that is not
                 all_of = torch.ones_like(losses)
-                whole = torch.autograd.grad(losses, edges, all_of, allow_unused=True, retain_graph=True)
+                whole = torch.autograd.grad(
+                    losses, edges, all_of, allow_unused=True, retain_graph=True
+                )
                 found = _alive(whole, len(losses))
                 if found is None:
                     return True
                 asked.append(found)
             record = asked[turn]
             pick = only_one(losses, record)
-            gradients = torch.autograd.grad(losses, edges, pick, allow_unused=True, retain_graph=True)
+            gradients = torch.autograd.grad(
+                losses, edges, pick, allow_unused=True, retain_graph=True
+            )
             for use, g in zip(some, gradients, strict=True):
                 if g is None or not bool(g.any()):
                     continue
@@ -279,27 +307,36 @@ class Records:
                 self._dims[use.module] = dim
         return True
 
-    def _agrees(self, parameters: list[nn.Parameter], factors: Found, losses: Tensor, records: int) -> bool | None:
+    def _agrees(
+        self, parameters: list[nn.Parameter], factors: Found, losses: Tensor, records: int
+    ) -> bool | None:
         """Whether the sum of all gradients, the first and the last are what plain autograd says; None if not finite."""
         squares = [factor.squares() for factor in factors.values()]
-        norms = torch.stack(squares).sum(dim=0).sqrt() if squares else single_precision(torch.zeros_like(losses))
+        norms = (
+            torch.stack(squares).sum(dim=0).sqrt()
+            if squares
+            else single_precision(torch.zeros_like(losses))
+        )
         for pick in (torch.ones_like(losses), only_one(losses, 0), only_one(losses, records - 1)):
             truth = gradients_of(losses, parameters, pick)
             size = norm_of(truth)
             if not math.isfinite(size):
                 return None
             weights = single_precision(pick)
-            size = max(size, float(norms @ weights))  # gradients that cancel leave their rounding behind
+            # gradients that cancel leave their rounding behind
+            size = max(size, float(norms @ weights))
             for parameter, exact in zip(parameters, truth, strict=True):
                 factor = factors.get(parameter)
                 mine = torch.zeros_like(parameter, dtype=torch.float32)
                 if factor is not None:
                     factor.add(weights, mine)
-                if not (mine - exact).norm() <= rounding_of([parameter]) * (exact.norm() + 1e-3 * size + 1e-12):
+                if not (mine - exact).norm() <= rounding_of([parameter]) * (
+                    exact.norm() + 1e-3 * size + 1e-12
+                ):
                     return False
         return True
 
-    # --- without rules ----------------------------------------------------------------------------------------------
+    # --- without rules ----------------------------------------------------------------------------
 
     def _by_func(self, batch: Any, records: int) -> Found:
         """One record at a time, vectorised by torch.func if it can be."""
@@ -307,7 +344,8 @@ class Records:
             try:
                 return self._vectorised(batch, records)
             except (RuntimeError, NotImplementedError, ValueError):
-                self._loop = True  # data-dependent control flow, or an operation that cannot be vectorised
+                # data-dependent control flow, or an operation that cannot be vectorised
+                self._loop = True
         return self._one_by_one(batch, records)
 
     def _vectorised(self, batch: Any, records: int) -> Found:
@@ -315,15 +353,20 @@ class Records:
         named = {name: p for name, p in whole.named_parameters() if p.requires_grad}
 
         def one(values: dict[str, Tensor], record: Any) -> Tensor:
-            single = pytree.tree_map(lambda x, dim: x if dim is None else x.unsqueeze(0), record, dims)
+            single = pytree.tree_map(
+                lambda x, dim: x if dim is None else x.unsqueeze(0), record, dims
+            )
             return one_each(torch.func.functional_call(whole, values, (single,)), 1)[0]
 
         values = {name: p.detach() for name, p in named.items()}
         dims = pytree.tree_map(lambda x: 0 if has_entries(x, records) else None, batch)
         derivative = torch.func.grad(one)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that some operation is vectorised by a loop is no concern of the caller's
-            gradients = torch.func.vmap(derivative, in_dims=(None, dims), randomness="different")(values, batch)
+            # that some operation is vectorised by a loop is no concern of the caller's
+            warnings.simplefilter("ignore")
+            gradients = torch.func.vmap(derivative, in_dims=(None, dims), randomness="different")(
+                values, batch
+            )
         return {named[name]: Explicit(g.detach()) for name, g in gradients.items()}
 
     def _one_by_one(self, batch: Any, records: int) -> Found:

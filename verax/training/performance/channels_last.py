@@ -18,7 +18,8 @@ Result = TypeVar("Result")
 class ChannelsLast:
     """Images with their channels last in memory, where convolutions are faster, and pooling by slices.
 
-    The values are the same; a model that takes a ``view`` of an activation may refuse their order: it gets its own.
+    The values are the same; a model that takes a ``view`` of an activation may refuse their order:
+    it gets its own.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,9 @@ class ChannelsLast:
     def tried(self, model: nn.Module, batch: Any, work: Callable[[Any], Result]) -> Result:
         """What the work makes of the batch."""
         with bearing_channels_last(model):
-            if not self._borne or not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+            if not self._borne or not any(
+                isinstance(module, nn.Conv2d) for module in model.modules()
+            ):
                 return work(batch)
             try:
                 with in_slices(model):
@@ -41,8 +44,8 @@ class ChannelsLast:
 def bearing_channels_last(model: nn.Module) -> Iterator[None]:
     """Group norms get what needs no gradient in the usual order, until the block ends.
 
-    On a processor torch's derivative of a group norm reads memory that is not there if its input has the channels last
-    and needs no gradient, and takes the process with it.
+    On a processor torch's derivative of a group norm reads memory that is not there if its input
+    has the channels last and needs no gradient, and takes the process with it.
     """
     norms = [module for module in model.modules() if isinstance(module, nn.GroupNorm)]
     handles = [norm.register_forward_pre_hook(_in_usual_order, with_kwargs=True) for norm in norms]

@@ -1,7 +1,7 @@
 """Average pooling as sums of slices: the same means in a quarter of the time on a processor.
 
-torch's own kernel goes from place to place. Where windows do not overlap, their means are sums of whole rows and then
-of columns, which run through memory in order.
+torch's own kernel goes from place to place. Where windows do not overlap, their means are sums of
+whole rows and then of columns, which run through memory in order.
 """
 
 from __future__ import annotations
@@ -15,13 +15,18 @@ import torch
 from torch import Tensor, nn
 
 _WIDE = 16  # channels that lie last in memory from which on torch's own kernel is as quick
-_PRECISIONS = (torch.float32, torch.float64)  # lower ones are added up in single precision by torch, and here not
+# lower ones are added up in single precision by torch, and here not
+_PRECISIONS = (torch.float32, torch.float64)
 
 
 @contextmanager
 def in_slices(model: nn.Module) -> Iterator[None]:
     """The model's average pooling taken this way where it can be, until the block ends."""
-    pools = [module for module in model.modules() if type(module) is nn.AvgPool2d and "forward" not in vars(module)]
+    pools = [
+        module
+        for module in model.modules()
+        if type(module) is nn.AvgPool2d and "forward" not in vars(module)
+    ]
     patched = []
     try:
         for module in pools:
@@ -35,13 +40,19 @@ def in_slices(model: nn.Module) -> Iterator[None]:
 
 def _forward(module: nn.AvgPool2d) -> Callable[[Tensor], Tensor]:
     """What the layer does, by slices if windows lie side by side and cover all places."""
-    window, step, around = (_both(size) for size in (module.kernel_size, module.stride, module.padding))
+    window, step, around = (
+        _both(size) for size in (module.kernel_size, module.stride, module.padding)
+    )
     side_by_side = (1, 1) != window == step and around == (0, 0) and module.divisor_override is None
     usual = module.forward
 
     def forward(input: Tensor) -> Tensor:  # torch's name
         quick = input.dim() == 4 and (input.is_contiguous() or input.shape[1] < _WIDE)
-        fits = side_by_side and quick and not any(s % w for s, w in zip(input.shape[2:], window, strict=True))
+        fits = (
+            side_by_side
+            and quick
+            and not any(s % w for s, w in zip(input.shape[2:], window, strict=True))
+        )
         if not fits or not input.is_cpu or input.dtype not in _PRECISIONS:
             return usual(input)
         means: Tensor = _Means.apply(input, *window)
@@ -92,4 +103,6 @@ class _Means(torch.autograd.Function):
 
 def _sum(x: Tensor, dim: int, each: int) -> Tensor:
     """Of so many neighbours along the dimension, as a fresh tensor."""
-    return reduce(torch.add, [x[(slice(None),) * dim + (slice(at, None, each),)] for at in range(each)])
+    return reduce(
+        torch.add, [x[(slice(None),) * dim + (slice(at, None, each),)] for at in range(each)]
+    )
