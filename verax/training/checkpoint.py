@@ -21,7 +21,7 @@ from verax.ledger.entries import schedule_of
 from verax.ledger.ledger import Ledger, LedgerBusy, RunOver, locked
 from verax.mechanism import Mechanism
 from verax.randomness import Source
-from verax.training.checkpoint_file import fresh_of
+from verax.training.checkpoint_file import temporary_path
 
 _SHARE = 0.05  # of the time that may be spent on writing states
 _PLAIN = (bool, int, float, str, type(None))
@@ -111,7 +111,7 @@ def _refuse_ledger(state: dict[str, Any], ledger: Ledger) -> None:
         )
 
 
-def sources_of(seeds: dict[str, Any] | None) -> dict[str, Source]:
+def random_sources(seeds: dict[str, Any] | None) -> dict[str, Source]:
     """What noise, clip-groups and dropout are drawn from: fresh entropy, or what a seed left in a state."""
     if seeds is not None:
         return {use: Source.restore(seed) for use, seed in seeds.items()}
@@ -119,7 +119,7 @@ def sources_of(seeds: dict[str, Any] | None) -> dict[str, Source]:
     return {use: fresh.spawn(use) for use in ("noise", "clip-groups", "draws")}
 
 
-def spend(
+def skip_rounds(
     drawn: Iterator[Any], schedule: torch.optim.lr_scheduler.LRScheduler | None, rounds: int
 ) -> None:
     """Go past rounds that were released after the state was saved: their batches are drawn and dropped."""
@@ -131,7 +131,7 @@ def spend(
                 schedule.step()
 
 
-def put_back(
+def restore_state(
     state: dict[str, Any],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -197,7 +197,7 @@ def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 def refuse_shared(state: str | os.PathLike[str], others: Mapping[str, Any]) -> None:
     """The state is replaced again and again: refuse to do that with a file that is something else, too."""
-    mine = {os.path.realpath(path) for path in (state, fresh_of(state))}
+    mine = {os.path.realpath(path) for path in (state, temporary_path(state))}
     for what, path in others.items():
         if path is not None and os.path.realpath(path) in mine:
             raise ValueError(
@@ -306,7 +306,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-def refuse_other(
+def refuse_other_run(
     ledger: Ledger,
     mechanism: Mechanism,
     norms: list[float] | None,

@@ -32,7 +32,7 @@ _UNREADABLE = (
 )
 
 
-def fresh_of(path: str | os.PathLike[str]) -> Path:
+def temporary_path(path: str | os.PathLike[str]) -> Path:
     """Where a state is written before it takes its place."""
     return Path(path).with_name(Path(path).name + ".new")
 
@@ -43,7 +43,7 @@ def write_secret(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
     What could not be read again is refused, and leaves the one that was there before.
     """
     refuse_special(os.fspath(path))  # it would be replaced
-    fresh = fresh_of(path)
+    fresh = temporary_path(path)
     fresh.unlink(missing_ok=True)  # others may be able to read it
     try:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from verax.ledger.ledger import Ledger
 from verax.mechanism import Batch, Clipping, Mixed
-from verax.training.clipping.clipper import _INSIDE, Clipper, NotFinite
+from verax.training.clipping.clipper import NORM_MARGIN, Clipper, NotFinite
 from verax.training.clipping.flat_buffer import Flat
-from verax.training.data.microbatch_size import normalises
+from verax.training.data.microbatch_size import has_batch_norm
 
 T = TypeVar("T")
 _LOST = re.compile(
@@ -37,7 +37,7 @@ class LostProcess(RuntimeError):  # noqa: N818  it says what happened
     """Another process of the run died, hung or failed, so this one stopped too. The ledger knows what was released."""
 
 
-class Leaving(Exception):  # noqa: N818  it says what is about to happen
+class LeavingMechanism(Exception):  # noqa: N818  it says what is about to happen
     """A process found that the run is about to leave its mechanism; all processes are told, and the ledger."""
 
     def __init__(self, reason: str, private: bool = False) -> None:
@@ -67,7 +67,7 @@ class Processes:
     def share(self, value: Any) -> Any:
         """The first process's value, in all of them."""
         held = [value if self.first else None]
-        with self._listening():
+        with self._noticing_loss():
             dist.broadcast_object_list(held, group_src=0, group=self._group, device=self._device)
         return held[0]
 
@@ -91,7 +91,7 @@ class Processes:
             done = work()
         except Exception as error:  # noqa: BLE001  whatever it is, the others must hear of it before it is raised
             failure = error
-        with self._listening():
+        with self._noticing_loss():
             failed = torch.tensor([int(failure is not None)], device=self._device)
             dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._group)
             anywhere = bool(failed.item())
@@ -99,7 +99,7 @@ class Processes:
             self._fail(failure)
         return done
 
-    def by_first(self, work: Callable[[], None]) -> None:
+    def on_first(self, work: Callable[[], None]) -> None:
         """Do something in the first process only, while the others wait for it."""
         self.together(work if self.first else lambda: None)
 
@@ -107,47 +107,47 @@ class Processes:
         """Raise what went wrong: a departure in all processes, an error where it happened, and its words elsewhere."""
         said = (
             mine
-            if isinstance(mine, Leaving)
+            if isinstance(mine, LeavingMechanism)
             else None
             if mine is None
             else f"{type(mine).__name__}: {mine}"
         )
         heard: list[Any] = [None] * self.size
-        with self._listening():
+        with self._noticing_loss():
             dist.all_gather_object(heard, said, group=self._group)
         for departure in heard:
-            if isinstance(departure, Leaving):
+            if isinstance(departure, LeavingMechanism):
                 raise departure from mine
         if mine is not None:
             raise mine
         failed = next(rank for rank, words in enumerate(heard) if words is not None)
         raise LostProcess(f"process {failed} of this run failed, so all stopped: {heard[failed]}")
 
-    def add_up(self, buffer: Tensor) -> None:
+    def reduce_to_first(self, buffer: Tensor) -> None:
         """Add the buffers of all processes in the first one's."""
-        with self._listening():
+        with self._noticing_loss():
             dist.reduce(buffer, group_dst=0, group=self._group)
 
-    def spread(self, buffer: Tensor) -> None:
+    def broadcast(self, buffer: Tensor) -> None:
         """Copy the first process's buffer to all."""
-        with self._listening():
+        with self._noticing_loss():
             dist.broadcast(buffer, group_src=0, group=self._group)
 
-    def spread_all(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast_all(self, tensors: Iterable[Tensor]) -> None:
         """Copy the first process's tensors, weights say, to all."""
         with torch.no_grad():
             for tensor in tensors:
                 copied = tensor.detach().contiguous()
-                self.spread(copied)
+                self.broadcast(copied)
                 tensor.copy_(copied)
 
     @contextmanager
-    def _listening(self) -> Iterator[None]:
+    def _noticing_loss(self) -> Iterator[None]:
         """A connection that breaks, or stays silent for longer than the group allows, is a process that was lost."""
         try:
             yield
         except RuntimeError as error:
-            if not is_loss(error):
+            if not is_lost_connection(error):
                 raise
             raise LostProcess(
                 "another process of this run was lost or did not answer in time, so this one stopped; what was "
@@ -159,7 +159,7 @@ class Processes:
 
     def split(self, clipping: Clipping, inner: Any, model: nn.Module) -> bool:
         """Whether the one clip-group of a batch can be cut: a mean over records that do not know each other can."""
-        return isinstance(clipping, Batch) and inner is None and not normalises(model)
+        return isinstance(clipping, Batch) and inner is None and not has_batch_norm(model)
 
     def mine(
         self, records: int, clipping: Clipping, labels: NDArray[np.int64] | None, split: bool
@@ -173,12 +173,12 @@ class Processes:
         return slice(records * self.rank // self.size, records * (self.rank + 1) // self.size)
 
 
-def is_loss(error: RuntimeError) -> bool:
+def is_lost_connection(error: RuntimeError) -> bool:
     """Whether a collective failed because of another process, and not of memory, types or devices here.
 
     >>> (
-    ...     is_loss(RuntimeError("Connection closed by peer")),
-    ...     is_loss(RuntimeError("not enough memory")),
+    ...     is_lost_connection(RuntimeError("Connection closed by peer")),
+    ...     is_lost_connection(RuntimeError("not enough memory")),
     ... )
     (True, False)
     """
@@ -187,7 +187,7 @@ def is_loss(error: RuntimeError) -> bool:
     return type(error) is RuntimeError and _LOST.search(str(error)) is not None
 
 
-def processes_of(given: Any, device: torch.device) -> Processes | None:
+def find_processes(given: Any, device: torch.device) -> Processes | None:
     """The processes to train in: those of a group, all there are, or none but this one.
 
     Args:
@@ -243,16 +243,16 @@ def add_share(clipper: Clipper, batch: Any, records: int, share: float, into: Fl
         into.views[parameter].add_(g.to(into.buffer.dtype), alpha=share / into.denominator)
 
 
-def clip_whole(buffer: Tensor, norm: float) -> None:
+def clip_aggregate(buffer: Tensor, norm: float) -> None:
     """Clip a batch's aggregate that was added up over the processes."""
     size = math.sqrt(float(buffer.double().square().sum()))
     if not math.isfinite(size):
         raise NotFinite("the aggregate of a clip-group is not finite")
-    if size > norm * _INSIDE:
-        buffer.mul_(norm * _INSIDE / size)
+    if size > norm * NORM_MARGIN:
+        buffer.mul_(norm * NORM_MARGIN / size)
 
 
-def refuse_opened(ledger: Any, first: bool) -> None:
+def refuse_opened_elsewhere(ledger: Any, first: bool) -> None:
     """A ledger has one writer: the first process."""
     if isinstance(ledger, Ledger) and not first:
         raise ValueError("ledger must be opened by the first process only: pass None in the others")

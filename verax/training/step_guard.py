@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class OneAtATime:
+class SingleCaller:
     """Lets one call in at a time; whoever comes meanwhile is refused, and changes nothing.
 
-    >>> turn = OneAtATime()
+    >>> turn = SingleCaller()
     >>> with turn.taken("step"), turn.taken("save"):
     ...     pass
     Traceback (most recent call last):
@@ -40,17 +40,17 @@ class OneAtATime:
             self._lock.release()
 
 
-class OwnSteps:
+class StepGuard:
     """Steps an optimizer, and notices if somebody else does.
 
     >>> import torch
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], 0.1)
-    >>> mine = OwnSteps(optimizer)
+    >>> mine = StepGuard(optimizer)
     >>> mine.step()
-    >>> mine.foreign() is None
+    >>> mine.violation() is None
     True
     >>> optimizer.step()
-    >>> mine.foreign()
+    >>> mine.violation()
     'the optimizer was stepped by something else; only the trainer does, with gradients that are noisy'
     """
 
@@ -73,7 +73,7 @@ class OwnSteps:
         """The optimizer stepped."""
         self._others = self._others or not self._mine
 
-    def foreign(self) -> str | None:
+    def violation(self) -> str | None:
         """What somebody else did since the last step, in words."""
         # of frozen ones, too
         held = (p.grad for group in self._optimizer.param_groups for p in group["params"])
@@ -84,6 +84,6 @@ class OwnSteps:
         return None
 
 
-def _stepped(watching: OwnSteps | None) -> None:
+def _stepped(watching: StepGuard | None) -> None:
     if watching is not None:
         watching.noticed()

@@ -153,7 +153,7 @@ def test_looking_for_memory_leaves_randomness_alone():
     first = torch.rand(3)
     torch.manual_seed(0)
     clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), Batch(0.5))
-    clipper._tricks.refuse((X, Y), len(X), list(model.parameters()))
+    clipper._hidden_check.refuse((X, Y), len(X), list(model.parameters()))
     assert torch.equal(torch.rand(3), first)
 
 

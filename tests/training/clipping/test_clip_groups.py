@@ -14,7 +14,7 @@ from verax.training.clipping import clip_groups as grouped  # noqa: E402
 from verax.training.clipping.clipper import Clipper, MeanGradient, NotFinite  # noqa: E402
 from verax.training.clipping.flat_buffer import Flat  # noqa: E402
 from verax.training.gradients.loss import PerRecord  # noqa: E402
-from verax.training.gradients.per_example import Records  # noqa: E402
+from verax.training.gradients.per_example import PerExampleGradients  # noqa: E402
 
 
 def perceptron():
@@ -243,7 +243,7 @@ def test_small_groups_by_way_of_their_records(monkeypatch, make, by_records, fit
     """The same as one pass after the other, also where records cannot be told apart and it is one after the other."""
     model, batch, clipping = make(), data(40), Mixed(norm, groups)
     took = []
-    monkeypatch.setattr(Records, "fitting", lambda *_: fit)
+    monkeypatch.setattr(PerExampleGradients, "fitting", lambda *_: fit)
     usual = Clipper._add_small
     monkeypatch.setattr(
         Clipper, "_add_small", lambda *given: took.append(usual(*given)) or took[-1]
@@ -287,7 +287,7 @@ def test_tiny_groups_whose_gradients_cancel_are_clipped_all_the_same():
             long, short, x = torch.randn(3, 64, generator=rng) / 8.0
             g = torch.stack([size * long, 10.0 * short - size * long])
             means = grouped._Means(
-                grouped.Single(torch.stack([x, x]), grouped.Explicit(g)),
+                grouped.OuterProduct(torch.stack([x, x]), grouped.Explicit(g)),
                 [2],
                 torch.full((1, 2), 0.5),
             )

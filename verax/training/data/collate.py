@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from verax.training.checks.independence import MixedRecords
-from verax.training.checks.snapshot import alike
+from verax.training.checks.snapshot import tensors_equal
 from verax.training.checks.trial_runs import (
     Losses,
-    copies,
-    doubled,
-    evaluating,
-    nearby,
-    of_each,
-    one_each,
-    repeatable,
-    rounding_of,
+    check_is_due,
+    eval_mode,
+    loss_per_record,
+    map_records,
+    perturbed_weights,
+    repeat_record,
+    rounding_tolerance,
+    run_repeatably,
 )
 from verax.training.data.containers import Column
 
@@ -32,7 +32,7 @@ _FEW = 4  # records with which it is found out whether a batch is made of each b
 _SEEDS = 4  # with so many, if random numbers are drawn on the way
 
 
-class Watched:
+class CollateCheck:
     """A function from records to a batch that must treat them one by one; it is looked at in batches 1, 2, 4, 8 ...
 
     A few records of such a batch are kept until the loss is known: with the same random numbers, a
@@ -60,7 +60,7 @@ class Watched:
     def __call__(self, records: list[Any]) -> Any:
         """A batch of these records; of some batches, a few records are kept for a look."""
         self._batches += len(records) > 1
-        looked_at = len(records) > 1 and doubled(self._batches)
+        looked_at = len(records) > 1 and check_is_due(self._batches)
         places = np.linspace(0, len(records) - 1, min(len(records), _FEW)).astype(int).tolist()
         self._few = _copied([records[place] for place in places]) if looked_at else []
         return self._make(records)
@@ -113,7 +113,7 @@ class Watched:
             after = _randomness()
             return batch, None if after == before else after
 
-        return repeatable(model, made)
+        return run_repeatably(model, made)
 
 
 def _agree(
@@ -136,23 +136,25 @@ def _agree(
         if [x.shape for x in tensors[0]] == [x.shape for x in tensors[1]] and not _same(*tensors):
             # no padding; layers that normalise over a clip-group would hide it from the loss
             return False
-        batches = [of_each(batch, records, partial(copies, record=place)) for batch in batches]
+        batches = [
+            map_records(batch, records, partial(repeat_record, record=place)) for batch in batches
+        ]
     return same_worth(*batches)
 
 
 def _each(losses: Losses, records: int) -> Losses:
     """The same losses, or an error if there is not one for each record."""
-    return lambda model, batch: one_each(losses(model, batch), records)
+    return lambda model, batch: loss_per_record(losses(model, batch), records)
 
 
 def _worth_the_same(model: nn.Module, losses: Losses, first: Any, second: Any) -> bool:
     """Whether a loss in one batch is one in the other, too, with weights nearby: those that are zero hide the rest."""
-    with evaluating(model), nearby(model):
+    with eval_mode(model), perturbed_weights(model):
         x, y = (
-            repeatable(model, partial(losses, model, batch)).reshape(-1)
+            run_repeatably(model, partial(losses, model, batch)).reshape(-1)
             for batch in (first, second)
         )
-    allowed = rounding_of([x, y, *model.parameters()])
+    allowed = rounding_tolerance([x, y, *model.parameters()])
     return bool(torch.isclose(x[:, None], y, rtol=allowed, atol=1e-5, equal_nan=True).any())
 
 
@@ -187,7 +189,7 @@ def _randomness() -> tuple[Any, ...]:
 
 def _row(batch: Any, records: int, place: int) -> Any:
     """One record's part of a batch, and what belongs to all."""
-    return of_each(batch, records, lambda x: x[place : place + 1])
+    return map_records(batch, records, lambda x: x[place : place + 1])
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -199,7 +201,7 @@ def _same(first: Any, second: Any) -> bool:
 def _equal(x: Any, y: Any) -> bool:
     """Whether two leaves are the same; what is not a number is like another."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
-        return alike(x, y)
+        return tensors_equal(x, y)
     if isinstance(x, Column) and isinstance(y, Column):
         return len(x) == len(y) and all(map(_equal, x, y))
     return type(x) is type(y) and bool(x == y or (x != x and y != y))

@@ -92,17 +92,17 @@ def _blank(entry: Any) -> Any:
     return type(entry)() if known else entry
 
 
-def plain(batch: Any, records: int) -> Any:
+def plain_containers(batch: Any, records: int) -> Any:
     """The same batch in dictionaries, lists, tuples, ``Fields`` and ``Column``; arrays are tensors.
 
     >>> from collections import UserDict
-    >>> plain(UserDict(x=np.zeros((2, 3)), text=["a", "b"]), 2)["x"].shape
+    >>> plain_containers(UserDict(x=np.zeros((2, 3)), text=["a", "b"]), 2)["x"].shape
     torch.Size([2, 3])
     """
-    return walk(batch, lambda leaf, where: _leaf(leaf, where, records), records)
+    return map_leaves(batch, lambda leaf, where: _leaf(leaf, where, records), records)
 
 
-def walk(
+def map_leaves(
     value: Any,
     leaf: Callable[[Any, str], Any],
     records: int | None = None,
@@ -114,7 +114,7 @@ def walk(
     """
 
     def within(inner: Any, place: str) -> Any:
-        return walk(inner, leaf, records, where + place)
+        return map_leaves(inner, leaf, records, where + place)
 
     if isinstance(value, Tensor | PackedSequence):
         return leaf(value, where)
@@ -140,7 +140,9 @@ def _named(kind: type) -> Callable[..., Any]:
 
 def _leaf(value: Any, where: str, records: int) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "OSU":  # texts, say
-        return walk(value.tolist(), lambda leaf, place: _leaf(leaf, place, records), records, where)
+        return map_leaves(
+            value.tolist(), lambda leaf, place: _leaf(leaf, place, records), records, where
+        )
     if isinstance(value, np.ndarray):
         return from_array(value, what=f"batch{where}")
     if isinstance(value, (Tensor, *_ATOMS)):

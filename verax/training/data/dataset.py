@@ -32,8 +32,8 @@ from torch.utils.data import (
 from verax import checks
 from verax.mechanism import Batch, Clipping, Mixed
 from verax.samplers import Deterministic, Sampler, Shuffle
-from verax.training.data.collate import Watched
-from verax.training.data.containers import Fields, from_array, plain, walk
+from verax.training.data.collate import CollateCheck
+from verax.training.data.containers import Fields, from_array, map_leaves, plain_containers
 from verax.training.data.microbatch import part
 from verax.training.data.workers import Workers
 
@@ -48,7 +48,7 @@ class WrongLength(ValueError):  # noqa: N818  it says what is wrong
     """A stream does not have as many records as was declared."""
 
 
-def taken_from(
+def open_dataset(
     source: Any,
     sampler: Sampler,
     records: int | None = None,
@@ -118,7 +118,7 @@ class Data:
         self._make: Callable[[list[Any]], Any] = self._collated
         self._empty: Any = None
         self._workers: Workers | None = None
-        self.watched: Watched | None = None
+        self.watched: CollateCheck | None = None
         # subclasses may change what they give
         if type(source) is TensorDataset and not self._own_collate:
             source, by_record = source.tensors, False
@@ -147,9 +147,9 @@ class Data:
     def watch(self, in_order: bool) -> None:
         """Watch whatever sees several records and is not known to keep them apart."""
         if self._whole is None and self._at_once:
-            self._make = self.watched = Watched(self._make, in_order, self._collated)
+            self._make = self.watched = CollateCheck(self._make, in_order, self._collated)
         elif self._own_collate:
-            self._collate = self.watched = Watched(self._collate, in_order)
+            self._collate = self.watched = CollateCheck(self._collate, in_order)
 
     def take(self, indices: NDArray[np.int64], number: int = 0, mine: Chosen = None) -> Any:
         """The records with these numbers, collated; an empty batch has the same structure and no records."""
@@ -184,7 +184,7 @@ class Data:
 
 def _batch(collate: Collate, records: list[Any]) -> Any:
     """A batch of these records in plain containers, whatever the function returns."""
-    return plain(collate(records), len(records))
+    return plain_containers(collate(records), len(records))
 
 
 def _holds_records(source: Any) -> bool:
@@ -247,7 +247,7 @@ def columns(source: Any) -> Any:
 
 def _column(column: Any, name: Any) -> Any:
     """All tensors of a column, which may be in containers."""
-    return walk(column, lambda leaf, _: _tensor(leaf, f" in column {name!r}"))
+    return map_leaves(column, lambda leaf, _: _tensor(leaf, f" in column {name!r}"))
 
 
 def _of_a_table(source: Any) -> bool:
@@ -303,7 +303,7 @@ class Stream:
             )
         self._source = source
         # loaders of streams are refused, and so are their collate functions
-        self.watched: Watched | None = None
+        self.watched: CollateCheck | None = None
         self._size, self._batches = (
             checks.count("records", size),
             len(sampler) // getattr(sampler, sampler.repeats),

@@ -19,12 +19,12 @@ from torch.utils import _pytree as pytree
 from verax.training.checks.independence import norm_of
 from verax.training.checks.trial_runs import (
     Losses,
-    nearby,
-    nodes,
-    one_each,
-    repeatable,
-    rounding_of,
-    steady,
+    graph_nodes,
+    loss_per_record,
+    perturbed_weights,
+    rounding_tolerance,
+    run_repeatably,
+    run_without_randomness,
 )
 from verax.training.data.microbatch import has_entries, part
 from verax.training.gradients.layer_rules import trainable
@@ -48,7 +48,7 @@ class _Seen:
     """Whether a part of it has a derivative that was written by hand."""
 
 
-class Cuts:
+class MicroBatchSize:
     """Decides for clip-groups of one model under one loss.
 
     Args:
@@ -68,7 +68,7 @@ class Cuts:
         if not all(has_entries(x, size) for x in pytree.tree_leaves(group)):
             return size
         few = min(_ASKED, (size - 1) // 2, self._most)
-        if few == 0 or normalises(self.model) or not self._apart(group, few):
+        if few == 0 or has_batch_norm(self.model) or not self._apart(group, few):
             return size
         count = -(-size // self._fitting())
         return -(-size // count)
@@ -87,7 +87,7 @@ class Cuts:
         count, places = 2 * few + 1, slice(max(few - 1, 1), max(few - 1, 1) + few)
         alone, among = part(group, places), part(group, slice(0, count))
         try:
-            with nearby(self.model):
+            with perturbed_weights(self.model):
                 for chance in (True, False):
                     first, second = (
                         self._seen(alone, few, chance, 0),
@@ -96,7 +96,7 @@ class Cuts:
                     self._bytes = self._bytes or max(
                         (second.kept - first.kept) / (count - few), 1.0
                     )
-                    allowed = _AGREE * rounding_of([first.losses, *self.model.parameters()])
+                    allowed = _AGREE * rounding_tolerance([first.losses, *self.model.parameters()])
                     same = torch.allclose(
                         first.losses, second.losses[places], rtol=allowed, atol=1e-6
                     )
@@ -117,14 +117,16 @@ class Cuts:
 
         def look() -> Tensor:
             with torch.enable_grad(), saved_tensors_hooks(count, lambda _: None):
-                return one_each(self.losses(self.model, piece), records)
+                return loss_per_record(self.losses(self.model, piece), records)
 
-        losses = repeatable(self.model, look if chance else lambda: steady(look, drawn), seed)
+        losses = run_repeatably(
+            self.model, look if chance else lambda: run_without_randomness(look, drawn), seed
+        )
         return _Seen(
             losses.detach(),
             kept,
             sum(drawn),
-            any(isinstance(x, BackwardCFunction) for x in nodes(losses)),
+            any(isinstance(x, BackwardCFunction) for x in graph_nodes(losses)),
         )
 
     def _add_up(self, group: Any, records: int, few: int, chance: bool, allowed: float) -> bool:
@@ -134,13 +136,15 @@ class Cuts:
         def gradients(places: slice, size: int) -> list[Tensor]:
             def look() -> list[Tensor]:
                 with torch.enable_grad():
-                    loss = one_each(self.losses(self.model, part(group, places)), size).sum()
+                    loss = loss_per_record(self.losses(self.model, part(group, places)), size).sum()
                 found = torch.autograd.grad(
                     loss, parameters, allow_unused=True, materialize_grads=True
                 )
                 return [g.to_dense() for g in found]
 
-            return repeatable(self.model, look if chance else lambda: steady(look))
+            return run_repeatably(
+                self.model, look if chance else lambda: run_without_randomness(look)
+            )
 
         both = gradients(slice(0, records), records)
         pairs = zip(
@@ -152,7 +156,7 @@ class Cuts:
         return left <= allowed * norm_of(both)
 
 
-def normalises(model: nn.Module) -> bool:
+def has_batch_norm(model: nn.Module) -> bool:
     """Whether there is a layer that normalises over its batch, known by name."""
     return any(
         isinstance(module, nn.modules.batchnorm._NormBase) and module.training

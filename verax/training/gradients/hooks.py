@@ -20,7 +20,7 @@ from verax.training.gradients.layer_rules import Factors, Rule, rule_for
 
 
 @dataclass
-class Use:
+class LayerCall:
     """One call of a layer: where its output's gradients arrive, and how they become factors.
 
     ``inputs`` must not be changed in place before that; ``versions`` tell.
@@ -43,15 +43,15 @@ class Use:
         )
 
 
-Watched = Callable[["Tape", nn.Module], Callable[..., Any] | None]
-OPAQUE: dict[type[nn.Module], Watched] = {}
+Decomposition = Callable[["Tape", nn.Module], Callable[..., Any] | None]
+DECOMPOSED: dict[type[nn.Module], Decomposition] = {}
 
 
 @dataclass
 class Tape:
     """The uses seen during one forward pass."""
 
-    uses: list[Use] = field(default_factory=list)
+    uses: list[LayerCall] = field(default_factory=list)
 
     def watch(
         self,
@@ -63,7 +63,7 @@ class Tape:
         """Remember a use, if gradients will come by."""
         if all(output.requires_grad for output in outputs):
             edges = [get_gradient_edge(output) for output in outputs]
-            self.uses.append(Use(module, edges, [x.detach() for x in inputs], finish))
+            self.uses.append(LayerCall(module, edges, [x.detach() for x in inputs], finish))
 
 
 def own_parameters(module: nn.Module) -> list[nn.Parameter]:
@@ -76,7 +76,7 @@ class Layers:
     """The layers of a model that have trainable parameters, by how they are watched."""
 
     ruled: list[tuple[nn.Module, Rule]]
-    opaque: list[tuple[nn.Module, Watched]]
+    opaque: list[tuple[nn.Module, Decomposition]]
     covered: bool
     """Whether every trainable parameter belongs to one of them."""
     trained: list[nn.Parameter]
@@ -98,12 +98,12 @@ class Layers:
     def of(cls, model: nn.Module) -> Layers:
         """Look through the model; cheap enough to do for every batch, since anything may be frozen in between."""
         ruled: list[tuple[nn.Module, Rule]] = []
-        opaque: list[tuple[nn.Module, Watched]] = []
+        opaque: list[tuple[nn.Module, Decomposition]] = []
         trained: dict[nn.Parameter, None] = {}
         inside: set[nn.Module] = set()
         covered = True
         for module in model.modules():
-            watched, own = OPAQUE.get(type(module)), own_parameters(module)
+            watched, own = DECOMPOSED.get(type(module)), own_parameters(module)
             trained.update(dict.fromkeys(own))
             if watched is not None:
                 inside.update(child for child in module.modules() if child is not module)

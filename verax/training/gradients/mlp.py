@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules import module as module_hooks
 
-from verax.training.gradients.factors import Kind
+from verax.training.gradients.factors import AnyFactor
 from verax.training.gradients.layer_rules import affine
 
 Activation = tuple[
@@ -40,7 +40,7 @@ class NotAChain(Exception):  # noqa: N818  control flow
     """The loss used the model in another way than calling it once on a tensor of records."""
 
 
-def chain_of(model: nn.Module) -> list[nn.Module] | None:
+def linear_chain(model: nn.Module) -> list[nn.Module] | None:
     """The layers of the model in order, if it is nothing but a chain of linear ones and activations."""
     layers = in_order(model)
     if layers is None or not all(
@@ -125,7 +125,7 @@ def _flat(module: nn.Module) -> bool:
     return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
 
 
-class Pass:
+class ChainPass:
     """One pass of a batch through a chain: stands in for the model while the loss, or its gradient, is taken."""
 
     def __init__(self, layers: list[nn.Module], records: int, closed: bool = False) -> None:
@@ -164,9 +164,9 @@ class Pass:
         self._values.append(value)
         return value
 
-    def factors(self, g: Tensor) -> dict[nn.Parameter, list[Kind]]:
+    def factors(self, g: Tensor) -> dict[nn.Parameter, list[AnyFactor]]:
         """From the gradient of the output to the factors of all parameters."""
-        found: dict[nn.Parameter, list[Kind]] = {}
+        found: dict[nn.Parameter, list[AnyFactor]] = {}
         for layer, x, at_output in self.backward(g):
             for parameter, factor in affine(layer.weight, layer.bias, x, at_output):
                 found.setdefault(parameter, []).append(factor)
