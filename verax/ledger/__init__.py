@@ -1,6 +1,6 @@
-"""The ledger: what a run released, written down before it is released, and what it proves. It does without torch.
+"""The ledger: what a run released, recorded before it is released, and what it proves.
 
-Importing this package loads nothing; each name is imported when it is first asked for.
+It needs no torch. Importing this package loads nothing: names are imported on first use.
 """
 
 from importlib import import_module

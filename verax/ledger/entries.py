@@ -1,4 +1,6 @@
-"""The lines of a ledger: how they are written, chained, checked, and completed after a crash. See docs/ledger.md.
+"""The lines of a ledger: how they are written, chained, checked, and completed after a crash.
+
+See docs/ledger.md.
 
 Every line is a JSON object whose last member is its hash: the SHA-256 of the hash of the line
 before and of the line's own bytes up to it. Everything a line may say is fixed by the lines before
@@ -23,27 +25,33 @@ from verax.display import visible
 from verax.durable import START, chain, encode
 from verax.mechanism import UNITS, Phases
 
+# Formats: the first; with a clip norm for every round; with another unit than records.
 FORMAT = 1
-SCHEDULED = 2  # the format of a ledger that declares a clip norm for every round
-UNITED = 3  # the format of a ledger of other units than records, with or without such clip norms
+FORMAT_CLIP_NORMS = 2
+FORMAT_UNIT = 3
 OPENING = b'{"verax_ledger":'
 _FIELDS = {"verax_ledger", "verax", "run", "time", "insecure_seed", "population", "mechanism"}
-_MORE: dict[int, set[str]] = {
+_MORE_FIELDS: dict[int, set[str]] = {
     FORMAT: set(),
-    SCHEDULED: {"clip_norms"},
-    UNITED: {"clip_norms", "unit"},
+    FORMAT_CLIP_NORMS: {"clip_norms"},
+    FORMAT_UNIT: {"clip_norms", "unit"},
 }
-_LONGEST = 500  # characters of a reason
-_LONGEST_LINE = 2**20  # bytes, but for the first line: no entry has a thousandth of it
-_LONGEST_HEADER = 2**28  # bytes: a clip norm for each of ten million rounds
+# Characters of a reason.
+_LONGEST_REASON = 500
+# Bytes of a line after the first: no entry has a thousandth of it.
+_LONGEST_LINE = 2**20
+# Bytes of the first line: room for a clip norm for each of ten million rounds.
+_LONGEST_HEADER = 2**28
 _CUT = "cut short by a crash"
+# What verax itself writes into the texts of the first line.
 _RUN = "[0-9a-f]{32}"
 _TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00"
 _VERSION = r"[\w.+!-]{1,100}"
+# Clip norms of all rounds: norms, and for how many rounds each.
 Schedule = tuple[tuple[float, int], ...]
-"""Clip norms of all rounds: norms, and for how many rounds each."""
+# Clip norms of the rounds, by their numbers from 0.
 Norms = Callable[[int], float] | Sequence[float]
-"""Clip norms of the rounds, by their numbers from 0."""
+_RESTORE = "Restore the file from a copy; without one, charge the whole declared run"
 
 
 class LedgerError(ValueError):
@@ -57,11 +65,9 @@ class DamagedLedger(LedgerError):  # noqa: N818 - public name, says what is wron
     """The file is not what a ledger wrote: names the file, the line, and what is wrong with it."""
 
 
-def damaged(name: str, line: int, what: str) -> DamagedLedger:
+def damaged_line_error(name: str, line: int, what: str) -> DamagedLedger:
     """The error for one line of one file."""
-    return DamagedLedger(
-        f"{name}, line {line}: {what}. Restore the file from a copy; without one, charge the whole declared run"
-    )
+    return DamagedLedger(f"{name}, line {line}: {what}. {_RESTORE}")
 
 
 def schedule_of(norms: Sequence[float], rounds: int) -> Schedule:
@@ -81,11 +87,12 @@ def schedule_of(norms: Sequence[float], rounds: int) -> Schedule:
 
 
 def norms_of(norms: Norms, rounds: int) -> list[float]:
-    """A clip norm for every round, all of them asked for before the first."""
+    """The clip norm of every round; a function is called for all rounds at once."""
     if not callable(norms) and not isinstance(norms, Iterable):
         raise ValueError(
-            f"clip_norms must be a list of {rounds} norms or a function of the round's number, got {norms!r}: one norm "
-            "for all rounds is the clipping's own, such as Individual(norm=1.0)"
+            f"clip_norms must be a list of {rounds} norms or a function of the round's number, "
+            f"got {norms!r}: one norm for all rounds is the clipping's own, such as "
+            "Individual(norm=1.0)"
         )
     found = [norms(number) for number in range(rounds)] if callable(norms) else list(norms)
     return [norm for norm, times in schedule_of(found, rounds) for _ in range(times)]
@@ -103,18 +110,16 @@ class Header:
     population: int | None = None
     insecure_seed: bool = False
     clip_norms: Schedule | None = None
-    """If the clip norm changes from round to round; the noise of a round is then the multiplier
-    times its norm.
-    """
+    """If the clip norm changes; the noise of a round is the multiplier times its norm."""
     unit: str = "record"
     """Who is protected as a whole: a record, or a client."""
 
     @property
     def format(self) -> int:
-        """The oldest format that can say all of it."""
+        """The oldest format that has all the fields."""
         if self.unit != "record":
-            return UNITED
-        return FORMAT if self.clip_norms is None else SCHEDULED
+            return FORMAT_UNIT
+        return FORMAT if self.clip_norms is None else FORMAT_CLIP_NORMS
 
     def line(self) -> tuple[bytes, str]:
         """The line and its hash."""
@@ -127,26 +132,24 @@ class Header:
             "population": self.population,
             "mechanism": describe(self.mechanism),
         }
-        content |= {name: getattr(self, name) for name in sorted(_MORE[self.format])}
+        content |= {name: getattr(self, name) for name in sorted(_MORE_FIELDS[self.format])}
         return chain(encode(content), START)
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to the run after ``released`` rounds: it was resumed, finished or stopped."""
+    """The run was resumed, finished or stopped after ``released`` rounds."""
 
     kind: str
     released: int
     reason: str = ""
     private: bool = False
-    """Whether the reason was seen in the private data, so that having stopped is itself a release
-    without noise.
-    """
+    """Whether the reason was seen in the private data: stopping is then a release without noise."""
 
 
 @dataclass
 class Log:
-    """What the lines so far say, and what the next ones may be."""
+    """The content of the lines so far, and what the next ones may be."""
 
     name: str
     header: Header
@@ -164,21 +167,17 @@ class Log:
     """Number of rounds the mechanism has."""
 
     def __post_init__(self) -> None:
-        self._ends = list(
-            accumulate(len(phase.sampler) for phase in self.header.mechanism.mechanisms)
-        )
-        self.declared = self._ends[-1]
-        self._changes = list(accumulate(rounds for _, rounds in self.header.clip_norms or ()))
+        phases = self.header.mechanism.mechanisms
+        self._phase_ends = list(accumulate(len(phase.sampler) for phase in phases))
+        self.declared = self._phase_ends[-1]
+        self._norm_ends = list(accumulate(rounds for _, rounds in self.header.clip_norms or ()))
 
-    def due(self, number: int) -> tuple[float, float]:
+    def declared_round(self, number: int) -> tuple[float, float]:
         """The clip norm and the noise multiplier that a round was declared to have."""
-        phase = self.header.mechanism.mechanisms[bisect_right(self._ends, number)]
-        schedule = self.header.clip_norms
-        norm = (
-            phase.clipping.norm
-            if schedule is None
-            else schedule[bisect_right(self._changes, number)][0]
-        )
+        phase = self.header.mechanism.mechanisms[bisect_right(self._phase_ends, number)]
+        norm, schedule = phase.clipping.norm, self.header.clip_norms
+        if schedule is not None:
+            norm = schedule[bisect_right(self._norm_ends, number)][0]
         return norm, phase.noise_multiplier
 
     @property
@@ -187,9 +186,9 @@ class Log:
         return self.events[-1] if self.events and self.events[-1].kind != "resumed" else None
 
     def round_line(self) -> tuple[bytes, str]:
-        """The line that records the next round, and its hash. It says nothing else: not even when."""
-        if self._changes and self.released < self.declared:
-            norm = repr(self.due(self.released)[0]).encode()
+        """The line that records the next round, and its hash. It has no other content, no time."""
+        if self._norm_ends and self.released < self.declared:
+            norm = repr(self.declared_round(self.released)[0]).encode()
             return chain(b'{"round":%d,"clip_norm":%b' % (self.released, norm), self.head)
         return chain(b'{"round":%d' % self.released, self.head)
 
@@ -211,7 +210,7 @@ class Log:
             self.events.append(event)
 
     def read(self, line: bytes) -> None:
-        """Count a line of a file, or say what is wrong with it."""
+        """Count a line of a file; raise if a ledger would not have written it here."""
         expected, digest = self.round_line()
         if line == expected and not self.over and self.released < self.declared:
             self.add(line, digest)
@@ -219,44 +218,36 @@ class Log:
         event = self._event(line)
         expected, digest = self.event_line(event)
         if line != expected:
-            raise self._wrong("it does not say what a ledger would say here")
+            raise self._line_error("it does not say what a ledger would say here")
         self.add(line, digest, event)
 
-    def _wrong(self, what: str) -> DamagedLedger:
-        return damaged(self.name, self.lines + 1, what)
+    def _line_error(self, what: str) -> DamagedLedger:
+        return damaged_line_error(self.name, self.lines + 1, what)
 
     def _event(self, line: bytes) -> Event:
-        """The event that a line states, or what is wrong with the line."""
-        entry = _decode(line)
+        entry = _json_object(line)
         if entry is None:
-            raise self._wrong("it is not a JSON object")
+            raise self._line_error("it is not a JSON object")
         body, found, _ = line.rpartition(b',"hash":"')
         if not found or chain(body, self.head)[0] != line:
-            raise self._wrong(
+            raise self._line_error(
                 "its hash does not fit: this or an earlier line was edited, added, removed or moved"
             )
         if self.over:
-            raise self._wrong(
+            raise self._line_error(
                 f"the run was {self.over.kind} on the line before, and nothing may follow"
             )
         if "round" in entry:
             due = self.released if self.released < self.declared else "none"
-            raise self._wrong(f"it records round {entry['round']!r} where {due} is due")
-        kind, reason, private = (
-            entry.get("event"),
-            entry.get("reason", ""),
-            entry.get("private", False),
-        )
-        if (
-            kind not in ("resumed", "finished", "stopped")
-            or not _clean(reason)
-            or not isinstance(private, bool)
-        ):
-            raise self._wrong("it records an unknown event")
+            raise self._line_error(f"it records round {entry['round']!r} where {due} is due")
+        kind, reason, private = map(entry.get, ("event", "reason", "private"), (None, "", False))
+        known = kind in ("resumed", "finished", "stopped")
+        if not known or not _is_plain_text(reason) or not isinstance(private, bool):
+            raise self._line_error("it records an unknown event")
         return Event(kind, self.released, reason, private)
 
     def complete(self, tail: bytes) -> None:
-        """Count a last line that a crash cut short: as a round wherever it may have been the beginning of one.
+        """Count a last line that a crash cut short: as a round wherever it may have begun one.
 
         A power cut can leave zeros where bytes were to be: each stands for a byte that may have
         been written, so as many rounds are counted as have room in them.
@@ -264,19 +255,19 @@ class Log:
         fragment = tail.rstrip(b"\0")
         end, lines = self.size + len(tail), list[bytes]()
         while self.size < end:
-            lines.append(self._completed(b"" if lines else fragment, end - self.size))
+            lines.append(self._completed_line(b"" if lines else fragment, end - self.size))
             self.read(lines[-1])
         self.missing, self.zeros = b"".join(lines)[len(fragment) :], len(tail) - len(fragment)
 
-    def _completed(self, fragment: bytes, length: int) -> bytes:
-        """The line that begins like this, and may have had at least this length."""
+    def _completed_line(self, fragment: bytes, length: int) -> bytes:
+        """The line that begins with the fragment, and may have had at least this length."""
         if not self.over:
-            for line in self._possible(fragment, length):
+            for line in self._possible_lines(fragment, length):
                 if line.startswith(fragment):
                     return line
-        raise self._wrong("it is not the beginning of anything a ledger would say here")
+        raise self._line_error("it is not the beginning of anything a ledger would say here")
 
-    def _possible(self, tail: bytes, length: int) -> Iterator[bytes]:
+    def _possible_lines(self, tail: bytes, length: int) -> Iterator[bytes]:
         if self.released < self.declared:
             yield self.round_line()[0]
         for kind in ("resumed", "finished"):
@@ -286,15 +277,16 @@ class Log:
             opening = whole[: whole.index(_CUT.encode())]
             said, closed, _ = tail[len(opening) :].decode("latin-1").partition('"')
             reason = _CUT
-            if tail.startswith(opening) and (not said or _clean(said)):
+            if tail.startswith(opening) and (not said or _is_plain_text(said)):
                 reason = said if closed else f"{said} [{_CUT}]"
                 whole = self.event_line(Event("stopped", self.released, reason, private))[0]
-            more = 0 if closed else length - len(whole)  # the reason may have been longer
+            # The reason may have been longer.
+            more = 0 if closed else length - len(whole)
             yield self.event_line(Event("stopped", self.released, reason + "." * more, private))[0]
 
 
 def lines_of(file: IOBase) -> Iterator[bytes]:
-    """The lines of a file; of one that is too long, which no ledger has, only a part that shows it."""
+    """The lines of a file; a line longer than any ledger's is cut just beyond the limit."""
     first = file.readline(_LONGEST_LINE)
     if first.startswith(OPENING) and not first.endswith(b"\n"):
         first += file.readline(_LONGEST_HEADER)
@@ -304,7 +296,7 @@ def lines_of(file: IOBase) -> Iterator[bytes]:
 
 
 def parse(lines: Iterable[bytes], name: str, head: str | None = None) -> Log:
-    """Check every line of a ledger and return what they say.
+    """Check every line of a ledger and return its log.
 
     Args:
         lines: the file, or its lines with their ends.
@@ -312,94 +304,92 @@ def parse(lines: Iterable[bytes], name: str, head: str | None = None) -> Log:
         head: a hash noted earlier; it must be the hash of one of the lines.
     """
     rest = lines_of(lines) if isinstance(lines, IOBase) else iter(lines)
-    log = _opened(next(rest, b""), name)
-    seen = head is None or head == log.head
+    log = _log_from_header(next(rest, b""), name)
+    head_found = head is None or head == log.head
     for line in rest:
         if len(line) > _LONGEST_LINE:
-            raise damaged(
-                name, log.lines + 1, f"it has more than {_LONGEST_LINE} bytes, which no entry has"
-            )
+            what = f"it has more than {_LONGEST_LINE} bytes, which no entry has"
+            raise damaged_line_error(name, log.lines + 1, what)
         if line.endswith(b"\n"):
             log.read(line)
         else:
             log.complete(line)
-        seen = seen or head == log.head
-    if not seen:
+        head_found = head_found or head == log.head
+    if not head_found:
         raise DamagedLedger(
-            f"{name}: no line has the hash {head}, so lines were cut off or rewritten after it was noted. "
-            "Restore the file from a copy; without one, charge the whole declared run"
+            f"{name}: no line has the hash {head}, so lines were cut off or rewritten after it was "
+            f"noted. {_RESTORE}"
         )
     return log
 
 
-def unfinished_header(content: bytes) -> bool:
-    """Whether this is all that a crash left of a ledger's first line, so that nothing was released."""
-    written = content.rstrip(b"\0")  # a power cut can leave zeros where bytes were to be
+def is_unfinished_header(content: bytes) -> bool:
+    """Whether a crash left only this of a ledger's first line, before anything was released."""
+    # A power cut can leave zeros where bytes were to be.
+    written = content.rstrip(b"\0")
     return b"\n" not in content and (written.startswith(OPENING) or OPENING.startswith(written))
 
 
 def reason_of(text: str) -> str:
-    """A reason as it is written: printable ASCII without quotes and backslashes, so that it can be cut anywhere."""
+    """Printable ASCII without quotes and backslashes, so that it can be cut anywhere."""
     plain = str(text).replace('"', "'").replace("\\", "/").encode("ascii", "replace").decode()
     words = " ".join("".join(c if c.isprintable() else " " for c in plain).split())
     if not words:
         raise ValueError(f"reason must say something, got {text!r}")
-    return words[:_LONGEST]
+    return words[:_LONGEST_REASON]
 
 
-def _clean(reason: Any) -> bool:
-    return (
-        isinstance(reason, str)
-        and reason.isascii()
-        and all(c.isprintable() and c not in '"\\' for c in reason)
-    )
+def _is_plain_text(reason: Any) -> bool:
+    if not isinstance(reason, str) or not reason.isascii():
+        return False
+    return all(c.isprintable() and c not in '"\\' for c in reason)
 
 
-def _opened(line: bytes, name: str) -> Log:
+def _log_from_header(line: bytes, name: str) -> Log:
     """The log of a ledger that has this first line."""
-    if unfinished_header(line):
+    if is_unfinished_header(line):
         raise DamagedLedger(
-            f"{name}, line 1: a crash cut the ledger's creation short, before anything was released. "
-            "Create it again: Ledger.create takes its place"
+            f"{name}, line 1: a crash cut the ledger's creation short, before anything was "
+            "released. Create it again: Ledger.create takes its place"
         )
-    entry = _decode(line)
+    entry = _json_object(line)
     if entry is None or not line.startswith(OPENING):
-        raise damaged(name, 1, "the file is not a verax ledger, or its first line is damaged")
+        what = "the file is not a verax ledger, or its first line is damaged"
+        raise damaged_line_error(name, 1, what)
     version = entry["verax_ledger"]
-    if isinstance(version, bool) or not isinstance(version, int) or version not in _MORE:
+    if isinstance(version, bool) or not isinstance(version, int) or version not in _MORE_FIELDS:
         raise LedgerError(
-            f"{name} is a ledger of format {version!r}, and this verax knows formats {FORMAT} to {UNITED}; read it "
-            "with the version that wrote it"
+            f"{name} is a ledger of format {version!r}, and this verax knows formats {FORMAT} to "
+            f"{FORMAT_UNIT}; read it with the version that wrote it"
         )
-    fields = _FIELDS | _MORE[version]
+    fields = _FIELDS | _MORE_FIELDS[version]
     if set(entry) != fields | {"hash"}:
-        raise damaged(
-            name, 1, f"it must have exactly the fields {', '.join(sorted(fields))} and hash"
-        )
+        what = f"it must have exactly the fields {', '.join(sorted(fields))} and hash"
+        raise damaged_line_error(name, 1, what)
     try:
         mechanism = restore(entry["mechanism"])
         phases = mechanism if isinstance(mechanism, Phases) else Phases((mechanism,))
         population = entry["population"]
         header = Header(
             phases,
-            _matching(entry, "run", _RUN),
-            _matching(entry, "time", _TIME),
-            _matching(entry, "verax", _VERSION),
+            _header_text(entry, "run", _RUN),
+            _header_text(entry, "time", _TIME),
+            _header_text(entry, "verax", _VERSION),
             None if population is None else checks.count("population", population),
             bool(entry["insecure_seed"]),
             None if entry.get("clip_norms") is None else _schedule(entry["clip_norms"], phases),
             checks.choice("unit", entry.get("unit", "record"), UNITS),
         )
     except (ValueError, TypeError) as error:
-        raise damaged(name, 1, str(error)) from error
+        raise damaged_line_error(name, 1, str(error)) from error
     expected, digest = header.line()
     if line != expected:
-        raise damaged(name, 1, "its hash does not fit what it says: it was edited")
+        raise damaged_line_error(name, 1, "its hash does not fit what it says: it was edited")
     return Log(name, header, digest, len(line))
 
 
-def _matching(entry: dict[str, Any], name: str, pattern: str) -> str:
-    """A text of the first line, which is shown to people: nothing but what verax writes there."""
+def _header_text(entry: dict[str, Any], name: str, pattern: str) -> str:
+    """A text of the first line. It is shown to people: only what verax writes is accepted."""
     found = entry[name]
     if not isinstance(found, str) or not re.fullmatch(pattern, found, re.ASCII):
         raise ValueError(f"{name} must be as verax writes it, got {found!r}")
@@ -412,17 +402,14 @@ def _schedule(found: Any, phases: Phases) -> Schedule:
         (checks.positive("clip_norms", norm), checks.count("clip_norms", rounds))
         for norm, rounds in found
     )
-    declared, given = (
-        sum(len(phase.sampler) for phase in phases.mechanisms),
-        sum(rounds for _, rounds in schedule),
-    )
+    declared = sum(len(phase.sampler) for phase in phases.mechanisms)
+    given = sum(rounds for _, rounds in schedule)
     if declared != given:
         raise ValueError(f"clip_norms must be for the {declared} declared rounds, got {given}")
     return schedule
 
 
-def _decode(line: bytes) -> dict[str, Any] | None:
-    """The object on a line, or None if there is none."""
+def _json_object(line: bytes) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The file of a ledger while it is written: one writer, and a look before and after each line."""
+"""The file of a ledger while it is written: one writer, checks before and after each line."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from itertools import chain
 
 from verax.durable import append, refuse_special
-from verax.ledger.entries import DamagedLedger, LedgerError, Log, parse, unfinished_header
+from verax.ledger.entries import DamagedLedger, LedgerError, Log, is_unfinished_header, parse
 
 if sys.platform != "win32":
     import fcntl
 
 
 class LedgerBusy(LedgerError):  # noqa: N818 - public name, says what is wrong
-    """Another process, another object of this one or a call under way is writing the ledger."""
+    """Another process, another object of this process or a running call is writing the ledger."""
 
 
 class LedgerFile:
@@ -29,16 +29,16 @@ class LedgerFile:
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
-        self._place = os.path.abspath(path)  # the program may go elsewhere
+        # Absolute: the program may change its working directory.
+        self._absolute_path = os.path.abspath(path)
         self._fd = fd
         self._changed = os.fstat(fd).st_mtime_ns
         self.close = weakref.finalize(self, os.close, fd)
 
     def append(self, line: bytes, digest: str, log: Log, otherwise: str) -> None:
-        """Write a line behind those that ``log`` knows, and force it to disk; or say what is wrong.
+        """Append a line to those of ``log`` and force it to disk.
 
-        What others do to the file meanwhile is noticed afterwards, before anybody relies on the
-        line.
+        Raises if others changed the file, before or meanwhile; ``otherwise`` ends the message.
         """
         self._check(log.size, log.head, otherwise)
         append(self._fd, line)
@@ -48,13 +48,13 @@ class LedgerFile:
     def _check(self, size: int, head: str, otherwise: str) -> None:
         now = os.fstat(self._fd)
         try:
-            named = os.stat(self._place)
+            named = os.stat(self._absolute_path)
         except OSError:
             named = None
         if named is None or not os.path.samestat(now, named):
             raise DamagedLedger(
-                f"{self.path} was deleted, moved or replaced while it was being written; {otherwise}. "
-                "Put the file that was written back under its name, and open it again"
+                f"{self.path} was deleted, moved or replaced while it was being written; "
+                f"{otherwise}. Put the file that was written back under its name, and open it again"
             )
         if now.st_size != size or (now.st_mtime_ns != self._changed and self._head() != head):
             raise DamagedLedger(
@@ -74,13 +74,14 @@ class LedgerFile:
 
 
 def locked(name: str, create: int = 0) -> int:
-    """Open the file and hold its lock. The kernel lets go of it whenever the process dies."""
+    """Open the file and hold its lock, which the kernel releases when the process dies."""
     if sys.platform == "win32":
         raise LedgerError(
             "ledgers are written on POSIX systems only, where a file can be locked; reading works"
         )
     try:
-        refuse_special(name)  # opening alone could do something to a device
+        # Opening alone could do something to a device.
+        refuse_special(name)
         fd = os.open(name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | create, 0o644)
     except OSError as error:
         wanted = "a file in an existing directory" if create else "an existing ledger"
@@ -106,7 +107,7 @@ def locked(name: str, create: int = 0) -> int:
 
 
 def complete(fd: int, log: Log) -> None:
-    """Write what a crash left unwritten: behind the end, or over the zeros that a power cut left."""
+    """Write what a crash left unwritten: at the end, or over the zeros that a power cut left."""
     if not log.zeros:
         append(fd, log.missing)
         return
@@ -119,10 +120,10 @@ def complete(fd: int, log: Log) -> None:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags)
 
 
-def unused(lines: Iterator[bytes], name: str) -> bool:
-    """Whether these are the lines of a run that released nothing and may have gone on, or of none."""
+def is_unused(lines: Iterator[bytes], name: str) -> bool:
+    """Whether these lines are empty, or of a run that released nothing and is not over."""
     first = next(lines, b"")
-    if unfinished_header(first):
+    if is_unfinished_header(first):
         return next(lines, None) is None
     try:
         log = parse(chain([first], lines), name)

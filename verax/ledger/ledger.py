@@ -33,7 +33,7 @@ from verax.ledger.entries import (
     reason_of,
     schedule_of,
 )
-from verax.ledger.file import LedgerBusy, LedgerFile, complete, locked, unused
+from verax.ledger.file import LedgerBusy, LedgerFile, complete, is_unused, locked
 from verax.ledger.run import Run
 from verax.mechanism import UNITS, Mechanism, Phases
 
@@ -53,7 +53,7 @@ Path = str | os.PathLike[str]
 
 
 class LeftMechanism(LedgerError):  # noqa: N818 - public name, says what happened
-    """The run did, or was about to do, something its mechanism does not describe. The round was not released."""
+    """The run did something its mechanism does not describe. The round was not released."""
 
 
 class RunOver(LedgerError):  # noqa: N818 - public name, says what is wrong
@@ -61,7 +61,7 @@ class RunOver(LedgerError):  # noqa: N818 - public name, says what is wrong
 
 
 class Ledger:
-    """An append-only record of one run, held by one writer. Make one with :meth:`create` or :meth:`open`.
+    """An append-only record of one run, with one writer: :meth:`create` or :meth:`open` makes it.
 
     >>> import tempfile
     >>> from verax import Mechanism, Poisson
@@ -130,10 +130,11 @@ class Ledger:
         fd = locked(name, os.O_CREAT)
         try:
             with open(fd, "rb", closefd=False) as file:
-                if not unused(lines_of(file), name):
+                if not is_unused(lines_of(file), name):
                     raise LedgerError(
-                        f"path must be new, got {name!r}, which exists: name another file, and report both together; "
-                        "to go on with the run in it, give the state that was kept of it"
+                        f"path must be new, got {name!r}, which exists: name another file, and "
+                        "report both together; to go on with the run in it, give the state that "
+                        "was kept of it"
                     )
             os.ftruncate(fd, 0)
             append(fd, line)
@@ -151,7 +152,7 @@ class Ledger:
     def open(
         cls, path: Path, mechanism: Mechanism | Phases | None = None, *, finished: bool = False
     ) -> Ledger:
-        """Go on with a run after a crash or a pause: check the whole ledger and note that the run was resumed.
+        """Resume a run after a crash or a pause: check the whole ledger and record the event.
 
         The next round is ``released``. If the trainer's own state is older, the rounds in between
         are spent: draw their batches and drop them.
@@ -168,18 +169,18 @@ class Ledger:
             with open(fd, "rb", closefd=False) as file:
                 log = parse(file, name)
             if mechanism is not None:
-                _same(name, log.header.mechanism, mechanism)
+                _check_same_mechanism(name, log.header.mechanism, mechanism)
             if log.over and not (
                 finished and log.over.kind == "finished" and log.released == log.declared
             ):
-                raise _over(log)
+                raise _run_over_error(log)
             complete(fd, log)
         except BaseException:
             os.close(fd)
             raise
         ledger = cls(name, fd, log)
         if not ledger.over:
-            with ledger._turn():
+            with ledger._exclusive():
                 ledger._record(Event("resumed", log.released))
         return ledger
 
@@ -195,7 +196,7 @@ class Ledger:
 
     @property
     def clip_norms(self) -> Schedule | None:
-        """The declared clip norms and for how many rounds each, if they are not the mechanism's own."""
+        """The declared clip norms and the rounds of each, if they are not the mechanism's own."""
         return self._log.header.clip_norms
 
     @property
@@ -225,11 +226,11 @@ class Ledger:
 
     @property
     def head(self) -> str:
-        """Hash of the last line. Kept elsewhere, it lets :func:`read` notice that later lines were cut off."""
+        """Hash of the last line: noted elsewhere, it shows :func:`read` a ledger cut short."""
         return self._log.head
 
     def release(self, round: int, *, clip_norm: float, noise_multiplier: float) -> None:
-        """Record a round; when this returns, the record is on disk and the round's noise may be drawn and added.
+        """Record a round; when this returns, the record is on disk and the noise may be added.
 
         Args:
             round: the round's number, from 0. Every round is released, in order, also those with an
@@ -244,12 +245,12 @@ class Ledger:
             OSError: the record could not be written. The round must not be released.
         """
         number = checks.count("round", round, 0)
-        with self._turn():
+        with self._exclusive():
             if self._log.over:
-                raise _over(self._log)
+                raise _run_over_error(self._log)
             if number != self.released or number >= self._log.declared:
                 raise self._left(self._out_of_order(number))
-            norm, noise = self._log.due(number)
+            norm, noise = self._log.declared_round(number)
             for what, used, declared in (
                 ("clip norm", clip_norm, norm),
                 ("noise multiplier", noise_multiplier, noise),
@@ -265,8 +266,12 @@ class Ledger:
         if number >= declared:
             return f"round {number} is beyond the {declared} declared rounds, which count from 0"
         if number < released:
-            return f"round {number} was already released; the next is {released}, and to repeat one would cost again"
-        return f"rounds {released} to {number - 1} were skipped; a round with an empty batch is released too"
+            return (
+                f"round {number} was already released; the next is {released}, and to repeat one "
+                "would cost again"
+            )
+        skipped = f"rounds {released} to {number - 1} were skipped"
+        return f"{skipped}; a round with an empty batch is released too"
 
     def left(self, reason: str, *, private: bool = False) -> LeftMechanism:
         """Stop the run because it left its mechanism, and return the error to raise.
@@ -282,7 +287,7 @@ class Ledger:
         ...
         verax.ledger.ledger.LeftMechanism: ... a batch that the sampler did not draw...
         """
-        with self._turn():
+        with self._exclusive():
             return self._left(reason, private)
 
     def _left(self, reason: str, private: bool = False) -> LeftMechanism:
@@ -303,7 +308,7 @@ class Ledger:
                 That the run stopped is then itself a release without noise, and the statement says
                 that it is not covered.
         """
-        with self._turn():
+        with self._exclusive():
             self._stop(reason, private)
 
     def _stop(self, reason: str, private: bool) -> None:
@@ -311,7 +316,7 @@ class Ledger:
 
     def finish(self) -> None:
         """End the run as planned, whether or not all declared rounds were needed."""
-        with self._turn():
+        with self._exclusive():
             self._record(Event("finished", self.released))
 
     def close(self) -> None:
@@ -336,12 +341,13 @@ class Ledger:
         )
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Look at the ledger and write to it while no other thread does, nor this one further up (a signal handler)."""
+    def _exclusive(self) -> Iterator[None]:
+        """Exclude other threads, and calls of this thread that interrupt one (signal handlers)."""
         with self._lock:
             if self._writing:
                 raise LedgerBusy(
-                    f"{self.path} is in the middle of another entry of this thread; nothing was recorded"
+                    f"{self.path} is in the middle of another entry of this thread; nothing was "
+                    "recorded"
                 )
             self._writing = True
             try:
@@ -355,7 +361,7 @@ class Ledger:
 
     def _record(self, event: Event) -> None:
         if self._log.over:
-            raise _over(self._log)
+            raise _run_over_error(self._log)
         self._append(*self._log.event_line(event), event)
 
     def _append(
@@ -365,7 +371,7 @@ class Ledger:
         event: Event | None = None,
         otherwise: str = "nothing was recorded",
     ) -> None:
-        """Write a line and force it to disk, or close the ledger: only a fresh look at the file tells what it holds."""
+        """Write a line and force it to disk; on failure close, as the file must be read again."""
         if self._closed:
             raise LedgerError(f"{self.path} cannot be written: {self._closed}; {otherwise}")
         done = False
@@ -374,7 +380,8 @@ class Ledger:
             self._log.add(line, digest, event)
             done = True
         except OSError as error:
-            why = f"{otherwise}: the ledger cannot be written ({error.strerror}); Ledger.open goes on once it can"
+            cause = f"the ledger cannot be written ({error.strerror})"
+            why = f"{otherwise}: {cause}; Ledger.open goes on once it can"
             raise OSError(error.errno, why, self.path) from error
         finally:
             if not done:
@@ -382,7 +389,7 @@ class Ledger:
 
 
 def read(path: Path, head: str | None = None) -> Run:
-    """Check a ledger and return what ran. The run may be going on.
+    """Check a ledger and return its run, which may still be running.
 
     Args:
         path: the ledger.
@@ -402,23 +409,21 @@ def read(path: Path, head: str | None = None) -> Run:
     return Run.of(log)
 
 
-def _same(name: str, declared: Phases, mechanism: Mechanism | Phases) -> None:
+def _check_same_mechanism(name: str, declared: Phases, mechanism: Mechanism | Phases) -> None:
     """Refuse to resume a run as another one."""
     phases: Sequence[Any] = mechanism.mechanisms if isinstance(mechanism, Phases) else (mechanism,)
     if tuple(phases) != declared.mechanisms:
         raise LeftMechanism(
             f"{name} declares {'; then '.join(map(repr, declared.mechanisms))}, "
-            f"got {'; then '.join(map(repr, phases))}; resume with what was declared, or begin another ledger"
+            f"got {'; then '.join(map(repr, phases))}; resume with what was declared, or begin "
+            "another ledger"
         )
 
 
-def _over(log: Log) -> RunOver:
-    over = log.over
-    how = (
-        f"{over.kind} after {over.released} rounds{': ' * bool(over.reason)}{over.reason}"
-        if over
-        else ""
-    )
+def _run_over_error(log: Log) -> RunOver:
+    over, how = log.over, ""
+    if over:
+        how = f"{over.kind} after {over.released} rounds{': ' * bool(over.reason)}{over.reason}"
     return RunOver(
         f"{log.name}: the run is over ({how}); begin another ledger, and report both together"
     )
@@ -427,14 +432,14 @@ def _over(log: Log) -> RunOver:
 _OPEN: weakref.WeakSet[Ledger] = weakref.WeakSet()
 
 
-def _forked() -> None:
-    """Let go in a forked child: it must not write, and must not keep the lock if its parent dies."""
+def _close_in_forked_child() -> None:
+    """Close ledgers in a forked child: it must neither write nor hold the lock of its parent."""
     for ledger in list(_OPEN):
-        # another thread of the parent may have held it
+        # Another thread of the parent may have held the lock.
         ledger._lock, ledger._writing = threading.RLock(), False
         with suppress(OSError):
             ledger._close("it belongs to the process that opened it, of which this one is a fork")
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_close_in_forked_child)

@@ -1,4 +1,4 @@
-"""What ran, and what it is worth: the guarantee of the rounds that a ledger knows."""
+"""What ran, and the guarantee of the rounds that a ledger records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PUBLIC_NUMBER = "that the number of records is public (records= gives another)"
 
 @dataclass(frozen=True)
 class Run:
-    """What a ledger says: what was declared, which rounds of it were released, and what happened to the run.
+    """The content of a ledger: what was declared, how many rounds were released, what happened.
 
     >>> import tempfile
     >>> from verax import Mechanism, Poisson
@@ -42,7 +42,7 @@ class Run:
     path: str
     mechanism: Phases
     released: int
-    """Rounds that were released or may have been: the first so many of the declared ones."""
+    """How many of the declared rounds, from the first on, were released or may have been."""
     events: tuple[Event, ...]
     head: str
     """Hash of the last line; it fixes all of the ledger up to there."""
@@ -113,22 +113,25 @@ class Run:
         if self.clip_norms is not None:
             least, most = min(self.clip_norms)[0], max(self.clip_norms)[0]
             lines.append(
-                f"Clip norms were declared round by round, {least:g} to {most:g}, with noise in proportion: the cost "
-                "of a round does not depend on its norm."
+                f"Clip norms were declared round by round, {least:g} to {most:g}, with noise in "
+                "proportion: the cost of a round does not depend on its norm."
             )
         if self.insecure_seed:
             lines.append(
-                "NOT PRIVATE: the run's randomness came from a seed that somebody chose (insecure_seed)."
+                "NOT PRIVATE: the run's randomness came from a seed that somebody chose "
+                "(insecure_seed)."
             )
         if self.torn:
             lines.append(
-                "A crash cut the last entry short; it is counted as a round wherever it may have been one."
+                "A crash cut the last entry short; it is counted as a round wherever it may have "
+                "been one."
             )
         if self.ended and self.ended.reason:
             lines.append(f"Stopped: {self.ended.reason.rstrip('.')}.")
             if self.ended.private:
                 lines.append(
-                    "That it stopped there shows something of the data, without noise: this is not covered."
+                    "That it stopped there shows something of the data, without noise: this is not "
+                    "covered."
                 )
         elif self.ended is None:
             lines.append("The run is not over, or broke off.")
@@ -152,7 +155,7 @@ def compose(
             the sampler has them. Stopping because of what the private data look like is itself a
             release, which neither covers.
     """
-    _different(runs)
+    _check_runs(runs)
     independent = checks.choice("stopping", stopping, STOPPING) == "independent"
     declared = Phases(tuple(phase for run in runs for phase in run.mechanism.mechanisms))
     charged = [
@@ -160,16 +163,16 @@ def compose(
         for run in runs
     ]
     certain = [released(run.mechanism, run.released, up=False) for run in runs]
-    above = _together(charged, group, geometry) or _nothing(declared, group)
+    above = _composed_guarantee(charged, group, geometry) or _no_release_guarantee(declared, group)
     # an attacker of what was released sees the smaller run, whatever is charged
     if charged != certain:
-        below = _together(certain, group, geometry)
+        below = _composed_guarantee(certain, group, geometry)
         above = replace(
             above,
             lowers=below.lowers if below else (),
             lower_by=below.lower_by if below else "nothing that an attack could be sure to see",
         )
-    assuming = "; ".join([above.assuming] * bool(above.assuming) + _assumed(runs, independent))
+    assuming = "; ".join([above.assuming] * bool(above.assuming) + _assumptions(runs, independent))
     return replace(above, assuming=assuming, unit=runs[0].unit)
 
 
@@ -181,7 +184,7 @@ def if_independent(runs: Sequence[Run], group: int = 1) -> Guarantee | None:
 
 
 def released(mechanism: Phases, rounds: int, up: bool) -> Phases | None:
-    """The mechanism that has only the first ``rounds``, with a part of an epoch counted in full or not at all.
+    """The mechanism of the first ``rounds``; a part of an epoch counts in full or not at all.
 
     Releasing less than a whole epoch is post-processing of releasing all of it, so ``up`` is never
     too cheap.
@@ -190,29 +193,22 @@ def released(mechanism: Phases, rounds: int, up: bool) -> Phases | None:
     for phase in mechanism.mechanisms:
         here = min(rounds, len(phase.sampler))
         rounds -= here
-        sampler = (
-            phase.sampler
-            if here == len(phase.sampler)
-            else phase.sampler.prefix(here, up)
-            if here
-            else None
-        )
-        if sampler is not None:
+        if here == len(phase.sampler):
+            phases.append(phase)
+        elif here and (sampler := phase.sampler.prefix(here, up)) is not None:
             phases.append(replace(phase, sampler=sampler))
     return Phases(tuple(phases)) if phases else None
 
 
 def attacked(guarantee: Guarantee, mechanism: Mechanism, rounds: int) -> Guarantee:
-    """The guarantee with attacks on the first ``rounds`` only, if there are more: they see what was released."""
+    """The guarantee with lower bounds from attacks that see the first ``rounds`` only."""
     if rounds >= len(mechanism.sampler):
         return guarantee
     seen = released(Phases((mechanism,)), rounds, up=False)
-    attacks = (
-        (seen.guarantee().lowers, seen.guarantee().lower_by)
-        if seen
-        else ((), "nothing was released")
-    )
-    return replace(guarantee, lowers=attacks[0], lower_by=attacks[1])
+    if seen is None:
+        return replace(guarantee, lowers=(), lower_by="nothing was released")
+    attacks = seen.guarantee()
+    return replace(guarantee, lowers=attacks.lowers, lower_by=attacks.lower_by)
 
 
 def at_most(part: Bracket, whole: Bracket) -> Bracket:
@@ -228,26 +224,20 @@ def at_most(part: Bracket, whole: Bracket) -> Bracket:
     return replace(part, upper=whole.upper, upper_by=whole.upper_by, evidence=whole.evidence)
 
 
-def _together(parts: Sequence[Phases | None], group: int, geometry: str) -> Guarantee | None:
+def _composed_guarantee(
+    parts: Sequence[Phases | None], group: int, geometry: str
+) -> Guarantee | None:
     phases = tuple(phase for part in parts if part for phase in part.mechanisms)
     return Phases(phases).guarantee(group, geometry) if phases else None
 
 
-def _nothing(declared: Phases, group: int) -> Guarantee:
-    """Nothing was released, so nothing can be told."""
-    none = [Noiseless(0.0)]
-    return Guarantee(
-        declared,
-        checks.count("group", group),
-        none,
-        none,
-        "nothing was released",
-        "nothing was released",
-    )
+def _no_release_guarantee(declared: Phases, group: int) -> Guarantee:
+    none, why = [Noiseless(0.0)], "nothing was released"
+    return Guarantee(declared, checks.count("group", group), none, none, why, why)
 
 
-def _assumed(runs: Sequence[Run], independent: bool) -> list[str]:
-    """What the numbers rest on, in words."""
+def _assumptions(runs: Sequence[Run], independent: bool) -> list[str]:
+    """The assumptions of the guarantee, in words."""
     assumed = []
     if len(runs) > 1:
         assumed.append("that no run was described after looking at the results of another")
@@ -265,29 +255,26 @@ def _assumed(runs: Sequence[Run], independent: bool) -> list[str]:
 
 
 def tells_number(mechanism: Mechanism) -> bool:
-    """Whether training divides by a multiple of the data's own number, in which neighbours differ."""
+    """Whether updates are divided by the number of records, in which neighbours differ."""
     known = mechanism.sampler.most_records is not None
-    return (
-        isinstance(mechanism.clipping, Individual)
-        and mechanism.relation == "add-remove"
-        and not known
-    )
+    individual = isinstance(mechanism.clipping, Individual)
+    return individual and mechanism.relation == "add-remove" and not known
 
 
-def _different(runs: Sequence[Run]) -> None:
+def _check_runs(runs: Sequence[Run]) -> None:
     if not runs:
         raise ValueError("runs must hold at least one Run, got none")
     seen: dict[str, Run] = {}
     for run in runs:
         if run.id in seen:
             raise LedgerError(
-                f"{seen[run.id].name} and {run.name} are copies of one run, {run.id}; report it once. "
-                "If both copies went on, rounds were released twice and neither ledger knows"
+                f"{seen[run.id].name} and {run.name} are copies of one run, {run.id}; report it "
+                "once. If both copies went on, rounds were released twice and neither ledger knows"
             )
         seen[run.id] = run
     if len({run.unit for run in runs}) > 1:
         first, other = runs[0], next(run for run in runs if run.unit != runs[0].unit)
         raise LedgerError(
-            f"{first.name} protects one {first.unit} and {other.name} one {other.unit}: what protects a record does "
-            "not protect all data of a client; report them one by one"
+            f"{first.name} protects one {first.unit} and {other.name} one {other.unit}: what "
+            "protects a record does not protect all data of a client; report them one by one"
         )
