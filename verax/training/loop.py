@@ -24,7 +24,7 @@ from verax.privacy.pld.composition import UPPER
 from verax.training.checkpoint import refuse_shared
 from verax.training.checks.validators import refuse_factories
 from verax.training.clipping.clipper import MICRO_BATCH, Inner
-from verax.training.data.dataset import Collate
+from verax.training.data.stream import Collate
 from verax.training.diagnostics import PublicLog
 from verax.training.gradients.loss import Criterion
 from verax.training.trainer import PrivateTrainer

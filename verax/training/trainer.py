@@ -43,8 +43,9 @@ from verax.training.checkpoint_file import write_secret
 from verax.training.checks.validators import refuse_flat, refuse_loss, refuse_run, refuse_schedule
 from verax.training.clipping.clipper import MICRO_BATCH, Clipper, Inner, NotFinite
 from verax.training.clipping.flat_buffer import Flat
-from verax.training.data.dataset import Collate, Data, Stream, WrongLength, open_dataset
+from verax.training.data.dataset import Data, open_dataset
 from verax.training.data.round import Round, sizes_of
+from verax.training.data.stream import Collate, Stream, WrongLength
 from verax.training.diagnostics import Diagnostics
 from verax.training.distributed import (
     LeavingMechanism,

@@ -24,7 +24,7 @@ RECORDS = 100
 
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch):
-    monkeypatch.setattr("verax.training.data.microbatch_size._KEPT", 2.0**20)
+    monkeypatch.setattr("verax.training.data.microbatch_size._HELD_BYTES", 2.0**20)
 
 
 class Large(nn.Module):
