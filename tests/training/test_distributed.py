@@ -1,4 +1,4 @@
-"""One run in several processes: the law of one process, one ledger, and a lost process stops all of them."""
+"""One run in several processes: one ledger, and a lost process stops all of them."""
 
 import json
 import os

@@ -221,7 +221,7 @@ def padded(records):
 
 
 class Bag(nn.Module):
-    """Adds up its words, and the padding too if it is careless: its row begins at zero, and then gets noise."""
+    """Adds up its words, and if careless the padding, whose row begins at zero."""
 
     def __init__(self, careless=False):
         super().__init__()

@@ -1,4 +1,4 @@
-"""One run in several processes: each clips its share of the batch, the first writes the ledger and adds the noise.
+"""One run in several processes: each clips its share, the first one adds the noise.
 
 All processes know the secret that draws the batches and the clip-groups. The secret of the noise
 never leaves the first one, so noise is added once, whatever happens elsewhere. See
@@ -34,11 +34,11 @@ _LOST = re.compile(
 
 
 class LostProcess(RuntimeError):  # noqa: N818  it says what happened
-    """Another process of the run died, hung or failed, so this one stopped too. The ledger knows what was released."""
+    """Another process of the run was lost, so this one stopped; the ledger is complete."""
 
 
 class LeavingMechanism(Exception):  # noqa: N818  it says what is about to happen
-    """A process found that the run is about to leave its mechanism; all processes are told, and the ledger."""
+    """The run is about to leave its mechanism: raised in all processes, and recorded."""
 
     def __init__(self, reason: str, private: bool = False) -> None:
         super().__init__(reason, private)
@@ -46,7 +46,9 @@ class LeavingMechanism(Exception):  # noqa: N818  it says what is about to happe
 
 
 class Processes:
-    """The processes of one run, which take every step together. Make it in all of them, in the same order.
+    """The processes of one run, which take every step together.
+
+    Make it in all of them, in the same order.
 
     Args:
         group: a process group of ``torch.distributed``; None for all processes.
@@ -79,7 +81,8 @@ class Processes:
             for what, here in facts.items():
                 if here != theirs[what]:
                     raise ValueError(
-                        f"{what} must be the same in all processes, got {here!r}, the first has {theirs[what]!r}"
+                        f"{what} must be the same in all processes, got {here!r}, the first has "
+                        f"{theirs[what]!r}"
                     )
 
         self.together(same)
@@ -104,7 +107,7 @@ class Processes:
         self.together(work if self.first else lambda: None)
 
     def _fail(self, mine: Exception | None) -> None:
-        """Raise what went wrong: a departure in all processes, an error where it happened, and its words elsewhere."""
+        """Raise a departure in all processes, an error where it happened, its text elsewhere."""
         said = (
             mine
             if isinstance(mine, LeavingMechanism)
@@ -143,22 +146,22 @@ class Processes:
 
     @contextmanager
     def _noticing_loss(self) -> Iterator[None]:
-        """A connection that breaks, or stays silent for longer than the group allows, is a process that was lost."""
+        """Raise ``LostProcess`` for a connection that breaks or times out."""
         try:
             yield
         except RuntimeError as error:
             if not is_lost_connection(error):
                 raise
             raise LostProcess(
-                "another process of this run was lost or did not answer in time, so this one stopped; what was "
-                "released is in the ledger. Start all processes again: open the ledger and load the last saved state "
-                f"({str(error).splitlines()[0]})"
+                "another process of this run was lost or did not answer in time, so this one "
+                "stopped; what was released is in the ledger. Start all processes again: open the "
+                f"ledger and load the last saved state ({str(error).splitlines()[0]})"
             ) from error
 
     # --- who works on what ------------------------------------------------------------------------
 
     def split(self, clipping: Clipping, inner: Any, model: nn.Module) -> bool:
-        """Whether the one clip-group of a batch can be cut: a mean over records that do not know each other can."""
+        """Whether the batch's one clip-group can be split: the mean of independent records."""
         return isinstance(clipping, Batch) and inner is None and not has_batch_norm(model)
 
     def mine(
@@ -174,7 +177,7 @@ class Processes:
 
 
 def is_lost_connection(error: RuntimeError) -> bool:
-    """Whether a collective failed because of another process, and not of memory, types or devices here.
+    """Whether a collective failed because of another process, not of something here.
 
     >>> (
     ...     is_lost_connection(RuntimeError("Connection closed by peer")),
@@ -201,16 +204,18 @@ def find_processes(given: Any, device: torch.device) -> Processes | None:
     if given is not None:
         if not ready or not isinstance(given, dist.ProcessGroup):
             raise ValueError(
-                f"processes must be None (all processes of torch.distributed), 1 (this one alone) or a process group, "
-                f"got {given!r}"
+                "processes must be None (all processes of torch.distributed), 1 (this one alone) "
+                f"or a process group, got {given!r}"
             )
         return Processes(given, device) if dist.get_world_size(given) > 1 else None
     if not ready:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ValueError(
-                f"this process was started as one of {os.environ['WORLD_SIZE']} (WORLD_SIZE), but torch.distributed is "
-                "not initialised: each would train and release on its own, and together they would cost more than any "
-                "of them says. Call torch.distributed.init_process_group() first, or pass processes=1 for separate runs"
+                f"this process was started as one of {os.environ['WORLD_SIZE']} (WORLD_SIZE), but "
+                "torch.distributed is not initialised: each would train and release on its own, "
+                "and together they would cost more than any of them says. Call "
+                "torch.distributed.init_process_group() first, or pass processes=1 for separate "
+                "runs"
             )
         return None
     return Processes(None, device) if dist.get_world_size() > 1 else None
@@ -235,7 +240,7 @@ def launched() -> Iterator[bool]:
 
 
 def add_share(clipper: Clipper, batch: Any, records: int, share: float, into: Flat) -> None:
-    """Add what these records have in the mean gradient of the whole batch, which is clipped once it is added up."""
+    """Add these records' share of the whole batch's mean gradient, not clipped yet."""
     if records == 0:
         return
     found = clipper.aggregate(batch, records, into.parameters)

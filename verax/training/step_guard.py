@@ -28,8 +28,9 @@ class SingleCaller:
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 f"{call} was called while the trainer is in {self._doing or 'another call'}, by "
-                "another thread or from within it: rounds are drawn, counted and released one after "
-                "the other. Let one thread draw and step; for another model, make another trainer"
+                "another thread or from within it: rounds are drawn, counted and released one "
+                "after the other. Let one thread draw and step; for another model, make another "
+                "trainer"
             )
         try:
             self._doing = call
@@ -50,7 +51,7 @@ class StepGuard:
     True
     >>> optimizer.step()
     >>> mine.violation()
-    'the optimizer was stepped by something else; only the trainer does, with gradients that are noisy'
+    'the optimizer was stepped by something else; only the trainer does, with...
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -77,9 +78,15 @@ class StepGuard:
         # of frozen ones, too
         held = (p.grad for group in self._optimizer.param_groups for p in group["params"])
         if any(g is not None and bool(g.any()) for g in held):
-            return "gradients that were not clipped were found in the model; call backward() nowhere else"
+            return (
+                "gradients that were not clipped were found in the model; call backward() nowhere "
+                "else"
+            )
         if self._others:
-            return "the optimizer was stepped by something else; only the trainer does, with gradients that are noisy"
+            return (
+                "the optimizer was stepped by something else; only the trainer does, with "
+                "gradients that are noisy"
+            )
         return None
 
 

@@ -1,4 +1,4 @@
-"""Private training: the mechanism's own sampler draws the batches, the ledger is written before the noise is added.
+"""Private training: draw a batch, clip, write the ledger, add the noise, step.
 
 One round is: draw a batch, add up its clipped gradients, each divided by a public number, write the
 ledger, add the noise, step. Empty batches are rounds like any other. Whatever leaves the mechanism
@@ -195,7 +195,7 @@ class PrivateTrainer:
     def _open(
         self, ledger: str | os.PathLike[str] | Ledger | None, diagnostics: Any = None
     ) -> None:
-        """Hold the state, and begin a ledger or take one that was opened: it must declare this very run."""
+        """Lock the state file, and begin or check the ledger, which must declare this run."""
         if self._state is not None:
             book = ledger.path if isinstance(ledger, Ledger) else ledger
             self._file = StateFile(self._state, {"ledger": book, "diagnostics": diagnostics})
@@ -225,7 +225,7 @@ class PrivateTrainer:
             self._note(self._checked(self._state or "", "meta"))
 
     def _join(self, ledger: str | os.PathLike[str] | Ledger | None) -> None:
-        """Agree with the other processes: one ledger, one secret, the same description and the same weights."""
+        """Share one ledger, one secret, one description and the weights with all processes."""
         peers = self._peers
         assert peers is not None  # noqa: S101
         peers.on_first(lambda: self._open(ledger))
@@ -259,7 +259,7 @@ class PrivateTrainer:
     # --- the loop ---------------------------------------------------------------------------------
 
     def batches(self, dataset: Any, collate_fn: Collate | None = None) -> Iterator[Round]:
-        """Every batch of the run, as the mechanism's sampler draws them; each must be stepped on before the next.
+        """Every batch of the run, drawn by the sampler; step on each before the next.
 
         Args:
             dataset: tensors, a dictionary of them, a map-style data set, or a stream for samplers
@@ -296,8 +296,9 @@ class PrivateTrainer:
                     self._file.tell_over()
             elif self._next > 0:
                 raise ValueError(
-                    f"the ledger knows {self._next} rounds whose batches this trainer did not draw: load() the state "
-                    "that was saved, which knows the sampler's sequence; without one, begin another ledger"
+                    f"the ledger knows {self._next} rounds whose batches this trainer did not "
+                    "draw: load() the state that was saved, which knows the sampler's sequence; "
+                    "without one, begin another ledger"
                 )
             else:
                 self._draw()
@@ -329,14 +330,15 @@ class PrivateTrainer:
             self._leave(f"round {self._pending.number} was drawn but not stepped on")
 
     def _see(self, dataset: Any) -> None:
-        """Look at the data; their number must stay what it is for the whole run, and be the same in all processes."""
+        """Open the data, whose number of records must stay the same during the run."""
         sampler = self.mechanism.sampler
         seen = open_dataset(
             dataset, sampler, self._declared_records, self.mechanism.clipping, self._collate
         )
         if self._data is not None and len(seen) != len(self._data):
             raise ValueError(
-                f"dataset must have the {len(self._data)} records that the run began with, got {len(seen)}"
+                f"dataset must have the {len(self._data)} records that the run began with, got "
+                f"{len(seen)}"
             )
         if self._peers is not None:
             self._peers.agree({"dataset": f"{len(seen)} records"})
@@ -509,19 +511,20 @@ class PrivateTrainer:
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of the declared run. It holds wherever training stops, whatever the reason."""
+        """The guarantee of the declared run, which holds wherever training stops."""
         assumed = [self._priced.assuming] * bool(self._priced.assuming)
         if self._declared_records is None and tells_number(self.mechanism):
             assumed.append(PUBLIC_NUMBER)
         if self._unrecorded:
             assumed.append(
-                "that nobody saw a round between the saved state and its loading (a ledger would know)"
+                "that nobody saw a round between the saved state and its loading (a ledger would "
+                "know)"
             )
         return replace(self._priced, assuming="; ".join(assumed))
 
     @property
     def so_far(self) -> Guarantee | None:
-        """The guarantee of the rounds released so far, had their number been fixed beforehand; to show progress."""
+        """The guarantee of the rounds so far, had their number been fixed beforehand."""
         ran = released(Phases((self.mechanism,)), self._next, up=True)
         if ran is None:
             return None
@@ -530,7 +533,7 @@ class PrivateTrainer:
         return replace(found, assuming="that the run was to stop here")
 
     def statement(self, delta: float, path: str | os.PathLike[str] | None = None) -> Statement:
-        """What a reviewer signs, in words; with a path also written there: as a page, JSON or text, by its suffix."""
+        """The statement of the run; with a path also written, in the format of its suffix."""
         # reporting depends on training, not the reverse
         from verax.reporting.statement import Statement
 
@@ -545,7 +548,7 @@ class PrivateTrainer:
         return statement
 
     def close(self) -> None:
-        """Let others open ledger and state. The run is not over by that, but this trainer can release nothing more."""
+        """Release ledger, state and data; this trainer can release no more rounds."""
         if self._ledger is not None:
             self._ledger.close()
         if self._file is not None:
@@ -556,7 +559,7 @@ class PrivateTrainer:
     # --- stopping and going on --------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """Bring the file of the state up to date between two rounds, if there is one, and time or need for it."""
+        """Save the state between two rounds, if there is a file for it and it is due."""
         if (
             self._file is not None
             and self._pending is None
@@ -610,7 +613,7 @@ class PrivateTrainer:
             self._file.written(path)
 
     def load(self, path: str | os.PathLike[str], dataset: Any) -> None:
-        """Go on from a saved state. Rounds the ledger knows but the state does not are spent: drawn, and dropped.
+        """Resume from a saved state; later rounds in the ledger are drawn and dropped.
 
         Noise and clip-groups go on from fresh entropy: a round after the state was saved may have
         used what the state would draw next, and the same noise on two sums gives both away. (A
@@ -635,7 +638,8 @@ class PrivateTrainer:
         assert self._data is not None  # noqa: S101
         if state["records"] not in (None, len(self._data)):
             raise ValueError(
-                f"dataset must have the {state['records']} records that the run began with, got {len(self._data)}"
+                f"dataset must have the {state['records']} records that the run began with, got "
+                f"{len(self._data)}"
             )
         if state["sampling"] is None:
             self._sequence = cast(Batches, iter(()))  # that was all, and stays as it is

@@ -1,4 +1,4 @@
-"""Records that mix or are counted, in any disguise: refused in words; and what only looks like it, which is not."""
+"""Models that mix or count records are refused; those that only look like it are not."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def test_mixing_records_is_refused_in_words(model):
 
 
 def test_mixing_is_found_whatever_the_weights():
-    """Two records are looked at, and to a thousandth: with one and to a hundredth, 1 of 20 of these slipped through."""
+    """Two records, to a thousandth: with one, to a hundredth, 1 of 20 slipped through."""
     for seed in range(100):
         torch.manual_seed(seed)
         model, batch = Centred(), (torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,)))
@@ -75,7 +75,7 @@ class Closed(nn.Module):
 
 
 def test_mixing_behind_weights_that_are_zero_is_found():
-    """No loss shows it yet, but the gradient of the last layer does: it sees what other records did to its input."""
+    """No loss shows it yet, but the gradient of the last layer does."""
     model, batch = Closed(), (torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,)))
     before = {
         name: (p.detach().clone(), p.data_ptr(), p._version) for name, p in model.named_parameters()
@@ -115,7 +115,7 @@ def test_running_statistics_are_refused():
 
 
 def test_mixing_is_looked_for_among_all_records_that_go_together():
-    """A neighbour a quarter of the batch away: among 32 records only, it would be another one than among 256."""
+    """A neighbour a quarter of the batch away: another one among 32 than among 256."""
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
     def far(m, batch):
@@ -226,7 +226,7 @@ def test_mixing_is_found_however_small_it_is(small):
 
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_rounding_is_not_taken_for_mixing(size):
-    """The gradient of a record that is fitted exactly is nothing but rounding, which is another one in other shapes."""
+    """The gradient of an exactly fitted record is rounding, which depends on shapes."""
     model, x = nn.Sequential(nn.Linear(8, 512), nn.Tanh(), nn.Linear(512, 3)), torch.randn(size, 8)
     with torch.no_grad():
         fitted = torch.cat([model(one) for one in x.split(1)])

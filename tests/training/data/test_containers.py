@@ -30,7 +30,7 @@ Y = torch.randint(0, CLASSES, (RECORDS,), generator=torch.Generator().manual_see
 
 
 class Encoding(UserDict):
-    """As transformers.BatchEncoding is: a dictionary in ``data`` whose entries are attributes, too."""
+    """As transformers.BatchEncoding is: entries of ``data`` are attributes, too."""
 
     def __init__(self, data):
         super().__init__(data)

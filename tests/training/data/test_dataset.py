@@ -113,7 +113,7 @@ def test_a_tensor_data_set_that_gives_something_else_is_asked_for_it():
 
 
 class Array:
-    """As a column of pandas or pyarrow: an array of another library, which is asked for by its labels."""
+    """As a column of pandas or pyarrow: an array that is asked for by its labels."""
 
     __module__ = "pandas.core.series"
 

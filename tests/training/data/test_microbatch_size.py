@@ -28,7 +28,7 @@ def little_memory(monkeypatch):
 
 
 class Large(nn.Module):
-    """Keeps some 60 kB a record for the backward pass, and tells how many records it was given at a time."""
+    """Holds some 60 kB a record for the backward pass, and notes the batch sizes it sees."""
 
     def __init__(self, *more):
         super().__init__()
@@ -161,7 +161,7 @@ def whole(model, x, y):
 
 
 def trained_on(model):
-    """How many records the model was given at a time in the pass itself, after the looks, which are at 9 or fewer."""
+    """Batch sizes in the pass itself, without the trials, which have 9 records or fewer."""
     return [seen for seen in model.seen if seen > 9]
 
 

@@ -1,4 +1,4 @@
-"""Plain chains: the same gradients as a loop over records, without a graph; anything else is left to the rules."""
+"""Plain chains: the gradients of a loop over records, without a graph."""
 
 import copy
 
@@ -66,7 +66,7 @@ def shared():
 
 
 def squashed():
-    """Activations at the beginning, in a row, and behind a layer that only looks at values in another way."""
+    """Activations first, in a row, and behind a layer that only reshapes."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Tanh(),

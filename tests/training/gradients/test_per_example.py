@@ -1,4 +1,4 @@
-"""Per-record gradients against a loop over records, for the layers people use and the ways they use them."""
+"""Per-example gradients against a loop over records, for the usual layers."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def losses(model, batch):
 
 
 def check(model, x, classes, general=False, tolerance=1e-5):
-    """Norms and a weighted sum equal those of a loop; and the rules were used unless said otherwise."""
+    """Norms and a weighted sum equal those of a loop, by rules unless said otherwise."""
     batch = x, torch.randint(0, classes, (len(x),))
     keys, records = list(model.state_dict()), PerExampleGradients(model, losses)
     factors = records.factors(batch, len(x))
@@ -416,7 +416,7 @@ def test_every_order_that_a_convolution_may_lie_in(
 
 
 class Viewed(nn.Module):
-    """Takes a view of what its layers left in memory, as old code does, which fits one order of memory only."""
+    """Takes a view of an activation, which fits one order of memory only."""
 
     def __init__(self):
         super().__init__()
@@ -556,7 +556,7 @@ class Scaled(nn.Module):
 
 
 def test_the_first_record_is_checked_as_the_last_is():
-    """The last record has the largest gradient, by which all are divided: it alone would show nothing."""
+    """The last record has the largest gradient: it alone would show nothing."""
     model, x, y = Scaled(), torch.randn(8, 6), torch.randint(0, 3, (8,))
     out = model.body(x).detach().requires_grad_()
     (g,) = torch.autograd.grad(
@@ -636,7 +636,7 @@ def test_layers_whose_records_are_elsewhere_take_the_general_way(name):
 
 
 def test_windows_that_come_later_are_noticed():
-    """All that was checked had one window a record; two would be clipped as if they were two records."""
+    """Only one window a record was checked; two would be clipped as two records."""
     model = Windows(nn.MultiheadAttention(8, 2, batch_first=True), 8, 3)
     records = PerExampleGradients(model, losses)
     for windows in (1, 2):
@@ -690,7 +690,7 @@ def test_group_norms_before_the_first_trained_layer(clipping, first, keyword):
 
 
 class TimeMajor(nn.Module):
-    """Records in the second dimension, or in blocks that are not of one record, behind a head that begins at zero."""
+    """Records in the second dimension, or in blocks, behind a head that begins at zero."""
 
     def __init__(self, folded):
         super().__init__()

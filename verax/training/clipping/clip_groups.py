@@ -57,7 +57,7 @@ class GroupMeans:
     def of(
         self, layers: list[nn.Module], batch: Any, sizes: list[int], parameters: list[nn.Parameter]
     ) -> Iterator[tuple[Tensor, Tensor]] | None:
-        """Flat gradients, one a column, and their norms, some groups at a time in memory that is used again.
+        """Flat gradients, one a column, and their norms, a few groups at a time.
 
         The first ``sizes[0]`` records of the batch are the first group, and so on. None if the loss
         uses the model in another way than as the chain that its ``layers`` are.
@@ -162,7 +162,7 @@ class _Rows:
         return self._firsts[count]
 
     def _cut(self, sizes: list[int], x: Tensor, g: Tensor) -> tuple[Sequence[Tensor], ...]:
-        """The inputs, the gradients of the outputs and as many ones for every group; records have equally many each."""
+        """The inputs, the gradients of the outputs and a vector of ones for every group."""
         if self._ones.shape[0] < x.shape[0]:
             self._ones = self._rows.new_ones(x.shape[0])
         if len(sizes) == 1:
@@ -180,7 +180,7 @@ class _Rows:
 def group_gradients(
     records: Mapping[nn.Parameter, Factor], sizes: list[int]
 ) -> dict[nn.Parameter, Clippable]:
-    """The mean gradients of small groups from their records' gradients, for models that keep records apart.
+    """The mean gradients of small groups of independent records, from their gradients.
 
     The first ``sizes[0]`` records are the first group, and so on.
     """
@@ -203,7 +203,7 @@ def any_unformed(parameters: list[nn.Parameter], sizes: list[int]) -> bool:
 
 
 def _unformed(parameter: nn.Parameter, sizes: list[int]) -> bool:
-    """Whether it is a weight for which Gram matrices of neighbours are less work than the gradients of all groups."""
+    """Whether Gram matrices of neighbours are less work than this weight's gradients."""
     if parameter.dim() != 2 or max(sizes) > _NEIGHBOURS:
         return False
     return bool(_NEIGHBOURS * sum(parameter.shape) <= parameter.numel() / 2)
@@ -239,7 +239,7 @@ def _products(left: Tensor, right: Tensor, sizes: list[int]) -> Tensor:
 
 @dataclass
 class _Means:
-    """Mean gradients of a weight over groups, none of which is formed; ``shares`` are (groups, records)."""
+    """Mean gradients of a weight over groups, not formed; ``shares`` are (groups, records)."""
 
     each: OuterProduct
     sizes: list[int]

@@ -1,4 +1,4 @@
-"""Clipped sums of a batch under each clipping, added to a flat buffer that takes the noise afterwards."""
+"""Clipped sums of a batch under each clipping, added to a flat buffer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class NotFinite(ValueError):  # noqa: N818  it says what is wrong
 
 
 class Inner(Protocol):
-    """What a clip-group computes before it is clipped: one tensor per parameter, a gradient or a displacement.
+    """What a clip-group computes before clipping: a gradient or a displacement.
 
     It may move weights and buffers: they are put back.
     """
@@ -70,7 +70,7 @@ class Inner(Protocol):
 
 @dataclass(frozen=True)
 class MeanGradient:
-    """The gradient of the clip-group's mean loss, in pieces that fit; with ``micro_batch`` None all at once."""
+    """The gradient of the clip-group's mean loss, in micro-batches or (None) all at once."""
 
     micro_batch: int | None = None
 
@@ -102,7 +102,7 @@ class MeanGradient:
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """Steps of a local optimiser on the clip-group from the current weights; their displacement is what is clipped.
+    """Steps of a local optimiser on the clip-group, whose displacement is clipped.
 
     Args:
         optimizer: from parameters to a fresh ``torch.optim`` optimiser, such as ``lambda p: Adam(p,
@@ -132,9 +132,9 @@ class LocalSteps:
             for kept in local.state.values()
         ):
             raise ValueError(
-                f"optimizer must be made anew for every clip-group, got one ({type(local).__name__}) for several: "
-                "what it remembers of other records would not be protected; use a function such as "
-                "lambda p: torch.optim.Adam(p, 0.01)"
+                "optimizer must be made anew for every clip-group, got one "
+                f"({type(local).__name__}) for several: what it remembers of other records would "
+                "not be protected; use a function such as lambda p: torch.optim.Adam(p, 0.01)"
             )
         for _ in range(self.steps):
             local.zero_grad()
@@ -168,7 +168,8 @@ class Clipper:
     ) -> None:
         if inner is not None and isinstance(clipping, Individual):
             raise ValueError(
-                "inner is for batch and mixed clipping: individual clipping clips every record's gradient"
+                "inner is for batch and mixed clipping: individual clipping clips every record's "
+                "gradient"
             )
         self.model, self.losses, self.clipping = model, losses, clipping
         self.micro_batch, self._draws = micro_batch, draws
@@ -184,7 +185,7 @@ class Clipper:
         self.norms: Callable[[Tensor], None] | None = None
 
     def denominator(self, expected_batch: float) -> float:
-        """What an update's sum and its noise are divided by: the expected batch, or the number of clip-groups."""
+        """What sum and noise are divided by: the expected batch, or the clip-groups."""
         match self.clipping:
             case Individual():
                 return expected_batch
@@ -304,7 +305,7 @@ class Clipper:
     def _add_small(
         self, batch: Any, sizes: list[int], chain: list[nn.Module] | None, norm: float, into: Flat
     ) -> bool:
-        """Small clip-groups, many in one pass, by way of their records' gradients; False if that is not to be done.
+        """Add small clip-groups through their records' gradients; False if it was not done.
 
         It is done only if no record can reach another's clip-group, whatever the weights: known
         layers one after the other, and a known loss. All others may mix the records of a
@@ -334,7 +335,7 @@ class Clipper:
 
     @without_shortcuts()
     def aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
-        """What a clip-group computes, before it is clipped; nothing else of it is left in the model."""
+        """What a clip-group computes, before clipping; the model stays as it was."""
         with self._drawing():
             self._hidden_check.refuse(group, size, parameters)
             with (
@@ -368,13 +369,13 @@ class Clipper:
         return Clipper(model, losses, Batch(1.0), inner, self.micro_batch)._aggregate
 
     def _weights(self, found: Tensor, norm: float, denominator: float, what: str) -> Tensor:
-        """What vectors with these norms are multiplied by; _INSIDE has room for the rounding of norms and weights."""
+        """The clip factors of vectors with these norms, below ``NORM_MARGIN`` of the clip norm."""
         few = found.shape[0] <= _FEW
         norms = found.tolist() if few else [float(found.sum())]
         if not all(map(math.isfinite, norms)) and not bool(torch.isfinite(found).all()):
             raise NotFinite(
-                f"the {what} is not finite: look for NaN, infinite or huge values in the data, and scale them by "
-                "public constants"
+                f"the {what} is not finite: look for NaN, infinite or huge values in the data, and "
+                "scale them by public constants"
             )
         if self.norms is not None:
             self.norms(found)
@@ -397,7 +398,7 @@ def _in_single_precision(device: str) -> AbstractContextManager[object]:
 
 
 def refuse_statistics(model: nn.Module) -> None:
-    """Batch norm over a clip-group is protected by its clipping; running statistics kept beside it are not."""
+    """Refuse running statistics of a batch norm, which no clipping or noise protects."""
     for name, module in model.named_modules():
         if (
             isinstance(module, nn.modules.batchnorm._NormBase)
@@ -405,6 +406,6 @@ def refuse_statistics(model: nn.Module) -> None:
             and module.track_running_stats
         ):
             raise ValueError(
-                f"{name or 'the model'} ({type(module).__name__}) keeps running statistics of private data that no "
-                "noise protects: set track_running_stats=False"
+                f"{name or 'the model'} ({type(module).__name__}) keeps running statistics of "
+                "private data that no noise protects: set track_running_stats=False"
             )

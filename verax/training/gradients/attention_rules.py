@@ -1,4 +1,4 @@
-"""Attention and recurrent layers, computed by watched products: the same numbers, every parameter's use in sight."""
+"""Attention and recurrent layers as products that are watched, with equal numbers."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _additive(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def recurrent(tape: Tape, module: nn.Module) -> Callable[..., Any] | None:
-    """nn.LSTM, nn.GRU and nn.RNN on padded batches, unrolled; None for projections, which are left to torch.func."""
+    """nn.LSTM, nn.GRU and nn.RNN on padded batches, unrolled; None for projections."""
     if not isinstance(module, nn.RNNBase) or module.proj_size:
         return None
     plain = type(module).forward.__get__(module)

@@ -1,4 +1,4 @@
-"""Per-record gradients in factored form: what a layer leaves behind, from which norms and clipped sums are taken.
+"""Per-example gradients in factored form, from which norms and clipped sums are taken.
 
 A layer's backward pass would contract its inputs with the gradients of its outputs over records and
 positions at once. Here the contraction over records comes last: first over positions, which leaves
@@ -84,7 +84,7 @@ class Explicit:
 
 @dataclass
 class ConvolutionGradients:
-    """Gradients of a convolution's weight and their norms: rows whose dimensions lie in an order of their own."""
+    """Gradients of a convolution's weight and their norms, in an order of their own."""
 
     rows: Tensor
     norms: Tensor
@@ -115,9 +115,9 @@ class ConvolutionGradients:
 
 @dataclass
 class UnfoldedConvolution:
-    """Gradients of a convolution's weight that are not formed: what each place looks at, and the gradient there.
+    """Gradients of a convolution's weight, not formed: patches and output gradients.
 
-    x is (records, places, looks), g (records, places, out); their product lies as ``ConvolutionGradients`` do.
+    x is (records, places, looks), g (records, places, out); the order is the product's.
     """
 
     x: Tensor
@@ -126,7 +126,7 @@ class UnfoldedConvolution:
     order: list[int]
 
     def squares(self) -> Tensor:
-        """From Gram matrices in double precision, a few records at a time: nothing is lost where places cancel."""
+        """From Gram matrices in double precision, in which cancelling places lose nothing."""
         few = max(_NEAR // (8 * self.x.shape[1] * (self.x.shape[2] + self.g.shape[2])), 1)
         found = [
             _double_squares(x.double(), g.double())
@@ -152,7 +152,7 @@ class UnfoldedConvolution:
 
 @dataclass
 class OuterProduct:
-    """Gradients g x^T of a weight used at one position per record: x (records, in), g (records, out)."""
+    """Gradients g x^T of a weight: x (records, in), g (records, out)."""
 
     x: Tensor
     g: Explicit
@@ -179,7 +179,7 @@ class OuterProduct:
 
 @dataclass
 class OuterProductSum:
-    """Gradients sum_t g[:, t] x[:, t]^T of a weight: x (records, positions, in), g (records, positions, out)."""
+    """Gradients sum_t g[:, t] x[:, t]^T; x and g are (records, positions, in or out)."""
 
     x: Tensor
     g: Tensor
@@ -194,7 +194,7 @@ class OuterProductSum:
 
     @property
     def _turned(self) -> bool:
-        """Whether the product lies (in, out): with the longer side last it takes 10 to 15 % less time."""
+        """Whether the product is (in, out): 10 to 15 % faster with the longer side last."""
         return bool(self.g.shape[2] > self.x.shape[2])
 
     def _form(self) -> Tensor:
@@ -219,7 +219,7 @@ class OuterProductSum:
         return _squares(self._form().flatten(1))
 
     def add(self, weights: Tensor, total: Tensor) -> None:
-        """A matrix-vector product of what was kept, or the usual product of a backward pass, weighted."""
+        """A matrix-vector product if gradients were formed, else a weighted backward product."""
         if self._formed is not None and self._turned:
             total.add_(
                 (weights @ self._formed.flatten(1)).view(self._formed.shape[1:]).t().contiguous()
@@ -234,7 +234,10 @@ class OuterProductSum:
 
 @dataclass
 class EmbeddingRows:
-    """Gradients of an embedding: row index[:, t] receives g[:, t]; index (records, positions), g (..., width)."""
+    """Gradients of an embedding: row index[:, t] receives g[:, t].
+
+    index is (records, positions), g (records, positions, width).
+    """
 
     index: Tensor
     g: Tensor
@@ -248,7 +251,7 @@ class EmbeddingRows:
         return int(self.index.numel() * self.index.shape[1])
 
     def explicit(self) -> Tensor:
-        """Scattered into full tables; for the rare case that the table is used in other ways too."""
+        """Full tables, for the rare case that the table is used in other ways, too."""
         tables = self.g.new_zeros(len(self.g), *self.shape)
         index = self.index.unsqueeze(-1).expand_as(self.g)
         return tables.scatter_add_(1, index, self.g)
@@ -286,7 +289,7 @@ def record_count(factor: AnyFactor) -> int:
 
 
 def merge_uses(uses: Sequence[AnyFactor]) -> AnyFactor:
-    """All uses of one parameter as one factor: products are laid end to end, anything else is added up."""
+    """All uses of one parameter as one factor: concatenated products, or a sum."""
     if len(uses) == 1:
         return uses[0]
     products = [
@@ -341,14 +344,14 @@ def _of_pieces(rows: Tensor) -> Tensor:
 
 
 def _of_many(rows: NDArray[np.float32]) -> Tensor:
-    """The same: numpy's products of vectors take half the time of torch's norms, but it is more calls."""
+    """The same by numpy, which takes half the time for many numbers."""
     with np.errstate(all="ignore"):  # what is too large is infinite, and refused as that
         squares = np.vecdot(rows, rows).sum(axis=1, dtype=np.float64)
     return torch.from_numpy(np.sqrt(squares).astype(np.float32))
 
 
 def _squares(rows: Tensor) -> Tensor:
-    """Squared norm of each row, never zero: small numbers whose squares vanish may meet large ones in a product."""
+    """Squared norm of each row, never zero: underflow may meet large factors in a product."""
     norms = row_norms(rows)
     return torch.addcmul(constant(_TINY, norms.dtype, norms.device), norms, norms)
 
@@ -360,12 +363,12 @@ def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def ghost_is_cheaper(positions: int, rows: int, columns: int, times: float) -> bool:
-    """Whether a product over positions is so many times larger than the Gram matrices that give its norm, too."""
+    """Whether a product over positions is ``times`` larger than its Gram matrices."""
     return rows * columns > times * positions * (positions + rows + columns)
 
 
 def gram(x: Tensor) -> Tensor:
-    """The products of all pairs of rows; of wide ones in pieces, which are added up in double precision."""
+    """The products of all pairs of rows; wide rows are added up in double precision."""
     if x.shape[-1] <= _WIDE:
         return x @ x.transpose(-1, -2)
     total = x.new_zeros(*x.shape[:-1], x.shape[-2], dtype=torch.float64)
@@ -383,14 +386,14 @@ def gram_squares(inputs: Tensor, outputs: Tensor, rounding: float = ROUNDING) ->
 
 
 def _double_squares(x: Tensor, g: Tensor) -> Tensor:
-    """The same from x and g in double precision, whose sums can be off by 2^-53 for each number that is added."""
+    """The same in double precision, with an error of 2^-53 for each number added."""
     inputs, outputs = x @ x.transpose(1, 2), g @ g.transpose(1, 2)
     added = x.shape[2] + g.shape[2] + x.shape[1] ** 2 + 8
     return gram_squares(inputs, outputs, added * 2.0**-53)
 
 
 def rounded_up(squares: Tensor, most: Tensor, rounding: float = ROUNDING) -> Tensor:
-    """Squared norms of sums that were taken from Gram matrices; ``most`` is what they are if nothing cancels.
+    """Squared norms from Gram matrices plus their rounding; ``most`` if nothing cancels.
 
     Where the terms cancel, the sum of a Gram matrix is small and its rounding is not: that goes
     with ``most``. Without it a record whose parts are 10,000 clip norms long and cancel could pass
@@ -400,7 +403,7 @@ def rounded_up(squares: Tensor, most: Tensor, rounding: float = ROUNDING) -> Ten
 
 
 def single_precision(x: Tensor) -> Tensor:
-    """Half precision raised to single, since sums of many records need the digits; double is more than they need."""
+    """Half precision raised to single, for sums of many records; double lowered to it."""
     return x if x.dtype is torch.float32 else x.float()
 
 

@@ -1,4 +1,4 @@
-"""Watching a forward pass: which layers ran on what, and the edges where the gradients of their outputs arrive.
+"""Hooks on a forward pass: the inputs of each layer, and the edges of its outputs.
 
 Nothing of the model is changed for longer than the forward pass: hooks are put on layers that have
 a rule, and layers that compute with their parameters inside one opaque call (attention, recurrent
@@ -96,7 +96,7 @@ class Layers:
 
     @classmethod
     def of(cls, model: nn.Module) -> Layers:
-        """Look through the model; cheap enough to do for every batch, since anything may be frozen in between."""
+        """The layers of a model as it is now: anything may be frozen between batches."""
         ruled: list[tuple[nn.Module, Rule]] = []
         opaque: list[tuple[nn.Module, Decomposition]] = []
         trained: dict[nn.Parameter, None] = {}
@@ -149,7 +149,7 @@ def watching(layers: Layers, copies: bool = False) -> Iterator[Tape]:
 
 
 def by_record(x: Tensor, dim: int) -> Tensor:
-    """Records first: from dimension ``dim``, or (negative) from blocks of a first dimension that holds -dim of them."""
+    """Records first: from dimension ``dim``, or from -dim blocks of the first one."""
     if dim == 0:
         return x
     return x.movedim(dim, 0) if dim > 0 else x.unflatten(0, (-dim, -1))

@@ -1,4 +1,4 @@
-"""How each kind of layer leaves its per-record gradients behind: from its input, and the gradient of its output.
+"""Layer rules: per-example gradients from a layer's input and its output's gradient.
 
 To teach verax a new layer, register a rule: a function of the module and its input that returns
 what turns the gradient of the output into factors, one per trainable parameter. Layers without a
@@ -53,7 +53,7 @@ def rule(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
 
 
 def rule_for(module: nn.Module) -> Rule | None:
-    """The rule of a layer whose forward pass is the one the rule was written for; subclasses may have changed it."""
+    """The rule of a layer, unless a subclass has another forward pass."""
     for kind in type(module).__mro__:
         if kind in RULES:
             return RULES[kind] if type(module).forward is kind.forward else None
@@ -131,7 +131,7 @@ Convolution: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def _per_record_kernels(module: Convolution, x: Tensor, g: Tensor) -> ConvolutionGradients:
-    """The gradients of the weight and their norms, a few records at a time, while they are in the cache."""
+    """The weight's gradients and norms, a few records at a time to stay in the cache."""
     out, into, *kernel = shape = module.weight.shape
     places_last, wide = _places_last(module, x), module.groups == 1 and out >= _WIDE
     looks = [1, *range(2, len(shape))] if places_last else [*range(2, len(shape)), 1]
@@ -155,7 +155,7 @@ def _per_record_kernels(module: Convolution, x: Tensor, g: Tensor) -> Convolutio
 
 
 def _places_last(module: Convolution, x: Tensor) -> bool:
-    """How to copy patches in longer runs: along a row of places, or along a row of the kernel with its channels.
+    """Whether patches are copied in longer runs along the places than along the kernel.
 
     Groups of channels lie apart only with the places last.
     """

@@ -1,8 +1,8 @@
-"""Plain chains of layers, such as logistic regression or a perceptron, differentiated without a graph.
+"""Chains of linear layers and activations, differentiated without a graph.
 
 In small models most of a step is the bookkeeping of autograd. A chain of linear layers and simple
-activations needs
-none: its backward pass is a product and a mask per layer. Only the loss is left to autograd.
+activations needs none: its backward pass is a product and a mask per layer. Only the loss is left
+to autograd.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NotAChain(Exception):  # noqa: N818  control flow
 
 
 def linear_chain(model: nn.Module) -> list[nn.Module] | None:
-    """The layers of the model in order, if it is nothing but a chain of linear ones and activations."""
+    """The layers in order, if the model is a chain of linear layers and activations."""
     layers = in_order(model)
     if layers is None or not all(
         type(one) is nn.Linear or type(one) in ACTIVATIONS or _flat(one) for one in layers
@@ -51,7 +51,7 @@ def linear_chain(model: nn.Module) -> list[nn.Module] | None:
 
 
 def in_order(model: nn.Module) -> list[nn.Module] | None:
-    """The layers of a model that calls one after the other and does nothing else, as far as nobody watches."""
+    """The layers of a model that calls one after the other, without hooks."""
     if module_hooks._has_any_global_hook():
         return None
     layers: list[nn.Module] = []
@@ -107,7 +107,7 @@ _APART = frozenset(
 
 
 def keeps_apart(model: nn.Module) -> bool:
-    """Whether the model cannot mix records: known layers, one after the other, each of which treats records alone.
+    """Whether the model cannot mix records: a chain of layers known to keep them apart.
 
     No experiment can tell this of a model that computes as it likes: it may begin to mix later.
 
@@ -126,7 +126,7 @@ def _flat(module: nn.Module) -> bool:
 
 
 class ChainPass:
-    """One pass of a batch through a chain: stands in for the model while the loss, or its gradient, is taken."""
+    """One pass of a batch through a chain, in place of the model while the loss is taken."""
 
     def __init__(self, layers: list[nn.Module], records: int, closed: bool = False) -> None:
         self._layers, self._records, self._closed = layers, records, closed
@@ -134,7 +134,7 @@ class ChainPass:
         self.output: Tensor | None = None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """The model's output, as a leaf whose gradient is wanted unless that is known in closed form."""
+        """The model's output, a leaf unless the loss has its gradient in closed form."""
         if (
             self.output is not None
             or len(inputs) != 1
@@ -173,7 +173,7 @@ class ChainPass:
         return found
 
     def backward(self, g: Tensor) -> Iterator[tuple[nn.Linear, Tensor, Tensor]]:
-        """Back to the first trained layer: every linear layer, its input, and the gradient of its output."""
+        """Every linear layer back to the first trained one: input and output's gradient."""
         first, last = 0, len(self._layers) - 1
         while first <= last and not any(
             p is not None and p.requires_grad for p in self._layers[first]._parameters.values()

@@ -1,4 +1,4 @@
-"""Per-record gradients of any model: by layer rules where they apply, by ``torch.func`` or record by record elsewhere.
+"""Per-example gradients of any model: by layer rules, ``torch.func``, or one by one.
 
 Which way a model goes is found out, not assumed: the first batch of every new shape is checked
 against plain autograd for two records and for all together. A layer used behind the rules' back, a
@@ -85,7 +85,7 @@ class PerExampleGradients:
         self.channels = ChannelsLast()
 
     def look(self) -> Layers:
-        """The model as it is now, at the beginning of a round: layers may have been frozen or replaced since."""
+        """The model's layers as they are now; to be called once a round."""
         self._mixing.begin()
         chain = None if self._not_a_chain else linear_chain(self.model)
         if chain is not None:
@@ -104,7 +104,7 @@ class PerExampleGradients:
         return self._mixing.known_independent
 
     def factors(self, batch: Any, records: int, layers: Layers | None = None) -> FoundGradients:
-        """Per-record gradients of this batch; ``layers`` if the model was looked at for it already."""
+        """Per-example gradients of this batch; ``layers`` if they were looked up already."""
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self.factors(batch, records, layers)
@@ -132,7 +132,7 @@ class PerExampleGradients:
         return self._by_func(batch, records)
 
     def fitting(self, batch: Any, records: int, layers: Layers, most: int) -> int:
-        """How many records to work on at once, at most ``most``: what they leave behind is to stay near the cache."""
+        """How many records to work on at once, so that they stay near the cache."""
         if layers.chain is not None or records <= min(_FEWEST, most):
             return min(records, most)
         if self._bytes is None:
@@ -249,7 +249,7 @@ class PerExampleGradients:
     def _of_uses(
         self, uses: Sequence[LayerCall], losses: Tensor, records: int, new: bool = False
     ) -> FoundGradients | None:
-        """The factors of what was watched; None if the rules do not apply, as far as they can tell."""
+        """The factors of the watched calls; None if the rules do not apply."""
         if not uses or (new and not self._find_dims(uses, losses)):
             return None
         edges = [edge for use in uses for edge in use.edges]
@@ -269,7 +269,7 @@ class PerExampleGradients:
     def _finish(
         self, uses: Sequence[LayerCall], gradients: Sequence[Tensor | None], records: int
     ) -> FoundGradients | None:
-        """All uses of every parameter as one factor; None if some use has another number of records."""
+        """All uses of each parameter as one factor; None if the numbers of records differ."""
         found: dict[nn.Parameter, list[AnyFactor]] = {}
         at = 0
         for use in uses:
@@ -289,7 +289,7 @@ class PerExampleGradients:
         return {parameter: merge_uses(kinds) for parameter, kinds in found.items()}
 
     def _find_dims(self, uses: Sequence[LayerCall], losses: Tensor) -> bool:
-        """Where each layer has its records: where the loss of one record has its gradient. False if nowhere.
+        """Find each layer's record dimension, from one record's gradient; False if none.
 
         A layer in which no record that is asked has any gradient remains to be found.
         """
@@ -325,7 +325,7 @@ class PerExampleGradients:
     def _agrees(
         self, parameters: list[nn.Parameter], factors: FoundGradients, losses: Tensor, records: int
     ) -> bool | None:
-        """Whether the sum of all gradients, the first and the last are what plain autograd says; None if not finite."""
+        """Whether plain autograd agrees on the sum, the first and the last; None if not finite."""
         squares = [factor.squares() for factor in factors.values()]
         norms = (
             torch.stack(squares).sum(dim=0).sqrt()
@@ -425,7 +425,7 @@ def _dim_of(g: Tensor, record: int, records: int) -> int | None:
 
 
 def _alive(gradients: Sequence[Tensor | None], records: int) -> int | None:
-    """A record that seems to have a gradient in one of these, if records are in dimension 0 or 1 or folded."""
+    """A record that has a gradient in one of these, if there is one."""
     for g in gradients:
         if g is None or not bool(g.any()):
             continue
