@@ -45,7 +45,7 @@ from torch.nn import functional  # noqa: E402
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed  # noqa: E402
 from verax.randomness import Source  # noqa: E402
 from verax.training import PrivateTrainer  # noqa: E402
-from verax.training.gradients.factors import lengths  # noqa: E402
+from verax.training.gradients.factors import row_norms  # noqa: E402
 
 MICRO = (16, 32, 64, 128, 256, 1024)
 # seconds; such a step is repeated before it is timed: who went before it would still be in the
@@ -331,7 +331,7 @@ def peak(name: str, records: int, variant: str) -> float:
             next(step)
     del step
     # rows of eight records are too short for numpy's library, those to come are not
-    lengths(torch.ones(2, 2**17))
+    row_norms(torch.ones(2, 2**17))
     ctypes.CDLL(None).malloc_trim(0)
     step = (
         ours(name, records, None, Individual(1.0))

@@ -1,4 +1,4 @@
-"""Kill a whole trainer at random instants, resume it from its last saved state, and compare ledger and releases.
+"""Kill a whole trainer at random instants, resume it, compare ledger and releases.
 
 Run by test_crash_trainer in a process of its own, which forks the trainers: python crash_trainer.py
 KILLS FOLDER.
@@ -38,7 +38,7 @@ torch.set_num_threads(1)
 
 
 def life(folder: Path, mechanism: Mechanism) -> None:
-    """Train, from the start or from where the last life was killed; note every noisy sum the moment it exists."""
+    """Train or resume; note every noisy sum the moment it exists."""
     model = nn.Linear(3, 2)
     book, saved = folder / "run.ledger", folder / "state"
     held = Ledger.open(book, mechanism) if saved.exists() else None

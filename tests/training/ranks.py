@@ -1,4 +1,4 @@
-"""Train in several processes, and let some of them die. Run by test_distributed in a process of its own.
+"""Train in several processes, some of which die; run by test_distributed.
 
 python ranks.py FOLDER [SCENARIO...] forks the processes (importing torch takes longer than
 training) and prints, as JSON, what went wrong in each scenario: nothing, or a traceback.
@@ -63,7 +63,7 @@ def scenario(check: Callable[[Path], None]) -> Callable[[Path], None]:
 
 
 def start(size: int, work: Callable[[int], Any], folder: Path) -> list[int]:
-    """Fork so many processes that do the work together; each leaves its result, or its error, in the folder."""
+    """Fork processes that do the work together; each leaves its result or its error."""
     folder.mkdir()
     children = []
     for rank in range(size):
@@ -234,7 +234,7 @@ def fit_works_in_several_processes(top: Path) -> None:
 
 
 def dying(mechanism: Mechanism, top: Path, who: int, when: int):
-    """Process ``who`` dies while it works on round ``when``; states are saved every second round."""
+    """Process ``who`` dies in round ``when``; states are saved every second round."""
 
     def work(rank: int) -> None:
         model = make(rank)
@@ -401,7 +401,7 @@ def gradients_that_are_not_finite_stop_all_processes(top: Path) -> None:
 
 @scenario
 def a_batch_is_clipped_whatever_the_others_send(top: Path) -> None:
-    """The first process takes the batch for one that cannot be cut, the other for one that can, and sends its share."""
+    """The first process does not cut the batch; the other does, and sends its share."""
 
     def work(rank: int) -> float:
         model = make(0, norm=True)

@@ -1,4 +1,4 @@
-"""A state that is kept while a run goes on: the same program continues the run, and nothing is forgotten."""
+"""A state kept during a run: the same program resumes it, and nothing is forgotten."""
 
 import os
 import signal
@@ -462,7 +462,8 @@ torch.manual_seed(0)
 x, y, model = torch.randn(60, 5), torch.randint(0, 3, (60,)), nn.Linear(5, 3)
 mechanism = Mechanism(Shuffle(batches=60, epochs=5), 1.0)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-trainer = PrivateTrainer(model, optimizer, mechanism, ledger=folder + "/run.ledger", state=folder + "/state")
+files = {"ledger": folder + "/run.ledger", "state": folder + "/state"}
+trainer = PrivateTrainer(model, optimizer, mechanism, **files)
 print("ready", flush=True)
 for batch in trainer.batches((x, y)):
     trainer.step(batch, nn.CrossEntropyLoss())

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate  # noq
 
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed, Shuffle  # noqa: E402
 from verax.training import MixedRecords, PrivateTrainer  # noqa: E402
-from verax.training.data.collate import _FEW, Watched  # noqa: E402
+from verax.training.data.collate import _FEW, CollateCheck  # noqa: E402
 from verax.training.gradients.loss import PerRecord  # noqa: E402
 
 torch.set_num_threads(1)
@@ -101,7 +101,7 @@ def test_a_whole_batch_that_is_clipped_at_once_may_be_mixed(collate):
 def test_mixing_is_seen_through_weights_that_are_zero():
     model = nn.Linear(WIDTH, CLASSES, bias=False)
     nn.init.zeros_(model.weight)
-    watched = Watched(centred, in_order=False)
+    watched = CollateCheck(centred, in_order=False)
     watched(ROWS)
     with pytest.raises(MixedRecords):
         watched.refuse_mixing(model, PerRecord(LOSS))
@@ -209,7 +209,7 @@ def test_renaming_and_casting_pass(collate, clipping):
 
 @pytest.mark.parametrize("in_order", [False, True])
 def test_names_that_the_loss_does_not_see_pass(in_order):
-    watched = Watched(named, in_order)
+    watched = CollateCheck(named, in_order)
     watched(ROWS)
     watched.refuse_mixing(nn.Linear(WIDTH, CLASSES), in_words)
 
@@ -368,7 +368,7 @@ def test_random_numbers_that_depend_on_the_records_are_refused_in_words():
 
 
 def test_a_look_does_not_touch_anybody_s_randomness_or_the_model():
-    watched = Watched(mixed_at_random, in_order=False)
+    watched = CollateCheck(mixed_at_random, in_order=False)
     watched(ROWS)
     model = nn.Linear(WIDTH, CLASSES)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
@@ -384,7 +384,7 @@ def test_a_look_does_not_touch_anybody_s_randomness_or_the_model():
 ALIVE = weakref.WeakSet()
 
 
-class Kept:
+class Snapshot:
     """A record that somebody may still hold."""
 
     def __init__(self, number):
@@ -392,7 +392,7 @@ class Kept:
         ALIVE.add(self)
 
     def __deepcopy__(self, memo):
-        return Kept(self.number)
+        return Snapshot(self.number)
 
 
 def test_no_record_is_kept_after_its_round():
@@ -405,7 +405,7 @@ def test_no_record_is_kept_after_its_round():
             return RECORDS
 
         def __getitem__(self, number):
-            return Kept(number)
+            return Snapshot(number)
 
     mechanism = Mechanism(Deterministic(4), 1.0, Individual())
     model = nn.Linear(WIDTH, CLASSES)

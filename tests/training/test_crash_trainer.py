@@ -1,4 +1,4 @@
-"""kill -9 of a whole trainer, again and again: nothing is released at no charge, and the sequence goes on."""
+"""kill -9 of a whole trainer: nothing is released at no charge, the sequence goes on."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""One run in several processes: the law of one process, one ledger, and a lost process stops all of them."""
+"""One run in several processes: one ledger, and a lost process stops all of them."""
 
 import json
 import os
@@ -108,8 +108,8 @@ def test_only_what_another_process_did_is_a_lost_process(monkeypatch, error, los
         monkeypatch.setattr(dist, name, fail)
     here, buffer = Processes(None, torch.device("cpu")), torch.zeros(2)
     for call in (
-        lambda: here.spread(buffer),
-        lambda: here.add_up(buffer),
+        lambda: here.broadcast(buffer),
+        lambda: here.reduce_to_first(buffer),
         lambda: here.together(int),
         lambda: here.share(1),
     ):

@@ -1,4 +1,4 @@
-"""A run that is called again with its state: what was said of it before is said again, and nothing is trained."""
+"""A finished run that is called again: the same is said of it, and nothing is trained."""
 
 import sys
 

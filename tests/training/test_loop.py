@@ -91,7 +91,7 @@ def test_the_bar_ends_on_the_number_of_the_statement(shown):
 
 
 def test_the_bar_never_shows_more_than_the_statement_will(shown, monkeypatch):
-    """What is shown on the way is computed roughly, and may lie above the price of the whole run."""
+    """The epsilon so far is computed roughly, and may exceed the price of the whole run."""
     mechanism = Mechanism(Poisson(0.2, 6), 1.0)
 
     def epsilon(guarantee, delta, rtol=1e-3):
@@ -221,7 +221,7 @@ def test_a_finished_run_lets_go_of_its_ledger_too(tmp_path):
 def test_an_interruption_tells_what_was_released_and_cost(
     monkeypatch, tmp_path, sampler, least, most
 ):
-    """A part of an epoch is charged as a whole one, and attacked as none: nobody sees the rest of it."""
+    """A part of an epoch is charged as a whole one, and attacked as none."""
     step = PrivateTrainer.step
 
     def stopping(self, batch, loss):

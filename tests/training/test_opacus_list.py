@@ -1,4 +1,4 @@
-"""What breaks elsewhere works here, or is refused in words: every item of the list, through the trainer itself."""
+"""What breaks elsewhere works here, or is refused in words, through the trainer."""
 
 import math
 import warnings
@@ -63,7 +63,7 @@ def by_loop(model, data, losses):
 
 
 def check(model, x, classes=3, loss=None, steps=2):
-    """Rounds without noise equal a loop over records; keys, hooks and the model's class stay; nothing is printed."""
+    """Rounds without noise equal a loop over records; the model stays as it was."""
     data = x, torch.randint(0, classes, (RECORDS,))
     loss = loss or nn.CrossEntropyLoss()
     keys, kinds = list(model.state_dict()), [type(m) for m in model.modules()]

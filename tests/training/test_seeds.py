@@ -1,4 +1,4 @@
-"""A model's own randomness comes from secret seeds, one a round, and torch's generators are left alone."""
+"""A model's own randomness comes from secret seeds, and torch's generators stay."""
 
 import pytest
 

@@ -21,7 +21,7 @@ from verax import (  # noqa: E402
     ledger,
 )
 from verax.training import LeftMechanism, PrivateTrainer, fit  # noqa: E402
-from verax.training.step_guard import OwnSteps  # noqa: E402
+from verax.training.step_guard import StepGuard  # noqa: E402
 
 torch.set_num_threads(1)
 X, Y = torch.randn(40, 6), torch.randint(0, 3, (40,))
@@ -67,7 +67,7 @@ def test_schedules_and_other_optimizers_do_not_count():
 
 def test_an_optimizer_is_left_as_it_was():
     optimizer = sgd(nn.Linear(6, 3).parameters())
-    watching = OwnSteps(optimizer)
+    watching = StepGuard(optimizer)
     assert len(optimizer._optimizer_step_post_hooks) == 1
     del watching
     gc.collect()
@@ -221,7 +221,7 @@ def padded(records):
 
 
 class Bag(nn.Module):
-    """Adds up its words, and the padding too if it is careless: its row begins at zero, and then gets noise."""
+    """Adds up its words, and if careless the padding, whose row begins at zero."""
 
     def __init__(self, careless=False):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The training loop: exact sums, noise once a round, and no way to leave the mechanism unnoticed."""
+"""The training loop: exact sums, noise once a round, every departure noticed."""
 
 import math
 import os
@@ -623,7 +623,7 @@ def test_a_run_whose_sampler_state_is_lost_is_not_resumed_with_new_batches(tmp_p
 
 
 def test_rounds_spent_before_the_first_batch_of_a_state_are_dropped(tmp_path):
-    """The state was saved before any batch was drawn; two rounds were released and then the process died."""
+    """The state was saved before any draw; two rounds were released before the crash."""
     trainer, _, path = started(tmp_path, Mechanism(Shuffle(4), 1.0))
     trainer.save(tmp_path / "state")
     drawn = []

@@ -1,4 +1,4 @@
-"""Saved states of training: what may be loaded into which run, and a file that is kept up to date."""
+"""Saved states of a training run: which run may load them, and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from verax.ledger.entries import schedule_of
 from verax.ledger.ledger import Ledger, LedgerBusy, RunOver, locked
 from verax.mechanism import Mechanism
 from verax.randomness import Source
-from verax.training.checkpoint_file import fresh_of
+from verax.training.checkpoint_file import temporary_path
 
 _SHARE = 0.05  # of the time that may be spent on writing states
 _PLAIN = (bool, int, float, str, type(None))
@@ -61,15 +61,16 @@ def read_state(
         state = None
     if not isinstance(state, dict) or not state.keys() >= _HELD:
         raise ValueError(
-            f"path must be a state that save() wrote, got {os.fspath(path)!r}, which is none, or a damaged one: name "
-            "another file; a run whose state is lost cannot go on"
+            f"path must be a state that save() wrote, got {os.fspath(path)!r}, which is none, or a "
+            "damaged one: name another file; a run whose state is lost cannot go on"
         )
     for what, mine in (("mechanism", repr(mechanism)), ("clip_norms", norms)):
         if state[what] != mine:
             raise ValueError(f"path must hold a run of {what} {mine}, got one of {state[what]}")
     if state.setdefault("population", records) != records:
         raise ValueError(
-            f"records must be {state['population']} as in the run of {os.fspath(path)!r}, got {records}"
+            f"records must be {state['population']} as in the run of {os.fspath(path)!r}, got "
+            f"{records}"
         )
     if (state.setdefault("schedule", None) is None) != (schedule is None):
         raise ValueError(
@@ -81,8 +82,8 @@ def read_state(
         state["spent"] = ledger.released - state["rounds"]
     elif state["run"] is not None:
         raise ValueError(
-            f"ledger must be that of the run in {os.fspath(path)!r}, got None: rounds would be released that its "
-            "ledger does not know"
+            f"ledger must be that of the run in {os.fspath(path)!r}, got None: rounds would be "
+            "released that its ledger does not know"
         )
     elif state["sampling"] is not None:  # after the last round nothing can be released any more
         state["blind"] = True
@@ -96,33 +97,33 @@ def _refuse_ledger(state: dict[str, Any], ledger: Ledger) -> None:
     refuse_seed(ledger, state["seeded"] is None)
     if state["run"] != ledger.run:
         raise ValueError(
-            f"path must hold a state of the run in {ledger.path}, got one of another run: its sampler would draw "
-            "records again that this run has used"
+            f"path must hold a state of the run in {ledger.path}, got one of another run: its "
+            "sampler would draw records again that this run has used"
         )
     if state["rounds"] > ledger.released:
         raise ValueError(
-            f"path must not be ahead of the ledger, got {state['rounds']} rounds, {ledger.path} knows fewer: its last "
-            "lines are lost; bring back a whole copy of it"
+            f"path must not be ahead of the ledger, got {state['rounds']} rounds, {ledger.path} "
+            "knows fewer: its last lines are lost; bring back a whole copy of it"
         )
     if ledger.over and state["rounds"] < ledger.released:
         raise ValueError(
-            f"path must hold the end of the run, which is over, got {state['rounds']} of {ledger.released} rounds: an "
-            "older copy"
+            f"path must hold the end of the run, which is over, got {state['rounds']} of "
+            f"{ledger.released} rounds: an older copy"
         )
 
 
-def sources_of(seeds: dict[str, Any] | None) -> dict[str, Source]:
-    """What noise, clip-groups and dropout are drawn from: fresh entropy, or what a seed left in a state."""
+def random_sources(seeds: dict[str, Any] | None) -> dict[str, Source]:
+    """The sources of noise, clip-groups and dropout: fresh, or as a seeded run saved them."""
     if seeds is not None:
         return {use: Source.restore(seed) for use, seed in seeds.items()}
     fresh = Source.system()
     return {use: fresh.spawn(use) for use in ("noise", "clip-groups", "draws")}
 
 
-def spend(
+def skip_rounds(
     drawn: Iterator[Any], schedule: torch.optim.lr_scheduler.LRScheduler | None, rounds: int
 ) -> None:
-    """Go past rounds that were released after the state was saved: their batches are drawn and dropped."""
+    """Draw and drop the batches of rounds that were released after the state was saved."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch misses the optimizer's own step
         for _ in range(rounds):
@@ -131,13 +132,13 @@ def spend(
                 schedule.step()
 
 
-def put_back(
+def restore_state(
     state: dict[str, Any],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler | None,
 ) -> None:
-    """Weights, optimizer and schedule as they were: of the same kinds, since another would fail in its first step."""
+    """Restore weights, optimizer and schedule, which must be of the saved kinds."""
     for what, now in (("optimizer", optimizer), ("schedule", schedule)):
         kind = state.get("kinds", {}).get(what)
         if kind not in (None, type(now).__name__):
@@ -148,14 +149,16 @@ def put_back(
         mine = settings_of(optimizer).get(setting)
         if mine != value:
             raise ValueError(
-                f"optimizer must have the {setting} {value!r} that the run began with, got {mine!r}: change it in "
-                "optimizer.param_groups once the run goes on, or begin another run"
+                f"optimizer must have the {setting} {value!r} that the run began with, got "
+                f"{mine!r}: change it in optimizer.param_groups once the run goes on, or begin "
+                "another run"
             )
     for name, mine in model.state_dict().items():
         theirs = state["model"].get(name, mine)
         if isinstance(mine, Tensor) and theirs.dtype is not mine.dtype:  # torch would round
             raise ValueError(
-                f"model must be that of the saved run, got {mine.dtype} for {theirs.dtype} in {name}"
+                f"model must be that of the saved run, got {mine.dtype} for {theirs.dtype} in "
+                f"{name}"
             )
     try:
         model.load_state_dict(state["model"])
@@ -178,7 +181,7 @@ def _line(error: Exception) -> str:
 
 
 def plain(state: Any) -> Any:
-    """The state of an optimizer or a schedule with numpy's numbers, which a function of the round may give, as plain.
+    """An optimizer's or schedule's state with plain numbers in place of numpy's.
 
     >>> plain({"lr": np.float64(0.5), "betas": (0.9, np.float32(0.5))})
     {'lr': 0.5, 'betas': (0.9, 0.5)}
@@ -196,12 +199,13 @@ def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def refuse_shared(state: str | os.PathLike[str], others: Mapping[str, Any]) -> None:
-    """The state is replaced again and again: refuse to do that with a file that is something else, too."""
-    mine = {os.path.realpath(path) for path in (state, fresh_of(state))}
+    """Refuse a state that is another file of the run, too: it would be overwritten."""
+    mine = {os.path.realpath(path) for path in (state, temporary_path(state))}
     for what, path in others.items():
         if path is not None and os.path.realpath(path) in mine:
             raise ValueError(
-                f"state must be a file of its own, got {os.fspath(state)!r}, which is the {what}, too"
+                f"state must be a file of its own, got {os.fspath(state)!r}, which is the {what}, "
+                "too"
             )
 
 
@@ -227,7 +231,7 @@ class StateFile:
         _FILES.add(self)
 
     def hold(self) -> bool:
-        """Whether there is a run to go on with; the file is this process's only then, and empty if there is none."""
+        """Lock the file, which is created empty if needed; whether it holds a run to resume."""
         if sys.platform == "win32":
             return self.path.exists()
         self._new = not self.path.exists()
@@ -255,9 +259,13 @@ class StateFile:
         return self._fd is not None and os.path.samestat(os.fstat(self._fd), self.path.stat())
 
     def tell_over(self) -> None:
-        """Warn whoever wanted to train more: perhaps by another learning rate, of which the state knows nothing."""
-        said = f"the run in {self.path} is over: nothing was trained, the last weights that it kept were loaded"
-        warnings.warn(said, UserWarning, stacklevel=4)
+        """Warn that the run is over, so that no other setting can have an effect."""
+        warnings.warn(
+            f"the run in {self.path} is over: nothing was trained, the last weights that it kept "
+            "were loaded",
+            UserWarning,
+            stacklevel=4,
+        )
 
     def written(self, path: str | os.PathLike[str]) -> None:
         """A state was put there, which is a new file: if it is this one, hold that."""
@@ -283,8 +291,9 @@ class StateFile:
             return begin()
         if not path.exists():
             raise ValueError(
-                f"ledger must be that of the run in {self.path}, got {path}, which is not there: bring it back, "
-                "leave it out if that run had none, or take the state away to begin anew"
+                f"ledger must be that of the run in {self.path}, got {path}, which is not there: "
+                "bring it back, leave it out if that run had none, or take the state away to begin "
+                "anew"
             )
         try:
             return Ledger.open(path, mechanism, finished=True)
@@ -306,7 +315,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-def refuse_other(
+def refuse_other_run(
     ledger: Ledger,
     mechanism: Mechanism,
     norms: list[float] | None,
@@ -334,5 +343,6 @@ def refuse_seed(ledger: Ledger, secure: bool) -> None:
     """Refuse seeds in a run whose ledger says that there are none."""
     if not secure and not ledger.insecure_seed:
         raise ValueError(
-            "insecure_seed must not be used in a run whose ledger says that its randomness is secret"
+            "insecure_seed must not be used in a run whose ledger says that its randomness is "
+            "secret"
         )

@@ -32,18 +32,18 @@ _UNREADABLE = (
 )
 
 
-def fresh_of(path: str | os.PathLike[str]) -> Path:
+def temporary_path(path: str | os.PathLike[str]) -> Path:
     """Where a state is written before it takes its place."""
     return Path(path).with_name(Path(path).name + ".new")
 
 
 def write_secret(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
-    """Write a state that only its owner can read: all of it, or after a crash the one that was there before.
+    """Write a state that only its owner can read, whole or not at all.
 
     What could not be read again is refused, and leaves the one that was there before.
     """
     refuse_special(os.fspath(path))  # it would be replaced
-    fresh = fresh_of(path)
+    fresh = temporary_path(path)
     fresh.unlink(missing_ok=True)  # others may be able to read it
     try:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -80,12 +80,13 @@ def read_secret(path: str | os.PathLike[str]) -> Any:
 
 
 def refuse_unreadable(path: Path) -> None:
-    """Refuse a state that holds what ``torch.load(weights_only=True)`` refuses; no tensor is read for that."""
+    """Refuse a state that ``torch.load(weights_only=True)`` refuses; reads no tensor."""
     try:
         torch.load(path, weights_only=True, map_location="meta")
     except Exception as error:
         found = ", ".join(sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path)))
         raise ValueError(
-            f"a state must be tensors and plain values, got {found or 'something else'} in that of the model, the "
-            "optimizer or the schedule, which would not be read again: turn it into such, or leave it out of state_dict"
+            f"a state must be tensors and plain values, got {found or 'something else'} in that of "
+            "the model, the optimizer or the schedule, which would not be read again: turn it into "
+            "such, or leave it out of state_dict"
         ) from error

@@ -1,4 +1,4 @@
-"""What helps to watch a run: numbers computed from private data, for its owner only, and scores on public data.
+"""Numbers to watch a run by: of private data for its owner only, of public data for all.
 
 Losses, gradient norms and fractions clipped of a batch are functions of private data that no noise
 protects. They are not in the ledger and no guarantee covers them. Whoever may see the data may see
@@ -30,14 +30,14 @@ from verax.training.data.containers import has_target
 from verax.training.data.microbatch import slices
 
 NOTE = (
-    "Computed from private data without noise: NOT covered by the guarantee. For those who may see the data; "
-    "do not release, and delete it with them."
+    "Computed from private data without noise: NOT covered by the guarantee. For those who may see "
+    "the data; do not release, and delete it with them."
 )
 MOST_LINES = 2_000  # of one run: of longer ones every so many rounds are looked at
 
 
 class Diagnostics:
-    """Writes down losses, gradient norms and signal to noise of a run's batches, for the owner of the data only.
+    """Writes losses, gradient norms and signal to noise, for the owner of the data only.
 
     Args:
         path: a new file, by custom the ledger's name with the ending ``.private``; JSON lines with
@@ -62,12 +62,13 @@ class Diagnostics:
             os.close(os.open(self._path, flags, 0o600))
         except OSError as error:
             raise ValueError(
-                f"diagnostics must be a new file in an existing directory, got {self._path!r}: {error.strerror}"
+                f"diagnostics must be a new file in an existing directory, got {self._path!r}: "
+                f"{error.strerror}"
             ) from error
         _append(self._path, {"note": NOTE})
 
     def adding(self, clipper: Clipper, number: int) -> Callable[..., None]:
-        """What the clipper's ``add`` does, for this round: it also writes down what there was to see."""
+        """The clipper's ``add`` for this round, which also writes a line if one is due."""
         return clipper.add if number % self._every else partial(self._add, clipper, number)
 
     def _add(
@@ -103,7 +104,7 @@ def _norms(norms: Tensor, bound: float) -> dict[str, float]:
 @torch.no_grad()
 @without_shortcuts()
 def _scores(clipper: Clipper, batch: Any, records: int) -> dict[str, float]:
-    """Mean loss of the batch and, where outputs are classes, the share that is right, before the round's step."""
+    """Mean loss of the batch, and accuracy where outputs are classes, before the step."""
     losses, right = 0.0, 0
     with torch.random.fork_rng(devices=[]):  # whoever looks changes nothing
         for piece, size in slices(batch, clipper.micro_batch, records):

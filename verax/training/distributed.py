@@ -1,4 +1,4 @@
-"""One run in several processes: each clips its share of the batch, the first writes the ledger and adds the noise.
+"""One run in several processes: each clips its share, the first one adds the noise.
 
 All processes know the secret that draws the batches and the clip-groups. The secret of the noise
 never leaves the first one, so noise is added once, whatever happens elsewhere. See
@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from verax.ledger.ledger import Ledger
 from verax.mechanism import Batch, Clipping, Mixed
-from verax.training.clipping.clipper import _INSIDE, Clipper, NotFinite
+from verax.training.clipping.clipper import NORM_MARGIN, Clipper, NotFinite
 from verax.training.clipping.flat_buffer import Flat
-from verax.training.data.microbatch_size import normalises
+from verax.training.data.microbatch_size import has_batch_norm
 
 T = TypeVar("T")
 _LOST = re.compile(
@@ -34,11 +34,11 @@ _LOST = re.compile(
 
 
 class LostProcess(RuntimeError):  # noqa: N818  it says what happened
-    """Another process of the run died, hung or failed, so this one stopped too. The ledger knows what was released."""
+    """Another process of the run was lost, so this one stopped; the ledger is complete."""
 
 
-class Leaving(Exception):  # noqa: N818  it says what is about to happen
-    """A process found that the run is about to leave its mechanism; all processes are told, and the ledger."""
+class LeavingMechanism(Exception):  # noqa: N818  it says what is about to happen
+    """The run is about to leave its mechanism: raised in all processes, and recorded."""
 
     def __init__(self, reason: str, private: bool = False) -> None:
         super().__init__(reason, private)
@@ -46,7 +46,9 @@ class Leaving(Exception):  # noqa: N818  it says what is about to happen
 
 
 class Processes:
-    """The processes of one run, which take every step together. Make it in all of them, in the same order.
+    """The processes of one run, which take every step together.
+
+    Make it in all of them, in the same order.
 
     Args:
         group: a process group of ``torch.distributed``; None for all processes.
@@ -67,7 +69,7 @@ class Processes:
     def share(self, value: Any) -> Any:
         """The first process's value, in all of them."""
         held = [value if self.first else None]
-        with self._listening():
+        with self._noticing_loss():
             dist.broadcast_object_list(held, group_src=0, group=self._group, device=self._device)
         return held[0]
 
@@ -79,7 +81,8 @@ class Processes:
             for what, here in facts.items():
                 if here != theirs[what]:
                     raise ValueError(
-                        f"{what} must be the same in all processes, got {here!r}, the first has {theirs[what]!r}"
+                        f"{what} must be the same in all processes, got {here!r}, the first has "
+                        f"{theirs[what]!r}"
                     )
 
         self.together(same)
@@ -91,7 +94,7 @@ class Processes:
             done = work()
         except Exception as error:  # noqa: BLE001  whatever it is, the others must hear of it before it is raised
             failure = error
-        with self._listening():
+        with self._noticing_loss():
             failed = torch.tensor([int(failure is not None)], device=self._device)
             dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._group)
             anywhere = bool(failed.item())
@@ -99,67 +102,67 @@ class Processes:
             self._fail(failure)
         return done
 
-    def by_first(self, work: Callable[[], None]) -> None:
+    def on_first(self, work: Callable[[], None]) -> None:
         """Do something in the first process only, while the others wait for it."""
         self.together(work if self.first else lambda: None)
 
     def _fail(self, mine: Exception | None) -> None:
-        """Raise what went wrong: a departure in all processes, an error where it happened, and its words elsewhere."""
+        """Raise a departure in all processes, an error where it happened, its text elsewhere."""
         said = (
             mine
-            if isinstance(mine, Leaving)
+            if isinstance(mine, LeavingMechanism)
             else None
             if mine is None
             else f"{type(mine).__name__}: {mine}"
         )
         heard: list[Any] = [None] * self.size
-        with self._listening():
+        with self._noticing_loss():
             dist.all_gather_object(heard, said, group=self._group)
         for departure in heard:
-            if isinstance(departure, Leaving):
+            if isinstance(departure, LeavingMechanism):
                 raise departure from mine
         if mine is not None:
             raise mine
         failed = next(rank for rank, words in enumerate(heard) if words is not None)
         raise LostProcess(f"process {failed} of this run failed, so all stopped: {heard[failed]}")
 
-    def add_up(self, buffer: Tensor) -> None:
+    def reduce_to_first(self, buffer: Tensor) -> None:
         """Add the buffers of all processes in the first one's."""
-        with self._listening():
+        with self._noticing_loss():
             dist.reduce(buffer, group_dst=0, group=self._group)
 
-    def spread(self, buffer: Tensor) -> None:
+    def broadcast(self, buffer: Tensor) -> None:
         """Copy the first process's buffer to all."""
-        with self._listening():
+        with self._noticing_loss():
             dist.broadcast(buffer, group_src=0, group=self._group)
 
-    def spread_all(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast_all(self, tensors: Iterable[Tensor]) -> None:
         """Copy the first process's tensors, weights say, to all."""
         with torch.no_grad():
             for tensor in tensors:
                 copied = tensor.detach().contiguous()
-                self.spread(copied)
+                self.broadcast(copied)
                 tensor.copy_(copied)
 
     @contextmanager
-    def _listening(self) -> Iterator[None]:
-        """A connection that breaks, or stays silent for longer than the group allows, is a process that was lost."""
+    def _noticing_loss(self) -> Iterator[None]:
+        """Raise ``LostProcess`` for a connection that breaks or times out."""
         try:
             yield
         except RuntimeError as error:
-            if not is_loss(error):
+            if not is_lost_connection(error):
                 raise
             raise LostProcess(
-                "another process of this run was lost or did not answer in time, so this one stopped; what was "
-                "released is in the ledger. Start all processes again: open the ledger and load the last saved state "
-                f"({str(error).splitlines()[0]})"
+                "another process of this run was lost or did not answer in time, so this one "
+                "stopped; what was released is in the ledger. Start all processes again: open the "
+                f"ledger and load the last saved state ({str(error).splitlines()[0]})"
             ) from error
 
     # --- who works on what ------------------------------------------------------------------------
 
     def split(self, clipping: Clipping, inner: Any, model: nn.Module) -> bool:
-        """Whether the one clip-group of a batch can be cut: a mean over records that do not know each other can."""
-        return isinstance(clipping, Batch) and inner is None and not normalises(model)
+        """Whether the batch's one clip-group can be split: the mean of independent records."""
+        return isinstance(clipping, Batch) and inner is None and not has_batch_norm(model)
 
     def mine(
         self, records: int, clipping: Clipping, labels: NDArray[np.int64] | None, split: bool
@@ -173,12 +176,12 @@ class Processes:
         return slice(records * self.rank // self.size, records * (self.rank + 1) // self.size)
 
 
-def is_loss(error: RuntimeError) -> bool:
-    """Whether a collective failed because of another process, and not of memory, types or devices here.
+def is_lost_connection(error: RuntimeError) -> bool:
+    """Whether a collective failed because of another process, not of something here.
 
     >>> (
-    ...     is_loss(RuntimeError("Connection closed by peer")),
-    ...     is_loss(RuntimeError("not enough memory")),
+    ...     is_lost_connection(RuntimeError("Connection closed by peer")),
+    ...     is_lost_connection(RuntimeError("not enough memory")),
     ... )
     (True, False)
     """
@@ -187,7 +190,7 @@ def is_loss(error: RuntimeError) -> bool:
     return type(error) is RuntimeError and _LOST.search(str(error)) is not None
 
 
-def processes_of(given: Any, device: torch.device) -> Processes | None:
+def find_processes(given: Any, device: torch.device) -> Processes | None:
     """The processes to train in: those of a group, all there are, or none but this one.
 
     Args:
@@ -201,16 +204,18 @@ def processes_of(given: Any, device: torch.device) -> Processes | None:
     if given is not None:
         if not ready or not isinstance(given, dist.ProcessGroup):
             raise ValueError(
-                f"processes must be None (all processes of torch.distributed), 1 (this one alone) or a process group, "
-                f"got {given!r}"
+                "processes must be None (all processes of torch.distributed), 1 (this one alone) "
+                f"or a process group, got {given!r}"
             )
         return Processes(given, device) if dist.get_world_size(given) > 1 else None
     if not ready:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ValueError(
-                f"this process was started as one of {os.environ['WORLD_SIZE']} (WORLD_SIZE), but torch.distributed is "
-                "not initialised: each would train and release on its own, and together they would cost more than any "
-                "of them says. Call torch.distributed.init_process_group() first, or pass processes=1 for separate runs"
+                f"this process was started as one of {os.environ['WORLD_SIZE']} (WORLD_SIZE), but "
+                "torch.distributed is not initialised: each would train and release on its own, "
+                "and together they would cost more than any of them says. Call "
+                "torch.distributed.init_process_group() first, or pass processes=1 for separate "
+                "runs"
             )
         return None
     return Processes(None, device) if dist.get_world_size() > 1 else None
@@ -235,7 +240,7 @@ def launched() -> Iterator[bool]:
 
 
 def add_share(clipper: Clipper, batch: Any, records: int, share: float, into: Flat) -> None:
-    """Add what these records have in the mean gradient of the whole batch, which is clipped once it is added up."""
+    """Add these records' share of the whole batch's mean gradient, not clipped yet."""
     if records == 0:
         return
     found = clipper.aggregate(batch, records, into.parameters)
@@ -243,16 +248,16 @@ def add_share(clipper: Clipper, batch: Any, records: int, share: float, into: Fl
         into.views[parameter].add_(g.to(into.buffer.dtype), alpha=share / into.denominator)
 
 
-def clip_whole(buffer: Tensor, norm: float) -> None:
+def clip_aggregate(buffer: Tensor, norm: float) -> None:
     """Clip a batch's aggregate that was added up over the processes."""
     size = math.sqrt(float(buffer.double().square().sum()))
     if not math.isfinite(size):
         raise NotFinite("the aggregate of a clip-group is not finite")
-    if size > norm * _INSIDE:
-        buffer.mul_(norm * _INSIDE / size)
+    if size > norm * NORM_MARGIN:
+        buffer.mul_(norm * NORM_MARGIN / size)
 
 
-def refuse_opened(ledger: Any, first: bool) -> None:
+def refuse_opened_elsewhere(ledger: Any, first: bool) -> None:
     """A ledger has one writer: the first process."""
     if isinstance(ledger, Ledger) and not first:
         raise ValueError("ledger must be opened by the first process only: pass None in the others")

@@ -1,4 +1,4 @@
-"""Train a model by a mechanism from the first round to the last, with a progress bar that shows the epsilon so far."""
+"""Train a model by a mechanism, with a progress bar that shows the epsilon so far."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from verax.privacy.pld.composition import UPPER
 from verax.training.checkpoint import refuse_shared
 from verax.training.checks.validators import refuse_factories
 from verax.training.clipping.clipper import MICRO_BATCH, Inner
-from verax.training.data.dataset import Collate
+from verax.training.data.stream import Collate
 from verax.training.diagnostics import PublicLog
 from verax.training.gradients.loss import Criterion
 from verax.training.trainer import PrivateTrainer
@@ -52,7 +52,7 @@ class Fitted:
     def statement(
         self, path: str | os.PathLike[str] | None = None, delta: float | None = None
     ) -> Statement:
-        """What a reviewer signs, in words; with a path also written there: as a page, JSON or text, by its suffix."""
+        """The statement of the run; with a path also written, in the format of its suffix."""
         return self.trainer.statement(self.delta if delta is None else delta, path)
 
 

@@ -1,4 +1,4 @@
-"""Where a model's own randomness, such as dropout, comes from: torch's generators, under a seed of one's own."""
+"""Secret seeds for a model's own randomness, such as dropout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verax.randomness import Source
 
 @contextmanager
 def seeded(model: nn.Module, seed: int) -> Iterator[None]:
-    """Torch's generators under this seed until the block ends; then they go on as if nothing had happened.
+    """Torch's generators under this seed until the block ends, then as they were.
 
     >>> model = nn.Dropout(0.5)
     >>> with seeded(model, 7):

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class OneAtATime:
+class SingleCaller:
     """Lets one call in at a time; whoever comes meanwhile is refused, and changes nothing.
 
-    >>> turn = OneAtATime()
+    >>> turn = SingleCaller()
     >>> with turn.taken("step"), turn.taken("save"):
     ...     pass
     Traceback (most recent call last):
-    RuntimeError: save was called while the trainer is in step, by another thread or from within...
+    RuntimeError: save was called while the trainer is in step, by another thread...
     """
 
     def __init__(self) -> None:
@@ -28,8 +28,9 @@ class OneAtATime:
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 f"{call} was called while the trainer is in {self._doing or 'another call'}, by "
-                "another thread or from within it: rounds are drawn, counted and released one after "
-                "the other. Let one thread draw and step; for another model, make another trainer"
+                "another thread or from within it: rounds are drawn, counted and released one "
+                "after the other. Let one thread draw and step; for another model, make another "
+                "trainer"
             )
         try:
             self._doing = call
@@ -39,18 +40,18 @@ class OneAtATime:
             self._lock.release()
 
 
-class OwnSteps:
+class StepGuard:
     """Steps an optimizer, and notices if somebody else does.
 
     >>> import torch
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], 0.1)
-    >>> mine = OwnSteps(optimizer)
+    >>> mine = StepGuard(optimizer)
     >>> mine.step()
-    >>> mine.foreign() is None
+    >>> mine.violation() is None
     True
     >>> optimizer.step()
-    >>> mine.foreign()
-    'the optimizer was stepped by something else; only the trainer does, with gradients that are noisy'
+    >>> mine.violation()
+    'the optimizer was stepped by something else; only the trainer does, with...
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -72,17 +73,23 @@ class OwnSteps:
         """The optimizer stepped."""
         self._others = self._others or not self._mine
 
-    def foreign(self) -> str | None:
+    def violation(self) -> str | None:
         """What somebody else did since the last step, in words."""
         # of frozen ones, too
         held = (p.grad for group in self._optimizer.param_groups for p in group["params"])
         if any(g is not None and bool(g.any()) for g in held):
-            return "gradients that were not clipped were found in the model; call backward() nowhere else"
+            return (
+                "gradients that were not clipped were found in the model; call backward() nowhere "
+                "else"
+            )
         if self._others:
-            return "the optimizer was stepped by something else; only the trainer does, with gradients that are noisy"
+            return (
+                "the optimizer was stepped by something else; only the trainer does, with "
+                "gradients that are noisy"
+            )
         return None
 
 
-def _stepped(watching: OwnSteps | None) -> None:
+def _stepped(watching: StepGuard | None) -> None:
     if watching is not None:
         watching.noticed()

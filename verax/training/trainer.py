@@ -1,4 +1,4 @@
-"""Private training: the mechanism's own sampler draws the batches, the ledger is written before the noise is added.
+"""Private training: draw a batch, clip, write the ledger, add the noise, step.
 
 One round is: draw a batch, add up its clipped gradients, each divided by a public number, write the
 ledger, add the noise, step. Empty batches are rounds like any other. Whatever leaves the mechanism
@@ -32,31 +32,32 @@ from verax.samplers.stream import Batches, resume
 from verax.training.checkpoint import (
     StateFile,
     plain,
-    put_back,
+    random_sources,
     read_state,
-    refuse_other,
+    refuse_other_run,
+    restore_state,
     settings_of,
-    sources_of,
-    spend,
+    skip_rounds,
 )
 from verax.training.checkpoint_file import write_secret
 from verax.training.checks.validators import refuse_flat, refuse_loss, refuse_run, refuse_schedule
 from verax.training.clipping.clipper import MICRO_BATCH, Clipper, Inner, NotFinite
 from verax.training.clipping.flat_buffer import Flat
-from verax.training.data.dataset import Collate, Data, Stream, WrongLength, taken_from
+from verax.training.data.dataset import Data, open_dataset
 from verax.training.data.round import Round, sizes_of
+from verax.training.data.stream import Collate, Stream, WrongLength
 from verax.training.diagnostics import Diagnostics
 from verax.training.distributed import (
-    Leaving,
+    LeavingMechanism,
     LostProcess,
     add_share,
-    clip_whole,
-    processes_of,
-    refuse_opened,
+    clip_aggregate,
+    find_processes,
+    refuse_opened_elsewhere,
 )
 from verax.training.gradients.loss import Criterion, PerRecord, same_loss
 from verax.training.seeds import Draws
-from verax.training.step_guard import OneAtATime, OwnSteps
+from verax.training.step_guard import SingleCaller, StepGuard
 
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement
@@ -135,7 +136,7 @@ class PrivateTrainer:
         self.micro_batch = checks.count("micro_batch", micro_batch)
         self._inner, self._schedule = inner, schedule
         self._norms = None if clip_norms is None else norms_of(clip_norms, len(mechanism.sampler))
-        self._nominal = None if records is None else checks.count("records", records)
+        self._declared_records = None if records is None else checks.count("records", records)
         # now, so that what nobody can price is not trained either
         self._priced = mechanism.guarantee()
         self._secure = insecure_seed is None
@@ -144,7 +145,7 @@ class PrivateTrainer:
             source.spawn(use) for use in ("noise", "clip-groups", "sampling")
         )
         self._draws = Draws(source.spawn("draws"))
-        self._drawn: Batches | None = None
+        self._sequence: Batches | None = None
         self._indices: NDArray[np.int64] | None = None  # drawn, and not fetched yet
         self._pending: Round | None = None
         self._next = 0
@@ -153,16 +154,16 @@ class PrivateTrainer:
         self._expected = 0.0
         self._held: tuple[Criterion, Clipper] | None = None
         self._total: Flat | None = None
-        self._steps, self._sloped, self._finished = OwnSteps(optimizer), False, False
-        self._over: Exception | None = None
-        self._turn = OneAtATime()
+        self._step_guard, self._has_gradient, self._finished = StepGuard(optimizer), False, False
+        self._stopped: Exception | None = None
+        self._caller = SingleCaller()
         # the program may go elsewhere
         self._state = None if state is None else Path(state).absolute()
         self._file: StateFile | None = None
-        self._goes_on = False
-        self._blind = False  # whether rounds may have been released that nobody wrote down
+        self._resumed = False
+        self._unrecorded = False  # whether rounds may have been released that nobody wrote down
         self._ledger: Ledger | None = None
-        self._peers = processes_of(
+        self._peers = find_processes(
             processes, next((p.device for p in model.parameters()), torch.device("cpu"))
         )
         try:
@@ -181,7 +182,7 @@ class PrivateTrainer:
                     diagnostics,
                     len(mechanism.sampler),
                     mechanism.noise_multiplier,
-                    resumed=self._next > 0 or self._goes_on,
+                    resumed=self._next > 0 or self._resumed,
                 )
             )
         except (
@@ -194,18 +195,18 @@ class PrivateTrainer:
     def _open(
         self, ledger: str | os.PathLike[str] | Ledger | None, diagnostics: Any = None
     ) -> None:
-        """Hold the state, and begin a ledger or take one that was opened: it must declare this very run."""
+        """Lock the state file, and begin or check the ledger, which must declare this run."""
         if self._state is not None:
             book = ledger.path if isinstance(ledger, Ledger) else ledger
             self._file = StateFile(self._state, {"ledger": book, "diagnostics": diagnostics})
-            self._goes_on = self._file.hold()
+            self._resumed = self._file.hold()
         if ledger is not None:
             if not isinstance(ledger, Ledger):
                 begin = partial(
                     Ledger.create,
                     ledger,
                     self.mechanism,
-                    population=self._nominal,
+                    population=self._declared_records,
                     insecure_seed=not self._secure,
                     clip_norms=self._norms,
                 )
@@ -213,25 +214,27 @@ class PrivateTrainer:
                 ledger = (
                     begin()
                     if file is None
-                    else file.ledger(Path(ledger), self.mechanism, begin, self._goes_on)
+                    else file.ledger(Path(ledger), self.mechanism, begin, self._resumed)
                 )
             self._ledger, self._next = ledger, ledger.released
-            refuse_other(ledger, self.mechanism, self._norms, self._nominal, self._secure)
-        if self._goes_on:
+            refuse_other_run(
+                ledger, self.mechanism, self._norms, self._declared_records, self._secure
+            )
+        if self._resumed:
             # weights can wait until it goes on
             self._note(self._checked(self._state or "", "meta"))
 
     def _join(self, ledger: str | os.PathLike[str] | Ledger | None) -> None:
-        """Agree with the other processes: one ledger, one secret, the same description and the same weights."""
+        """Share one ledger, one secret, one description and the weights with all processes."""
         peers = self._peers
         assert peers is not None  # noqa: S101
-        peers.by_first(lambda: self._open(ledger))
-        peers.together(lambda: refuse_opened(ledger, peers.first))
+        peers.on_first(lambda: self._open(ledger))
+        peers.together(lambda: refuse_opened_elsewhere(ledger, peers.first))
         peers.agree(
             {
                 "mechanism": repr(self.mechanism),
                 "clip_norms": self._norms,
-                "records": self._nominal,
+                "records": self._declared_records,
                 "parameters": [(p.shape, p.dtype) for p in self.model.parameters()],
                 "optimizer": (type(self.optimizer).__name__, repr(self.optimizer.defaults)),
                 "inner": type(self._inner).__name__,
@@ -242,19 +245,21 @@ class PrivateTrainer:
             self._groups.state(),
             self._sampling.state(),
             self._next,
-            self._goes_on,
+            self._resumed,
             self._secure,
-            self._blind,
+            self._unrecorded,
         )
-        groups, sampling, self._next, self._goes_on, self._secure, self._blind = peers.share(mine)
+        groups, sampling, self._next, self._resumed, self._secure, self._unrecorded = peers.share(
+            mine
+        )
         if not peers.first:
             self._groups, self._sampling = Source.restore(groups), Source.restore(sampling)
-        peers.spread_all((*self.model.parameters(), *self.model.buffers()))
+        peers.broadcast_all((*self.model.parameters(), *self.model.buffers()))
 
     # --- the loop ---------------------------------------------------------------------------------
 
     def batches(self, dataset: Any, collate_fn: Collate | None = None) -> Iterator[Round]:
-        """Every batch of the run, as the mechanism's sampler draws them; each must be stepped on before the next.
+        """Every batch of the run, drawn by the sampler; step on each before the next.
 
         Args:
             dataset: tensors, a dictionary of them, a map-style data set, or a stream for samplers
@@ -262,10 +267,10 @@ class PrivateTrainer:
             collate_fn: for data sets that give records by number, from a list of records to a
                 batch; it must treat each record by itself.
         """
-        with self._turn.taken("batches"):
+        with self._caller.taken("batches"):
             self._begin(dataset, collate_fn)
         while True:
-            with self._turn.taken("batches"):
+            with self._caller.taken("batches"):
                 self._keep()
                 drawn = self._fetch()
             if drawn is None:
@@ -274,8 +279,8 @@ class PrivateTrainer:
 
     def _begin(self, dataset: Any, collate_fn: Collate | None) -> None:
         """Look at the data, and begin the sampler's sequence or go on with it."""
-        if self._over is not None:
-            raise self._over
+        if self._stopped is not None:
+            raise self._stopped
         if self._finished:
             warnings.warn(
                 "the run is over: all its rounds were released, epochs and all",
@@ -284,29 +289,30 @@ class PrivateTrainer:
             )
         self._collate = collate_fn
         self._see(dataset)
-        if self._drawn is None:
-            if self._goes_on:
+        if self._sequence is None:
+            if self._resumed:
                 self._load(self._state or "", dataset)  # the first process knows where it is
                 if self._file is not None and self.rounds == len(self.mechanism.sampler):
                     self._file.tell_over()
             elif self._next > 0:
                 raise ValueError(
-                    f"the ledger knows {self._next} rounds whose batches this trainer did not draw: load() the state "
-                    "that was saved, which knows the sampler's sequence; without one, begin another ledger"
+                    f"the ledger knows {self._next} rounds whose batches this trainer did not "
+                    "draw: load() the state that was saved, which knows the sampler's sequence; "
+                    "without one, begin another ledger"
                 )
             else:
                 self._draw()
 
     def _fetch(self) -> Round | None:
         """Draw the next batch and fetch its records; None after the last round."""
-        assert self._drawn is not None  # noqa: S101
-        self._indices = next(self._drawn, None) if self._indices is None else self._indices
+        assert self._sequence is not None  # noqa: S101
+        self._indices = next(self._sequence, None) if self._indices is None else self._indices
         self._refuse_pending()
         if self._indices is not None:
             try:
                 self._pending = self._round(self._indices)
             except WrongLength as error:
-                self._left(str(error))
+                self._leave(str(error))
             self._indices = None
             return self._pending
         if self.rounds == len(self.mechanism.sampler):
@@ -318,29 +324,35 @@ class PrivateTrainer:
 
     def _refuse_pending(self) -> None:
         """Stop the run if somebody asks for more than the batch that waits to be stepped on."""
-        if self._over is not None:
-            raise self._over
+        if self._stopped is not None:
+            raise self._stopped
         if self._pending is not None:
-            self._left(f"round {self._pending.number} was drawn but not stepped on")
+            self._leave(f"round {self._pending.number} was drawn but not stepped on")
 
     def _see(self, dataset: Any) -> None:
-        """Look at the data; their number must stay what it is for the whole run, and be the same in all processes."""
+        """Open the data, whose number of records must stay the same during the run."""
         sampler = self.mechanism.sampler
-        seen = taken_from(dataset, sampler, self._nominal, self.mechanism.clipping, self._collate)
+        seen = open_dataset(
+            dataset, sampler, self._declared_records, self.mechanism.clipping, self._collate
+        )
         if self._data is not None and len(seen) != len(self._data):
             raise ValueError(
-                f"dataset must have the {len(self._data)} records that the run began with, got {len(seen)}"
+                f"dataset must have the {len(self._data)} records that the run began with, got "
+                f"{len(seen)}"
             )
         if self._peers is not None:
             self._peers.agree({"dataset": f"{len(seen)} records"})
-        self._data, self._expected = seen, sampler.expected_batch(self._nominal or len(seen))
+        self._data, self._expected = (
+            seen,
+            sampler.expected_batch(self._declared_records or len(seen)),
+        )
 
     def _draw(self, kept: dict[str, Any] | None = None) -> None:
         """Begin the sampler's sequence, or go on with one that was kept."""
         assert self._data is not None  # noqa: S101
         sampler, records, rng = self.mechanism.sampler, len(self._data), self._sampling.generator()
         drawn = sampler.draw(records, rng) if kept is None else resume(sampler, kept, records, rng)
-        self._drawn = cast(Batches, drawn)
+        self._sequence = cast(Batches, drawn)
 
     def _round(self, indices: NDArray[np.int64]) -> Round:
         assert self._data is not None  # noqa: S101
@@ -362,12 +374,12 @@ class PrivateTrainer:
 
     def step(self, batch: Round, loss: Criterion) -> None:
         """Clip, add up, record, add noise, and let the optimizer step; also for an empty batch."""
-        with self._turn.taken("step"):
+        with self._caller.taken("step"):
             self._step(batch, loss)
 
     def _step(self, batch: Round, loss: Criterion) -> None:
-        if self._over is not None:
-            raise self._over
+        if self._stopped is not None:
+            raise self._stopped
         peers = self._peers
         try:
             if peers is None:
@@ -375,18 +387,18 @@ class PrivateTrainer:
                 self._release(batch, total)
             else:
                 total = peers.together(lambda: self._clipped(batch, loss))
-                peers.add_up(total.buffer)
-                peers.by_first(lambda: self._release(batch, total))
+                peers.reduce_to_first(total.buffer)
+                peers.on_first(lambda: self._release(batch, total))
                 self._pending, self._next = None, batch.number + 1
-                peers.spread(total.buffer)
-        except Leaving as departure:
-            self._left(departure.reason, departure.private)
+                peers.broadcast(total.buffer)
+        except LeavingMechanism as departure:
+            self._leave(departure.reason, departure.private)
         except LostProcess as lost:
-            self._over = lost
+            self._stopped = lost
             self.close()
             raise
         total.put_gradients()
-        self._steps.step()
+        self._step_guard.step()
         for parameter in total.parameters:
             parameter.grad = None
         if self._schedule is not None:
@@ -395,14 +407,14 @@ class PrivateTrainer:
     def _clipped(self, batch: Round, loss: Criterion) -> Flat:
         """The clipped sum of the batch, or of this process's share, divided as it is added."""
         if self._pending is None or batch is not self._pending:
-            raise Leaving(
+            raise LeavingMechanism(
                 "a batch that this run's sampler did not draw, or an old one, was stepped on"
             )
         parameters = [
             p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad
         ]
-        if (foreign := self._steps.foreign()) is not None:
-            raise Leaving(foreign)
+        if (foreign := self._step_guard.violation()) is not None:
+            raise LeavingMechanism(foreign)
         if batch.records:
             refuse_loss(loss, batch.data)
         clipper = self._clipper(loss)
@@ -425,10 +437,10 @@ class PrivateTrainer:
                 )
                 add(batch.data, batch.records, total, batch.groups)
         except NotFinite as error:
-            raise Leaving(str(error), private=True) from None
-        if batch.records and not self._sloped:
-            self._sloped = self._inner is not None or bool(total.buffer.any())
-            if not self._sloped:
+            raise LeavingMechanism(str(error), private=True) from None
+        if batch.records and not self._has_gradient:
+            self._has_gradient = self._inner is not None or bool(total.buffer.any())
+            if not self._has_gradient:
                 refuse_flat(self.model, clipper.losses, batch.data, batch.records)
         return total
 
@@ -439,9 +451,9 @@ class PrivateTrainer:
         # whatever the others sent
         if self._peers is not None and isinstance(self.mechanism.clipping, Batch):
             try:
-                clip_whole(total.buffer, norm)
+                clip_aggregate(total.buffer, norm)
             except NotFinite as error:
-                raise Leaving(str(error), private=True) from None
+                raise LeavingMechanism(str(error), private=True) from None
         if self._ledger is not None:
             self._ledger.release(batch.number, clip_norm=norm, noise_multiplier=noise)
         self._pending, self._next = None, batch.number + 1
@@ -461,14 +473,14 @@ class PrivateTrainer:
             self._held = loss, clipper
         return self._held[1]
 
-    def _left(self, reason: str, private: bool = False) -> NoReturn:
-        self._over = (
+    def _leave(self, reason: str, private: bool = False) -> NoReturn:
+        self._stopped = (
             LeftMechanism(reason)
             if self._ledger is None
             else self._ledger.left(reason, private=private)
         )
         self.close()
-        raise self._over
+        raise self._stopped
 
     @property
     def mechanism(self) -> Mechanism:
@@ -499,19 +511,20 @@ class PrivateTrainer:
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of the declared run. It holds wherever training stops, whatever the reason."""
+        """The guarantee of the declared run, which holds wherever training stops."""
         assumed = [self._priced.assuming] * bool(self._priced.assuming)
-        if self._nominal is None and tells_number(self.mechanism):
+        if self._declared_records is None and tells_number(self.mechanism):
             assumed.append(PUBLIC_NUMBER)
-        if self._blind:
+        if self._unrecorded:
             assumed.append(
-                "that nobody saw a round between the saved state and its loading (a ledger would know)"
+                "that nobody saw a round between the saved state and its loading (a ledger would "
+                "know)"
             )
         return replace(self._priced, assuming="; ".join(assumed))
 
     @property
     def so_far(self) -> Guarantee | None:
-        """The guarantee of the rounds released so far, had their number been fixed beforehand; to show progress."""
+        """The guarantee of the rounds so far, had their number been fixed beforehand."""
         ran = released(Phases((self.mechanism,)), self._next, up=True)
         if ran is None:
             return None
@@ -520,7 +533,7 @@ class PrivateTrainer:
         return replace(found, assuming="that the run was to stop here")
 
     def statement(self, delta: float, path: str | os.PathLike[str] | None = None) -> Statement:
-        """What a reviewer signs, in words; with a path also written there: as a page, JSON or text, by its suffix."""
+        """The statement of the run; with a path also written, in the format of its suffix."""
         # reporting depends on training, not the reverse
         from verax.reporting.statement import Statement
 
@@ -528,14 +541,14 @@ class PrivateTrainer:
         guarantee = attacked(self.guarantee, self.mechanism, self.rounds)
         runs = [] if self._ledger is None else [read(self._ledger.path)]
         statement = Statement.of(
-            guarantee, delta, runs, private=self._secure, records=self._nominal
+            guarantee, delta, runs, private=self._secure, records=self._declared_records
         )
         if path is not None and self.first:
             statement.write(path)
         return statement
 
     def close(self) -> None:
-        """Let others open ledger and state. The run is not over by that, but this trainer can release nothing more."""
+        """Release ledger, state and data; this trainer can release no more rounds."""
         if self._ledger is not None:
             self._ledger.close()
         if self._file is not None:
@@ -546,12 +559,12 @@ class PrivateTrainer:
     # --- stopping and going on --------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """Bring the file of the state up to date between two rounds, if there is one, and time or need for it."""
+        """Save the state between two rounds, if there is a file for it and it is due."""
         if (
             self._file is not None
             and self._pending is None
             and self._indices is None
-            and self._over is None
+            and self._stopped is None
         ):
             self._file.keep(self._save, late=self.rounds == len(self.mechanism.sampler))
 
@@ -562,7 +575,7 @@ class PrivateTrainer:
         which batch. (The noise is not in it, unless it came from a seed.) After the last round no
         secret is left in it. Of several processes the first one writes it.
         """
-        with self._turn.taken("save"):
+        with self._caller.taken("save"):
             self._save(path)
 
     def _save(self, path: str | os.PathLike[str]) -> None:
@@ -581,8 +594,8 @@ class PrivateTrainer:
             "run": None if self._ledger is None else self._ledger.run,
             "records": len(self._data) if self._data is not None and going else None,
             "rounds": self._next,
-            "population": self._nominal,
-            "blind": self._blind,
+            "population": self._declared_records,
+            "blind": self._unrecorded,
             "model": self.model.state_dict(),
             "optimizer": plain(self.optimizer.state_dict()),
             "schedule": None if self._schedule is None else plain(self._schedule.state_dict()),
@@ -591,7 +604,7 @@ class PrivateTrainer:
                 "schedule": type(self._schedule).__name__,
             },
             "settings": settings_of(self.optimizer),
-            "sampler": self._drawn.state() if self._drawn is not None and going else None,
+            "sampler": self._sequence.state() if self._sequence is not None and going else None,
             "sampling": self._sampling.state() if going else None,
             "seeded": seeds or None,  # no secret noise outlives its process
         }
@@ -600,14 +613,14 @@ class PrivateTrainer:
             self._file.written(path)
 
     def load(self, path: str | os.PathLike[str], dataset: Any) -> None:
-        """Go on from a saved state. Rounds the ledger knows but the state does not are spent: drawn, and dropped.
+        """Resume from a saved state; later rounds in the ledger are drawn and dropped.
 
         Noise and clip-groups go on from fresh entropy: a round after the state was saved may have
         used what the state would draw next, and the same noise on two sums gives both away. (A
         seeded run, which is not private, repeats itself.) Of several processes, all call this and
         the first one reads the file.
         """
-        with self._turn.taken("load"):
+        with self._caller.taken("load"):
             self._load(path, dataset)
 
     def _load(self, path: str | os.PathLike[str], dataset: Any) -> None:
@@ -615,9 +628,9 @@ class PrivateTrainer:
         if self._peers is None:
             state = self._read(path)
         else:
-            self._peers.by_first(lambda: state.update(self._read(path)))
+            self._peers.on_first(lambda: state.update(self._read(path)))
             state = self._peers.share(state)
-        put_back(state, self.model, self.optimizer, self._schedule)
+        restore_state(state, self.model, self.optimizer, self._schedule)
         self._groups = Source.restore(state["groups"])
         if state["sampling"] is not None:
             self._sampling = Source.restore(state["sampling"])
@@ -625,21 +638,22 @@ class PrivateTrainer:
         assert self._data is not None  # noqa: S101
         if state["records"] not in (None, len(self._data)):
             raise ValueError(
-                f"dataset must have the {state['records']} records that the run began with, got {len(self._data)}"
+                f"dataset must have the {state['records']} records that the run began with, got "
+                f"{len(self._data)}"
             )
         if state["sampling"] is None:
-            self._drawn = cast(Batches, iter(()))  # that was all, and stays as it is
+            self._sequence = cast(Batches, iter(()))  # that was all, and stays as it is
             if self._file is not None:
                 self._file.close()
         else:
             self._draw(state["sampler"])
-        assert self._drawn is not None  # noqa: S101
-        spend(self._drawn, self._schedule, state["spent"])
+        assert self._sequence is not None  # noqa: S101
+        skip_rounds(self._sequence, self._schedule, state["spent"])
         self._note(state)
 
     def _note(self, state: dict[str, Any]) -> None:
         """How far the run is, and what must be said of it."""
-        self._next, self._blind, self._secure = (
+        self._next, self._unrecorded, self._secure = (
             state["rounds"] + state["spent"],
             state["blind"],
             state["secure"],
@@ -648,13 +662,19 @@ class PrivateTrainer:
     def _checked(self, path: str | os.PathLike[str], device: str = "cpu") -> dict[str, Any]:
         """A saved state of this very run, with what the ledger adds to it."""
         return read_state(
-            path, self.mechanism, self._norms, self._nominal, self._ledger, self._schedule, device
+            path,
+            self.mechanism,
+            self._norms,
+            self._declared_records,
+            self._ledger,
+            self._schedule,
+            device,
         )
 
     def _read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """The same, from which the secret of the noise is taken out."""
         state = self._checked(path)
-        held = sources_of(state.pop("seeded"))
+        held = random_sources(state.pop("seeded"))
         self._noise, self._draws.source, state["groups"] = (
             held["noise"],
             held["draws"],

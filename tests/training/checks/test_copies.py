@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from verax.training.checks.copies import twins_of  # noqa: E402
+from verax.training.checks.copies import independent_copies  # noqa: E402
 from verax.training.gradients.loss import PerRecord  # noqa: E402
 
 
@@ -22,7 +22,7 @@ def test_what_functions_close_over_is_copied_with_what_it_refers_to():
     def loss(_, batch):
         return inner(batch)
 
-    twin, copied = twins_of((model, PerRecord(loss)))
+    twin, copied = independent_copies((model, PerRecord(loss)))
     assert copied._criterion(None, 1) is twin
     assert twin is not model
     assert seen == []
@@ -39,7 +39,7 @@ def test_defaults_attributes_and_functions_of_a_model_are_copied():
     loss.calls = 0
     model = nn.Linear(2, 1)
     model.function = lambda: model.weight
-    twin, copied = twins_of((model, loss))
+    twin, copied = independent_copies((model, loss))
     assert [copied(1, 1), copied(1, 1), loss(1, 1)] == [1, 2, 1]
     assert (loss.calls, copied.calls) == (1, 2)
     assert twin.function() is twin.weight
@@ -49,7 +49,7 @@ def test_what_cannot_be_copied_is_shared_and_everything_else_is_not():
     model = nn.Sequential(nn.Linear(2, 2))
     model.lock, model.kept = threading.Lock(), torch.zeros(2)
     model.seen = model(torch.ones(1, 2))
-    (twin,) = twins_of((model,))
+    (twin,) = independent_copies((model,))
     assert twin.lock is model.lock
     assert twin.seen is model.seen
     assert twin.kept is not model.kept
@@ -65,7 +65,7 @@ def test_other_peoples_objects_are_shared():
             return self.data
 
     held = Training()
-    _, method, closing = twins_of(
+    _, method, closing = independent_copies(
         (nn.Linear(1, 1), PerRecord(held.loss), lambda model, batch: held.data)
     )
     assert method._criterion(None, None) is held.data
@@ -78,7 +78,7 @@ def test_things_that_fail_all_the_same_are_given_back():
             raise KeyError("no")
 
     model = Stubborn()
-    assert twins_of((model, len)) == (model, len)
+    assert independent_copies((model, len)) == (model, len)
 
 
 def test_data_are_shared_wherever_they_are_held():
@@ -89,7 +89,7 @@ def test_data_are_shared_wherever_they_are_held():
     model = nn.Linear(1, 1)
     model.held, model.records = Held(), torch.utils.data.TensorDataset(torch.zeros(3))
     large = torch.zeros(2**23)
-    twin, closing = twins_of((model, lambda: (large, model)))
+    twin, closing = independent_copies((model, lambda: (large, model)))
     assert twin.held.data[0] is model.held.data[0]
     assert twin.held.past is not model.held.past
     assert twin.records is model.records

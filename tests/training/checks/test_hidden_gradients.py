@@ -1,4 +1,4 @@
-"""What is carried from batch to batch outside weights and buffers, or hides from clipping, is refused."""
+"""State carried between batches, and gradients that hide from clipping, are refused."""
 
 import threading
 
@@ -153,7 +153,7 @@ def test_looking_for_memory_leaves_randomness_alone():
     first = torch.rand(3)
     torch.manual_seed(0)
     clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), Batch(0.5))
-    clipper._tricks.refuse((X, Y), len(X), list(model.parameters()))
+    clipper._hidden_check.refuse((X, Y), len(X), list(model.parameters()))
     assert torch.equal(torch.rand(3), first)
 
 
@@ -287,7 +287,7 @@ class Anneals(nn.Module):
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 @pytest.mark.parametrize("records", [12, 5, 1, 0])
 def test_a_counter_counts_rounds_whatever_the_batch(clipping, records):
-    """Not pieces, records or clip-groups: their number is a secret, and so is whether there are any."""
+    """Not pieces, records or clip-groups: their number is a secret."""
     model = Anneals()
     clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), clipping, micro_batch=4)
     into = Flat(list(model.parameters()))

@@ -1,4 +1,4 @@
-"""Records that mix or are counted, in any disguise: refused in words; and what only looks like it, which is not."""
+"""Models that mix or count records are refused; those that only look like it are not."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from verax.training.checks.independence import MixedRecords  # noqa: E402
-from verax.training.gradients.per_example import Records  # noqa: E402
+from verax.training.gradients.per_example import PerExampleGradients  # noqa: E402
 
 RECORDS = 5
 torch.set_num_threads(1)
@@ -48,16 +48,16 @@ class Centred(nn.Module):
 def test_mixing_records_is_refused_in_words(model):
     batch = torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,))
     with pytest.raises(MixedRecords, match="batch clipping"):
-        Records(model, losses).factors(batch, RECORDS)
+        PerExampleGradients(model, losses).factors(batch, RECORDS)
 
 
 def test_mixing_is_found_whatever_the_weights():
-    """Two records are looked at, and to a thousandth: with one and to a hundredth, 1 of 20 of these slipped through."""
+    """Two records, to a thousandth: with one, to a hundredth, 1 of 20 slipped through."""
     for seed in range(100):
         torch.manual_seed(seed)
         model, batch = Centred(), (torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,)))
         with pytest.raises(MixedRecords):
-            Records(model, losses).factors(batch, RECORDS)
+            PerExampleGradients(model, losses).factors(batch, RECORDS)
 
 
 class Closed(nn.Module):
@@ -75,13 +75,13 @@ class Closed(nn.Module):
 
 
 def test_mixing_behind_weights_that_are_zero_is_found():
-    """No loss shows it yet, but the gradient of the last layer does: it sees what other records did to its input."""
+    """No loss shows it yet, but the gradient of the last layer does."""
     model, batch = Closed(), (torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,)))
     before = {
         name: (p.detach().clone(), p.data_ptr(), p._version) for name, p in model.named_parameters()
     }
     with pytest.raises(MixedRecords):
-        Records(model, losses).factors(batch, RECORDS)
+        PerExampleGradients(model, losses).factors(batch, RECORDS)
     for name, p in model.named_parameters():
         assert torch.equal(p, before[name][0])
         assert (p.data_ptr(), p._version) == before[name][1:]
@@ -98,7 +98,7 @@ def test_mixing_that_begins_later_is_found_later():
 
     batch, records = (
         (torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,))),
-        Records(model, later),
+        PerExampleGradients(model, later),
     )
     for _ in range(4):
         records.factors(batch, RECORDS)
@@ -109,13 +109,13 @@ def test_mixing_that_begins_later_is_found_later():
 
 def test_running_statistics_are_refused():
     with pytest.raises(MixedRecords, match="track_running_stats=False"):
-        Records(nn.InstanceNorm2d(2, track_running_stats=True), losses).factors(
+        PerExampleGradients(nn.InstanceNorm2d(2, track_running_stats=True), losses).factors(
             (torch.randn(RECORDS, 2, 3, 3), torch.zeros(RECORDS)), RECORDS
         )
 
 
 def test_mixing_is_looked_for_among_all_records_that_go_together():
-    """A neighbour a quarter of the batch away: among 32 records only, it would be another one than among 256."""
+    """A neighbour a quarter of the batch away: another one among 32 than among 256."""
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
     def far(m, batch):
@@ -125,7 +125,9 @@ def test_mixing_is_looked_for_among_all_records_that_go_together():
         )
 
     with pytest.raises(MixedRecords):
-        Records(model, far).factors((torch.randn(256, 6), torch.randint(0, 3, (256,))), 256)
+        PerExampleGradients(model, far).factors(
+            (torch.randn(256, 6), torch.randint(0, 3, (256,))), 256
+        )
 
 
 # --- records that are counted ---------------------------------------------------------------------
@@ -169,7 +171,7 @@ def test_losses_that_count_records_are_refused(model, loss, size):
     batch = torch.randn(size, 6), torch.randint(0, 3, (size,))
     modes = [module.training for module in model.modules()]
     with pytest.raises(MixedRecords, match="how many records"):
-        Records(model, loss).factors(batch, size)
+        PerExampleGradients(model, loss).factors(batch, size)
     assert [module.training for module in model.modules()] == modes
 
 
@@ -195,7 +197,7 @@ class Fails(nn.Module):
 @pytest.mark.parametrize("always", [True, False], ids=["random in eval mode", "no eval mode"])
 def test_where_counting_cannot_be_told_nothing_is_refused(always):
     model, batch = Fails(always), (torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,)))
-    Records(model, losses).factors(batch, RECORDS)
+    PerExampleGradients(model, losses).factors(batch, RECORDS)
     assert [module.training for module in model.modules()] == [True, True, False, True]
 
 
@@ -219,12 +221,12 @@ def test_mixing_is_found_however_small_it_is(small):
     with pytest.raises(
         MixedRecords, match="gradient of a record's loss depends on the other records"
     ):
-        Records(Faint(), square).factors((torch.randn(32, 6), torch.randn(32, 1)), 32)
+        PerExampleGradients(Faint(), square).factors((torch.randn(32, 6), torch.randn(32, 1)), 32)
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_rounding_is_not_taken_for_mixing(size):
-    """The gradient of a record that is fitted exactly is nothing but rounding, which is another one in other shapes."""
+    """The gradient of an exactly fitted record is rounding, which depends on shapes."""
     model, x = nn.Sequential(nn.Linear(8, 512), nn.Tanh(), nn.Linear(512, 3)), torch.randn(size, 8)
     with torch.no_grad():
         fitted = torch.cat([model(one) for one in x.split(1)])
@@ -232,7 +234,7 @@ def test_rounding_is_not_taken_for_mixing(size):
     def square(m, batch):
         return (m(batch[0]) - batch[1]).square().mean(dim=1)
 
-    Records(model, square).factors((x, fitted), size)
+    PerExampleGradients(model, square).factors((x, fitted), size)
 
 
 # --- normalisation that fails among copies --------------------------------------------------------
@@ -258,7 +260,9 @@ def test_normalisation_without_an_epsilon_is_refused(name, hidden):
             return self.head(change(self.body(x)) if hidden else self.body(change(x)))
 
     with pytest.raises(MixedRecords):
-        Records(Normalises(), losses).factors((torch.randn(16, 6), torch.randint(0, 3, (16,))), 16)
+        PerExampleGradients(Normalises(), losses).factors(
+            (torch.randn(16, 6), torch.randint(0, 3, (16,))), 16
+        )
 
 
 def test_mixing_between_the_first_and_the_last_record_is_refused():
@@ -272,4 +276,6 @@ def test_mixing_between_the_first_and_the_last_record_is_refused():
             return self.layer(torch.cat([x[:1], middle - middle.mean(0), x[-1:]]))
 
     with pytest.raises(MixedRecords):
-        Records(Middle(), losses).factors((torch.randn(16, 6), torch.randint(0, 3, (16,))), 16)
+        PerExampleGradients(Middle(), losses).factors(
+            (torch.randn(16, 6), torch.randint(0, 3, (16,))), 16
+        )

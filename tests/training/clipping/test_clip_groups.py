@@ -1,4 +1,4 @@
-"""Clip-groups of a plain chain from one pass: the same as one group after the other, and never across groups."""
+"""Clip-groups from one pass: equal to one group after the other, never across groups."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from verax.training.clipping import clip_groups as grouped  # noqa: E402
 from verax.training.clipping.clipper import Clipper, MeanGradient, NotFinite  # noqa: E402
 from verax.training.clipping.flat_buffer import Flat  # noqa: E402
 from verax.training.gradients.loss import PerRecord  # noqa: E402
-from verax.training.gradients.per_example import Records  # noqa: E402
+from verax.training.gradients.per_example import PerExampleGradients  # noqa: E402
 
 
 def perceptron():
@@ -136,7 +136,7 @@ def test_half_precision_and_parameters_outside_the_model():
 
 
 def test_a_group_sees_nothing_of_the_others():
-    """One group's records are replaced: the sum moves by at most twice the clip norm, whatever they are."""
+    """If one group is replaced, the sum moves by at most twice the clip norm."""
     model, norm, labels = perceptron(), 0.01, np.repeat([0, 1, 2], 10)
     x, y = data(30)
     other = x.clone()
@@ -240,10 +240,10 @@ def normed():
 @pytest.mark.parametrize("norm", [0.02, 100.0])
 @pytest.mark.parametrize("groups", [4, 30])
 def test_small_groups_by_way_of_their_records(monkeypatch, make, by_records, fit, norm, groups):
-    """The same as one pass after the other, also where records cannot be told apart and it is one after the other."""
+    """The same as one pass after the other, also where records cannot be told apart."""
     model, batch, clipping = make(), data(40), Mixed(norm, groups)
     took = []
-    monkeypatch.setattr(Records, "fitting", lambda *_: fit)
+    monkeypatch.setattr(PerExampleGradients, "fitting", lambda *_: fit)
     usual = Clipper._add_small
     monkeypatch.setattr(
         Clipper, "_add_small", lambda *given: took.append(usual(*given)) or took[-1]
@@ -280,14 +280,14 @@ def test_tiny_groups_of_a_wide_layer_are_not_formed(monkeypatch, near):
 
 
 def test_tiny_groups_whose_gradients_cancel_are_clipped_all_the_same():
-    """From Gram matrices alone the clipped gradient could be many times too long: its parts are long, it is not."""
+    """By Gram matrices alone the clipped gradient could be many times too long."""
     rng = torch.Generator().manual_seed(0)
     for size in (1e2, 1e4, 1e6):
         for _ in range(50):
             long, short, x = torch.randn(3, 64, generator=rng) / 8.0
             g = torch.stack([size * long, 10.0 * short - size * long])
             means = grouped._Means(
-                grouped.Single(torch.stack([x, x]), grouped.Explicit(g)),
+                grouped.OuterProduct(torch.stack([x, x]), grouped.Explicit(g)),
                 [2],
                 torch.full((1, 2), 0.5),
             )
@@ -305,7 +305,7 @@ def test_what_would_take_too_much_memory_goes_one_after_the_other(monkeypatch):
 
 
 class Context(nn.Module):
-    """Adds something of its clip-group's mean: nothing at first, as a branch that begins with zeros does."""
+    """Adds its clip-group's mean through a branch that begins with zeros."""
 
     def __init__(self):
         super().__init__()
@@ -381,7 +381,7 @@ def test_double_precision_is_clipped_in_single(make, clipping):
 
 
 def test_gradients_of_an_earlier_batch_do_not_come_back():
-    """A layer that is taken out, or frozen while the parameters stay the same, leaves nothing behind."""
+    """A layer that is taken out or frozen leaves nothing behind."""
     first, between, last = nn.Linear(12, 4), nn.Linear(4, 4), nn.Linear(4, 3)
     model, out = nn.Sequential(nn.Flatten(), first, nn.Identity(), last), nn.Identity()
     into = Flat([*first.parameters(), *between.parameters(), *last.parameters()])

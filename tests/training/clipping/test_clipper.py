@@ -1,4 +1,4 @@
-"""Clipped sums: as exact as promised, in pieces of the size that was asked for, for clip-groups of any size."""
+"""Clipped sums: exact, in pieces of the size asked for, for clip-groups of any size."""
 
 import copy
 import json
@@ -299,7 +299,7 @@ def loss_of_each(model, batch):
 def test_the_mean_loss_of_a_batch_is_enough_where_it_is_clipped_as_a_whole(
     clipping, inner, tmp_path
 ):
-    """Also where there are more records than go through the model at once: the mean of all is taken of all."""
+    """The mean of all records, also where they do not go through the model at once."""
     data = {"x": torch.randn(300, 6), "labels": torch.randint(0, 3, (300,))}
     found = []
     for loss in (mean_of_batch, loss_of_each):

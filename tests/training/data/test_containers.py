@@ -20,7 +20,7 @@ from torch.utils.data import default_collate  # noqa: E402
 
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed, Poisson  # noqa: E402
 from verax.training import MixedRecords, PrivateTrainer  # noqa: E402
-from verax.training.data.containers import Column, Fields, has_target, plain  # noqa: E402
+from verax.training.data.containers import Column, Fields, has_target, plain_containers  # noqa: E402
 from verax.training.data.microbatch import by_records, part, slices  # noqa: E402
 
 torch.set_num_threads(1)
@@ -30,7 +30,7 @@ Y = torch.randint(0, CLASSES, (RECORDS,), generator=torch.Generator().manual_see
 
 
 class Encoding(UserDict):
-    """As transformers.BatchEncoding is: a dictionary in ``data`` whose entries are attributes, too."""
+    """As transformers.BatchEncoding is: entries of ``data`` are attributes, too."""
 
     def __init__(self, data):
         super().__init__(data)
@@ -236,15 +236,15 @@ def test_a_whole_data_set_may_be_such_an_object():
 
 
 def test_entries_are_attributes_and_arguments():
-    batch = plain(Encoding({"x": X, "y": Y}), RECORDS)
+    batch = plain_containers(Encoding({"x": X, "y": Y}), RECORDS)
     assert batch.x is batch["x"] is {**batch}["x"] is X
     with pytest.raises(
         AttributeError, match=r"no 'to', only the fields 'x', 'y'.*not the methods of its type"
     ):
         batch.to("cpu")
-    doubled = pytree.tree_map(lambda x: 2 * x, batch)
-    assert type(doubled) is Fields
-    assert torch.equal(doubled.x, 2 * X)
+    check_is_due = pytree.tree_map(lambda x: 2 * x, batch)
+    assert type(check_is_due) is Fields
+    assert torch.equal(check_is_due.x, 2 * X)
 
 
 def test_nothing_but_leaves_comes_through():
@@ -252,14 +252,14 @@ def test_nothing_but_leaves_comes_through():
     tuples = Remembering(X, Y)
     tuples.mean = X.mean(0)
     for held in (Encoding({"x": X, "y": Y}), tuples):
-        batch = plain(held, RECORDS)
+        batch = plain_containers(held, RECORDS)
         assert not hasattr(batch, "hidden")
         assert not hasattr(batch, "mean")
         assert [id(leaf) for leaf in pytree.tree_leaves(batch)] == [id(X), id(Y)]
 
 
 def test_containers_in_containers_are_opened():
-    batch = plain({"a": [Example(Encoding({"x": X}), (Y,))]}, RECORDS)
+    batch = plain_containers({"a": [Example(Encoding({"x": X}), (Y,))]}, RECORDS)
     assert batch["a"][0].x.x is X
     assert batch["a"][0].y[0] is Y
 
@@ -267,18 +267,24 @@ def test_containers_in_containers_are_opened():
 # --- leaves ---------------------------------------------------------------------------------------
 
 
-class Kind(Enum):
+class AnyFactor(Enum):
     TEXT = 1
 
 
 def test_arrays_become_tensors_and_constants_stay():
-    batch = plain(
-        {"x": X.numpy(), "reversed": np.arange(3.0)[::-1], "n": 3, "kind": Kind.TEXT, "none": None},
+    batch = plain_containers(
+        {
+            "x": X.numpy(),
+            "reversed": np.arange(3.0)[::-1],
+            "n": 3,
+            "kind": AnyFactor.TEXT,
+            "none": None,
+        },
         RECORDS,
     )
     assert torch.equal(batch["x"], X)
     assert batch["reversed"].tolist() == [2.0, 1.0, 0.0]
-    assert (batch["n"], batch["kind"], batch["none"]) == (3, Kind.TEXT, None)
+    assert (batch["n"], batch["kind"], batch["none"]) == (3, AnyFactor.TEXT, None)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +312,7 @@ def test_arrays_become_tensors_and_constants_stay():
 )
 def test_leaves_that_nobody_can_look_into_are_refused_in_words(leaf, complaint):
     with pytest.raises(ValueError, match=complaint):
-        plain({"a": (X, leaf)}, RECORDS)
+        plain_containers({"a": (X, leaf)}, RECORDS)
 
 
 @pytest.mark.parametrize("clipping", [Individual(), Batch(), Mixed(groups=2)], ids=repr)
@@ -416,14 +422,16 @@ def test_a_collate_that_mixes_texts_is_refused(clipping):
 
 
 def test_as_many_texts_as_records_are_one_each_and_others_are_for_all():
-    batch = plain({"text": ("a", "b", "c"), "names": ["height", "weight"], "x": torch.arange(3)}, 3)
+    batch = plain_containers(
+        {"text": ("a", "b", "c"), "names": ["height", "weight"], "x": torch.arange(3)}, 3
+    )
     assert isinstance(batch["text"], Column)
     some = part(batch, slice(1, 3), 3)
     assert some["text"] == ["b", "c"]
     assert some["names"] == ["height", "weight"]
     assert by_records(some, 2)
     assert has_target(["a", "b"])
-    assert not has_target(plain(["a", "b"], 2))
+    assert not has_target(plain_containers(["a", "b"], 2))
 
 
 def test_what_is_for_all_records_is_not_cut():

@@ -11,7 +11,7 @@ pytest.importorskip("cryptography")
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from verax import Deterministic  # noqa: E402
-from verax.training.data.dataset import Data, taken_from  # noqa: E402
+from verax.training.data.dataset import Data, open_dataset  # noqa: E402
 
 X = torch.arange(12.0).reshape(6, 2)
 Y = torch.arange(6)
@@ -70,7 +70,7 @@ def test_a_list_of_records_is_one_of_records(source):
 
 @pytest.mark.parametrize("rows", [list(X), list(X.numpy()), X, X.numpy(), tuple(X)])
 def test_a_loader_has_records(rows):
-    data = taken_from(DataLoader(rows, batch_size=3), Deterministic(2))
+    data = open_dataset(DataLoader(rows, batch_size=3), Deterministic(2))
     assert len(data) == 6
     assert data.take(SOME).equal(X[[4, 1]])
 
@@ -113,7 +113,7 @@ def test_a_tensor_data_set_that_gives_something_else_is_asked_for_it():
 
 
 class Array:
-    """As a column of pandas or pyarrow: an array of another library, which is asked for by its labels."""
+    """As a column of pandas or pyarrow: an array that is asked for by its labels."""
 
     __module__ = "pandas.core.series"
 
@@ -184,4 +184,4 @@ def test_columns_of_other_libraries_that_are_no_numbers_are_refused_by_name():
 )
 def test_settings_of_a_loader_that_have_no_effect_are_warned_of(options, words):
     with pytest.warns(UserWarning, match=words):
-        taken_from(DataLoader(TensorDataset(X, Y), batch_size=3, **options), Deterministic(2))
+        open_dataset(DataLoader(TensorDataset(X, Y), batch_size=3, **options), Deterministic(2))

@@ -15,7 +15,7 @@ from torch.nn import functional  # noqa: E402
 from verax import Batch  # noqa: E402
 from verax.training.clipping.clipper import Clipper  # noqa: E402
 from verax.training.clipping.flat_buffer import Flat  # noqa: E402
-from verax.training.data.microbatch_size import Cuts  # noqa: E402
+from verax.training.data.microbatch_size import MicroBatchSize  # noqa: E402
 from verax.training.gradients.loss import PerRecord  # noqa: E402
 
 torch.set_num_threads(1)
@@ -24,11 +24,11 @@ RECORDS = 100
 
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch):
-    monkeypatch.setattr("verax.training.data.microbatch_size._KEPT", 2.0**20)
+    monkeypatch.setattr("verax.training.data.microbatch_size._HELD_BYTES", 2.0**20)
 
 
 class Large(nn.Module):
-    """Keeps some 60 kB a record for the backward pass, and tells how many records it was given at a time."""
+    """Holds some 60 kB a record for the backward pass, and notes the batch sizes it sees."""
 
     def __init__(self, *more):
         super().__init__()
@@ -161,7 +161,7 @@ def whole(model, x, y):
 
 
 def trained_on(model):
-    """How many records the model was given at a time in the pass itself, after the looks, which are at 9 or fewer."""
+    """Batch sizes in the pass itself, without the trials, which have 9 records or fewer."""
     return [seen for seen in model.seen if seen > 9]
 
 
@@ -288,7 +288,9 @@ def test_asking_leaves_model_and_randomness_as_they_were():
     x, y = data()
     model = Large(nn.Dropout(0.5), Gate(nn.Linear(8, 8)))
     before, generator = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    assert Cuts(model, PerRecord(nn.CrossEntropyLoss()), 1024).pieces((x, y), RECORDS) == 25
+    assert (
+        MicroBatchSize(model, PerRecord(nn.CrossEntropyLoss()), 1024).pieces((x, y), RECORDS) == 25
+    )
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(generator, torch.get_rng_state())
     assert all(p.grad is None for p in model.parameters())
@@ -301,7 +303,7 @@ def test_small_models_are_asked_once():
             return self.last(self.more(self.first(x)))
 
     model = Small()
-    cuts = Cuts(model, PerRecord(nn.CrossEntropyLoss()), 1024)
+    cuts = MicroBatchSize(model, PerRecord(nn.CrossEntropyLoss()), 1024)
     x, y = data(1000)
     assert [cuts.pieces((x, y), 1000), cuts.pieces((x[:300], y[:300]), 300)] == [1000, 300]
     assert model.seen == [4, 9]
@@ -312,5 +314,8 @@ def test_small_models_are_asked_once():
 )
 def test_no_more_go_together_than_was_asked_for(most, size, want):
     model = Large()
-    assert Cuts(model, PerRecord(nn.CrossEntropyLoss()), most).pieces(data(size), size) == want
+    assert (
+        MicroBatchSize(model, PerRecord(nn.CrossEntropyLoss()), most).pieces(data(size), size)
+        == want
+    )
     assert max(model.seen, default=0) <= 2 * most + 1

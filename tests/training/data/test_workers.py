@@ -20,7 +20,7 @@ EACH = Individual()
 X, Y = torch.randn(24, 3, generator=torch.Generator().manual_seed(1)), torch.arange(24) % 2
 
 
-class Records(Dataset):
+class PerExampleGradients(Dataset):
     def __len__(self):
         return 24
 
@@ -28,14 +28,14 @@ class Records(Dataset):
         return X[number], Y[number]
 
 
-class Many(Records):
+class Many(PerExampleGradients):
     """Gives several records at once."""
 
     def __getitems__(self, numbers):
         return [self[number] for number in numbers]
 
 
-class Where(Records):
+class Where(PerExampleGradients):
     """Says by which worker a record was fetched; the third cannot be."""
 
     def __getitem__(self, number):
@@ -69,7 +69,8 @@ def weights(source, clipping=EACH, **options):
     "clipping", [Individual(), Batch(), Mixed(groups=2)], ids=lambda c: type(c).__name__
 )
 @pytest.mark.parametrize(
-    ("source", "collate_fn"), [(Records(), None), (Records(), padded), (Many(), None)]
+    ("source", "collate_fn"),
+    [(PerExampleGradients(), None), (PerExampleGradients(), padded), (Many(), None)],
 )
 def test_a_run_is_the_same_with_workers_and_without(source, collate_fn, clipping):
     alone, helped = (
@@ -96,7 +97,7 @@ def test_records_come_in_order_from_all_workers_and_a_failure_is_heard():
 def test_fetching_leaves_the_generators_of_this_process_alone():
     torch.manual_seed(3)
     before = torch.get_rng_state(), np.random.get_state()[1].tobytes()  # noqa: NPY002
-    workers = Workers(DataLoader(Records(), batch_size=6, num_workers=1))
+    workers = Workers(DataLoader(PerExampleGradients(), batch_size=6, num_workers=1))
     workers.fetch([0, 1])
     workers.close()
     assert torch.get_rng_state().equal(before[0])
@@ -108,7 +109,7 @@ def test_a_record_that_is_part_of_a_large_tensor_travels_alone():
     assert len(_packed([large[7]])) < 2000
 
 
-class Standardised(Records):
+class Standardised(PerExampleGradients):
     def __getitems__(self, numbers):
         chosen = X[numbers] / X[numbers].norm()
         return list(zip(chosen, Y[numbers], strict=True))

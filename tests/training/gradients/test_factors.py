@@ -11,7 +11,13 @@ from torch import nn  # noqa: E402
 from verax import Batch, Individual, Mixed  # noqa: E402
 from verax.training.clipping.clipper import Clipper  # noqa: E402
 from verax.training.clipping.flat_buffer import Flat  # noqa: E402
-from verax.training.gradients.factors import ROUNDING, Outer, Rows, lengths, measuring  # noqa: E402
+from verax.training.gradients.factors import (  # noqa: E402
+    ROUNDING,
+    EmbeddingRows,
+    OuterProductSum,
+    norm_function,
+    row_norms,
+)
 from verax.training.gradients.loss import PerRecord  # noqa: E402
 
 WIDTH = 64
@@ -26,12 +32,12 @@ def parts(size, seed):
 
 def embedding(size, seed):
     g, _ = parts(size, seed)
-    return Rows(torch.tensor([[3, 3]]), g, torch.Size([10, WIDTH])), torch.zeros(10, WIDTH)
+    return EmbeddingRows(torch.tensor([[3, 3]]), g, torch.Size([10, WIDTH])), torch.zeros(10, WIDTH)
 
 
 def linear(size, seed):
     g, x = parts(size, seed)
-    factor = Outer(torch.stack([x, x]).unsqueeze(0), g)
+    factor = OuterProductSum(torch.stack([x, x]).unsqueeze(0), g)
     assert factor._ghost  # of the two ways, the one with Gram matrices
     return factor, torch.zeros(WIDTH, WIDTH)
 
@@ -61,7 +67,7 @@ def test_what_does_not_cancel_keeps_its_norm(make):
 def test_the_norm_of_many_numbers(size, value):
     """A plain norm in single precision is a hundredth off for ten million equal ones."""
     x = torch.randn(1, size) if value is None else torch.full((1, size), value)
-    assert float(lengths(x)) == pytest.approx(float(x.double().norm()), rel=ROUNDING / 4)
+    assert float(row_norms(x)) == pytest.approx(float(x.double().norm()), rel=ROUNDING / 4)
 
 
 @pytest.mark.parametrize("shape", [(4, 203_530), (4, 203_776), (300, 2049), (1, 2**17), (3, 4000)])
@@ -69,7 +75,7 @@ def test_norms_of_rows_that_lie_apart(shape):
     rows = torch.randn(shape[0], shape[1] + 16, requires_grad=True)[:, : shape[1]]
     exact = rows.detach().double().norm(dim=1)
     with torch.no_grad():
-        assert torch.allclose(lengths(rows).double(), exact, rtol=ROUNDING / 4)
+        assert torch.allclose(row_norms(rows).double(), exact, rtol=ROUNDING / 4)
 
 
 @pytest.mark.parametrize("size", [100, 5000, 2**18, 2**18 + 5])
@@ -79,7 +85,7 @@ def test_what_has_no_norm_in_single_precision_is_not_finite(size, value):
     for at in (0, size - 1):
         rows = torch.randn(2, size)
         rows[1, at] = value
-        first, second = lengths(rows).tolist()
+        first, second = row_norms(rows).tolist()
         assert math.isfinite(first)
         assert not math.isfinite(second)
 
@@ -87,7 +93,7 @@ def test_what_has_no_norm_in_single_precision_is_not_finite(size, value):
 @pytest.mark.parametrize("size", [100, 5000, 2**18, 2**18 + 5])
 def test_norms_of_memory_that_is_written_again(size):
     rows = torch.randn(2, size)
-    norms = measuring(rows)
+    norms = norm_function(rows)
     for _ in range(3):
         rows.normal_()
         assert torch.allclose(norms(), rows.norm(dim=1), rtol=1e-4)
@@ -114,7 +120,7 @@ def test_many_parameters_are_clipped_to_the_norm(clipping):
 
 
 def test_a_gradient_whose_square_vanishes_may_meet_a_large_input():
-    """x is 1e19 and g 2e-23: their product is above the clip norm, and the square of g is 0 in single precision."""
+    """x g is above the clip norm, and the square of g is 0 in single precision."""
     model = nn.Linear(1, 16, bias=False)
 
     def losses(m, batch):
@@ -142,7 +148,7 @@ def test_autocast_around_a_step_does_not_reach_the_norms():
 @pytest.mark.parametrize("clipping", [Individual(1e-3), Mixed(1e-3, 4)])
 @pytest.mark.parametrize("records", [50, 300])
 def test_the_rounding_of_the_others_stays_within_the_room_that_clipping_leaves(clipping, records):
-    """The record of the longest gradients is taken away: the sum as computed moves by a clip norm at most."""
+    """Without the record of the longest gradients, the sum moves by a clip norm at most."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 5))
     clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), clipping)

@@ -7,8 +7,8 @@ pytest.importorskip("cryptography")
 
 from torch import nn  # noqa: E402
 
-from verax.training.clipping.clip_groups import of_groups  # noqa: E402
-from verax.training.gradients.factors import Kernels, Looks  # noqa: E402
+from verax.training.clipping.clip_groups import group_gradients  # noqa: E402
+from verax.training.gradients.factors import ConvolutionGradients, UnfoldedConvolution  # noqa: E402
 from verax.training.gradients.layer_rules import RULES  # noqa: E402
 
 torch.set_num_threads(1)
@@ -41,23 +41,30 @@ def case(name, images=()):
 def test_gradients_that_are_not_formed_are_those_that_are(monkeypatch, name, images):
     module, x, g = case(name, images)
     found = []
-    for large, kind in ((1e9, Kernels), (0.0, Looks)):
+    for large, kind in ((1e9, ConvolutionGradients), (0.0, UnfoldedConvolution)):
         monkeypatch.setattr("verax.training.gradients.layer_rules._LARGE", large)
         found.append(factors(module, x, g)[module.weight])
         assert isinstance(found[-1], kind)
-    formed, not_formed = found
-    torch.testing.assert_close(not_formed.explicit(), formed.explicit(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(not_formed.squares(), formed.squares(), rtol=1e-5, atol=0.0)
+    numbers_formed, not_formed = found
+    torch.testing.assert_close(
+        not_formed.explicit(), numbers_formed.explicit(), rtol=1e-4, atol=1e-5
+    )
+    torch.testing.assert_close(not_formed.squares(), numbers_formed.squares(), rtol=1e-5, atol=0.0)
     weights, totals = torch.rand(RECORDS), [torch.ones_like(module.weight) for _ in found]
     for factor, total in zip(found, totals, strict=True):
         factor.add(weights, total)
     torch.testing.assert_close(*totals, rtol=1e-4, atol=1e-5)
-    groups = [of_groups({module.weight: factor}, [1, 3, 2])[module.weight] for factor in found]
+    groups = [
+        group_gradients({module.weight: factor}, [1, 3, 2])[module.weight] for factor in found
+    ]
     torch.testing.assert_close(*(group.explicit() for group in groups), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(*(group.squares() for group in groups), rtol=1e-5, atol=0.0)
 
 
-@pytest.mark.parametrize(("places", "kind"), [(2, Looks), (4, Looks), (8, Kernels)])
+@pytest.mark.parametrize(
+    ("places", "kind"),
+    [(2, UnfoldedConvolution), (4, UnfoldedConvolution), (8, ConvolutionGradients)],
+)
 def test_large_weights_at_few_places_are_not_formed(places, kind):
     module = nn.Conv2d(64, 128, 3, padding=1)
     x, g = torch.randn(RECORDS, 64, places, places), torch.randn(RECORDS, 128, places, places)
@@ -72,7 +79,8 @@ def test_no_gradient_is_formed_of_a_separable_convolution(monkeypatch):
     monkeypatch.setattr("verax.training.gradients.layer_rules._LARGE", 0.0)
     module = nn.Conv2d(8, 8, 3, groups=8)
     assert isinstance(
-        factors(module, torch.randn(2, 8, 4, 4), torch.randn(2, 8, 2, 2))[module.weight], Kernels
+        factors(module, torch.randn(2, 8, 4, 4), torch.randn(2, 8, 2, 2))[module.weight],
+        ConvolutionGradients,
     )
 
 
@@ -84,7 +92,7 @@ def test_norms_are_right_where_places_cancel():
     g = torch.randn(RECORDS, 512, 4, 4)
     g = g - g.mean(dim=(2, 3), keepdim=True) + 1e-3 * torch.randn(RECORDS, 512, 1, 1)
     found = factors(module, x, g)[module.weight]
-    assert isinstance(found, Looks)
+    assert isinstance(found, UnfoldedConvolution)
     exact = (
         torch.bmm(g.double().flatten(2), x.double().flatten(2).transpose(1, 2))
         .flatten(1)

@@ -29,7 +29,7 @@ X, Y = torch.randn(10, 4, generator=MADE), torch.randint(0, 3, (10,), generator=
     "model", [nn.Linear(4, 1), nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(4, 1))]
 )
 def test_targets_that_would_be_compared_with_every_output_are_refused(model, loss, clipping):
-    """Outputs (10, 1) and targets (10,) broadcast to (10, 10): one target would move every record's gradient."""
+    """Outputs (10, 1) and targets (10,) would broadcast to (10, 10)."""
     x = X if isinstance(model, nn.Linear) else X.unsqueeze(1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     trainer = PrivateTrainer(

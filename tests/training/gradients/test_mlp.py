@@ -1,4 +1,4 @@
-"""Plain chains: the same gradients as a loop over records, without a graph; anything else is left to the rules."""
+"""Plain chains: the gradients of a loop over records, without a graph."""
 
 import copy
 
@@ -10,8 +10,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from verax.training.gradients.loss import PerRecord  # noqa: E402
-from verax.training.gradients.mlp import chain_of, keeps_apart  # noqa: E402
-from verax.training.gradients.per_example import Records  # noqa: E402
+from verax.training.gradients.mlp import keeps_apart, linear_chain  # noqa: E402
+from verax.training.gradients.per_example import PerExampleGradients  # noqa: E402
 
 RECORDS = 6
 
@@ -23,11 +23,11 @@ def _seed():
 
 def agree(model, losses, batch, chained=True):
     """Norms and a weighted sum as in a loop; and whether the model was taken as a chain."""
-    records = Records(model, losses)
+    records = PerExampleGradients(model, losses)
     for _ in range(2):  # the first is checked against autograd, the second is not
         factors = records.factors(batch, RECORDS)
     assert (records.look().chain is not None) is chained
-    truth = Records(model, losses)._one_by_one(batch, RECORDS)
+    truth = PerExampleGradients(model, losses)._one_by_one(batch, RECORDS)
     weights = torch.rand(RECORDS)
     assert {p for p in truth if truth[p].squares().any()} <= set(factors)
     for parameter, factor in factors.items():
@@ -66,7 +66,7 @@ def shared():
 
 
 def squashed():
-    """Activations at the beginning, in a row, and behind a layer that only looks at values in another way."""
+    """Activations first, in a row, and behind a layer that only reshapes."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Tanh(),
@@ -87,7 +87,7 @@ def test_activations_in_place_leave_the_data_alone():
     for first in (nn.ReLU(), nn.Tanh(), nn.Sigmoid()):
         model, x = nn.Sequential(first, nn.Linear(4, 3)), torch.randn(RECORDS, 4)
         before = x.clone()
-        Records(model, PerRecord(nn.CrossEntropyLoss())).factors(
+        PerExampleGradients(model, PerRecord(nn.CrossEntropyLoss())).factors(
             (x, torch.arange(RECORDS) % 3), RECORDS
         )
         assert torch.equal(x, before)
@@ -141,7 +141,7 @@ def test_closed_forms_of_losses_equal_autograd(kind, options, target, reduction)
 def test_targets_to_be_ignored_may_come_later():
     """The first batch has none, so the closed form was checked without them."""
     model, losses = nn.Linear(4, 3), PerRecord(nn.CrossEntropyLoss())
-    records = Records(model, losses)
+    records = PerExampleGradients(model, losses)
     x = torch.randn(RECORDS, 4)
     records.factors((x, CLASSES), RECORDS)
     found = records.factors((x, IGNORED), RECORDS)[model.bias].squares()
@@ -172,25 +172,25 @@ def test_losses_that_do_more_than_call_the_model_are_left_to_the_rules(losses):
 
 def test_watched_or_unknown_models_are_no_chains():
     model = perceptron()
-    assert chain_of(model) is not None
+    assert linear_chain(model) is not None
     handle = model[2].register_forward_hook(lambda *_: None)
-    assert chain_of(model) is None
+    assert linear_chain(model) is None
     handle.remove()
     changed = copy.deepcopy(model)
     changed[2].forward = torch.tanh
-    assert chain_of(changed) is None
-    assert chain_of(nn.Sequential(nn.Linear(2, 2), nn.Dropout())) is None
-    assert chain_of(nn.Sequential(nn.Flatten(0), nn.Linear(2, 2))) is None
+    assert linear_chain(changed) is None
+    assert linear_chain(nn.Sequential(nn.Linear(2, 2), nn.Dropout())) is None
+    assert linear_chain(nn.Sequential(nn.Flatten(0), nn.Linear(2, 2))) is None
 
     class Doubled(nn.Linear):
         def forward(self, x):
             return 2 * super().forward(x)
 
-    assert chain_of(nn.Sequential(Doubled(2, 2))) is None
+    assert linear_chain(nn.Sequential(Doubled(2, 2))) is None
 
 
 def test_a_mistake_in_a_later_batch_is_not_hidden():
-    records = Records(nn.Linear(4, 3), PerRecord(nn.CrossEntropyLoss()))
+    records = PerExampleGradients(nn.Linear(4, 3), PerRecord(nn.CrossEntropyLoss()))
     records.factors((torch.randn(RECORDS, 4), CLASSES), RECORDS)
     with pytest.raises(RuntimeError):
         records.factors((torch.randn(RECORDS, 5), CLASSES), RECORDS)

@@ -1,4 +1,4 @@
-"""Per-record gradients against a loop over records, for the layers people use and the ways they use them."""
+"""Per-example gradients against a loop over records, for the usual layers."""
 
 import pytest
 
@@ -10,10 +10,10 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from verax import Batch, Individual, Mixed  # noqa: E402
-from verax.training.checks.trial_runs import one_each  # noqa: E402
+from verax.training.checks.trial_runs import loss_per_record  # noqa: E402
 from verax.training.clipping.clipper import Clipper  # noqa: E402
 from verax.training.clipping.flat_buffer import Flat  # noqa: E402
-from verax.training.gradients.per_example import Records  # noqa: E402
+from verax.training.gradients.per_example import PerExampleGradients  # noqa: E402
 
 RECORDS = 5
 torch.set_num_threads(1)
@@ -29,12 +29,12 @@ def losses(model, batch):
 
 
 def check(model, x, classes, general=False, tolerance=1e-5):
-    """Norms and a weighted sum equal those of a loop; and the rules were used unless said otherwise."""
+    """Norms and a weighted sum equal those of a loop, by rules unless said otherwise."""
     batch = x, torch.randint(0, classes, (len(x),))
-    keys, records = list(model.state_dict()), Records(model, losses)
+    keys, records = list(model.state_dict()), PerExampleGradients(model, losses)
     factors = records.factors(batch, len(x))
     assert records._general is general
-    truth = Records(model, losses)._one_by_one(batch, len(x))
+    truth = PerExampleGradients(model, losses)._one_by_one(batch, len(x))
     weights = torch.rand(len(x))
     squares = sum(factor.squares() for factor in truth.values())
     torch.testing.assert_close(
@@ -198,7 +198,7 @@ class Folded(nn.Module):
 def test_positions_folded_into_the_first_dimension():
     model = Folded()
     check(model, torch.randn(RECORDS, 6, 4), 3)
-    records = Records(model, losses)
+    records = PerExampleGradients(model, losses)
     for size in (RECORDS, 3, 8):  # batches of all sizes, as Poisson sampling draws them
         batch = torch.randn(size, 6, 4), torch.randint(0, 3, (size,))
         factors = records.factors(batch, size)
@@ -266,7 +266,7 @@ def test_frozen_unfrozen_and_unused_parameters():
             return self.parts["b"](self.parts["a"](x).relu())
 
     whole, x = Model(), torch.randn(RECORDS, 6)
-    records = Records(whole, losses)
+    records = PerExampleGradients(whole, losses)
     batch = x, torch.randint(0, 3, (RECORDS,))
     assert len(records.factors(batch, RECORDS)) == 4
     model["a"].requires_grad_(False)
@@ -311,7 +311,7 @@ def test_layers_without_rules_go_through_torch_func(model):
 
 
 def test_control_flow_that_cannot_be_vectorised_goes_record_by_record():
-    records = Records(Branching(), losses)
+    records = PerExampleGradients(Branching(), losses)
     records.factors((torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,))), RECORDS)
     assert records._loop
 
@@ -366,13 +366,13 @@ def test_frozen_batch_norm_in_eval_mode_is_fine():
 @pytest.mark.parametrize("shape", [(), (3,), (RECORDS, 2)])
 def test_losses_must_be_one_per_record(shape):
     with pytest.raises(ValueError, match="one value per record"):
-        one_each(torch.zeros(shape), RECORDS)
+        loss_per_record(torch.zeros(shape), RECORDS)
 
 
 def test_half_precision():
     model = nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 3)).to(torch.bfloat16)
     batch = torch.randn(RECORDS, 7, dtype=torch.bfloat16), torch.randint(0, 3, (RECORDS,))
-    records = Records(model, losses)
+    records = PerExampleGradients(model, losses)
     factors = records.factors(batch, RECORDS)
     truth = records._one_by_one(batch, RECORDS)
     assert not records._general
@@ -416,7 +416,7 @@ def test_every_order_that_a_convolution_may_lie_in(
 
 
 class Viewed(nn.Module):
-    """Takes a view of what its layers left in memory, as old code does, which fits one order of memory only."""
+    """Takes a view of an activation, which fits one order of memory only."""
 
     def __init__(self):
         super().__init__()
@@ -434,7 +434,7 @@ class Viewed(nn.Module):
 def test_images_lie_in_the_order_that_the_model_bears(last):
     """The channels go last by themselves; a model that cannot bear that gets the order it knows."""
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(75, 3)) if last else Viewed()
-    x, records = torch.randn(RECORDS, 2, 7, 7), Records(model, losses)
+    x, records = torch.randn(RECORDS, 2, 7, 7), PerExampleGradients(model, losses)
     check(model, x, 3)
     for _ in range(2):
         records.factors((x, torch.zeros(RECORDS, dtype=torch.int64)), RECORDS)
@@ -481,7 +481,7 @@ def test_a_chain_whose_loss_calls_it_in_pieces_takes_another_way():
         return functional.cross_entropy(out, batch[1], reduction="none")
 
     batch = torch.randn(200, 4), torch.randint(0, 3, (200,))
-    records = Records(model, in_pieces)
+    records = PerExampleGradients(model, in_pieces)
     mine = sum(f.squares() for f in records.factors(batch, 200).values())
     torch.testing.assert_close(
         mine, sum(f.squares() for f in records._one_by_one(batch, 200).values())
@@ -496,13 +496,13 @@ def test_a_batch_may_hold_what_is_not_one_for_each_record():
 
     for records in (8, 50):
         batch = torch.randn(records, 4), torch.rand(40), torch.randint(0, 40, (records,))
-        Records(model, weighted).factors(batch, records)
+        PerExampleGradients(model, weighted).factors(batch, records)
 
 
 def test_one_bad_record_does_not_change_the_way_of_the_next_batches():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(18, 3))
     records, x, y = (
-        Records(model, losses),
+        PerExampleGradients(model, losses),
         torch.randn(8, 1, 5, 5),
         torch.zeros(8, dtype=torch.int64),
     )
@@ -556,14 +556,14 @@ class Scaled(nn.Module):
 
 
 def test_the_first_record_is_checked_as_the_last_is():
-    """The last record has the largest gradient, by which all are divided: it alone would show nothing."""
+    """The last record has the largest gradient: it alone would show nothing."""
     model, x, y = Scaled(), torch.randn(8, 6), torch.randint(0, 3, (8,))
     out = model.body(x).detach().requires_grad_()
     (g,) = torch.autograd.grad(
         functional.cross_entropy(model.head(torch.tanh(out)), y, reduction="sum"), out
     )
     order = g.abs().amax(dim=1).argsort()
-    batch, records = (x[order], y[order]), Records(model, losses)
+    batch, records = (x[order], y[order]), PerExampleGradients(model, losses)
     factors, truth = records.factors(batch, 8), records._one_by_one(batch, 8)
     for parameter, factor in truth.items():
         torch.testing.assert_close(
@@ -636,9 +636,9 @@ def test_layers_whose_records_are_elsewhere_take_the_general_way(name):
 
 
 def test_windows_that_come_later_are_noticed():
-    """All that was checked had one window a record; two would be clipped as if they were two records."""
+    """Only one window a record was checked; two would be clipped as two records."""
     model = Windows(nn.MultiheadAttention(8, 2, batch_first=True), 8, 3)
-    records = Records(model, losses)
+    records = PerExampleGradients(model, losses)
     for windows in (1, 2):
         batch = torch.randn(RECORDS, 3 * windows, 8), torch.randint(0, 3, (RECORDS,))
         factors, truth = records.factors(batch, RECORDS), records._one_by_one(batch, RECORDS)
@@ -690,7 +690,7 @@ def test_group_norms_before_the_first_trained_layer(clipping, first, keyword):
 
 
 class TimeMajor(nn.Module):
-    """Records in the second dimension, or in blocks that are not of one record, behind a head that begins at zero."""
+    """Records in the second dimension, or in blocks, behind a head that begins at zero."""
 
     def __init__(self, folded):
         super().__init__()
@@ -710,7 +710,7 @@ class TimeMajor(nn.Module):
 @pytest.mark.parametrize("times", [4, 8])
 def test_a_head_that_begins_at_zero_hides_nothing(folded, times):
     model, x, y = TimeMajor(folded), torch.randn(8, times, 6), torch.randint(0, 3, (8,))
-    records = Records(model, losses)
+    records = PerExampleGradients(model, losses)
     for _ in range(3):
         factors, truth = records.factors((x, y), 8), records._one_by_one((x, y), 8)
         for parameter, factor in truth.items():
@@ -739,7 +739,7 @@ class Opens(nn.Module):
 
 def test_a_branch_that_is_connected_later_is_looked_at_then():
     model, x, y = Opens(), torch.randn(8, 8, 6), torch.randint(0, 3, (8,))
-    records = Records(model, losses)
+    records = PerExampleGradients(model, losses)
     for number in range(5):
         model.open = number >= 2
         factors, truth = records.factors((x, y), 8), records._one_by_one((x, y), 8)
@@ -765,7 +765,7 @@ def test_layers_in_which_most_records_are_dead_go_by_the_rules():
             return self.layers(x)
 
     called = Called()
-    records = Records(called, losses)
+    records = PerExampleGradients(called, losses)
     batch = x, torch.zeros(9, dtype=torch.long)
     records.factors(batch, 9)
     assert records._checked
@@ -795,7 +795,10 @@ def test_one_looks_again_with_few_records():
             return self.layer(x)
 
     model = Watching()
-    records, batch = Records(model, losses), (torch.randn(30, 3), torch.zeros(30, dtype=torch.long))
+    records, batch = (
+        PerExampleGradients(model, losses),
+        (torch.randn(30, 3), torch.zeros(30, dtype=torch.long)),
+    )
     records.factors(batch, 30)
     model.seen.clear()
     records.factors(batch, 30)

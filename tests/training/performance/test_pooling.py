@@ -1,4 +1,4 @@
-"""Average pooling by slices: the means, gradients and second gradients of torch's own, and a model left as it was."""
+"""Average pooling by slices: torch's means and gradients, and an unchanged model."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def images(shape, last=False, dtype=None, seed=0):
 
 
 def both(layer, x):
-    """The layer's output and the gradient of its input, in torch's way and in slices, and whether slices were used."""
+    """Output and input's gradient both ways, and whether slices were used."""
     found, calls, usual = [], [], _Means.apply
     weights = images(layer(x).shape, dtype=torch.float64, seed=1)
     for patch in (False, True):

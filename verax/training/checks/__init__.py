@@ -1,1 +1,1 @@
-"""What is refused before and while a model trains: records that mix, models that remember, gradients that hide."""
+"""Checks before and while a model trains: independent records, no state, no hidden gradients."""

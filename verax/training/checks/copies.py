@@ -1,7 +1,7 @@
-"""Copies of a model, its loss and its inner algorithm that share nothing in which the originals could remember data.
+"""Copies of a model, its loss and its inner algorithm that share no state with the originals.
 
 Beyond what ``copy.deepcopy`` does, functions get copies of their defaults and of what they close
-over, if that is of a type of torch, numpy or Python. Other people's objects (a trainer, with all
+over, if that is of a type of torch, numpy or Python. Objects of other types (a trainer, with all
 its data) are shared, and so are data sets and large arrays, wherever they are held, and what cannot
 be copied (a lock, an open file, an activation with its graph).
 """
@@ -21,18 +21,19 @@ from torch.utils.data import DataLoader, Dataset
 Things = TypeVar("Things", bound=tuple[Any, ...])
 
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
-_LARGE = 2**24  # bytes that are not copied
-_MANY = 2**14  # entries that are not copied
+# Arrays of more bytes and containers of more entries are shared.
+_LARGE = 2**24
+_MANY = 2**14
 _FAMILIAR = ("builtins", "collections", "numpy", "random", "torch", "verax")
 
 
-def twins_of(things: Things) -> Things:
-    """Copies of these; what refers to each other among them does so among the copies.
+def independent_copies(things: Things) -> Things:
+    """Copies of these that refer to each other as the originals do.
 
     >>> def remembering(seen):
     ...     return lambda model, batch: seen.append(batch)
     >>> seen = []
-    >>> model, loss = twins_of((nn.Linear(2, 1), remembering(seen)))
+    >>> model, loss = independent_copies((nn.Linear(2, 1), remembering(seen)))
     >>> loss(model, 3)
     >>> seen
     []
@@ -40,10 +41,9 @@ def twins_of(things: Things) -> Things:
     with torch.enable_grad():  # copies of TorchScript would need no gradients otherwise
         try:
             return _copied(things, {})
-        except Exception:  # noqa: BLE001  whatever copying somebody's objects may raise
-            shared = {
-                id(value): value for value in _attributes(things) if _copy_of(value, {}) is value
-            }
+        except Exception:  # noqa: BLE001  copying may raise anything
+            failed = [value for value in _attributes(things) if _copy_of(value, {}) is value]
+            shared = {id(value): value for value in failed}
         try:
             return _copied(things, shared)
         except Exception:  # noqa: BLE001  the same
@@ -68,54 +68,42 @@ def _copied(things: Things, memo: dict[int, Any]) -> Things:
 
 
 def _share_data(values: list[Any], memo: dict[int, Any]) -> None:
-    """Leave data sets and large arrays as they are, also those inside of objects and short containers.
+    """Share data sets and large arrays, also those inside of objects and short containers.
 
-    What is remembered in them shows all the same, since it is not the same after other batches.
+    State that is kept in them shows all the same: it is another one after other batches.
     """
-    waiting, seen = list(values), set[int]()
-    while waiting and len(seen) < _MANY:
+    left_alone = nn.Module | nn.Parameter | type | FunctionType | MethodType
+    waiting, visited = list(values), set[int]()
+    while waiting and len(visited) < _MANY:
         value = waiting.pop()
-        if id(value) in seen or isinstance(
-            value, nn.Module | nn.Parameter | type | FunctionType | MethodType
-        ):
+        if id(value) in visited or isinstance(value, left_alone):
             continue
-        seen.add(id(value))
-        large = isinstance(value, Tensor | np.ndarray) and value.nbytes > _LARGE
-        if (
-            large
-            or isinstance(value, Dataset | DataLoader)
-            or (isinstance(value, list | dict) and len(value) > _MANY)
-        ):
+        visited.add(id(value))
+        array = isinstance(value, Tensor | np.ndarray)
+        large = (array and value.nbytes > _LARGE) or (
+            isinstance(value, list | dict) and len(value) > _MANY
+        )
+        if large or isinstance(value, Dataset | DataLoader):
             memo[id(value)] = value
-        elif not isinstance(value, Tensor | np.ndarray):
-            own = getattr(value, "__dict__", None)
-            for held in (value, own):
-                waiting.extend(
-                    held.values()
-                    if isinstance(held, dict)
-                    else held
-                    if isinstance(held, list | tuple)
-                    else ()
-                )
+        elif not array:
+            for held in (value, getattr(value, "__dict__", None)):
+                if isinstance(held, dict):
+                    waiting.extend(held.values())
+                elif isinstance(held, list | tuple):
+                    waiting.extend(held)
 
 
 def _copy_function(
     value: Any, memo: dict[int, Any], cells: list[tuple[CellType, CellType]]
 ) -> None:
-    """A copy whose cells are yet to be filled; deepcopy would leave functions as they are."""
+    """Copy a function with empty cells; deepcopy would share it."""
     if not isinstance(value, FunctionType) or id(value) in memo:
         return
-    filled = {id(cell): (cell, CellType()) for cell in value.__closure__ or () if _filled(cell)}
-    closure = tuple(
-        filled[id(cell)][1] if id(cell) in filled else cell for cell in value.__closure__ or ()
-    )
-    found = FunctionType(
-        value.__code__,
-        value.__globals__,
-        value.__name__,
-        _copy_of(value.__defaults__, memo),
-        closure,
-    )
+    closed = value.__closure__ or ()
+    filled = {id(cell): (cell, CellType()) for cell in closed if _filled(cell)}
+    closure = tuple(filled[id(cell)][1] if id(cell) in filled else cell for cell in closed)
+    defaults = _copy_of(value.__defaults__, memo)
+    found = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, closure)
     found.__kwdefaults__ = _copy_of(value.__kwdefaults__, memo)
     found.__dict__.update(_copy_of(value.__dict__, memo))
     memo[id(value)] = found
@@ -131,7 +119,7 @@ def _filled(cell: CellType) -> bool:
 
 
 def _attributes(things: tuple[Any, ...]) -> Iterator[Any]:
-    """What the things, and all modules in them, hold themselves."""
+    """The attributes of the things and of all modules in them."""
     modules = [
         module for thing in things if isinstance(thing, nn.Module) for module in thing.modules()
     ]
@@ -147,8 +135,8 @@ def _familiar(value: Any) -> bool:
 
 
 def _copy_of(value: Any, memo: dict[int, Any]) -> Any:
-    """A copy, or the value itself if there can be none."""
-    tried = dict(memo)  # what a failure leaves there is half made
+    """A copy, or the value itself if it cannot be copied."""
+    tried = dict(memo)  # a failure leaves half-made copies there
     try:
         found = copy.deepcopy(value, tried)
     except Exception:  # noqa: BLE001  the same

@@ -1,8 +1,8 @@
-"""What a batch's gradients must not do: depend on earlier batches, or hide from everything but ``backward()``.
+"""Checks that a batch's gradients depend on no earlier batch and do not need ``backward()``.
 
-Neighbouring runs would differ in rounds that the record is not part of, for which nobody adds
-noise. One looks for both by experiment, with copies of the model, its loss and its inner algorithm,
-in batches 1, 2, 4, 8 ...
+Otherwise neighbouring runs would differ in rounds that the record is not part of, for which no
+noise is added. Both are found by experiment, with copies of the model, its loss and its inner
+algorithm, in batches 1, 2, 4, 8 ...
 """
 
 from __future__ import annotations
@@ -15,30 +15,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from verax.training.checks.copies import twins_of
-from verax.training.checks.snapshot import Kept
+from verax.training.checks.copies import independent_copies
+from verax.training.checks.snapshot import Snapshot
 from verax.training.checks.trial_runs import (
     Entries,
-    blanks,
-    copies,
-    doubled,
-    nodes,
-    of_each,
-    repeatable,
+    blank_records,
+    check_is_due,
+    graph_nodes,
+    map_records,
+    repeat_record,
+    run_repeatably,
 )
 from verax.training.seeds import seeded
 
-_LOOKED_AT = 8  # records with which one looks
-_BACK = 4  # batches that are thought of as remembered
-# relative change of a gradient that is still rounding, where nothing but the past changed
-_REMEMBERED = 1e-5
+# Records of the batch that are tried.
+_TRIED = 8
+# Batches that come before the one that is compared.
+_EARLIER = 4
+# Relative change of a gradient that is still rounding, where only the earlier batches changed.
+_ROUNDING = 1e-5
 
 Aggregate = Callable[[Any, int, list[nn.Parameter]], list[Tensor]]
 """From a batch, the number of its records and the parameters to one tensor each."""
 
 
-class Tricks:
-    """Looks for them.
+class HiddenGradientCheck:
+    """Refuses gradients that depend on earlier batches or hide from all but ``backward()``.
 
     Args:
         things: the model, its loss and its inner algorithm.
@@ -52,15 +54,16 @@ class Tricks:
         self._batches = 0
 
     def refuse(self, batch: Any, records: int, parameters: list[nn.Parameter]) -> None:
-        """Raise if there are any, as far as can be told; to be called before the batch goes through the model."""
+        """Raise if the check fails; to be called before the batch goes through the model."""
         self._batches += 1
-        if not doubled(self._batches):
+        if not check_is_due(self._batches):
             return
-        for few in dict.fromkeys((min(records, _LOOKED_AT), records)):
-            some = of_each(batch, records, partial(_from, start=0, count=few))
+        for few in dict.fromkeys((min(records, _TRIED), records)):
+            some = map_records(batch, records, partial(_rows, start=0, count=few))
             try:
                 trouble = self._trouble(some, few, parameters)
-            except Exception:  # noqa: BLE001  it cannot be cut, say; what cannot be computed at all will say so itself
+            except Exception:  # noqa: BLE001
+                # The batch cannot be cut, say; what cannot be computed at all fails in the step.
                 continue
             if trouble:
                 raise ValueError(trouble)
@@ -69,81 +72,82 @@ class Tricks:
     def _trouble(self, batch: Any, records: int, parameters: list[nn.Parameter]) -> str:
         if self._reentrant(batch):
             return (
-                "the model uses torch.utils.checkpoint with use_reentrant=True, which hides the layers inside from "
-                "everything but backward(): they would get noise and no gradient; use use_reentrant=False"
+                "the model uses torch.utils.checkpoint with use_reentrant=True, which hides the "
+                "layers inside from everything but backward(): they would get noise and no "
+                "gradient; use use_reentrant=False"
             )
         if self._remembers(batch, records, parameters):
             return (
-                "a batch's gradients depend on earlier batches, as far as can be told: the model, the loss or inner "
-                "keeps something from one forward pass to the next outside the model's parameters and buffers, where "
-                "no noise protects it; keep nothing of the data"
+                "a batch's gradients depend on earlier batches, as far as can be told: the model, "
+                "the loss or inner keeps something from one forward pass to the next outside the "
+                "model's parameters and buffers, where no noise protects it; keep nothing of the "
+                "data"
             )
         return ""
 
     def _reentrant(self, batch: Any) -> bool:
-        """Whether the losses come by way of a checkpoint that only ``backward()`` understands."""
-        model, losses, _ = twins_of(self._things)
+        """Whether the graph of the losses has a checkpoint that only ``backward()`` can enter."""
+        model, losses, _ = independent_copies(self._things)
         with seeded(model, 0), torch.enable_grad():
-            return any(
-                node.name() == "CheckpointFunctionBackward" for node in nodes(losses(model, batch))
-            )
+            nodes = graph_nodes(losses(model, batch))
+            return any(node.name() == "CheckpointFunctionBackward" for node in nodes)
 
     def _remembers(self, batch: Any, records: int, parameters: list[nn.Parameter]) -> bool:
-        """Whether it makes a difference to a batch what came before it: the same batch four times, or others."""
+        """Whether the batch's gradients change if other batches came before it."""
         whole = batch, records
         if records == 1:
-            others = [(of_each(batch, 1, partial(blanks, count=1)), 1)] * _BACK
-        else:  # with another first, last and mean record; and fewer
+            others = [(map_records(batch, 1, partial(blank_records, count=1)), 1)] * _EARLIER
+        else:
+            # Earlier batches with another first, last and mean record, and a smaller one.
             count, start = records // 2, max(records // 4, 1)
-            some = of_each(batch, records, partial(_from, start=start, count=count)), count
-            others = [(of_each(batch, records, partial(copies, record=start)), records), some] * (
-                _BACK // 2
-            )
-        for copy in (twins_of, tuple):
+            some = map_records(batch, records, partial(_rows, start=start, count=count)), count
+            repeated = map_records(batch, records, partial(repeat_record, record=start)), records
+            others = [repeated, some] * (_EARLIER // 2)
+        for copy in (independent_copies, tuple):
             usual, other = (
-                self._after(firsts, whole, parameters, *copy(self._things))
-                for firsts in ([whole] * _BACK, others)
+                self._after(earlier, whole, parameters, *copy(self._things))
+                for earlier in ([whole] * _EARLIER, others)
             )
-            # else it may be that the loss uses another model than it is given
+            # All zero: perhaps the loss uses another model than the copy that it is given.
             if any(bool(g.any()) for g in usual):
                 break
         return any(_differ(x, y) for x, y in zip(usual, other, strict=True))
 
     def _after(
         self,
-        firsts: Sequence[tuple[Any, int]],
+        earlier: Sequence[tuple[Any, int]],
         then: tuple[Any, int],
         parameters: list[nn.Parameter],
         model: nn.Module,
         losses: Any,
         inner: Any,
     ) -> list[Tensor]:
-        """What a batch gives after others."""
+        """The aggregate of a batch after earlier ones."""
         aggregate = self._computing(model, losses, inner)
         theirs = dict(zip(self._things[0].parameters(), model.parameters(), strict=True))
         mine = [theirs[p] for p in parameters if p in theirs]
-        kept = Kept(model, weights=True)  # weights and buffers have a look of their own
+        # Weights and buffers are the statefulness check's.
+        before = Snapshot(model, weights=True)
 
         def run(batch: Any, records: int) -> list[Tensor]:
             try:
-                return [
-                    g.clone() for g in repeatable(model, partial(aggregate, batch, records, mine))
-                ]
+                found = run_repeatably(model, partial(aggregate, batch, records, mine))
+                return [g.clone() for g in found]
             finally:
-                kept.restore()
+                before.restore()
 
-        for first in firsts:
-            with suppress(Exception):  # a batch of copies may be too much to ask
+        for first in earlier:
+            with suppress(Exception):  # the model may refuse a batch of copies
                 run(*first)
         return run(*then)
 
 
-def _from(x: Entries, start: int, count: int) -> Entries:
+def _rows(x: Entries, start: int, count: int) -> Entries:
     return x[start : start + count]
 
 
 def _differ(usual: Tensor, other: Tensor) -> bool:
-    """Beyond rounding; what is not finite without any memory is clipping's to refuse."""
-    return bool(torch.isfinite(usual).all()) and not bool(
-        (usual - other).norm() <= _REMEMBERED * usual.norm()
-    )
+    """Whether they differ beyond rounding; clipping refuses what is not finite."""
+    if not bool(torch.isfinite(usual).all()):
+        return False
+    return not bool((usual - other).norm() <= _ROUNDING * usual.norm())

@@ -1,4 +1,4 @@
-"""Models and losses in which a record's loss depends on other records, or on how many they are.
+"""Checks that no record's loss depends on other records, or on how many they are.
 
 Clipping each record's gradient would protect nobody there. Known layers are refused by name;
 everything else by experiment, in rounds 1, 2, 4, 8 ... and whenever more records go together than
@@ -8,7 +8,7 @@ before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from verax.training.checks.trial_runs import (
     Losses,
-    copies,
-    doubled,
-    evaluating,
-    nearby,
-    of_each,
-    one_each,
-    only_one,
-    repeatable,
-    rounding_of,
-    steady,
+    check_is_due,
+    eval_mode,
+    loss_per_record,
+    map_records,
+    one_hot,
+    perturbed_weights,
+    repeat_record,
+    rounding_tolerance,
+    run_repeatably,
+    run_without_randomness,
 )
 from verax.training.data.containers import has_column
 from verax.training.data.microbatch import by_records, part
@@ -34,10 +34,14 @@ from verax.training.gradients.layer_rules import trainable
 from verax.training.gradients.mlp import keeps_apart
 from verax.training.performance.channels_last import bearing_channels_last
 
-_AGAIN = 16  # records with which one looks again, where as many were looked at before
-_WAYS = 3  # of looking
-_ROUNDED = 1e-2  # of rounding's share: by how much weights move when asking what rounding can do
-_FAILS = (
+# Records that are compared again, where as many were compared before.
+_AGAIN = 16
+# Comparisons: as it is, with fewer records, with perturbed weights.
+_COMPARISONS = 3
+# Weights move by this share of the rounding tolerance when asking what rounding can do.
+_ROUNDED = 1e-2
+# What a model may raise on other records than it was given.
+_FAILURES = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -47,192 +51,188 @@ _FAILS = (
     ValueError,
 )
 
+Gradient = list[Tensor]
+"""One tensor per trainable parameter; empty if the loss has no gradient."""
+
 
 class MixedRecords(ValueError):  # noqa: N818  it says what is wrong
-    """The model lets one record's loss depend on other records, so per-record clipping would not protect anybody."""
+    """One record's loss depends on other records: per-record clipping would protect nobody."""
 
 
-class Mixing:
-    """Looks for it in one model under one loss."""
+class IndependenceCheck:
+    """Refuses one model under one loss if a record's loss depends on other records."""
 
     def __init__(self, model: nn.Module, losses: Losses) -> None:
         self.model, self.losses = model, losses
         self._round = 0
-        # by mode: records not seen to mix, rounds, the last of them
-        self._apart: dict[bool, tuple[int, int, int]] = {}
+        # By mode: the most records that passed, the rounds, and the last of them.
+        self._passed: dict[bool, tuple[int, int, int]] = {}
 
     def begin(self) -> None:
-        """Another round; all pieces of its batch are one to look at."""
+        """Begin another round; all pieces of its batch count as one."""
         self._round += 1
 
     @property
-    def known_apart(self) -> bool:
-        """Whether no record can have a say in another's loss, whatever the weights are."""
+    def known_independent(self) -> bool:
+        """Whether records are independent by construction, whatever the weights are."""
         return getattr(self.losses, "apart", False) and keeps_apart(self.model)
 
     def refuse(self, batch: Any, records: int) -> None:
-        """Look for mixing where more records go together than before, and after 1, 2, 4, 8 ... rounds."""
+        """Compare when more records go together than before, and in rounds 1, 2, 4, 8 ..."""
         mode = self.model.training
-        seen, rounds, last = self._apart.get(mode, (0, 0, -1))
+        most, rounds, last = self._passed.get(mode, (0, 0, -1))
         if records > 1:
             another = last != self._round
-            if not self.known_apart:
-                if records > 2 * seen:
-                    for way in range(_WAYS):
-                        self._compare_in(way, batch, records)
-                elif another and doubled(rounds):
-                    self._compare_in(rounds.bit_length() % _WAYS, *_few_of(batch, records))
-            self._apart[mode] = max(records, seen), rounds + another, self._round
+            if not self.known_independent:
+                if records > 2 * most:
+                    for way in range(_COMPARISONS):
+                        self._compare_by(way, batch, records)
+                elif another and check_is_due(rounds):
+                    self._compare_by(rounds.bit_length() % _COMPARISONS, *_few_of(batch, records))
+            self._passed[mode] = max(records, most), rounds + another, self._round
 
-    def _compare_in(self, way: int, batch: Any, records: int) -> None:
-        """No record's loss may depend on the others, or on how many they are; ways take turns where one looks again.
+    def _compare_by(self, way: int, batch: Any, records: int) -> None:
+        """One of the comparisons; later rounds take them in turn.
 
-        Neither with the weights as they are nor with weights nearby: a branch that begins at zero
-        is closed so far.
+        Weights are perturbed, too: a branch whose weights begin at zero has no effect so far.
         """
         if way == 0:
             self._compare(batch, records)
         elif way == 1:
             self._compare_parts(batch, records)
         else:
-            with nearby(self.model):
+            with perturbed_weights(self.model):
                 self._compare(batch, records)
 
     def _compare(self, batch: Any, records: int) -> None:
-        """With the same randomness, a record's loss and gradient must not change when all others become copies of it.
+        """Under one seed, a record's loss and gradient must not change among copies of itself.
 
         Gradients are compared, too, since in them mixing shows however small the losses are.
         """
         some = [*dict.fromkeys((0, records // 2, records - 1))]
-        (usual, gradients), (again, _) = (
-            self._seen(batch, records, some),
-            self._seen(batch, records),
-        )
-        allowed = rounding_of([usual, *self.model.parameters()])
+        usual, gradients = self._losses_and_gradients(batch, records, some)
+        again, _ = self._losses_and_gradients(batch, records)
+        allowed = rounding_tolerance([usual, *self.model.parameters()])
         if not torch.allclose(usual, again, rtol=allowed, atol=1e-5, equal_nan=True):
             raise MixedRecords(
-                "a record's loss changes from one pass to the next although all seeds are set again, so that nobody "
-                "can tell whether it depends on other records: let the model draw from torch's own generator, and "
-                "keep nothing from pass to pass"
+                "a record's loss changes from one pass to the next although all seeds are set "
+                "again, so that nobody can tell whether it depends on other records: let the model "
+                "draw from torch's own generator, and keep nothing from pass to pass"
             )
         for record, mine in zip(some, gradients, strict=True):
-            alone, (other,) = self._seen(
-                of_each(batch, records, partial(copies, record=record)), records, [record]
-            )
+            repeated = map_records(batch, records, partial(repeat_record, record=record))
+            alone, (other,) = self._losses_and_gradients(repeated, records, [record])
             first, second = float(usual[record]), float(alone[record])
-            if (
-                math.isfinite(first)
-                and not abs(first - second) <= allowed * (abs(first) + abs(second)) + 1e-5
-            ):
+            within = abs(first - second) <= allowed * (abs(first) + abs(second)) + 1e-5
+            if math.isfinite(first) and not within:
                 raise MixedRecords(
-                    "a record's loss depends on the other records of its batch (it is another one among copies of "
-                    "itself): use layers that treat records one by one, or batch clipping (Batch or Mixed)"
+                    "a record's loss depends on the other records of its batch (it is another one "
+                    "among copies of itself): use layers that treat records one by one, or batch "
+                    "clipping (Batch or Mixed)"
                 )
-            if self._differs(mine, other, partial(self._seen, batch, records, [record]), allowed):
+            if self._differs(mine, other, batch, records, record, allowed):
                 raise MixedRecords(
-                    "the gradient of a record's loss depends on the other records of its batch (it is another one "
-                    "among copies of itself): use layers that treat records one by one, or batch clipping (Batch or "
-                    "Mixed)"
+                    "the gradient of a record's loss depends on the other records of its batch (it "
+                    "is another one among copies of itself): use layers that treat records one by "
+                    "one, or batch clipping (Batch or Mixed)"
                 )
 
     def _compare_parts(self, batch: Any, records: int) -> None:
-        """A record's gradient must not change when others are left out: half of them, or one, which changes parity.
+        """A record's gradient must not change without half of the others, or without one of them.
 
-        In eval mode, since what is drawn at random depends on shapes. Where that fails, or is
-        random still, nothing can be told.
+        Leaving out one changes parity. In eval mode, since what is drawn at random depends on
+        shapes. Where that fails, or is random still, nothing can be told.
         """
         if not by_records(batch, records):
             return
         ends = 0, records - 1
-        with evaluating(self.model):
+        with eval_mode(self.model):
             try:
-                (usual, gradients), (again, _) = (
-                    self._seen(batch, records, ends),
-                    self._seen(batch, records, seed=1),
-                )
-            except _FAILS:
+                usual, gradients = self._losses_and_gradients(batch, records, ends)
+                again, _ = self._losses_and_gradients(batch, records, seed=1)
+            except _FAILURES:
                 return
-            allowed = rounding_of([usual, *self.model.parameters()])
+            allowed = rounding_tolerance([usual, *self.model.parameters()])
             if not torch.allclose(usual, again, rtol=allowed, atol=1e-5, equal_nan=True):
                 return
             half = records // 2
             for start, few in dict.fromkeys([(0, half), (records - half, half), (1, records - 1)]):
-                record, mine = (ends[0], gradients[0]) if start == 0 else (ends[1], gradients[1])
+                end = 0 if start == 0 else 1
+                record, mine = ends[end], gradients[end]
+                some = part(batch, slice(start, start + few), records)
                 try:
-                    _, (other,) = self._seen(
-                        part(batch, slice(start, start + few), records), few, [record - start]
-                    )
-                except _FAILS:
+                    _, (other,) = self._losses_and_gradients(some, few, [record - start])
+                except _FAILURES:
                     continue
-                if self._differs(
-                    mine, other, partial(self._seen, batch, records, [record]), allowed
-                ):
+                if self._differs(mine, other, batch, records, record, allowed):
                     raise MixedRecords(
-                        "the gradient of a record's loss depends on how many records are in its batch (it is another "
-                        "one among fewer): return every record's own loss, not divided by their number, or use batch "
-                        "clipping (Batch or Mixed)"
+                        "the gradient of a record's loss depends on how many records are in its "
+                        "batch (it is another one among fewer): return every record's own loss, "
+                        "not divided by their number, or use batch clipping (Batch or Mixed)"
                     )
 
-    def _seen(
+    def _losses_and_gradients(
         self, batch: Any, records: int, asked: Sequence[int] = (), seed: int = 0
-    ) -> tuple[Tensor, list[list[Tensor]]]:
-        """All losses, and the gradients of the records asked for, with the same randomness every time."""
+    ) -> tuple[Tensor, list[Gradient]]:
+        """All losses, and the gradients of the records asked for, under a fixed seed."""
         parameters = [p for p in self.model.parameters() if trainable(p)]
 
-        def look() -> tuple[Tensor, list[list[Tensor]]]:
+        def work() -> tuple[Tensor, list[Gradient]]:
             with torch.set_grad_enabled(bool(asked)), bearing_channels_last(self.model):
-                losses = one_each(self.losses(self.model, batch), records)
+                losses = loss_per_record(self.losses(self.model, batch), records)
                 return losses.detach(), [_gradient(losses, parameters, record) for record in asked]
 
-        # texts are padded in the model, as the longest needs it: what is drawn would depend on that
-        fixed = partial(steady, look) if has_column(batch) else look
-        return repeatable(self.model, fixed, seed)
+        # The model pads texts to the longest one: what is drawn would depend on that.
+        fixed = partial(run_without_randomness, work) if has_column(batch) else work
+        return run_repeatably(self.model, fixed, seed)
 
     def _differs(
         self,
-        first: list[Tensor],
-        second: list[Tensor],
-        look: Callable[[], tuple[Tensor, list[list[Tensor]]]],
+        first: Gradient,
+        second: Gradient,
+        batch: Any,
+        records: int,
+        record: int,
         allowed: float,
     ) -> bool:
-        """Whether two gradients are not the same one, rounded; ``look`` takes the first again.
+        """Whether two gradients differ beyond rounding; the first is the record's in this batch.
 
-        Where parts cancel, as in a record that is fitted well, rounding is all that is left. So
+        Where terms cancel, as in a record that is fitted well, rounding is all that is left. So
         they must differ by more than the first does with weights that are moved by as little as
         rounding does.
         """
         if not first or not second:
             return False
-        apart, sizes = _distance(first, second), (norm_of(first), norm_of(second))
-        if not math.isfinite(sizes[0]) or apart <= allowed * sum(sizes):
+        distance, sizes = _distance(first, second), (norm_of(first), norm_of(second))
+        if not math.isfinite(sizes[0]) or distance <= allowed * sum(sizes):
             return False
-        with nearby(self.model, _ROUNDED * allowed):
-            _, (moved,) = look()
-        return not moved or apart > 2.0 * _distance(first, moved)
+        with perturbed_weights(self.model, _ROUNDED * allowed):
+            _, (moved,) = self._losses_and_gradients(batch, records, [record])
+        return not moved or distance > 2.0 * _distance(first, moved)
 
 
 def _few_of(batch: Any, records: int) -> tuple[Any, int]:
-    """The first and the last records, and how many they are; the whole batch if it cannot be cut."""
+    """The first and last records and their number; the whole batch if it cannot be cut."""
     if records <= _AGAIN or not by_records(batch, records):
         return batch, records
     half = _AGAIN // 2
     places = [*range(half), *range(records - half, records)]
-    return of_each(batch, records, lambda x: x[places]), _AGAIN
+    return map_records(batch, records, lambda x: x[places]), _AGAIN
 
 
-def _gradient(losses: Tensor, parameters: list[nn.Parameter], record: int) -> list[Tensor]:
-    """That of one record's loss; nothing if it has none, or none that autograd can take."""
+def _gradient(losses: Tensor, parameters: list[nn.Parameter], record: int) -> Gradient:
+    """The gradient of one record's loss; empty if it has none that autograd can take."""
     if not losses.requires_grad or not parameters:
         return []
     try:
-        return gradients_of(losses, parameters, only_one(losses, record))
+        return gradients_of(losses, parameters, one_hot(losses, record))
     except RuntimeError:
         return []
 
 
-def gradients_of(losses: Tensor, parameters: list[nn.Parameter], pick: Tensor) -> list[Tensor]:
-    """Those of the losses, weighted; the graph is kept."""
-    found = torch.autograd.grad(losses, parameters, pick, allow_unused=True, retain_graph=True)
+def gradients_of(losses: Tensor, parameters: list[nn.Parameter], weights: Tensor) -> Gradient:
+    """The gradient of the weighted sum of the losses; the graph is retained."""
+    found = torch.autograd.grad(losses, parameters, weights, allow_unused=True, retain_graph=True)
     return [
         torch.zeros_like(p) if g is None else g.to_dense()
         for g, p in zip(found, parameters, strict=True)
@@ -240,35 +240,31 @@ def gradients_of(losses: Tensor, parameters: list[nn.Parameter], pick: Tensor) -
 
 
 def norm_of(tensors: Iterable[Tensor]) -> float:
-    """Of all together, in double precision: squares of small numbers vanish in single."""
+    """The joint norm, in double precision: squares of small numbers vanish in single."""
     return math.hypot(*(float(torch.linalg.vector_norm(x, dtype=torch.float64)) for x in tensors))
 
 
-def _distance(first: list[Tensor], second: list[Tensor]) -> float:
+def _distance(first: Gradient, second: Gradient) -> float:
     return norm_of(x - y for x, y in zip(first, second, strict=True))
 
 
-_NORMS = nn.modules.batchnorm._NormBase
-
-
 def refuse_mixing(model: nn.Module) -> None:
-    """Refuse layers whose outputs for one record depend on the others in the batch, or that store batch statistics."""
-    if not any(isinstance(module, _NORMS) for module in model.modules()):
+    """Refuse layers that normalise over the batch or store statistics of it."""
+    norms = nn.modules.batchnorm._NormBase
+    if not any(isinstance(module, norms) for module in model.modules()):
         return
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
-            module.training or module.running_mean is None
-        ):
+        if not isinstance(module, norms):
+            continue
+        layer = f"{name or 'the model'} ({type(module).__name__})"
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if module.training or module.running_mean is None:
+                raise MixedRecords(
+                    f"{layer} normalises over the batch, which mixes records: use nn.GroupNorm or "
+                    "nn.LayerNorm, put it in eval mode, or use batch clipping (Batch or Mixed)"
+                )
+        elif module.training and module.track_running_stats:
             raise MixedRecords(
-                f"{name or 'the model'} ({type(module).__name__}) normalises over the batch, which mixes records: use "
-                "nn.GroupNorm or nn.LayerNorm, put it in eval mode, or use batch clipping (Batch or Mixed)"
-            )
-        if (
-            isinstance(module, nn.modules.instancenorm._InstanceNorm)
-            and module.training
-            and module.track_running_stats
-        ):
-            raise MixedRecords(
-                f"{name or 'the model'} ({type(module).__name__}) keeps running statistics of the batch, which no "
-                "noise protects: set track_running_stats=False"
+                f"{layer} keeps running statistics of the batch, which no noise protects: set "
+                "track_running_stats=False"
             )

@@ -1,4 +1,4 @@
-"""The buffers of a model, and its weights if they are wanted, as they were: to compare with, and to put back."""
+"""Snapshots of a model's buffers, and of its weights if wanted: to compare with and to restore."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 from torch import Tensor, nn
 
 
-class Kept:
-    """Remembers every module's own tensors by their places and by value.
+class Snapshot:
+    """The tensors of every module, by place and by value.
 
     Args:
         model: any module.
-        weights: whether its parameters are wanted, too.
+        weights: whether to include the parameters.
 
     >>> model = nn.BatchNorm1d(2)
-    >>> kept = Kept(model)
+    >>> before = Snapshot(model)
     >>> _ = model(torch.ones(3, 2))
-    >>> sorted(kept.changed())
+    >>> sorted(before.changed())
     ['num_batches_tracked', 'running_mean', 'running_var']
-    >>> kept.restore()
+    >>> before.restore()
     >>> model.running_mean
     tensor([0., 0.])
     """
@@ -38,15 +38,16 @@ class Kept:
         ]
         tensors = {id(x): x for _, _, held in self._places for x in held.values() if x is not None}
         self._values = {key: (x, x.requires_grad, x.detach().clone()) for key, x in tensors.items()}
-        self._named = {name: id(x) for name, x in model.named_buffers()}
+        self._buffers = {name: id(x) for name, x in model.named_buffers()}
 
     def names(self) -> set[str]:
-        """Of the buffers."""
-        return set(self._named)
+        """Names of the buffers."""
+        return set(self._buffers)
 
     def holds(self, name: str, now: Tensor | None) -> bool:
-        """Whether this is the value that the buffer had."""
-        return alike(self._values[self._named[name]][2] if name in self._named else None, now)
+        """Whether the buffer had this value."""
+        value = self._values[self._buffers[name]][2] if name in self._buffers else None
+        return tensors_equal(value, now)
 
     def changed(self) -> set[str]:
         """Names of the buffers that have another value now, are new, or are gone."""
@@ -55,34 +56,35 @@ class Kept:
 
     @torch.no_grad()
     def restore(self, new: bool = True) -> None:
-        """Put everything back: the same tensors in the same places with the same values.
+        """Restore the same tensors in the same places with the same values.
 
-        With ``new``, what was not there before is taken away.
+        With ``new``, what was added since is removed.
         """
+        # .keys(): the containers of TorchScript cannot be iterated over
         for module, children, attributes in self._children if new else ():
-            for key in [key for key in module._modules.keys() if key not in children]:  # noqa: SIM118  of TorchScript
+            for key in [key for key in module._modules.keys() if key not in children]:  # noqa: SIM118
                 del module._modules[key]
-                # it was something else, None say, until a forward pass made it a child
+                # the attribute was no module, None say, until a forward pass made it one
                 if key in attributes:
                     vars(module)[key] = attributes[key]
         for module, kind, held in self._places:
             now: Any = getattr(module, kind)
-            for key in [key for key in now.keys() if new and key not in held]:  # noqa: SIM118  the same
+            for key in [key for key in now.keys() if new and key not in held]:  # noqa: SIM118
                 del now[key]
             for key, x in held.items():
                 if key not in now or now[key] is not x:
                     now[key] = x
-        for x, wanted, value in self._values.values():
-            if not alike(x, value):
+        for x, requires_grad, value in self._values.values():
+            if not tensors_equal(x, value):
                 x.copy_(value)
-            if x.requires_grad is not wanted:
-                x.requires_grad_(wanted)
+            if x.requires_grad is not requires_grad:
+                x.requires_grad_(requires_grad)
 
 
-def alike(first: Tensor | None, second: Tensor | None) -> bool:
-    """Whether two tensors have the same shape and the same entries; one that is not a number is like another.
+def tensors_equal(first: Tensor | None, second: Tensor | None) -> bool:
+    """Whether shape, type, device and entries are the same; NaN equals NaN.
 
-    >>> alike(torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]))
+    >>> tensors_equal(torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]))
     True
     """
     if first is None or second is None:

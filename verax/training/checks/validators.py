@@ -1,4 +1,4 @@
-"""What cannot be trained privately, refused in words."""
+"""Validators: models, optimizers, schedules and losses that cannot be trained privately."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from torch import Tensor, nn
 
 from verax.mechanism import Individual, Mechanism, Phases
 from verax.privacy.pricing import pricing
-from verax.training.checks.trial_runs import Losses, repeatable, with_gradient
+from verax.training.checks.trial_runs import Losses, require_gradient, run_repeatably
 from verax.training.clipping.clipper import Inner
 from verax.training.data.containers import Column
 from verax.training.data.microbatch import by_records, part
 
-_FEW = 4  # records with which it is found out whether a loss has a gradient
+# Records with which it is found out whether a loss has a gradient.
+_FEW = 4
+# Wrappers that reduce gradients over processes before they are clipped.
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 
 
 def refuse_run(model: nn.Module, optimizer: Any, mechanism: Any, inner: Inner | None) -> None:
-    """Say what cannot be trained, before anything is."""
+    """Refuse a run that cannot be trained, before anything is."""
     if isinstance(mechanism, Phases):
         raise ValueError(
-            f"mechanism must be one Mechanism, got {len(mechanism.mechanisms)} phases: train them one after the other, "
-            "each with a ledger of its own; verax report a.ledger b.ledger states them together"
+            f"mechanism must be one Mechanism, got {len(mechanism.mechanisms)} phases: train them "
+            "one after the other, each with a ledger of its own; verax report a.ledger b.ledger "
+            "states them together"
         )
     if not isinstance(mechanism, Mechanism):
         raise ValueError(f"mechanism must be a Mechanism, got {mechanism!r}")
@@ -34,7 +37,8 @@ def refuse_run(model: nn.Module, optimizer: Any, mechanism: Any, inner: Inner | 
     refuse_optimizer(optimizer)
     if inner is not None and isinstance(mechanism.clipping, Individual):
         raise ValueError(
-            "inner is for batch and mixed clipping: individual clipping clips every record's gradient"
+            "inner is for batch and mixed clipping: individual clipping clips every record's "
+            "gradient"
         )
     refuse_inner(inner)
     mine = set(model.parameters())
@@ -46,14 +50,15 @@ def refuse_run(model: nn.Module, optimizer: Any, mechanism: Any, inner: Inner | 
 
 
 def refuse_model(model: Any) -> None:
-    """Say which models cannot be clipped."""
+    """Refuse models whose gradients cannot be clipped."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {_named(model)}")
     for module in model.modules():
         if type(module).__name__ in WRAPPERS:
             raise ValueError(
-                f"model must be the module itself, got one in {type(module).__name__}, which reduces gradients before "
-                "they are clipped: unwrap it; the trainer adds up the clipped sums of all processes itself"
+                f"model must be the module itself, got one in {type(module).__name__}, which "
+                "reduces gradients before they are clipped: unwrap it; the trainer adds up the "
+                "clipped sums of all processes itself"
             )
     for name, parameter in model.named_parameters():
         if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
@@ -65,18 +70,19 @@ def refuse_model(model: Any) -> None:
             )
         if parameter.requires_grad and parameter.is_complex():
             raise ValueError(
-                f"model must have real parameters, got {name} of {parameter.dtype}, whose gradients can be neither "
-                "clipped nor noised as they are: keep torch.view_as_real of it as the parameter and use "
-                "torch.view_as_complex of that in forward, or freeze it"
+                f"model must have real parameters, got {name} of {parameter.dtype}, whose "
+                "gradients can be neither clipped nor noised as they are: keep torch.view_as_real "
+                "of it as the parameter and use torch.view_as_complex of that in forward, or "
+                "freeze it"
             )
 
 
 def refuse_optimizer(optimizer: Any) -> None:
-    """Say which optimizers ask for more than is released, and what is none."""
+    """Refuse optimizers that need more than is released, and what is no optimizer."""
     if not hasattr(optimizer, "param_groups"):
         raise ValueError(
-            f"optimizer must be an optimizer over the model's parameters, such as torch.optim.SGD(model.parameters(), "
-            f"0.1), got {_named(optimizer)}"
+            "optimizer must be an optimizer over the model's parameters, such as "
+            f"torch.optim.SGD(model.parameters(), 0.1), got {_named(optimizer)}"
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ValueError(
@@ -85,17 +91,17 @@ def refuse_optimizer(optimizer: Any) -> None:
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
-            "optimizer must take one step per noisy gradient, got LBFGS, which evaluates the loss several times in "
-            "every step; use SGD, Adam or another first-order optimizer"
+            "optimizer must take one step per noisy gradient, got LBFGS, which evaluates the loss "
+            "several times in every step; use SGD, Adam or another first-order optimizer"
         )
 
 
 def refuse_schedule(schedule: Any) -> None:
-    """Say which schedules of step sizes look at the data, and what is none."""
+    """Refuse schedules of step sizes that depend on the data, and what is no schedule."""
     if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise ValueError(
-            "schedule must not look at the data, got ReduceLROnPlateau, which is steered by a loss that no noise "
-            "protects; use one that knows the round only, such as CosineAnnealingLR"
+            "schedule must not look at the data, got ReduceLROnPlateau, which is steered by a loss "
+            "that no noise protects; use one that knows the round only, such as CosineAnnealingLR"
         )
     if schedule is not None and not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
         raise ValueError(
@@ -104,25 +110,24 @@ def refuse_schedule(schedule: Any) -> None:
 
 
 def refuse_factory(optimizer: Any) -> None:
-    """Say what makes an optimizer, where an optimizer itself or something else was given."""
+    """Refuse what is no function from parameters to an optimizer."""
     if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer):
         raise ValueError(
-            "optimizer must be a function from parameters to an optimizer, such as lambda p: torch.optim.SGD(p, 0.1), "
-            f"got {_named(optimizer)}"
+            "optimizer must be a function from parameters to an optimizer, such as "
+            f"lambda p: torch.optim.SGD(p, 0.1), got {_named(optimizer)}"
         )
 
 
 def refuse_factories(model: nn.Module, optimizer: Any, schedule: Any) -> None:
-    """The same, of the schedule too, and say which models give them nothing to do."""
+    """Refuse what makes no optimizer or schedule, and models with nothing to train."""
     refuse_model(model)
     refuse_factory(optimizer)
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError(
             "model must have parameters that are trained, got one in which all are frozen, or none"
         )
-    if schedule is not None and (
-        isinstance(schedule, torch.optim.lr_scheduler.LRScheduler) or not callable(schedule)
-    ):
+    made = isinstance(schedule, torch.optim.lr_scheduler.LRScheduler)
+    if schedule is not None and (made or not callable(schedule)):
         raise ValueError(
             "schedule must be a function from the optimizer to a schedule, such as "
             f"lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 100), got {_named(schedule)}"
@@ -130,7 +135,7 @@ def refuse_factories(model: nn.Module, optimizer: Any, schedule: Any) -> None:
 
 
 def refuse_flat(model: nn.Module, losses: Losses, batch: Any, records: int) -> None:
-    """Refuse losses that have no gradient, with which a run would be charged and train on nothing but noise."""
+    """Refuse losses without a gradient: a run would be charged and train on noise only."""
     if not any(p.requires_grad for p in model.parameters()) or not by_records(batch, records):
         return
     few = part(batch, slice(_FEW), records)
@@ -140,35 +145,32 @@ def refuse_flat(model: nn.Module, losses: Losses, batch: Any, records: int) -> N
             return losses(model, few)
 
     try:
-        found = repeatable(model, connected)
-    except Exception:  # noqa: BLE001  with all records it may work; if not, it fails in the next moment
+        found = run_repeatably(model, connected)
+    except Exception:  # noqa: BLE001  with all records it may work; if not, the step fails
         return
-    with_gradient(found)
+    require_gradient(found)
 
 
 def refuse_loss(loss: Any, batch: Any) -> None:
-    """Say that other batches than tuples need a loss of model and batch, where a criterion of torch was given."""
+    """Refuse criteria of torch for batches that are no tuples of inputs and target."""
     if not callable(loss):
         raise ValueError(
             f"loss must be a torch criterion or a function that returns losses, got {loss!r}"
         )
-    own = isinstance(loss, nn.modules.loss._Loss) and type(loss).forward.__module__.startswith(
-        "torch."
-    )
+    criterion = isinstance(loss, nn.modules.loss._Loss)
+    own = criterion and type(loss).forward.__module__.startswith("torch.")
     if own and isinstance(batch, Mapping | Tensor | Column):
-        name = type(loss).__name__
-        form = (
-            'model(batch["x"]), batch["y"]' if isinstance(batch, Mapping) else "model(batch), batch"
-        )
+        name, mapping = type(loss).__name__, isinstance(batch, Mapping)
+        arguments = 'model(batch["x"]), batch["y"]' if mapping else "model(batch), batch"
         raise ValueError(
-            f"loss must be a function of model and batch for batches that are no tuples, got {name} for a "
-            f"{type(batch).__name__}: pass one such as "
-            f'lambda model, batch: nn.{name}(reduction="none")({form}), or data as a tuple (inputs, targets)'
+            "loss must be a function of model and batch for batches that are no tuples, got "
+            f"{name} for a {type(batch).__name__}: pass one such as lambda model, batch: "
+            f'nn.{name}(reduction="none")({arguments}), or data as a tuple (inputs, targets)'
         )
 
 
 def refuse_inner(inner: Any) -> None:
-    """Say what a clip-group can compute, where something else was given."""
+    """Refuse what is no function that a clip-group can compute."""
     if inner is None:
         return
     kind = isinstance(inner, type) and issubclass(inner, torch.optim.Optimizer)
@@ -178,17 +180,18 @@ def refuse_inner(inner: Any) -> None:
             inspect.signature(inner).bind(*["model", "losses", "batch", "records", "parameters"])
         except TypeError:
             fits = False
-        except ValueError:  # it does not tell
+        except ValueError:  # it has no signature
             return
     if not fits:
         raise ValueError(
-            "inner must be LocalSteps(lambda p: torch.optim.Adam(p, 0.01), steps=3) or another function of model, "
-            f"losses, batch, records and parameters that returns a tensor per parameter, got {_named(inner)}"
+            "inner must be LocalSteps(lambda p: torch.optim.Adam(p, 0.01), steps=3) or another "
+            "function of model, losses, batch, records and parameters that returns a tensor per "
+            f"parameter, got {_named(inner)}"
         )
 
 
 def _named(value: Any) -> str:
-    """What was given, in one line: optimizers print many."""
+    """The value in one line; optimizers print several."""
     if isinstance(value, torch.optim.Optimizer):
         return f"an optimizer ({type(value).__name__})"
     return f"the class {value.__name__}" if isinstance(value, type) else repr(value)

@@ -17,25 +17,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from verax.training.checks.trial_runs import Losses, one_each, rounding_of
+from verax.training.checks.trial_runs import Losses, loss_per_record, rounding_tolerance
 from verax.training.clipping.flat_buffer import same
 from verax.training.data.microbatch import runs
 from verax.training.gradients.factors import (
     PIECE,
     Clippable,
+    ConvolutionGradients,
     Explicit,
     Factor,
-    Kernels,
-    Looks,
-    Outer,
-    Single,
+    OuterProduct,
+    OuterProductSum,
+    UnfoldedConvolution,
     gram,
-    lengths,
-    measuring,
-    never_short,
+    norm_function,
+    rounded_up,
+    row_norms,
     single_precision,
 )
-from verax.training.gradients.mlp import NotAChain, Pass
+from verax.training.gradients.mlp import ChainPass, NotAChain
 
 _TOGETHER = 2**20  # numbers of the gradients that are held at once, unless one alone has more
 _MOST = 256  # gradients that are held at once, however small
@@ -52,21 +52,21 @@ class GroupMeans:
         self._model, self._losses = model, losses
         self._rows: _Rows | None = None
         self._checked: set[tuple[nn.Module | nn.Parameter, ...]] = set()
-        self._knotted = False
+        self._not_a_chain = False
 
     def of(
         self, layers: list[nn.Module], batch: Any, sizes: list[int], parameters: list[nn.Parameter]
     ) -> Iterator[tuple[Tensor, Tensor]] | None:
-        """Flat gradients, one a column, and their norms, some groups at a time in memory that is used again.
+        """Flat gradients, one a column, and their norms, a few groups at a time.
 
         The first ``sizes[0]`` records of the batch are the first group, and so on. None if the loss
         uses the model in another way than as the chain that its ``layers`` are.
         """
         closed = getattr(self._losses, "gradient", None)
-        if self._knotted or closed is None:
+        if self._not_a_chain or closed is None:
             return None
         records = sum(sizes)
-        passed = Pass(layers, records, closed=True)
+        passed = ChainPass(layers, records, closed=True)
         try:
             g = closed(passed, batch)
         except NotAChain:
@@ -79,7 +79,7 @@ class GroupMeans:
         if key not in self._checked:
             whole, _ = next(self._rows.gradients(passed, g, [records]))
             if not self._agrees(batch, records, parameters, whole[:, 0]):
-                self._knotted = True
+                self._not_a_chain = True
                 return None
             self._checked.add(key)
         return self._rows.gradients(passed, g, sizes)
@@ -89,13 +89,15 @@ class GroupMeans:
     ) -> bool:
         """Whether the gradient of the whole batch's mean loss is what plain autograd says."""
         with torch.enable_grad():
-            loss = one_each(self._losses(self._model, batch), records).mean()
+            loss = loss_per_record(self._losses(self._model, batch), records).mean()
         truth = torch.autograd.grad(loss, parameters, allow_unused=True)
         full = [
             torch.zeros_like(p) if g is None else g for p, g in zip(parameters, truth, strict=True)
         ]
         exact = torch.cat([g.float().flatten() for g in full])
-        return bool((whole - exact).norm() <= rounding_of(parameters) * (exact.norm() + 1e-12))
+        return bool(
+            (whole - exact).norm() <= rounding_tolerance(parameters) * (exact.norm() + 1e-12)
+        )
 
 
 class _Rows:
@@ -121,7 +123,7 @@ class _Rows:
         }
 
     def gradients(
-        self, passed: Pass, g: Tensor, sizes: list[int]
+        self, passed: ChainPass, g: Tensor, sizes: list[int]
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Some at a time, with their norms; parameters that no layer uses have zeros."""
         cut: list[tuple[Any, ...]] = [
@@ -156,11 +158,11 @@ class _Rows:
         """So many rows as columns, and what takes their norms."""
         if count not in self._firsts:
             rows = self._rows[:count]
-            self._firsts[count] = rows[:, : self._size].t(), measuring(rows)
+            self._firsts[count] = rows[:, : self._size].t(), norm_function(rows)
         return self._firsts[count]
 
     def _cut(self, sizes: list[int], x: Tensor, g: Tensor) -> tuple[Sequence[Tensor], ...]:
-        """The inputs, the gradients of the outputs and as many ones for every group; records have equally many each."""
+        """The inputs, the gradients of the outputs and a vector of ones for every group."""
         if self._ones.shape[0] < x.shape[0]:
             self._ones = self._rows.new_ones(x.shape[0])
         if len(sizes) == 1:
@@ -175,50 +177,52 @@ class _Rows:
         )
 
 
-def of_groups(
+def group_gradients(
     records: Mapping[nn.Parameter, Factor], sizes: list[int]
 ) -> dict[nn.Parameter, Clippable]:
-    """The mean gradients of small groups from their records' gradients, for models that keep records apart.
+    """The mean gradients of small groups of independent records, from their gradients.
 
     The first ``sizes[0]`` records are the first group, and so on.
     """
     inverse = np.diag(1.0 / np.asarray(sizes, dtype=np.float32))
     shares = torch.from_numpy(np.repeat(inverse, sizes, axis=1))
-    return {p: _of_groups(p, factor, sizes, shares.to(p.device)) for p, factor in records.items()}
+    return {
+        p: _group_gradient(p, factor, sizes, shares.to(p.device)) for p, factor in records.items()
+    }
 
 
-def too_many(parameters: list[nn.Parameter], sizes: list[int], most: int) -> bool:
+def too_large_to_form(parameters: list[nn.Parameter], sizes: list[int], most: int) -> bool:
     """Whether the gradients of so many groups, ``most`` records at a time, are too much to form."""
-    formed = sum(p.numel() for p in parameters if not _unformed(p, sizes))
-    return bool(formed * min(len(sizes), most) > _FORMED)
+    numbers_formed = sum(p.numel() for p in parameters if not _unformed(p, sizes))
+    return bool(numbers_formed * min(len(sizes), most) > _FORMED)
 
 
-def some_unformed(parameters: list[nn.Parameter], sizes: list[int]) -> bool:
+def any_unformed(parameters: list[nn.Parameter], sizes: list[int]) -> bool:
     """Whether there is a weight whose gradients of groups need not be formed."""
     return any(_unformed(p, sizes) for p in parameters)
 
 
 def _unformed(parameter: nn.Parameter, sizes: list[int]) -> bool:
-    """Whether it is a weight for which Gram matrices of neighbours are less work than the gradients of all groups."""
+    """Whether Gram matrices of neighbours are less work than this weight's gradients."""
     if parameter.dim() != 2 or max(sizes) > _NEIGHBOURS:
         return False
     return bool(_NEIGHBOURS * sum(parameter.shape) <= parameter.numel() / 2)
 
 
-def _of_groups(
+def _group_gradient(
     parameter: nn.Parameter, factor: Factor, sizes: list[int], shares: Tensor
 ) -> Clippable:
     match factor:
-        case Kernels():
+        case ConvolutionGradients():
             return factor.of(shares @ factor.rows)
-        case Single() if _unformed(parameter, sizes):
+        case OuterProduct() if _unformed(parameter, sizes):
             return _Means(factor, sizes, shares)
-        case Looks():
+        case UnfoldedConvolution():
             rows = _products(factor.x, factor.g, sizes).flatten(1)
-            return Kernels(rows, lengths(rows), factor.lying, factor.order)
-        case Single():
+            return ConvolutionGradients(rows, row_norms(rows), factor.lying, factor.order)
+        case OuterProduct():
             return Explicit(_products(factor.g.gradients, factor.x, sizes))
-        case Outer():
+        case OuterProductSum():
             return Explicit(_products(factor.g, factor.x, sizes))
         case _:
             rows = factor.explicit()
@@ -235,9 +239,9 @@ def _products(left: Tensor, right: Tensor, sizes: list[int]) -> Tensor:
 
 @dataclass
 class _Means:
-    """Mean gradients of a weight over groups, none of which is formed; ``shares`` are (groups, records)."""
+    """Mean gradients of a weight over groups, not formed; ``shares`` are (groups, records)."""
 
-    each: Single
+    each: OuterProduct
     sizes: list[int]
     shares: Tensor
 
@@ -254,7 +258,7 @@ class _Means:
             products = gram(x).mul_(gram(g))
             each = products.diagonal().sqrt()
             found.append(
-                never_short((share @ products).mul_(share).sum(dim=1), (share @ each).square_())
+                rounded_up((share @ products).mul_(share).sum(dim=1), (share @ each).square_())
             )
             group, record = group + len(some), rows.stop
         return torch.cat(found)

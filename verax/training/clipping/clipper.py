@@ -1,4 +1,4 @@
-"""Clipped sums of a batch under each clipping, added to a flat buffer that takes the noise afterwards."""
+"""Clipped sums of a batch under each clipping, added to a flat buffer."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from torch import Tensor, nn
 
 from verax import checks
 from verax.mechanism import Batch, Clipping, Individual, Mixed
-from verax.training.checks.hidden_gradients import Aggregate, Tricks
-from verax.training.checks.snapshot import Kept
-from verax.training.checks.statefulness import Unchanged
-from verax.training.checks.trial_runs import Losses, mean_loss, with_gradient, without_shortcuts
-from verax.training.clipping.clip_groups import GroupMeans, of_groups, some_unformed, too_many
+from verax.training.checks.hidden_gradients import Aggregate, HiddenGradientCheck
+from verax.training.checks.snapshot import Snapshot
+from verax.training.checks.statefulness import StatefulnessCheck
+from verax.training.checks.trial_runs import Losses, mean_loss, require_gradient, without_shortcuts
+from verax.training.clipping.clip_groups import (
+    GroupMeans,
+    any_unformed,
+    group_gradients,
+    too_large_to_form,
+)
 from verax.training.clipping.flat_buffer import Flat
 from verax.training.data.containers import has_target
 from verax.training.data.microbatch import part, runs, slices
-from verax.training.data.microbatch_size import Cuts
-from verax.training.gradients.factors import ROOM, Clippable, lengths
+from verax.training.data.microbatch_size import MicroBatchSize
+from verax.training.gradients.factors import ROOM, Clippable, row_norms
 from verax.training.gradients.hooks import Layers
-from verax.training.gradients.mlp import chain_of, keeps_apart
-from verax.training.gradients.per_example import Records
+from verax.training.gradients.mlp import keeps_apart, linear_chain
+from verax.training.gradients.per_example import PerExampleGradients
 from verax.training.seeds import Draws, seeded
 
 MICRO_BATCH = 1024
@@ -37,7 +42,9 @@ _TINY_GROUP = 8
 _FEW = 16  # numbers that are faster computed one after the other
 _PASSES = 4  # so many groups at least must go through one pass
 _AGGREGATE = "aggregate of a clip-group"
-_INSIDE = 1.0 - ROOM  # of the clip norm: what single precision may add to a norm stays within it
+NORM_MARGIN = (
+    1.0 - ROOM
+)  # of the clip norm: what single precision may add to a norm stays within it
 
 
 class NotFinite(ValueError):  # noqa: N818  it says what is wrong
@@ -45,7 +52,7 @@ class NotFinite(ValueError):  # noqa: N818  it says what is wrong
 
 
 class Inner(Protocol):
-    """What a clip-group computes before it is clipped: one tensor per parameter, a gradient or a displacement.
+    """What a clip-group computes before clipping: a gradient or a displacement.
 
     It may move weights and buffers: they are put back.
     """
@@ -63,7 +70,7 @@ class Inner(Protocol):
 
 @dataclass(frozen=True)
 class MeanGradient:
-    """The gradient of the clip-group's mean loss, in pieces that fit; with ``micro_batch`` None all at once."""
+    """The gradient of the clip-group's mean loss, in micro-batches or (None) all at once."""
 
     micro_batch: int | None = None
 
@@ -79,7 +86,7 @@ class MeanGradient:
         total: list[Tensor | None] = [None] * len(parameters)
         for piece, size in slices(batch, self.micro_batch or records, records):
             with torch.enable_grad():
-                loss = with_gradient(mean_loss(losses(model, piece), size) * (size / records))
+                loss = require_gradient(mean_loss(losses(model, piece), size) * (size / records))
             found = [
                 g.to_dense() if g is not None and g.is_sparse else g
                 for g in torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -95,7 +102,7 @@ class MeanGradient:
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """Steps of a local optimiser on the clip-group from the current weights; their displacement is what is clipped.
+    """Steps of a local optimiser on the clip-group, whose displacement is clipped.
 
     Args:
         optimizer: from parameters to a fresh ``torch.optim`` optimiser, such as ``lambda p: Adam(p,
@@ -125,14 +132,14 @@ class LocalSteps:
             for kept in local.state.values()
         ):
             raise ValueError(
-                f"optimizer must be made anew for every clip-group, got one ({type(local).__name__}) for several: "
-                "what it remembers of other records would not be protected; use a function such as "
-                "lambda p: torch.optim.Adam(p, 0.01)"
+                "optimizer must be made anew for every clip-group, got one "
+                f"({type(local).__name__}) for several: what it remembers of other records would "
+                "not be protected; use a function such as lambda p: torch.optim.Adam(p, 0.01)"
             )
         for _ in range(self.steps):
             local.zero_grad()
             with torch.enable_grad():
-                with_gradient(mean_loss(losses(model, batch), records)).backward()
+                require_gradient(mean_loss(losses(model, batch), records)).backward()
             local.step()
         return [old - p.detach() for old, p in zip(before, parameters, strict=True)]
 
@@ -161,23 +168,24 @@ class Clipper:
     ) -> None:
         if inner is not None and isinstance(clipping, Individual):
             raise ValueError(
-                "inner is for batch and mixed clipping: individual clipping clips every record's gradient"
+                "inner is for batch and mixed clipping: individual clipping clips every record's "
+                "gradient"
             )
         self.model, self.losses, self.clipping = model, losses, clipping
         self.micro_batch, self._draws = micro_batch, draws
-        self._records = Records(model, losses)
-        self._cuts = Cuts(model, losses, micro_batch)
-        self._unchanged = Unchanged(model, losses)
+        self._records = PerExampleGradients(model, losses)
+        self._cuts = MicroBatchSize(model, losses, micro_batch)
+        self._stateful_check = StatefulnessCheck(model, losses)
         self._inner: Inner = inner or MeanGradient()
         # and may do what it likes: that is undone
-        self._foreign = not isinstance(self._inner, MeanGradient)
+        self._custom_inner = not isinstance(self._inner, MeanGradient)
         self._means = GroupMeans(model, losses) if inner is None else None
-        self._tricks = Tricks((model, losses, self._inner), self._computing)
+        self._hidden_check = HiddenGradientCheck((model, losses, self._inner), self._computing)
         # told the norms before clipping, if somebody watches
         self.norms: Callable[[Tensor], None] | None = None
 
     def denominator(self, expected_batch: float) -> float:
-        """What an update's sum and its noise are divided by: the expected batch, or the number of clip-groups."""
+        """What sum and noise are divided by: the expected batch, or the clip-groups."""
         match self.clipping:
             case Individual():
                 return expected_batch
@@ -198,22 +206,26 @@ class Clipper:
             groups: sizes of the clip-groups of mixed clipping, which lie one behind the other;
                 without, there is one.
         """
-        chain = chain_of(self.model)
+        chain = linear_chain(self.model)
         known = getattr(self.losses, "apart", False) and (
             chain is not None or keeps_apart(self.model)
         )
         # model and loss keep records apart, and keep nothing of them
-        known = known and not self._foreign
+        known = known and not self._custom_inner
         if records == 0:
-            if not (known or self._foreign):
-                self._unchanged.advance(batch)
+            if not (known or self._custom_inner):
+                self._stateful_check.advance(batch)
         elif known:
             with nullcontext() if chain is not None else self._drawing():
                 self._add(batch, records, chain, into, groups)
         else:
             with self._drawing():
-                self._tricks.refuse(batch, records, into.parameters)
-                with nullcontext() if self._foreign else self._unchanged.watching(batch, records):
+                self._hidden_check.refuse(batch, records, into.parameters)
+                with (
+                    nullcontext()
+                    if self._custom_inner
+                    else self._stateful_check.watching(batch, records)
+                ):
                     self._add(batch, records, chain, into, groups)
 
     def _drawing(self) -> AbstractContextManager[None]:
@@ -287,13 +299,13 @@ class Clipper:
                 continue
             row = torch.cat([g.detach().to(into.buffer.dtype).reshape(1, -1) for g in found], dim=1)
             into.buffer.addmv_(
-                row.t(), self._weights(lengths(row), norm, into.denominator, _AGGREGATE)
+                row.t(), self._weights(row_norms(row), norm, into.denominator, _AGGREGATE)
             )
 
     def _add_small(
         self, batch: Any, sizes: list[int], chain: list[nn.Module] | None, norm: float, into: Flat
     ) -> bool:
-        """Small clip-groups, many in one pass, by way of their records' gradients; False if that is not to be done.
+        """Add small clip-groups through their records' gradients; False if it was not done.
 
         It is done only if no record can reach another's clip-group, whatever the weights: known
         layers one after the other, and a known loss. All others may mix the records of a
@@ -302,35 +314,37 @@ class Clipper:
         small = _SMALL_GROUP if chain is None else _TINY_GROUP
         if len(sizes) == 1 or max(sizes) > small or not has_target(batch):
             return False
-        if chain is not None and not some_unformed(into.parameters, sizes):
+        if chain is not None and not any_unformed(into.parameters, sizes):
             return False
-        if not self._records.known_apart:
+        if not self._records.known_independent:
             return False
         layers, start = self._records.look(), 0
         most = self._records.fitting(batch, sum(sizes), layers, self.micro_batch)
         # a group is enough for a pass
         few = layers.chain is None and _PASSES * sum(sizes) > most * len(sizes)
-        if few or self._records.slow or too_many(into.parameters, sizes, most):
+        if few or self._records.slow or too_large_to_form(into.parameters, sizes, most):
             return False
         for some in runs(sizes, most):
             records = sum(some)
             factors = self._records.factors(
                 part(batch, slice(start, start + records)), records, layers
             )
-            self._add_factors(of_groups(factors, some), norm, into, _AGGREGATE)
+            self._add_factors(group_gradients(factors, some), norm, into, _AGGREGATE)
             start += records
         return True
 
     @without_shortcuts()
     def aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
-        """What a clip-group computes, before it is clipped; nothing else of it is left in the model."""
+        """What a clip-group computes, before clipping; the model stays as it was."""
         with self._drawing():
-            self._tricks.refuse(group, size, parameters)
-            with nullcontext() if self._foreign else self._unchanged.watching(group, size):
+            self._hidden_check.refuse(group, size, parameters)
+            with (
+                nullcontext() if self._custom_inner else self._stateful_check.watching(group, size)
+            ):
                 return self._aggregate(group, size, parameters)
 
     def _aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
-        if not self._foreign:
+        if not self._custom_inner:
             inner = MeanGradient(self._cuts.pieces(group, size))
             with torch.enable_grad():
                 return self._records.channels.tried(
@@ -338,7 +352,7 @@ class Clipper:
                     group,
                     lambda laid: inner(self.model, self.losses, laid, size, parameters),
                 )
-        kept = Kept(self.model, weights=True)
+        kept = Snapshot(self.model, weights=True)
         try:
             with torch.enable_grad():
                 return [
@@ -355,17 +369,17 @@ class Clipper:
         return Clipper(model, losses, Batch(1.0), inner, self.micro_batch)._aggregate
 
     def _weights(self, found: Tensor, norm: float, denominator: float, what: str) -> Tensor:
-        """What vectors with these norms are multiplied by; _INSIDE has room for the rounding of norms and weights."""
+        """The clip factors of vectors with these norms, below ``NORM_MARGIN`` of the clip norm."""
         few = found.shape[0] <= _FEW
         norms = found.tolist() if few else [float(found.sum())]
         if not all(map(math.isfinite, norms)) and not bool(torch.isfinite(found).all()):
             raise NotFinite(
-                f"the {what} is not finite: look for NaN, infinite or huge values in the data, and scale them by "
-                "public constants"
+                f"the {what} is not finite: look for NaN, infinite or huge values in the data, and "
+                "scale them by public constants"
             )
         if self.norms is not None:
             self.norms(found)
-        most, whole = norm * _INSIDE, 1.0 / denominator
+        most, whole = norm * NORM_MARGIN, 1.0 / denominator
         if few:
             weights = np.array(
                 [whole if one <= most else most / one * whole for one in norms], dtype=np.float32
@@ -384,7 +398,7 @@ def _in_single_precision(device: str) -> AbstractContextManager[object]:
 
 
 def refuse_statistics(model: nn.Module) -> None:
-    """Batch norm over a clip-group is protected by its clipping; running statistics kept beside it are not."""
+    """Refuse running statistics of a batch norm, which no clipping or noise protects."""
     for name, module in model.named_modules():
         if (
             isinstance(module, nn.modules.batchnorm._NormBase)
@@ -392,6 +406,6 @@ def refuse_statistics(model: nn.Module) -> None:
             and module.track_running_stats
         ):
             raise ValueError(
-                f"{name or 'the model'} ({type(module).__name__}) keeps running statistics of private data that no "
-                "noise protects: set track_running_stats=False"
+                f"{name or 'the model'} ({type(module).__name__}) keeps running statistics of "
+                "private data that no noise protects: set track_running_stats=False"
             )

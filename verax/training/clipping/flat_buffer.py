@@ -1,4 +1,4 @@
-"""One buffer for all trained parameters: clipped sums are added to it, then noise, then it is the gradient."""
+"""One buffer for all trained parameters: clipped sums, then noise, then the gradient."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What training reads: data sets, batches made of their records, and the pieces that a batch is worked on in."""
+"""What training reads: data sets, streams, batches and the pieces that a batch is cut into."""

@@ -1,4 +1,4 @@
-"""How batches are made of records: a ``collate_fn`` or ``__getitems__`` must treat each record by itself."""
+"""Checks that a ``collate_fn`` or ``__getitems__`` treats each record by itself."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from verax.training.checks.independence import MixedRecords
-from verax.training.checks.snapshot import alike
+from verax.training.checks.snapshot import tensors_equal
 from verax.training.checks.trial_runs import (
     Losses,
-    copies,
-    doubled,
-    evaluating,
-    nearby,
-    of_each,
-    one_each,
-    repeatable,
-    rounding_of,
+    check_is_due,
+    eval_mode,
+    loss_per_record,
+    map_records,
+    perturbed_weights,
+    repeat_record,
+    rounding_tolerance,
+    run_repeatably,
 )
 from verax.training.data.containers import Column
 
-_FEW = 4  # records with which it is found out whether a batch is made of each by itself
-_SEEDS = 4  # with so many, if random numbers are drawn on the way
+# Records that are tried, and seeds, if random numbers are drawn on the way.
+_FEW = 4
+_SEEDS = 4
 
 
-class Watched:
-    """A function from records to a batch that must treat them one by one; it is looked at in batches 1, 2, 4, 8 ...
+class CollateCheck:
+    """A function from records to a batch, checked in batches 1, 2, 4, 8 ...
 
     A few records of such a batch are kept until the loss is known: with the same random numbers, a
-    record must be worth the same among the others as among copies of itself. Padding may differ, if
-    the loss does not see it.
+    record must have the same loss among the others as among copies of itself. Padding may differ,
+    if the loss does not depend on it.
 
     Args:
         make: from a list of records, or of their numbers, to a batch.
         in_order: whether the records must keep their places, because clip-groups are cut from the
             batch.
-        trial: the same function where trials are made of it, with seeds that are set in this
-            process; by default itself.
+        trial: the same function for trials, with seeds that are set in this process; by default
+            itself.
     """
 
     def __init__(
@@ -58,19 +59,19 @@ class Watched:
         self._few: list[Any] = []
 
     def __call__(self, records: list[Any]) -> Any:
-        """A batch of these records; of some batches, a few records are kept for a look."""
+        """A batch of these records; of some batches, a few records are kept for the check."""
         self._batches += len(records) > 1
-        looked_at = len(records) > 1 and doubled(self._batches)
+        checked = len(records) > 1 and check_is_due(self._batches)
         places = np.linspace(0, len(records) - 1, min(len(records), _FEW)).astype(int).tolist()
-        self._few = _copied([records[place] for place in places]) if looked_at else []
+        self._few = _copied([records[place] for place in places]) if checked else []
         return self._make(records)
 
     def refuse_mixing(self, model: nn.Module, losses: Losses) -> None:
-        """Refuse a function that lets a record's part of the batch depend on others; what was kept is let go."""
+        """Refuse a function that makes a record's part of the batch depend on other records."""
         few, self._few = self._few, []
-        told = not few
+        decided = not few
         values = losses if self._in_order else _each(losses, len(few))
-        same_worth = partial(_worth_the_same, model, values)
+        same_loss = partial(_same_losses, model, values)
         for seed in range(_SEEDS * self._batches, _SEEDS * (self._batches + 1)) if few else ():
             among, drawn = self._made(few, seed, model)
             again, _ = self._made(few, seed, model)
@@ -79,41 +80,43 @@ class Watched:
             for place, record in enumerate(few):
                 alone, theirs = self._made([record] * len(few), seed, model)
                 stays = self._in_order or drawn != theirs
-                if _agree([among, alone], len(few), place, stays, same_worth):
-                    told = True
-                elif (
-                    drawn == theirs
-                ):  # else the record may have had other random numbers, which is no mixing
+                if _agree([among, alone], len(few), place, stays, same_loss):
+                    decided = True
+                # Otherwise the record may have had other random numbers, which is no mixing.
+                elif drawn == theirs:
                     order = " or changes their order" if self._in_order else ""
                     _refuse(
-                        f"lets what a record becomes depend on the other records of its batch{order}"
+                        "lets what a record becomes depend on the other records of its "
+                        f"batch{order}"
                     )
             if drawn is None:
                 break
-        if not told:
+        if not decided:
             _refuse(
-                "draws as many random numbers as depends on the records: nobody can tell whether it mixes them"
+                "draws as many random numbers as depends on the records: nobody can tell whether "
+                "it mixes them"
             )
 
     def _made(self, records: list[Any], seed: int, model: nn.Module) -> tuple[Any, Any]:
-        """A batch of these records with fixed randomness, and how far that was used; None for not at all."""
+        """A batch under a fixed seed; the generators' state after it, or None if unchanged."""
 
         def made() -> tuple[Any, Any]:
             torch.manual_seed(seed)
             random.seed(seed)
-            np.random.seed(seed)  # noqa: NPY002  that of whoever uses it
+            np.random.seed(seed)  # noqa: NPY002
             before = _randomness()
             try:
                 batch = self._trial(_copied(records))
             except Exception as error:
                 error.add_note(
-                    f"verax made a batch of {len(records)} records to see whether collate_fn mixes them"
+                    f"verax made a batch of {len(records)} records to see whether collate_fn mixes "
+                    "them"
                 )
                 raise
             after = _randomness()
             return batch, None if after == before else after
 
-        return repeatable(model, made)
+        return run_repeatably(model, made)
 
 
 def _agree(
@@ -121,12 +124,11 @@ def _agree(
     records: int,
     place: int,
     stays: bool,
-    same_worth: Callable[[Any, Any], bool],
+    same_loss: Callable[[Any, Any], bool],
 ) -> bool:
-    """Whether a record became the same in two batches: entry by entry, or in the eyes of the loss.
+    """Whether a record became the same in two batches: entry by entry, or by its loss.
 
-    If it does not stay in its place, any record of the one may be worth the same as any of the
-    other.
+    If it does not stay in its place, any record of the one may have the loss of any of the other.
     """
     first, second = (_row(batch, records, place) for batch in batches)
     if _same(first, second):
@@ -134,40 +136,43 @@ def _agree(
     if stays:
         tensors = _tensors(first), _tensors(second)
         if [x.shape for x in tensors[0]] == [x.shape for x in tensors[1]] and not _same(*tensors):
-            # no padding; layers that normalise over a clip-group would hide it from the loss
+            # It is not padding. Layers that normalise over a clip-group would hide it.
             return False
-        batches = [of_each(batch, records, partial(copies, record=place)) for batch in batches]
-    return same_worth(*batches)
+        batches = [
+            map_records(batch, records, partial(repeat_record, record=place)) for batch in batches
+        ]
+    return same_loss(*batches)
 
 
 def _each(losses: Losses, records: int) -> Losses:
     """The same losses, or an error if there is not one for each record."""
-    return lambda model, batch: one_each(losses(model, batch), records)
+    return lambda model, batch: loss_per_record(losses(model, batch), records)
 
 
-def _worth_the_same(model: nn.Module, losses: Losses, first: Any, second: Any) -> bool:
-    """Whether a loss in one batch is one in the other, too, with weights nearby: those that are zero hide the rest."""
-    with evaluating(model), nearby(model):
+def _same_losses(model: nn.Module, losses: Losses, first: Any, second: Any) -> bool:
+    """Whether two batches share a loss, with perturbed weights: zero weights hide the rest."""
+    with eval_mode(model), perturbed_weights(model):
         x, y = (
-            repeatable(model, partial(losses, model, batch)).reshape(-1)
+            run_repeatably(model, partial(losses, model, batch)).reshape(-1)
             for batch in (first, second)
         )
-    allowed = rounding_of([x, y, *model.parameters()])
+    allowed = rounding_tolerance([x, y, *model.parameters()])
     return bool(torch.isclose(x[:, None], y, rtol=allowed, atol=1e-5, equal_nan=True).any())
 
 
 def _refuse(what: str) -> NoReturn:
     raise MixedRecords(
-        f"what makes batches of records (the loader's collate_fn, or the data set's __getitems__) {what}, so that "
-        "clipping would protect nobody: change each record by itself in the data set's __getitem__, drawing from "
-        "the generators of torch, numpy or Python; what has no entry for each record must be the "
+        "what makes batches of records (the loader's collate_fn, or the data set's __getitems__) "
+        f"{what}, so that clipping would protect nobody: change each record by itself in the data "
+        "set's __getitem__, drawing from the generators of torch, numpy or Python; what has no "
+        "entry for each record must be the "
         "same whatever they are; where it pads, let the model skip the padding (a mask, or packed "
         "sequences), or pad to a fixed length; or use batch clipping (Batch)"
     )
 
 
 def _copied(records: list[Any]) -> list[Any]:
-    """Copies, each of its own, of records that may be taken to pieces; what cannot be copied is left as it is."""
+    """A copy of each record, or the records themselves if one cannot be copied."""
     try:
         return [copy.deepcopy(record) for record in records]
     except (RuntimeError, TypeError):
@@ -175,19 +180,15 @@ def _copied(records: list[Any]) -> list[Any]:
 
 
 def _randomness() -> tuple[Any, ...]:
-    """Where the generators are that everybody draws from."""
-    _, keys, *rest = np.random.get_state()  # noqa: NPY002  that of whoever uses it
-    return (
-        random.getstate(),
-        np.asarray(keys).tobytes(),
-        rest,
-        torch.get_rng_state().numpy().tobytes(),
-    )
+    """The states of the global generators."""
+    _, keys, *rest = np.random.get_state()  # noqa: NPY002
+    torch_state = torch.get_rng_state().numpy().tobytes()
+    return random.getstate(), np.asarray(keys).tobytes(), rest, torch_state
 
 
 def _row(batch: Any, records: int, place: int) -> Any:
     """One record's part of a batch, and what belongs to all."""
-    return of_each(batch, records, lambda x: x[place : place + 1])
+    return map_records(batch, records, lambda x: x[place : place + 1])
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -197,9 +198,9 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def _equal(x: Any, y: Any) -> bool:
-    """Whether two leaves are the same; what is not a number is like another."""
+    """Whether two leaves are the same; NaN equals NaN."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
-        return alike(x, y)
+        return tensors_equal(x, y)
     if isinstance(x, Column) and isinstance(y, Column):
         return len(x) == len(y) and all(map(_equal, x, y))
     return type(x) is type(y) and bool(x == y or (x != x and y != y))

@@ -1,9 +1,8 @@
 """What batches are made of: plain containers, in which every record's entries can be exchanged.
 
-Whether a model mixes records, remembers them or keeps something of them is found out by giving it
-other records. A tensor inside an object that nobody opens would stay the same in all these trials,
-and nothing would be found. Hence batches are rebuilt from their leaves before anything looks at
-them, and leaves that cannot be opened are refused.
+Whether a model mixes or stores records is found out by giving it other records. A tensor inside an
+opaque object would stay the same in all these trials, and nothing would be found. Hence batches are
+rebuilt from their leaves first, and leaves that cannot be opened are refused.
 """
 
 from __future__ import annotations
@@ -22,20 +21,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+# Types of values that hold nothing else, and can be compared.
 _ATOMS = (
-    str,
-    bytes,
-    Number,
-    type(None),
-    np.generic,
-    Enum,
-    date,
-    time,
-    timedelta,
-    torch.dtype,
-    torch.device,
+    *(str, bytes, Number, type(None), np.generic, Enum, date, time, timedelta),
+    *(torch.dtype, torch.device),
 )
-"""What holds nothing else, and can be compared."""
 
 
 class Fields(dict[Any, Any]):
@@ -92,29 +82,26 @@ def _blank(entry: Any) -> Any:
     return type(entry)() if known else entry
 
 
-def plain(batch: Any, records: int) -> Any:
+def plain_containers(batch: Any, records: int) -> Any:
     """The same batch in dictionaries, lists, tuples, ``Fields`` and ``Column``; arrays are tensors.
 
     >>> from collections import UserDict
-    >>> plain(UserDict(x=np.zeros((2, 3)), text=["a", "b"]), 2)["x"].shape
+    >>> plain_containers(UserDict(x=np.zeros((2, 3)), text=["a", "b"]), 2)["x"].shape
     torch.Size([2, 3])
     """
-    return walk(batch, lambda leaf, where: _leaf(leaf, where, records), records)
+    return map_leaves(batch, lambda leaf, where: _leaf(leaf, where, records), records)
 
 
-def walk(
-    value: Any,
-    leaf: Callable[[Any, str], Any],
-    records: int | None = None,
-    where: str = "",
+def map_leaves(
+    value: Any, leaf: Callable[[Any, str], Any], records: int | None = None, where: str = ""
 ) -> Any:
-    """Plain containers with what ``leaf`` makes of each leaf and of the words that say where it is.
+    """Plain containers with ``leaf`` applied to each leaf and its place in words.
 
     With ``records``, a list of as many texts or numbers has one for each record.
     """
 
     def within(inner: Any, place: str) -> Any:
-        return walk(inner, leaf, records, where + place)
+        return map_leaves(inner, leaf, records, where + place)
 
     if isinstance(value, Tensor | PackedSequence):
         return leaf(value, where)
@@ -134,27 +121,29 @@ def walk(
 
 
 def _named(kind: type) -> Callable[..., Any]:
-    """What ``namedtuple`` made, of which this may be a subclass: it holds nothing but its fields."""
+    """The base class that ``namedtuple`` made, which holds nothing but its fields."""
     return next(base for base in reversed(kind.__mro__) if "_fields" in vars(base))
 
 
 def _leaf(value: Any, where: str, records: int) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "OSU":  # texts, say
-        return walk(value.tolist(), lambda leaf, place: _leaf(leaf, place, records), records, where)
+        return map_leaves(
+            value.tolist(), lambda leaf, place: _leaf(leaf, place, records), records, where
+        )
     if isinstance(value, np.ndarray):
         return from_array(value, what=f"batch{where}")
     if isinstance(value, (Tensor, *_ATOMS)):
         return value
     if isinstance(value, PackedSequence):
         raise ValueError(
-            f"batch{where} must have an entry for each record, got a PackedSequence, in which their "
-            "parts lie among each other: pad in collate_fn, and let the model pack "
+            f"batch{where} must have an entry for each record, got a PackedSequence, in which "
+            "their parts lie among each other: pad in collate_fn, and let the model pack "
             "(nn.utils.rnn.pack_padded_sequence)"
         )
     raise ValueError(
-        f"batch{where} must be tensors, arrays, texts or numbers, in lists, tuples, dictionaries or "
-        f"dataclasses, got {type(value).__name__}: nobody can look into it to see whether records are "
-        "kept apart; let collate_fn return what is in it"
+        f"batch{where} must be tensors, arrays, texts or numbers, in lists, tuples, dictionaries "
+        f"or dataclasses, got {type(value).__name__}: nobody can look into it to see whether "
+        "records are kept apart; let collate_fn return what is in it"
     )
 
 
@@ -162,17 +151,18 @@ def from_array(array: np.ndarray[Any, Any], what: str, where: str = "") -> Tenso
     """An array as a tensor that shares its memory; errors say what it is, and where."""
     if isinstance(array, np.ma.MaskedArray):
         raise ValueError(
-            f"{what} must hold an entry for each record, got a masked array{where}: fill in what is missing"
+            f"{what} must hold an entry for each record, got a masked array{where}: fill in what "
+            "is missing"
         )
     straight = array if min(array.strides, default=0) >= 0 else array.copy()
     try:
-        with warnings.catch_warnings():  # of arrays that cannot be written to: nobody does
+        with warnings.catch_warnings():  # of read-only arrays, which nobody writes to
             warnings.simplefilter("ignore", UserWarning)
             return torch.from_numpy(straight)
     except (TypeError, ValueError):
         raise ValueError(
-            f"{what} must hold arrays of numbers that torch knows, got {array.dtype}{where}: turn it "
-            "into such, or leave it out"
+            f"{what} must hold arrays of numbers that torch knows, got {array.dtype}{where}: turn "
+            "it into such, or leave it out"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Public data files: from a folder named by VERAX_DATA, or fetched once from their official address and checked."""
+"""Public data files: from the folder VERAX_DATA, or fetched once and checked."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-_SECONDS = 60.0
+# Seconds to wait for a server.
+_TIMEOUT = 60.0
 
 
 def obtain(name: str, address: str, digest: str) -> bytes:
-    """The bytes of the file ``name``, with this SHA-256: read from the folder, else fetched and kept in the cache.
+    """The bytes of a file with this SHA-256: from the folder, the cache, or its address.
 
     Args:
         name: its path below the folder, such as ``mnist/train-labels-idx1-ubyte.gz``.
@@ -31,11 +32,12 @@ def obtain(name: str, address: str, digest: str) -> bytes:
         except ValueError:
             kept.unlink()
     try:
-        with urllib.request.urlopen(address, timeout=_SECONDS) as answer:
+        with urllib.request.urlopen(address, timeout=_TIMEOUT) as answer:
             content: bytes = answer.read()
     except (OSError, urllib.error.URLError) as error:
         raise ValueError(
-            f"{name} could not be fetched from {address} ({error}); put it into a folder and name that by VERAX_DATA"
+            f"{name} could not be fetched from {address} ({error}); put it into a folder and name "
+            "that by VERAX_DATA"
         ) from error
     if not _fits(content, digest):
         raise ValueError(

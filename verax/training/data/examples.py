@@ -1,7 +1,6 @@
 """Data and models to try private training on: what ``verax train`` knows by name.
 
-Features are scaled by public constants only; scaling by the data's own mean and spread would leak
-them.
+Features are scaled by public constants only: the data's own mean and spread would leak.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ from verax import checks
 from verax.training.data.download import obtain
 
 _MNIST_AT = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-_LARGEST = float(torch.finfo(torch.float32).max)
-MNIST = {
-    "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-    "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-    "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-    "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+# The parts of MNIST, each a file "<part>-ubyte.gz", and the SHA-256 of that file.
+_MNIST = {
+    "train-images-idx3": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }
+_LARGEST = float(torch.finfo(torch.float32).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Examples:
 
 
 def load(name: str) -> Examples:
-    """``digits`` (from scikit-learn), ``mnist`` (from a folder named by VERAX_DATA, or fetched), or a CSV file."""
+    """``digits`` (from scikit-learn), ``mnist`` (from VERAX_DATA, or fetched), or a CSV file."""
     if name == "digits":
         return _digits()
     if name == "mnist":
@@ -70,15 +70,13 @@ def _digits() -> Examples:
 
 
 def _mnist() -> Examples:
-    arrays = [
-        _idx(obtain(f"mnist/{name}", _MNIST_AT + name, digest)) for name, digest in MNIST.items()
-    ]
+    named = ((f"{part}-ubyte.gz", digest) for part, digest in _MNIST.items())
+    arrays = [_idx(obtain(f"mnist/{name}", _MNIST_AT + name, digest)) for name, digest in named]
     x, y, x_test, y_test = (torch.from_numpy(array) for array in arrays)
-    return Examples(
-        (x.float().unsqueeze(1) / 255.0, y.long()),
-        (x_test.float().unsqueeze(1) / 255.0, y_test.long()),
-        10,
+    train, test = (
+        (x.float().unsqueeze(1) / 255.0, y.long()) for x, y in ((x, y), (x_test, y_test))
     )
+    return Examples(train, test, 10)
 
 
 def _idx(packed: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
@@ -90,7 +88,7 @@ def _idx(packed: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
 
 
 def _csv(path: Path) -> Examples:
-    """Numbers with a header; the last column is the class. About every fifth record is for testing."""
+    """Numbers with a header; the last column is the class. About a fifth is for testing."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
@@ -104,8 +102,8 @@ def _csv(path: Path) -> Examples:
     names = rows[0][1]
     if len(names) < 2:
         raise ValueError(
-            f"data must have two or more columns with commas between them, got one in {path}, {names[0][:40]!r}: write "
-            "the file anew if its columns are parted by something else"
+            f"data must have two or more columns with commas between them, got one in {path}, "
+            f"{names[0][:40]!r}: write the file anew if its columns are parted by something else"
         )
     if all(map(_number, names)):
         raise ValueError(
@@ -115,42 +113,40 @@ def _csv(path: Path) -> Examples:
     classes, y = np.unique(table[:, -1], return_inverse=True)
     if len(classes) < 2 or not all(map(float.is_integer, classes.tolist())):
         raise ValueError(
-            f"data must have classes that are two or more different whole numbers in the last column, {names[-1]!r}, "
-            f"got {len(classes)} different numbers such as {classes[0]:g} in {path}: give each class a number, "
-            "and round what is measured"
+            "data must have classes that are two or more different whole numbers in the last "
+            f"column, {names[-1]!r}, got {len(classes)} different numbers such as {classes[0]:g} "
+            f"in {path}: give each class a number, and round what is measured"
         )
-    x, labels, held = (
-        torch.from_numpy(table[:, :-1]).float(),
-        torch.from_numpy(y).long(),
-        _held_out(table),
-    )
+    x, labels = torch.from_numpy(table[:, :-1]).float(), torch.from_numpy(y).long()
+    held = _held_out(table)
     if held.all() or not held.any():
         raise ValueError(f"data must have more records to hold some out, got {len(y)} in {path}")
     return Examples((x[~held], labels[~held]), (x[held], labels[held]), len(classes), public=False)
 
 
 def _numbers(path: Path, line: int, names: list[str], row: list[str]) -> list[float]:
-    """A line of the file; errors name its place, and nothing that stands there but what is no number."""
+    """The numbers of a line; errors show only the cell that is no number."""
     if len(row) != len(names):
         raise ValueError(
             f"{path}, line {line}: {len(names)} cells are needed, one for each name, got {len(row)}"
         )
     for name, cell in zip(names, row, strict=True):
         if not _number(cell) or not abs(float(cell)) <= _LARGEST:
+            feature = name != names[-1]
             hint = (
-                "give each class a number"
-                if name == names[-1]
-                else "turn words into numbers, fill in what is missing"
+                "turn words into numbers, fill in what is missing"
+                if feature
+                else "give each class a number"
             )
             raise ValueError(
-                f"{path}, line {line}: every cell must be a number that single precision can hold, got {cell[:40]!r} "
-                f"in column {name!r}: {hint}"
+                f"{path}, line {line}: every cell must be a number that single precision can hold, "
+                f"got {cell[:40]!r} in column {name!r}: {hint}"
             )
     return [float(cell) for cell in row]
 
 
 def _held_out(table: NDArray[np.float64]) -> Tensor:
-    """Which records are for testing. Each record decides by itself: one more or less moves no other."""
+    """Which records are for testing. Each decides by itself: one more or less moves no other."""
     digests = (hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in table)
     return torch.tensor([int.from_bytes(digest, "big") % 5 == 4 for digest in digests])
 
@@ -183,21 +179,10 @@ def _lenet(shape: torch.Size, classes: int) -> nn.Module:
             f"model lenet is for images in one channel, got shape {tuple(shape)}; use {other}"
         )
     scaled = [] if shape == (1, 28, 28) else [nn.Upsample((28, 28), mode="bilinear")]
-    return nn.Sequential(
-        *scaled,
-        nn.Conv2d(1, 6, 5, padding=2),
-        nn.ReLU(),
-        nn.AvgPool2d(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.AvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(400, 120),
-        nn.ReLU(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, classes),
-    )
+    first = [nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2)]
+    second = [nn.Conv2d(6, 16, 5), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten()]
+    dense = [nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes)]
+    return nn.Sequential(*scaled, *first, *second, *dense)
 
 
 def _cnn(shape: torch.Size, classes: int) -> nn.Module:
@@ -210,9 +195,8 @@ def _cnn(shape: torch.Size, classes: int) -> nn.Module:
     for before, width in zip((shape[0], *widths), widths, strict=False):
         layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU()]
         layers += [nn.AvgPool2d(2)] if len(layers) < 6 and shape[-1] >= 8 else []
-    return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes)
-    )
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes)]
+    return nn.Sequential(*layers, *head)
 
 
 MODELS: dict[str, Callable[[torch.Size, int], nn.Module]] = {

@@ -1,4 +1,4 @@
-"""Batches in pieces."""
+"""Pieces of a batch: micro-batches and runs of clip-groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def slices(batch: Any, size: int, records: int) -> list[tuple[Any, int]]:
 
 
 def runs(sizes: list[int], most: int) -> Iterator[list[int]]:
-    """Sizes next to each other with so many records together, or one with more.
+    """Runs of neighbouring sizes with at most this many records together, or one with more.
 
     >>> list(runs([2, 2, 2, 9, 1], 5))
     [[2, 2], [2], [9], [1]]
@@ -36,14 +36,14 @@ def runs(sizes: list[int], most: int) -> Iterator[list[int]]:
 
 
 def has_entries(leaf: Any, records: int) -> bool:
-    """Whether a leaf of a batch has one entry for each record; others are the same for all."""
+    """Whether a leaf of a batch has one entry for each record; others are shared by all."""
     if isinstance(leaf, Column):
         return True
     return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == records
 
 
 def by_records(batch: Any, records: int) -> bool:
-    """Whether every tensor of a batch has one entry for each record, so that some of them can be taken.
+    """Whether every tensor of a batch has one entry for each record, so that it can be cut.
 
     >>> import torch
     >>> (
@@ -56,7 +56,7 @@ def by_records(batch: Any, records: int) -> bool:
 
 
 def part(batch: Any, chosen: slice, records: int | None = None) -> Any:
-    """Some of so many records; without their number, every tensor is taken to have all of them."""
+    """A slice of the records; without their number, every tensor is taken to have all of them."""
 
     def cut(x: Any) -> Any:
         whole = isinstance(x, Tensor | Column) if records is None else has_entries(x, records)

@@ -1,4 +1,4 @@
-"""What a round of training works on."""
+"""One round of training: a batch as the sampler drew it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One batch as the sampler drew it: its number in the run, its records, and how many they are (a secret).
+    """One batch as the sampler drew it: round number, records, and their number (a secret).
 
     Where several processes train, the records are this process's share of the batch. Only the
     number is printed.
@@ -21,14 +21,14 @@ class Round:
     data: Any = field(repr=False)
     records: int = field(repr=False)
     share: float | None = field(default=None, repr=False)
-    """Which part of the batch's one clip-group the records are, if several processes work on it."""
+    """The share of the batch's one clip-group, if several processes work on it."""
     groups: list[int] | None = field(default=None, repr=False)
-    """The sizes of mixed clipping's clip-groups, which lie one behind the other."""
+    """The sizes of mixed clipping's clip-groups, which follow each other."""
 
     def __iter__(self, *_: Any) -> NoReturn:
         raise TypeError(
-            "a batch is not to be taken apart: give it to trainer.step(batch, loss), which clips, adds noise and "
-            "steps; its records are in batch.data"
+            "a batch is not to be taken apart: give it to trainer.step(batch, loss), which clips, "
+            "adds noise and steps; its records are in batch.data"
         )
 
     __getitem__ = __len__ = __iter__

@@ -1,7 +1,7 @@
 """Worker processes that fetch records, as a ``torch.utils.data.DataLoader`` has them.
 
 The mechanism's sampler still draws the batches: the numbers of each are dealt to the workers, and
-what they fetch is collated in this process, so that a run is the same with workers and without.
+what they fetch is collated in this process, so that a run is the same with and without workers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+# What is taken over from the loader.
+_SETTINGS = (
+    "num_workers",
+    "prefetch_factor",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+)
+
 
 class Workers:
     """Fetches records in the worker processes of a loader, which live until it is closed.
@@ -25,14 +35,7 @@ class Workers:
 
     def __init__(self, loader: Any) -> None:
         self._dataset, self._count = loader.dataset, int(loader.num_workers)
-        self._settings = {
-            "num_workers": loader.num_workers,
-            "prefetch_factor": loader.prefetch_factor,
-            "timeout": loader.timeout,
-            "worker_init_fn": loader.worker_init_fn,
-            "multiprocessing_context": loader.multiprocessing_context,
-            "generator": loader.generator,
-        }
+        self._settings = {name: getattr(loader, name) for name in _SETTINGS}
         self._shares = _Shares()
         self._loader: Any = None
 
@@ -48,14 +51,14 @@ class Workers:
             )
         each = -(-len(numbers) // self._count)
         self._shares.held = [numbers[i : i + each] for i in range(0, len(numbers), each)]
-        # its seeds come from torch's generator, which stays as it is
+        # The loader draws its seeds from torch's generator, which stays as it is.
         with torch.random.fork_rng(devices=[]):
             shares = list(self._loader)
         return [record for share in shares for record in pickle.loads(share)]
 
     def close(self) -> None:
         """End the processes; another batch would start new ones."""
-        # torch ends them when nobody holds the iterator any more; a traceback may for long
+        # Torch ends them with the iterator, which a traceback may hold for long.
         end = getattr(getattr(self._loader, "_iterator", None), "_shutdown_workers", None)
         self._loader = None
         if end is not None:

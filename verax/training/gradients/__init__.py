@@ -1,1 +1,1 @@
-"""Per-example gradients: layer rules, hooks that watch a forward pass, and norms and sums from factored gradients."""
+"""Per-example gradients: layer rules, hooks, and norms and sums of factored gradients."""

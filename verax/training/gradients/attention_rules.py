@@ -1,4 +1,4 @@
-"""Attention and recurrent layers, computed by watched products: the same numbers, every parameter's use in sight."""
+"""Attention and recurrent layers as products that are watched, with equal numbers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from verax.training.gradients.factors import Explicit, Outer
-from verax.training.gradients.hooks import OPAQUE, Tape
+from verax.training.gradients.factors import Explicit, OuterProductSum
+from verax.training.gradients.hooks import DECOMPOSED, Tape
 from verax.training.gradients.layer_rules import Factors
 
 
@@ -33,7 +33,7 @@ def _product(
         if g.shape[-1] < len(weight):
             g = functional.pad(g, (start, len(weight) - start - g.shape[-1]))
         if weight.requires_grad:
-            yield weight, Outer(seen, g)
+            yield weight, OuterProductSum(seen, g)
         if bias is not None and bias.requires_grad:
             yield bias, Explicit(g.sum(dim=1))
 
@@ -159,7 +159,7 @@ def _additive(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def recurrent(tape: Tape, module: nn.Module) -> Callable[..., Any] | None:
-    """nn.LSTM, nn.GRU and nn.RNN on padded batches, unrolled; None for projections, which are left to torch.func."""
+    """nn.LSTM, nn.GRU and nn.RNN on padded batches, unrolled; None for projections."""
     if not isinstance(module, nn.RNNBase) or module.proj_size:
         return None
     plain = type(module).forward.__get__(module)
@@ -225,7 +225,7 @@ def _unrolled(
     def finish(gradients: Sequence[Tensor], dim: int) -> Factors:
         g = torch.stack(list(gradients), dim=1)
         if weights[1].requires_grad:
-            yield weights[1], Outer(torch.stack(seen, dim=1), g)
+            yield weights[1], OuterProductSum(torch.stack(seen, dim=1), g)
         if biases[1] is not None and biases[1].requires_grad:
             yield biases[1], Explicit(g.sum(dim=1))
 
@@ -249,6 +249,6 @@ def _cell(
     return squash(driven + recalled), c
 
 
-OPAQUE.update(
+DECOMPOSED.update(
     {nn.MultiheadAttention: attention, nn.LSTM: recurrent, nn.GRU: recurrent, nn.RNN: recurrent}
 )

@@ -1,4 +1,4 @@
-"""Per-record gradients in factored form: what a layer leaves behind, from which norms and clipped sums are taken.
+"""Per-example gradients in factored form, from which norms and clipped sums are taken.
 
 A layer's backward pass would contract its inputs with the gradients of its outputs over records and
 positions at once. Here the contraction over records comes last: first over positions, which leaves
@@ -49,7 +49,7 @@ class Factor(Clippable, Protocol):
     def explicit(self) -> Tensor:
         """The gradients themselves, (records, *parameter)."""
 
-    def formed(self) -> int:
+    def numbers_formed(self) -> int:
         """How many numbers it makes beyond those the layer left behind."""
 
 
@@ -73,7 +73,7 @@ class Explicit:
         """A matrix-vector product."""
         total.view(-1).addmv_(_rows(self.gradients).t(), weights)
 
-    def formed(self) -> int:
+    def numbers_formed(self) -> int:
         """All of them."""
         return int(self.gradients.numel())
 
@@ -83,8 +83,8 @@ class Explicit:
 
 
 @dataclass
-class Kernels:
-    """Gradients of a convolution's weight and their norms: rows whose dimensions lie in an order of their own."""
+class ConvolutionGradients:
+    """Gradients of a convolution's weight and their norms, in an order of their own."""
 
     rows: Tensor
     norms: Tensor
@@ -92,9 +92,9 @@ class Kernels:
     order: list[int]
     """Where in a row the weight's own dimensions lie."""
 
-    def of(self, rows: Tensor) -> Kernels:
+    def of(self, rows: Tensor) -> ConvolutionGradients:
         """Other gradients of the same weight."""
-        return Kernels(rows, lengths(rows), self.lying, self.order)
+        return ConvolutionGradients(rows, row_norms(rows), self.lying, self.order)
 
     def squares(self) -> Tensor:
         """Squared norms."""
@@ -104,7 +104,7 @@ class Kernels:
         """A matrix-vector product, put in the weight's own order."""
         total.add_((weights @ self.rows).view(self.lying).permute(self.order))
 
-    def formed(self) -> int:
+    def numbers_formed(self) -> int:
         """All of them."""
         return int(self.rows.numel())
 
@@ -114,10 +114,10 @@ class Kernels:
 
 
 @dataclass
-class Looks:
-    """Gradients of a convolution's weight that are not formed: what each place looks at, and the gradient there.
+class UnfoldedConvolution:
+    """Gradients of a convolution's weight, not formed: patches and output gradients.
 
-    x is (records, places, looks), g (records, places, out); their product lies as ``Kernels`` do.
+    x is (records, places, looks), g (records, places, out); the order is the product's.
     """
 
     x: Tensor
@@ -126,7 +126,7 @@ class Looks:
     order: list[int]
 
     def squares(self) -> Tensor:
-        """From Gram matrices in double precision, a few records at a time: nothing is lost where places cancel."""
+        """From Gram matrices in double precision, in which cancelling places lose nothing."""
         few = max(_NEAR // (8 * self.x.shape[1] * (self.x.shape[2] + self.g.shape[2])), 1)
         found = [
             _double_squares(x.double(), g.double())
@@ -140,7 +140,7 @@ class Looks:
         summed = self.x.flatten(0, 1).t() @ scaled.flatten(0, 1)
         total.add_(summed.view(self.lying).permute(self.order))
 
-    def formed(self) -> int:
+    def numbers_formed(self) -> int:
         """What places look at."""
         return int(self.x.numel())
 
@@ -151,8 +151,8 @@ class Looks:
 
 
 @dataclass
-class Single:
-    """Gradients g x^T of a weight used at one position per record: x (records, in), g (records, out)."""
+class OuterProduct:
+    """Gradients g x^T of a weight: x (records, in), g (records, out)."""
 
     x: Tensor
     g: Explicit
@@ -168,7 +168,7 @@ class Single:
         """The usual product of a backward pass, weighted."""
         total.addmm_((self.g.gradients * weights.unsqueeze(1)).t(), self.x)
 
-    def formed(self) -> int:
+    def numbers_formed(self) -> int:
         """None."""
         return 0
 
@@ -178,8 +178,8 @@ class Single:
 
 
 @dataclass
-class Outer:
-    """Gradients sum_t g[:, t] x[:, t]^T of a weight: x (records, positions, in), g (records, positions, out)."""
+class OuterProductSum:
+    """Gradients sum_t g[:, t] x[:, t]^T; x and g are (records, positions, in or out)."""
 
     x: Tensor
     g: Tensor
@@ -190,11 +190,11 @@ class Outer:
 
     @property
     def _ghost(self) -> bool:
-        return far_larger(self.x.shape[1], self.x.shape[2], self.g.shape[2], _GHOST)
+        return ghost_is_cheaper(self.x.shape[1], self.x.shape[2], self.g.shape[2], _GHOST)
 
     @property
     def _turned(self) -> bool:
-        """Whether the product lies (in, out): with the longer side last it takes 10 to 15 % less time."""
+        """Whether the product is (in, out): 10 to 15 % faster with the longer side last."""
         return bool(self.g.shape[2] > self.x.shape[2])
 
     def _form(self) -> Tensor:
@@ -204,7 +204,7 @@ class Outer:
             self._formed = torch.bmm(left.transpose(1, 2), right)
         return self._formed
 
-    def formed(self) -> int:
+    def numbers_formed(self) -> int:
         """The product over positions, if it is formed."""
         return 0 if self._ghost else len(self.x) * self.x.shape[2] * self.g.shape[2]
 
@@ -219,7 +219,7 @@ class Outer:
         return _squares(self._form().flatten(1))
 
     def add(self, weights: Tensor, total: Tensor) -> None:
-        """A matrix-vector product of what was kept, or the usual product of a backward pass, weighted."""
+        """A matrix-vector product if gradients were formed, else a weighted backward product."""
         if self._formed is not None and self._turned:
             total.add_(
                 (weights @ self._formed.flatten(1)).view(self._formed.shape[1:]).t().contiguous()
@@ -233,8 +233,11 @@ class Outer:
 
 
 @dataclass
-class Rows:
-    """Gradients of an embedding: row index[:, t] receives g[:, t]; index (records, positions), g (..., width)."""
+class EmbeddingRows:
+    """Gradients of an embedding: row index[:, t] receives g[:, t].
+
+    index is (records, positions), g (records, positions, width).
+    """
 
     index: Tensor
     g: Tensor
@@ -243,12 +246,12 @@ class Rows:
     def __post_init__(self) -> None:
         self.g = single_precision(self.g)
 
-    def formed(self) -> int:
+    def numbers_formed(self) -> int:
         """A Gram matrix per record."""
         return int(self.index.numel() * self.index.shape[1])
 
     def explicit(self) -> Tensor:
-        """Scattered into full tables; for the rare case that the table is used in other ways too."""
+        """Full tables, for the rare case that the table is used in other ways, too."""
         tables = self.g.new_zeros(len(self.g), *self.shape)
         index = self.index.unsqueeze(-1).expand_as(self.g)
         return tables.scatter_add_(1, index, self.g)
@@ -257,8 +260,8 @@ class Rows:
         """Positions with the same row add up: the Gram matrix of g where indices agree."""
         same = (self.index.unsqueeze(1) == self.index.unsqueeze(2)).to(self.g.dtype)
         squares = (gram(self.g) * same).sum(dim=(1, 2))
-        each = lengths(self.g.flatten(0, 1)).view(*self.index.shape, 1)
-        return never_short(squares, (torch.bmm(same, each) * each).sum(dim=(1, 2)))
+        each = row_norms(self.g.flatten(0, 1)).view(*self.index.shape, 1)
+        return rounded_up(squares, (torch.bmm(same, each) * each).sum(dim=(1, 2)))
 
     def add(self, weights: Tensor, total: Tensor) -> None:
         """Scatter the weighted gradients."""
@@ -266,29 +269,38 @@ class Rows:
         total.index_add_(0, self.index.reshape(-1), scaled.flatten(0, 1))
 
 
-Kind = Explicit | Kernels | Looks | Single | Outer | Rows
+AnyFactor = (
+    Explicit
+    | ConvolutionGradients
+    | UnfoldedConvolution
+    | OuterProduct
+    | OuterProductSum
+    | EmbeddingRows
+)
 
 
-def counted(factor: Kind) -> int:
+def record_count(factor: AnyFactor) -> int:
     """How many records it has gradients of."""
     match factor:
-        case Explicit(gradients=rows) | Kernels(rows=rows) | Rows(index=rows):
+        case Explicit(gradients=rows) | ConvolutionGradients(rows=rows) | EmbeddingRows(index=rows):
             return len(rows)
-        case Looks(x=x) | Single(x=x) | Outer(x=x):
+        case UnfoldedConvolution(x=x) | OuterProduct(x=x) | OuterProductSum(x=x):
             return len(x)
 
 
-def merged(uses: Sequence[Kind]) -> Kind:
-    """All uses of one parameter as one factor: products are laid end to end, anything else is added up."""
+def merge_uses(uses: Sequence[AnyFactor]) -> AnyFactor:
+    """All uses of one parameter as one factor: concatenated products, or a sum."""
     if len(uses) == 1:
         return uses[0]
     products = [
-        Outer(use.x.unsqueeze(1), use.g.gradients.unsqueeze(1)) if isinstance(use, Single) else use
+        OuterProductSum(use.x.unsqueeze(1), use.g.gradients.unsqueeze(1))
+        if isinstance(use, OuterProduct)
+        else use
         for use in uses
-        if isinstance(use, Single | Outer)
+        if isinstance(use, OuterProduct | OuterProductSum)
     ]
     if len(products) == len(uses):
-        return Outer(
+        return OuterProductSum(
             torch.cat([use.x for use in products], dim=1),
             torch.cat([use.g for use in products], dim=1),
         )
@@ -302,12 +314,12 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.dim() == 2 else x.reshape(len(x), -1)
 
 
-def lengths(rows: Tensor) -> Tensor:
+def row_norms(rows: Tensor) -> Tensor:
     """The norm of each row."""
-    return measuring(rows)()
+    return norm_function(rows)()
 
 
-def measuring(rows: Tensor) -> Callable[[], Tensor]:
+def norm_function(rows: Tensor) -> Callable[[], Tensor]:
     """What takes the norm of each row, now or whenever other numbers were written there.
 
     It is a norm of norms, since what single precision adds up in one go must be short: a plain norm
@@ -328,19 +340,19 @@ def measuring(rows: Tensor) -> Callable[[], Tensor]:
 
 def _of_pieces(rows: Tensor) -> Tensor:
     """The norm of each row, (rows, pieces, PIECE)."""
-    return lengths(torch.linalg.vector_norm(rows, dim=2))
+    return row_norms(torch.linalg.vector_norm(rows, dim=2))
 
 
 def _of_many(rows: NDArray[np.float32]) -> Tensor:
-    """The same: numpy's products of vectors take half the time of torch's norms, but it is more calls."""
+    """The same by numpy, which takes half the time for many numbers."""
     with np.errstate(all="ignore"):  # what is too large is infinite, and refused as that
         squares = np.vecdot(rows, rows).sum(axis=1, dtype=np.float64)
     return torch.from_numpy(np.sqrt(squares).astype(np.float32))
 
 
 def _squares(rows: Tensor) -> Tensor:
-    """Squared norm of each row, never zero: small numbers whose squares vanish may meet large ones in a product."""
-    norms = lengths(rows)
+    """Squared norm of each row, never zero: underflow may meet large factors in a product."""
+    norms = row_norms(rows)
     return torch.addcmul(constant(_TINY, norms.dtype, norms.device), norms, norms)
 
 
@@ -350,13 +362,13 @@ def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(value, dtype=dtype, device=device)
 
 
-def far_larger(positions: int, rows: int, columns: int, times: float) -> bool:
-    """Whether a product over positions is so many times larger than the Gram matrices that give its norm, too."""
+def ghost_is_cheaper(positions: int, rows: int, columns: int, times: float) -> bool:
+    """Whether a product over positions is ``times`` larger than its Gram matrices."""
     return rows * columns > times * positions * (positions + rows + columns)
 
 
 def gram(x: Tensor) -> Tensor:
-    """The products of all pairs of rows; of wide ones in pieces, which are added up in double precision."""
+    """The products of all pairs of rows; wide rows are added up in double precision."""
     if x.shape[-1] <= _WIDE:
         return x @ x.transpose(-1, -2)
     total = x.new_zeros(*x.shape[:-1], x.shape[-2], dtype=torch.float64)
@@ -367,19 +379,21 @@ def gram(x: Tensor) -> Tensor:
 
 def gram_squares(inputs: Tensor, outputs: Tensor, rounding: float = ROUNDING) -> Tensor:
     """Squared norms of sum_t g_t x_t^T, from the Gram matrices of x and g."""
-    lengths = (inputs.diagonal(dim1=-2, dim2=-1) * outputs.diagonal(dim1=-2, dim2=-1)).sqrt()
-    return never_short((inputs * outputs).sum(dim=(-2, -1)), lengths.sum(dim=-1).square(), rounding)
+    row_norms = (inputs.diagonal(dim1=-2, dim2=-1) * outputs.diagonal(dim1=-2, dim2=-1)).sqrt()
+    return rounded_up(
+        (inputs * outputs).sum(dim=(-2, -1)), row_norms.sum(dim=-1).square(), rounding
+    )
 
 
 def _double_squares(x: Tensor, g: Tensor) -> Tensor:
-    """The same from x and g in double precision, whose sums can be off by 2^-53 for each number that is added."""
+    """The same in double precision, with an error of 2^-53 for each number added."""
     inputs, outputs = x @ x.transpose(1, 2), g @ g.transpose(1, 2)
     added = x.shape[2] + g.shape[2] + x.shape[1] ** 2 + 8
     return gram_squares(inputs, outputs, added * 2.0**-53)
 
 
-def never_short(squares: Tensor, most: Tensor, rounding: float = ROUNDING) -> Tensor:
-    """Squared norms of sums that were taken from Gram matrices; ``most`` is what they are if nothing cancels.
+def rounded_up(squares: Tensor, most: Tensor, rounding: float = ROUNDING) -> Tensor:
+    """Squared norms from Gram matrices plus their rounding; ``most`` if nothing cancels.
 
     Where the terms cancel, the sum of a Gram matrix is small and its rounding is not: that goes
     with ``most``. Without it a record whose parts are 10,000 clip norms long and cancel could pass
@@ -389,7 +403,7 @@ def never_short(squares: Tensor, most: Tensor, rounding: float = ROUNDING) -> Te
 
 
 def single_precision(x: Tensor) -> Tensor:
-    """Half precision raised to single, since sums of many records need the digits; double is more than they need."""
+    """Half precision raised to single, for sums of many records; double lowered to it."""
     return x if x.dtype is torch.float32 else x.float()
 
 

@@ -1,4 +1,4 @@
-"""Watching a forward pass: which layers ran on what, and the edges where the gradients of their outputs arrive.
+"""Hooks on a forward pass: the inputs of each layer, and the edges of its outputs.
 
 Nothing of the model is changed for longer than the forward pass: hooks are put on layers that have
 a rule, and layers that compute with their parameters inside one opaque call (attention, recurrent
@@ -20,7 +20,7 @@ from verax.training.gradients.layer_rules import Factors, Rule, rule_for
 
 
 @dataclass
-class Use:
+class LayerCall:
     """One call of a layer: where its output's gradients arrive, and how they become factors.
 
     ``inputs`` must not be changed in place before that; ``versions`` tell.
@@ -43,15 +43,15 @@ class Use:
         )
 
 
-Watched = Callable[["Tape", nn.Module], Callable[..., Any] | None]
-OPAQUE: dict[type[nn.Module], Watched] = {}
+Decomposition = Callable[["Tape", nn.Module], Callable[..., Any] | None]
+DECOMPOSED: dict[type[nn.Module], Decomposition] = {}
 
 
 @dataclass
 class Tape:
     """The uses seen during one forward pass."""
 
-    uses: list[Use] = field(default_factory=list)
+    uses: list[LayerCall] = field(default_factory=list)
 
     def watch(
         self,
@@ -63,7 +63,7 @@ class Tape:
         """Remember a use, if gradients will come by."""
         if all(output.requires_grad for output in outputs):
             edges = [get_gradient_edge(output) for output in outputs]
-            self.uses.append(Use(module, edges, [x.detach() for x in inputs], finish))
+            self.uses.append(LayerCall(module, edges, [x.detach() for x in inputs], finish))
 
 
 def own_parameters(module: nn.Module) -> list[nn.Parameter]:
@@ -76,7 +76,7 @@ class Layers:
     """The layers of a model that have trainable parameters, by how they are watched."""
 
     ruled: list[tuple[nn.Module, Rule]]
-    opaque: list[tuple[nn.Module, Watched]]
+    opaque: list[tuple[nn.Module, Decomposition]]
     covered: bool
     """Whether every trainable parameter belongs to one of them."""
     trained: list[nn.Parameter]
@@ -96,14 +96,14 @@ class Layers:
 
     @classmethod
     def of(cls, model: nn.Module) -> Layers:
-        """Look through the model; cheap enough to do for every batch, since anything may be frozen in between."""
+        """The layers of a model as it is now: anything may be frozen between batches."""
         ruled: list[tuple[nn.Module, Rule]] = []
-        opaque: list[tuple[nn.Module, Watched]] = []
+        opaque: list[tuple[nn.Module, Decomposition]] = []
         trained: dict[nn.Parameter, None] = {}
         inside: set[nn.Module] = set()
         covered = True
         for module in model.modules():
-            watched, own = OPAQUE.get(type(module)), own_parameters(module)
+            watched, own = DECOMPOSED.get(type(module)), own_parameters(module)
             trained.update(dict.fromkeys(own))
             if watched is not None:
                 inside.update(child for child in module.modules() if child is not module)
@@ -149,7 +149,7 @@ def watching(layers: Layers, copies: bool = False) -> Iterator[Tape]:
 
 
 def by_record(x: Tensor, dim: int) -> Tensor:
-    """Records first: from dimension ``dim``, or (negative) from blocks of a first dimension that holds -dim of them."""
+    """Records first: from dimension ``dim``, or from -dim blocks of the first one."""
     if dim == 0:
         return x
     return x.movedim(dim, 0) if dim > 0 else x.unflatten(0, (-dim, -1))

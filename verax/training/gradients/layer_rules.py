@@ -1,4 +1,4 @@
-"""How each kind of layer leaves its per-record gradients behind: from its input, and the gradient of its output.
+"""Layer rules: per-example gradients from a layer's input and its output's gradient.
 
 To teach verax a new layer, register a rule: a function of the module and its input that returns
 what turns the gradient of the output into factors, one per trainable parameter. Layers without a
@@ -17,19 +17,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from verax.training.gradients.factors import (
+    AnyFactor,
+    ConvolutionGradients,
+    EmbeddingRows,
     Explicit,
-    Kernels,
-    Kind,
-    Looks,
-    Outer,
-    Rows,
-    Single,
-    far_larger,
-    lengths,
+    OuterProduct,
+    OuterProductSum,
+    UnfoldedConvolution,
+    ghost_is_cheaper,
+    row_norms,
     single_precision,
 )
 
-Factors = Iterator[tuple[nn.Parameter, Kind]]
+Factors = Iterator[tuple[nn.Parameter, AnyFactor]]
 Finish = Callable[[Tensor], Factors]
 Rule = Callable[[nn.Module, Tensor], Finish]
 
@@ -53,7 +53,7 @@ def rule(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
 
 
 def rule_for(module: nn.Module) -> Rule | None:
-    """The rule of a layer whose forward pass is the one the rule was written for; subclasses may have changed it."""
+    """The rule of a layer, unless a subclass has another forward pass."""
     for kind in type(module).__mro__:
         if kind in RULES:
             return RULES[kind] if type(module).forward is kind.forward else None
@@ -72,7 +72,7 @@ def affine(weight: Tensor, bias: Tensor | None, x: Tensor, g: Tensor) -> Factors
         x, g = x.flatten(1, -2), g.flatten(1, -2)
     summed = Explicit(g) if single else None
     if isinstance(weight, nn.Parameter) and weight.requires_grad:
-        yield weight, Outer(x, g) if summed is None else Single(x, summed)
+        yield weight, OuterProductSum(x, g) if summed is None else OuterProduct(x, summed)
     if isinstance(bias, nn.Parameter) and bias.requires_grad:
         yield bias, summed or Explicit(g.sum(dim=1))
 
@@ -103,17 +103,19 @@ def _convolution(module: nn.Module, x: Tensor) -> Finish:
     return finish
 
 
-def _of_weight(module: Convolution, x: Tensor, g: Tensor, records: int) -> Kernels | Looks:
+def _of_weight(
+    module: Convolution, x: Tensor, g: Tensor, records: int
+) -> ConvolutionGradients | UnfoldedConvolution:
     """The gradients of the weight: formed, or what they are made of where that is much less."""
     out, looks = module.weight.shape[0], module.weight[0].numel()
     places = g.shape[2] * len(g) // records
-    large = far_larger(places, looks, out, _LARGE)
+    large = ghost_is_cheaper(places, looks, out, _LARGE)
     if large and module.groups == 1 and x.device.type != "mps":  # which has no double precision
         seen = patches(module, x, places_last=False, keep=True).transpose(1, 2)
         given = g.transpose(1, 2)
         lying = [*module.kernel_size, module.weight.shape[1], out]
         order = [len(lying) - 1, len(lying) - 2, *range(len(lying) - 2)]
-        return Looks(
+        return UnfoldedConvolution(
             seen.reshape(records, places, -1), given.reshape(records, places, -1), lying, order
         )
     kernels = _per_record_kernels(module, x, g)
@@ -128,8 +130,8 @@ def _added_up(images: Tensor, records: int) -> Tensor:
 Convolution: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
-def _per_record_kernels(module: Convolution, x: Tensor, g: Tensor) -> Kernels:
-    """The gradients of the weight and their norms, a few records at a time, while they are in the cache."""
+def _per_record_kernels(module: Convolution, x: Tensor, g: Tensor) -> ConvolutionGradients:
+    """The weight's gradients and norms, a few records at a time to stay in the cache."""
     out, into, *kernel = shape = module.weight.shape
     places_last, wide = _places_last(module, x), module.groups == 1 and out >= _WIDE
     looks = [1, *range(2, len(shape))] if places_last else [*range(2, len(shape)), 1]
@@ -146,14 +148,14 @@ def _per_record_kernels(module: Convolution, x: Tensor, g: Tensor) -> Kernels:
             seen = seen.unflatten(1, (module.groups, -1)).flatten(0, 1)
             given = g[some].reshape(len(seen), -1, g.shape[2])
             torch.bmm(given, seen.transpose(1, 2), out=mine.view(len(seen), given.shape[1], -1))
-        norms[some] = lengths(mine)
-    return Kernels(
+        norms[some] = row_norms(mine)
+    return ConvolutionGradients(
         rows, norms, [shape[dim] for dim in lying], sorted(range(len(lying)), key=lying.__getitem__)
     )
 
 
 def _places_last(module: Convolution, x: Tensor) -> bool:
-    """How to copy patches in longer runs: along a row of places, or along a row of the kernel with its channels.
+    """Whether patches are copied in longer runs along the places than along the kernel.
 
     Groups of channels lie apart only with the places last.
     """
@@ -242,7 +244,7 @@ def _embedding(module: nn.Module, x: Tensor) -> Finish:
         index = x.reshape(len(x), -1)
         if module.padding_idx is not None:
             g = g * (index != module.padding_idx).unsqueeze(-1)
-        yield module.weight, Rows(index, g, module.weight.shape)
+        yield module.weight, EmbeddingRows(index, g, module.weight.shape)
 
     return finish
 

@@ -21,7 +21,7 @@ Criterion = Callable[..., Tensor]
 
 
 class PerRecord:
-    """A criterion as one loss per record, whatever its own reduction is: never a silent factor of the batch size.
+    """A criterion as one loss per record, whatever its own reduction is.
 
     Tuples are (inputs..., target): the criterion gets the model's output and the target. For other
     batches it gets the model and the batch. A criterion that reduces is applied record by record.
@@ -67,26 +67,27 @@ class PerRecord:
         return found
 
     def _refuse_pairs(self, outputs: Any, target: Any) -> None:
-        """Refuse shapes that torch would broadcast: every record's output would meet every other's target."""
+        """Refuse shapes that torch would broadcast, which compares records with each other."""
         tensors = isinstance(outputs, Tensor) and isinstance(target, Tensor)
         if type(self._criterion) in _ELEMENTWISE and tensors and outputs.shape != target.shape:
             mine, theirs = (
                 ", ".join(["records", *map(str, x.shape[1:])]) for x in (outputs, target)
             )
             raise ValueError(
-                f"loss {type(self._criterion).__name__} needs outputs and targets of one shape, got ({mine}) and "
-                f"({theirs}), which would compare records with each other: reshape the targets, or flatten the outputs"
+                f"loss {type(self._criterion).__name__} needs outputs and targets of one shape, "
+                f"got ({mine}) and ({theirs}), which would compare records with each other: "
+                "reshape the targets, or flatten the outputs"
             )
 
     def _counted(self, found: Tensor, target: Any) -> Tensor | int:
-        """Over how many of its parts a record's mean is taken; classes that are to be ignored do not count."""
+        """Over how many parts a record's mean is taken, without ignored classes."""
         ignored = getattr(self._criterion, "ignore_index", None)
         if ignored is None or not isinstance(target, Tensor) or target.is_floating_point():
             return found.shape[1]
         return (target != ignored).flatten(1).sum(dim=1).clamp(min=1)
 
     def gradient(self, model: Callable[..., Tensor], batch: Any) -> Tensor | None:
-        """The gradient of each record's loss at the model's output, for losses that have it in closed form."""
+        """The gradient of each record's loss at the output; None without a closed form."""
         closed = _CLOSED.get(type(self._criterion))
         if closed is None or not has_target(batch):
             return None
@@ -152,8 +153,9 @@ def _one_by_one(criterion: Criterion, outputs: Any, target: Any) -> Tensor:
         has_entries(x, records) and isinstance(x, Tensor) for x in leaves
     ):
         raise ValueError(
-            "loss must return one value per record unless the model's output is tensors with an entry for each record, "
-            f"got a reduced loss and an output of type {type(outputs).__name__}: use reduction='none'"
+            "loss must return one value per record unless the model's output is tensors with an "
+            "entry for each record, got a reduced loss and an output of type "
+            f"{type(outputs).__name__}: use reduction='none'"
         )
     try:
         return torch.func.vmap(

@@ -1,8 +1,8 @@
-"""Plain chains of layers, such as logistic regression or a perceptron, differentiated without a graph.
+"""Chains of linear layers and activations, differentiated without a graph.
 
 In small models most of a step is the bookkeeping of autograd. A chain of linear layers and simple
-activations needs
-none: its backward pass is a product and a mask per layer. Only the loss is left to autograd.
+activations needs none: its backward pass is a product and a mask per layer. Only the loss is left
+to autograd.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules import module as module_hooks
 
-from verax.training.gradients.factors import Kind
+from verax.training.gradients.factors import AnyFactor
 from verax.training.gradients.layer_rules import affine
 
 Activation = tuple[
@@ -40,8 +40,8 @@ class NotAChain(Exception):  # noqa: N818  control flow
     """The loss used the model in another way than calling it once on a tensor of records."""
 
 
-def chain_of(model: nn.Module) -> list[nn.Module] | None:
-    """The layers of the model in order, if it is nothing but a chain of linear ones and activations."""
+def linear_chain(model: nn.Module) -> list[nn.Module] | None:
+    """The layers in order, if the model is a chain of linear layers and activations."""
     layers = in_order(model)
     if layers is None or not all(
         type(one) is nn.Linear or type(one) in ACTIVATIONS or _flat(one) for one in layers
@@ -51,7 +51,7 @@ def chain_of(model: nn.Module) -> list[nn.Module] | None:
 
 
 def in_order(model: nn.Module) -> list[nn.Module] | None:
-    """The layers of a model that calls one after the other and does nothing else, as far as nobody watches."""
+    """The layers of a model that calls one after the other, without hooks."""
     if module_hooks._has_any_global_hook():
         return None
     layers: list[nn.Module] = []
@@ -107,7 +107,7 @@ _APART = frozenset(
 
 
 def keeps_apart(model: nn.Module) -> bool:
-    """Whether the model cannot mix records: known layers, one after the other, each of which treats records alone.
+    """Whether the model cannot mix records: a chain of layers known to keep them apart.
 
     No experiment can tell this of a model that computes as it likes: it may begin to mix later.
 
@@ -125,8 +125,8 @@ def _flat(module: nn.Module) -> bool:
     return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
 
 
-class Pass:
-    """One pass of a batch through a chain: stands in for the model while the loss, or its gradient, is taken."""
+class ChainPass:
+    """One pass of a batch through a chain, in place of the model while the loss is taken."""
 
     def __init__(self, layers: list[nn.Module], records: int, closed: bool = False) -> None:
         self._layers, self._records, self._closed = layers, records, closed
@@ -134,7 +134,7 @@ class Pass:
         self.output: Tensor | None = None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """The model's output, as a leaf whose gradient is wanted unless that is known in closed form."""
+        """The model's output, a leaf unless the loss has its gradient in closed form."""
         if (
             self.output is not None
             or len(inputs) != 1
@@ -164,16 +164,16 @@ class Pass:
         self._values.append(value)
         return value
 
-    def factors(self, g: Tensor) -> dict[nn.Parameter, list[Kind]]:
+    def factors(self, g: Tensor) -> dict[nn.Parameter, list[AnyFactor]]:
         """From the gradient of the output to the factors of all parameters."""
-        found: dict[nn.Parameter, list[Kind]] = {}
+        found: dict[nn.Parameter, list[AnyFactor]] = {}
         for layer, x, at_output in self.backward(g):
             for parameter, factor in affine(layer.weight, layer.bias, x, at_output):
                 found.setdefault(parameter, []).append(factor)
         return found
 
     def backward(self, g: Tensor) -> Iterator[tuple[nn.Linear, Tensor, Tensor]]:
-        """Back to the first trained layer: every linear layer, its input, and the gradient of its output."""
+        """Every linear layer back to the first trained one: input and output's gradient."""
         first, last = 0, len(self._layers) - 1
         while first <= last and not any(
             p is not None and p.requires_grad for p in self._layers[first]._parameters.values()

@@ -1,4 +1,4 @@
-"""Per-record gradients of any model: by layer rules where they apply, by ``torch.func`` or record by record elsewhere.
+"""Per-example gradients of any model: by layer rules, ``torch.func``, or one by one.
 
 Which way a model goes is found out, not assumed: the first batch of every new shape is checked
 against plain autograd for two records and for all together. A layer used behind the rules' back, a
@@ -18,25 +18,36 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import verax.training.gradients.attention_rules  # noqa: F401  registers attention and recurrent layers
-from verax.training.checks.independence import Mixing, gradients_of, norm_of, refuse_mixing
+from verax.training.checks.independence import (
+    IndependenceCheck,
+    gradients_of,
+    norm_of,
+    refuse_mixing,
+)
 from verax.training.checks.trial_runs import (
     Losses,
-    nearby,
-    of_each,
-    one_each,
-    only_one,
-    repeatable,
-    rounding_of,
+    loss_per_record,
+    map_records,
+    one_hot,
+    perturbed_weights,
+    rounding_tolerance,
+    run_repeatably,
 )
 from verax.training.data.containers import has_column
 from verax.training.data.microbatch import has_entries, part
-from verax.training.gradients.factors import Explicit, Kind, counted, merged, single_precision
-from verax.training.gradients.hooks import Layers, Use, watching
+from verax.training.gradients.factors import (
+    AnyFactor,
+    Explicit,
+    merge_uses,
+    record_count,
+    single_precision,
+)
+from verax.training.gradients.hooks import LayerCall, Layers, watching
 from verax.training.gradients.layer_rules import trainable
-from verax.training.gradients.mlp import NotAChain, Pass, chain_of
+from verax.training.gradients.mlp import ChainPass, NotAChain, linear_chain
 from verax.training.performance.channels_last import ChannelsLast
 
-Found = dict[nn.Parameter, Kind]
+FoundGradients = dict[nn.Parameter, AnyFactor]
 """The per-record gradients of every trainable parameter."""
 
 _FOLDED = -1
@@ -53,7 +64,7 @@ class _NotYet(Exception):  # noqa: N818  control flow
     """A layer has a gradient, and where its records are is not known so far."""
 
 
-class Records:
+class PerExampleGradients:
     """Per-record gradients of one model under one loss.
 
     ``factors(batch)`` returns the trainable parameters' factors, from which norms and clipped sums
@@ -65,18 +76,18 @@ class Records:
         self.losses = losses
         self._dims: dict[nn.Module, int] = {}
         self._checked: set[Any] = set()
-        self._mixing = Mixing(model, losses)
+        self._mixing = IndependenceCheck(model, losses)
         self._bytes: float | None = None
-        self._knotted = False
+        self._not_a_chain = False
         self._copies = False
         self._general = False
         self._loop = False
         self.channels = ChannelsLast()
 
     def look(self) -> Layers:
-        """The model as it is now, at the beginning of a round: layers may have been frozen or replaced since."""
+        """The model's layers as they are now; to be called once a round."""
         self._mixing.begin()
-        chain = None if self._knotted else chain_of(self.model)
+        chain = None if self._not_a_chain else linear_chain(self.model)
         if chain is not None:
             return Layers.chained(chain)
         refuse_mixing(self.model)
@@ -88,12 +99,12 @@ class Records:
         return self._general
 
     @property
-    def known_apart(self) -> bool:
+    def known_independent(self) -> bool:
         """Whether no record can have a say in another's loss, whatever the weights are."""
-        return self._mixing.known_apart
+        return self._mixing.known_independent
 
-    def factors(self, batch: Any, records: int, layers: Layers | None = None) -> Found:
-        """Per-record gradients of this batch; ``layers`` if the model was looked at for it already."""
+    def factors(self, batch: Any, records: int, layers: Layers | None = None) -> FoundGradients:
+        """Per-example gradients of this batch; ``layers`` if they were looked up already."""
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self.factors(batch, records, layers)
@@ -105,7 +116,7 @@ class Records:
             found = self._by_chain(layers, batch, records)
             if found is not None:
                 return found
-            self._knotted = True
+            self._not_a_chain = True
             layers = self.look()
         if not self._general and layers.covered:
             try:
@@ -121,7 +132,7 @@ class Records:
         return self._by_func(batch, records)
 
     def fitting(self, batch: Any, records: int, layers: Layers, most: int) -> int:
-        """How many records to work on at once, at most ``most``: what they leave behind is to stay near the cache."""
+        """How many records to work on at once, so that they stay near the cache."""
         if layers.chain is not None or records <= min(_FEWEST, most):
             return min(records, most)
         if self._bytes is None:
@@ -133,7 +144,7 @@ class Records:
 
     # --- as a chain -------------------------------------------------------------------------------
 
-    def _by_chain(self, layers: Layers, batch: Any, records: int) -> Found | None:
+    def _by_chain(self, layers: Layers, batch: Any, records: int) -> FoundGradients | None:
         """Without a graph, if the loss does nothing with the model but call it once."""
         assert layers.chain is not None  # noqa: S101
         key = tuple(layers.chain), tuple(layers.trained), self.model.training
@@ -145,12 +156,12 @@ class Records:
         try:
             passed, g = self._to_output(layers.chain, batch, records)
             factors = {
-                p: kinds[0] if len(kinds) == 1 else merged(kinds)
+                p: kinds[0] if len(kinds) == 1 else merge_uses(kinds)
                 for p, kinds in passed.factors(g).items()
             }
             if not checked:
                 with torch.enable_grad():
-                    usual = one_each(self.losses(self.model, batch), records)
+                    usual = loss_per_record(self.losses(self.model, batch), records)
                 agrees = self._agrees(layers.trained, factors, usual, records)
                 if agrees is False:
                     return None
@@ -164,24 +175,26 @@ class Records:
             return None
         return factors
 
-    def _to_output(self, chain: list[nn.Module], batch: Any, records: int) -> tuple[Pass, Tensor]:
+    def _to_output(
+        self, chain: list[nn.Module], batch: Any, records: int
+    ) -> tuple[ChainPass, Tensor]:
         """Forward, and the gradient of the losses at the output: in closed form, or by autograd."""
         closed = getattr(self.losses, "gradient", None)
         if closed is not None:
-            passed = Pass(chain, records, closed=True)
+            passed = ChainPass(chain, records, closed=True)
             g = closed(passed, batch)
             if g is not None:
                 return passed, g
-        passed = Pass(chain, records)
+        passed = ChainPass(chain, records)
         with torch.enable_grad():
-            losses = one_each(self.losses(cast(nn.Module, passed), batch), records)
+            losses = loss_per_record(self.losses(cast(nn.Module, passed), batch), records)
         if passed.output is None or not losses.requires_grad:
             raise NotAChain
         return passed, torch.autograd.grad(losses, passed.output, torch.ones_like(losses))[0]
 
     # --- by rules ---------------------------------------------------------------------------------
 
-    def _laid_out(self, layers: Layers, batch: Any, records: int) -> Found | None:
+    def _laid_out(self, layers: Layers, batch: Any, records: int) -> FoundGradients | None:
         try:
             return self.channels.tried(
                 self.model, batch, lambda laid: self._by_rules(layers, laid, records)
@@ -189,7 +202,7 @@ class Records:
         except _DoesNotApply:
             return None
 
-    def _by_rules(self, layers: Layers, batch: Any, records: int) -> Found | None:
+    def _by_rules(self, layers: Layers, batch: Any, records: int) -> FoundGradients | None:
         before = torch.get_rng_state()
         uses, losses = self._watched(layers, batch, records)
         if not losses.requires_grad:
@@ -207,20 +220,22 @@ class Records:
             return self._tried(layers, batch, records)[1]
 
         # a branch that begins at zero has no gradient so far, and shows nothing
-        with nearby(self.model):
-            apply = repeatable(self.model, tried)
+        with perturbed_weights(self.model):
+            apply = run_repeatably(self.model, tried)
         torch.set_rng_state(before)  # looking changes nothing
         factors, agrees = self._tried(layers, batch, records)
         if apply and agrees:
             self._checked.add(shape)
         return None if apply is False or agrees is False else factors
 
-    def _watched(self, layers: Layers, batch: Any, records: int) -> tuple[list[Use], Tensor]:
+    def _watched(self, layers: Layers, batch: Any, records: int) -> tuple[list[LayerCall], Tensor]:
         with torch.enable_grad(), watching(layers, self._copies) as tape:
-            losses = one_each(self.losses(self.model, batch), records)
+            losses = loss_per_record(self.losses(self.model, batch), records)
         return tape.uses, losses
 
-    def _tried(self, layers: Layers, batch: Any, records: int) -> tuple[Found | None, bool | None]:
+    def _tried(
+        self, layers: Layers, batch: Any, records: int
+    ) -> tuple[FoundGradients | None, bool | None]:
         """What the rules find, and whether plain autograd agrees."""
         uses, losses = self._watched(layers, batch, records)
         try:
@@ -232,9 +247,9 @@ class Records:
             raise _DoesNotApply from error
 
     def _of_uses(
-        self, uses: Sequence[Use], losses: Tensor, records: int, new: bool = False
-    ) -> Found | None:
-        """The factors of what was watched; None if the rules do not apply, as far as they can tell."""
+        self, uses: Sequence[LayerCall], losses: Tensor, records: int, new: bool = False
+    ) -> FoundGradients | None:
+        """The factors of the watched calls; None if the rules do not apply."""
         if not uses or (new and not self._find_dims(uses, losses)):
             return None
         edges = [edge for use in uses for edge in use.edges]
@@ -246,16 +261,16 @@ class Records:
         if new and factors is not None:
             held = [x for use in uses for x in use.inputs] + [g for g in gradients if g is not None]
             numbers = sum(x.numel() for x in held) + sum(
-                factor.formed() for factor in factors.values()
+                factor.numbers_formed() for factor in factors.values()
             )
             self._bytes = 4.0 * numbers / records
         return factors
 
     def _finish(
-        self, uses: Sequence[Use], gradients: Sequence[Tensor | None], records: int
-    ) -> Found | None:
-        """All uses of every parameter as one factor; None if some use has another number of records."""
-        found: dict[nn.Parameter, list[Kind]] = {}
+        self, uses: Sequence[LayerCall], gradients: Sequence[Tensor | None], records: int
+    ) -> FoundGradients | None:
+        """All uses of each parameter as one factor; None if the numbers of records differ."""
+        found: dict[nn.Parameter, list[AnyFactor]] = {}
         at = 0
         for use in uses:
             mine = gradients[at : at + len(use.edges)]
@@ -268,13 +283,13 @@ class Records:
             if dim is None:
                 raise _NotYet
             for parameter, factor in use.finish(whole, dim if dim >= 0 else -records):
-                if counted(factor) != records:
+                if record_count(factor) != records:
                     return None
                 found.setdefault(parameter, []).append(factor)
-        return {parameter: merged(kinds) for parameter, kinds in found.items()}
+        return {parameter: merge_uses(kinds) for parameter, kinds in found.items()}
 
-    def _find_dims(self, uses: Sequence[Use], losses: Tensor) -> bool:
-        """Where each layer has its records: where the loss of one record has its gradient. False if nowhere.
+    def _find_dims(self, uses: Sequence[LayerCall], losses: Tensor) -> bool:
+        """Find each layer's record dimension, from one record's gradient; False if none.
 
         A layer in which no record that is asked has any gradient remains to be found.
         """
@@ -294,7 +309,7 @@ class Records:
                     return True
                 asked.append(found)
             record = asked[turn]
-            pick = only_one(losses, record)
+            pick = one_hot(losses, record)
             gradients = torch.autograd.grad(
                 losses, edges, pick, allow_unused=True, retain_graph=True
             )
@@ -308,16 +323,16 @@ class Records:
         return True
 
     def _agrees(
-        self, parameters: list[nn.Parameter], factors: Found, losses: Tensor, records: int
+        self, parameters: list[nn.Parameter], factors: FoundGradients, losses: Tensor, records: int
     ) -> bool | None:
-        """Whether the sum of all gradients, the first and the last are what plain autograd says; None if not finite."""
+        """Whether plain autograd agrees on the sum, the first and the last; None if not finite."""
         squares = [factor.squares() for factor in factors.values()]
         norms = (
             torch.stack(squares).sum(dim=0).sqrt()
             if squares
             else single_precision(torch.zeros_like(losses))
         )
-        for pick in (torch.ones_like(losses), only_one(losses, 0), only_one(losses, records - 1)):
+        for pick in (torch.ones_like(losses), one_hot(losses, 0), one_hot(losses, records - 1)):
             truth = gradients_of(losses, parameters, pick)
             size = norm_of(truth)
             if not math.isfinite(size):
@@ -330,7 +345,7 @@ class Records:
                 mine = torch.zeros_like(parameter, dtype=torch.float32)
                 if factor is not None:
                     factor.add(weights, mine)
-                if not (mine - exact).norm() <= rounding_of([parameter]) * (
+                if not (mine - exact).norm() <= rounding_tolerance([parameter]) * (
                     exact.norm() + 1e-3 * size + 1e-12
                 ):
                     return False
@@ -338,7 +353,7 @@ class Records:
 
     # --- without rules ----------------------------------------------------------------------------
 
-    def _by_func(self, batch: Any, records: int) -> Found:
+    def _by_func(self, batch: Any, records: int) -> FoundGradients:
         """One record at a time, vectorised by torch.func if it can be."""
         if not self._loop and not has_column(batch):
             try:
@@ -348,7 +363,7 @@ class Records:
                 self._loop = True
         return self._one_by_one(batch, records)
 
-    def _vectorised(self, batch: Any, records: int) -> Found:
+    def _vectorised(self, batch: Any, records: int) -> FoundGradients:
         whole = _Whole(self.model, self.losses)
         named = {name: p for name, p in whole.named_parameters() if p.requires_grad}
 
@@ -356,7 +371,7 @@ class Records:
             single = pytree.tree_map(
                 lambda x, dim: x if dim is None else x.unsqueeze(0), record, dims
             )
-            return one_each(torch.func.functional_call(whole, values, (single,)), 1)[0]
+            return loss_per_record(torch.func.functional_call(whole, values, (single,)), 1)[0]
 
         values = {name: p.detach() for name, p in named.items()}
         dims = pytree.tree_map(lambda x: 0 if has_entries(x, records) else None, batch)
@@ -369,13 +384,13 @@ class Records:
             )
         return {named[name]: Explicit(g.detach()) for name, g in gradients.items()}
 
-    def _one_by_one(self, batch: Any, records: int) -> Found:
+    def _one_by_one(self, batch: Any, records: int) -> FoundGradients:
         parameters = [p for p in self.model.parameters() if trainable(p)]
         rows: list[list[Tensor]] = [[] for _ in parameters]
         for i in range(records):
             single = part(batch, slice(i, i + 1), records)
             with torch.enable_grad():
-                loss = one_each(self.losses(self.model, single), 1)[0]
+                loss = loss_per_record(self.losses(self.model, single), 1)[0]
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
             for row, g, parameter in zip(rows, gradients, parameters, strict=True):
                 row.append(torch.zeros_like(parameter) if g is None else g.to_dense())
@@ -396,7 +411,7 @@ class _Whole(nn.Module):
 
 def _few(batch: Any, records: int, few: int = _FEWEST) -> Any:
     """The first records of the batch."""
-    return of_each(batch, records, lambda x: x[:few])
+    return map_records(batch, records, lambda x: x[:few])
 
 
 def _dim_of(g: Tensor, record: int, records: int) -> int | None:
@@ -410,7 +425,7 @@ def _dim_of(g: Tensor, record: int, records: int) -> int | None:
 
 
 def _alive(gradients: Sequence[Tensor | None], records: int) -> int | None:
-    """A record that seems to have a gradient in one of these, if records are in dimension 0 or 1 or folded."""
+    """A record that has a gradient in one of these, if there is one."""
     for g in gradients:
         if g is None or not bool(g.any()):
             continue

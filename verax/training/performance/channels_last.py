@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class ChannelsLast:
-    """Images with their channels last in memory, where convolutions are faster, and pooling by slices.
+    """Tries images with channels last in memory, and pooling by slices: both are faster.
 
     The values are the same; a model that takes a ``view`` of an activation may refuse their order:
     it gets its own.
