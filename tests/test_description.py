@@ -1,4 +1,4 @@
-"""A mechanism survives the trip through JSON; anything that is not exactly a description is refused."""
+"""A mechanism survives the trip through JSON; what is not exactly a description is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every registered sampler can do, in every room; a toy from outside the package can do it too."""
+"""What every registered sampler can do, in every room, a toy from outside the package too."""
 
 import json
 from collections.abc import Iterator

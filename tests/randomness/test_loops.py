@@ -107,7 +107,7 @@ def unchecked():
 
 
 class Damaged:
-    """Like the kernel, but for one thing: as a compiler would make it that reorders sums, or as an older one."""
+    """Like the kernel but for one thing: a compiler that reorders sums, or an older kernel."""
 
     def __init__(self, what):
         self._what = what

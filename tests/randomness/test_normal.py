@@ -231,7 +231,7 @@ class TestIndependence:
 
 
 class TestRelease:
-    """``add_gaussian``: the sum of real numbers, rounded to a grid that knows nothing of the data."""
+    """``add_gaussian``: the sum of real numbers, rounded to a grid independent of the data."""
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     @pytest.mark.parametrize("sigma", [1e-12, 0.7, 1.0, 1.3, 3e20])
@@ -278,7 +278,7 @@ class TestRelease:
         assert np.array_equal(*outcomes)
 
     def test_doubtful_sums_are_settled_by_further_bits(self, monkeypatch):
-        """Buffers that put each sum within a double's error of the boundary between two multiples of the step."""
+        """Each sum is within a double's error of the boundary between two multiples of the step."""
         size, step = 200, Fraction(grid(1.0))
         stream = Normals(KEY)
         stream.fill(np.empty(size), 1.0)
@@ -298,7 +298,7 @@ class TestRelease:
         assert (careless != released).sum() > size / 10
 
     def test_low_bits_of_the_sum_do_not_show(self):
-        """Sums that differ far below the grid give the same release: what is hidden there stays hidden."""
+        """Sums that differ far below the grid give the same release."""
         base = np.random.default_rng(1).normal(size=20_000)
         one = Source.insecure(10).add_gaussian(base.copy(), 1.0)
         two = Source.insecure(10).add_gaussian(base + 2.0**-45, 1.0)

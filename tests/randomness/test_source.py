@@ -163,8 +163,9 @@ rng.binomial(100, 0.5)
 read, write = os.pipe()
 if os.fork() == 0:
     said = []
-    for draw in (lambda: source.gaussian(np.empty(3), 1.0), lambda: source.add_gaussian(np.zeros(3), 1.0),
-                 lambda: source.spawn("x"), lambda: source.state(), lambda: source.generator(),
+    for draw in (lambda: source.gaussian(np.empty(3), 1.0),
+                 lambda: source.add_gaussian(np.zeros(3), 1.0), lambda: source.spawn("x"),
+                 lambda: source.state(), lambda: source.generator(),
                  lambda: rng.integers(0, 9, 99), lambda: rng.bit_generator.state):
         try:
             draw()
@@ -182,7 +183,7 @@ assert Source.insecure(1).gaussian(np.empty(3), 1.0).shape == (3,)
         subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
     def test_a_word_that_fails_in_c_is_never_zero(self, monkeypatch):
-        """C cannot be told of an exception: it goes on with other entropy and the next look at the stream raises."""
+        """C sees no exception: it gets other entropy, and the next use of the stream raises."""
         rng = Source.insecure(2).generator()
         monkeypatch.setattr(
             Keystream, "check", lambda self: (_ for _ in ()).throw(KeyboardInterrupt)

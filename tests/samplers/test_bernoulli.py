@@ -1,4 +1,4 @@
-"""Exactness of the bernoulli: gaps proved in doubles agree with exact arithmetic, and doubtful ones are decided."""
+"""Gaps proved in doubles agree with exact arithmetic, and doubtful ones are decided."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verax.samplers import bernoulli
 
 
 def exact(word: int, rate: float) -> tuple[int, int]:
-    """The least and greatest gap that U in [word, word + 1) / 2^64 can give, in rational arithmetic."""
+    """The least and greatest gap for U in [word, word + 1) / 2^64, in rational arithmetic."""
     keep, power, k = 1 - Fraction(rate), Fraction(1), 0
     least = None
     while True:  # gap k: keep^(k+1) < U <= keep^k

@@ -1,4 +1,4 @@
-"""Random participation: the law of one client's batches, saving and resuming, and what is refused."""
+"""Random participation: distribution of a client's batches, resuming, and what is refused."""
 
 from __future__ import annotations
 

@@ -6,14 +6,14 @@ from verax import BallsInBins, Poisson, RandomParticipation, Shuffle, TruncatedP
 from verax.privacy.numerics.distributions import binomial_at_least
 from verax.samplers import registry
 from verax.samplers.options import all_options, build, describe
-from verax.samplers.truncated_poisson import hardly_exceeded
+from verax.samplers.truncated_poisson import rarely_exceeded_size
 
 
 @pytest.mark.parametrize("records", [10, 1000, 60_000, 10**7, 10**9])
 @pytest.mark.parametrize("rate", [1e-6, 0.001, 0.1, 0.9])
 @pytest.mark.parametrize("rounds", [1, 10**4])
 def test_a_planned_largest_batch_is_the_smallest_that_is_hardly_exceeded(records, rate, rounds):
-    most = hardly_exceeded(records, rate, rounds)
+    most = rarely_exceeded_size(records, rate, rounds)
     assert binomial_at_least(records, rate, most + 1).upper <= 1.001e-20 / rounds
     assert (
         most == 1

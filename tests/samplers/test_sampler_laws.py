@@ -1,4 +1,4 @@
-"""The law of each sampler: the joint law of all memberships where it can be listed, statistics of large runs elsewhere.
+"""Each sampler's distribution: the joint pmf of memberships if small, else statistics of runs.
 
 Seeds are fixed, so the tests are deterministic; the p-values would fail by chance once in ten
 thousand seeds.
@@ -238,7 +238,7 @@ def matrix(sampler: Sampler, population: int, seed: int) -> np.ndarray:
 
 
 def assert_binomial(counts: np.ndarray, trials: int, chance: float) -> None:
-    """Independent counts follow Binomial(trials, chance), by a chi-square test on bins of about equal chance."""
+    """Independent counts are Binomial(trials, chance): chi-square on about equal bins."""
     parts = min(20, len(counts) // 5)
     bins = np.unique(stats.binom.ppf(np.linspace(0, 1, parts + 1)[1:-1], trials, chance))
     observed = np.bincount(np.searchsorted(bins, counts), minlength=len(bins) + 1)

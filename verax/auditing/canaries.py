@@ -20,7 +20,7 @@ from verax import checks
 from verax.auditing.sums import Floats
 from verax.privacy.guarantee import Bracket, Guarantee, shown
 from verax.privacy.numerics.distributions import binomial_at_least, binomial_law, law_error
-from verax.privacy.pairs.gaussian_mixture import UNIT
+from verax.privacy.numerics.rounding import ulps, up
 from verax.privacy.pld.composition import LOWER, UPPER
 
 # Trains once with the canaries that are in; returns a score each, higher if it seems to be in.
@@ -32,7 +32,7 @@ SHARES = (16, 8, 4, 2, 1)
 _FIRST_STEP, _LAST_STEP = 0.05, 1e-4
 _LARGEST_EPSILON = 50.0
 # Relative error of e^epsilon / (1 + e^epsilon).
-_ROUND_OFF = 8.0 * UNIT
+_ROUND_OFF = ulps(8.0)
 # Below this, binomial probabilities lose their digits.
 _UNDERFLOW = 1e-290
 
@@ -52,7 +52,7 @@ def right_guesses_at_most(
     if delta > 0.0 and right > 0:
         masses = largest_probabilities(guesses, low, high)[right - 1 :: -1]
         windows = np.cumsum(masses) / np.arange(1.0, right + 1.0)
-        enough += 2.0 * canaries * delta * float(windows.max()) * (1.0 + 2.0 * UNIT * (right + 8.0))
+        enough += 2.0 * canaries * delta * float(windows.max()) * up(1.0, ulps(2.0, of=right + 8.0))
     return min(enough, 1.0)
 
 
@@ -70,9 +70,7 @@ def largest_probabilities(trials: int, low: float, high: float) -> Floats:
     inside = (k > 0.0) & (k < trials) & (share > low - _ROUND_OFF) & (share < high + _ROUND_OFF)
     k, rest = k[inside], trials - k[inside]
     exponent = float(_stirling_above(float(trials))) - _stirling_below(k) - _stirling_below(rest)
-    most[inside] = (
-        np.sqrt(trials / (2.0 * math.pi * k * rest)) * np.exp(exponent) * (1.0 + 32.0 * UNIT)
-    )
+    most[inside] = up(np.sqrt(trials / (2.0 * math.pi * k * rest)) * np.exp(exponent), ulps(32.0))
     return np.asarray(most)
 
 

@@ -10,7 +10,7 @@ from scipy.special import betainccinv, betaincinv
 
 from verax.auditing.sums import Floats
 from verax.privacy.numerics.proportions import proportion_at_least, proportion_at_most
-from verax.privacy.pairs.gaussian_mixture import UNIT
+from verax.privacy.numerics.rounding import down, ulps
 
 # Thresholds tried on the runs that choose the attack.
 THRESHOLDS = 400
@@ -27,7 +27,7 @@ def epsilon_at_least(hits: int, false: int, trials: int, delta: float, miss: flo
     if power <= 0.0:
         return 0.0
     ratio = power / proportion_at_most(false, trials, miss / 2.0)
-    return max(math.log(ratio) * (1.0 - 8.0 * UNIT) - 8.0 * UNIT, 0.0)
+    return max(down(math.log(ratio), ulps(8.0)) - ulps(8.0), 0.0)
 
 
 def forecast_epsilon(

@@ -49,7 +49,7 @@ class SamplerAudit:
     >>> result.refuted, result.lower > 2.0 > result.claim.upper
     (True, True)
     >>> print(result.statement().splitlines()[1])
-    Refuted: the batches drawn by Shuffle(batches=50, ...) have epsilon at least 2...
+    Refuted: the batches drawn by Shuffle(batches=50, ...) have epsilon at least 2..., with 95 %...
     """
 
     lower: float

@@ -23,7 +23,7 @@ from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.figures import samplers_figure
 from verax.reporting.statement import Statement
-from verax.reporting.words import finds
+from verax.reporting.words import reach_sentence
 from verax.samplers.base import Sampler
 
 BATCHES, NOISES = 1000, (0.5, 0.7, 1.0, 2.0)
@@ -178,7 +178,7 @@ def _free(folder: Path, name: str) -> Path:
 def _state(statement: Statement, folder: Path, say: Say) -> Path:
     facts = statement.facts
     say("   " + statement.splitlines()[0])
-    say("   " + finds(facts, facts.reach[1]))
+    say("   " + reach_sentence(facts, facts.reach[1]))
     say("   Not covered: " + ", ".join(facts.uncovered) + ". The report says what each means.")
     for run in facts.runs:
         say(f"   The same from the ledger alone: verax report {run.path} --delta {DELTA:g}")

@@ -23,8 +23,7 @@ def within(
     [600]
     >>> within(plans, noise_at_most=1.0)
     Traceback (most recent call last):
-    ValueError: noise_at_most = 1.0 leaves no plan: the least is 1.415... allow that much, or
-        epsilon 1.829... there
+    ValueError: noise_at_most = 1.0 leaves no plan: the least is 1.415... epsilon 1.829... there
     """
     kept = list(plans)
     for name, limit, by in (

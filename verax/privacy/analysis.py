@@ -19,6 +19,7 @@ from verax.privacy.curves.exposure import Noiseless
 from verax.privacy.curves.low_noise import LEAST_NOISE
 from verax.privacy.curves.triangle import Best, Chain
 from verax.privacy.guarantee import Guarantee, orthogonality
+from verax.privacy.numerics.rounding import OPS_8M, up
 from verax.privacy.participation import Sure
 from verax.privacy.pld.composition import Composition
 from verax.privacy.pld.directions import join
@@ -163,7 +164,7 @@ def _composed(phases: Phases, group: Group) -> Guarantee:
     parts = [analyses[m] for m in phases.mechanisms]
     upper_by = "; ".join(dict.fromkeys(part.upper_by for part in parts))
     lower_by = "; ".join(dict.fromkeys(part.lower_by for part in parts))
-    visible = min(math.fsum(part.visible for part in parts) * (1.0 + 1e-9), 1.0)
+    visible = min(up(math.fsum(part.visible for part in parts), OPS_8M), 1.0)
     uppers: list[Curve] = [Composition(rounds) for rounds in join([part.uppers for part in parts])]
     if len(parts) == 1 and (sharper := parts[0].sharper):
         named = zip(parts[0].uppers, uppers, strict=True)
@@ -222,7 +223,7 @@ def _chained(phases: Phases, group: Group, absent: bool) -> Guarantee:
     else:
         shared, upper_by = _one_by_one(phases, group)
         curve, one = shared, analyse(phases, Group(beside=group.beside + size - 1))
-    visible = min(size * one.visible * (1.0 + 1e-9), 1.0)
+    visible = min(up(size * one.visible, OPS_8M), 1.0)
     return Guarantee(
         phases, size, [curve], one.lowers, upper_by, f"one record alone: {one.lower_by}", visible
     )

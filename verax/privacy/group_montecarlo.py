@@ -26,6 +26,7 @@ from verax.mechanism import GEOMETRIES, Batch, Individual, Mechanism, Mixed
 from verax.privacy.analysis import MAX_GROUP
 from verax.privacy.guarantee import Bracket
 from verax.privacy.numerics.distributions import binomial_law
+from verax.privacy.numerics.rounding import OPS_8000
 from verax.privacy.pairs.gaussian_mixture import Array, Mixture
 from verax.privacy.pairs.mixture_weights import distinct_groups
 from verax.samplers.poisson import Poisson
@@ -163,7 +164,7 @@ def simulate(
         return table(present_rng.standard_normal(shape) + shifts[which])
 
     present = _sums(runs, rounds, with_group) if sampling == "both" else None
-    return Simulation(absent, present, confidence, rounds * (table.error + 1e-12))
+    return Simulation(absent, present, confidence, rounds * (table.error + OPS_8000))
 
 
 def _rounds(mechanism: Mechanism, group: int, geometry: str) -> tuple[int, Mixture]:

@@ -16,6 +16,7 @@ from verax import checks
 from verax.mechanism import Mechanism, Phases
 from verax.privacy.analysis import MAX_GROUP
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, Guarantee
+from verax.privacy.numerics.rounding import OPS_8M, OPS_8000, up
 
 MOST_SIZES = 200
 """Group sizes that are priced one by one; between them the next larger one is an upper bound."""
@@ -282,7 +283,7 @@ def _most_likely(guarantee: Guarantee, probability: float) -> float:
             low, left, at_left = left, right, at_right
             right = low + _GOLDEN * (high - low)
             at_right = bound(right)
-    return min(least + 1e-12, 1.0)
+    return min(least + OPS_8000, 1.0)
 
 
 @dataclass(frozen=True)
@@ -326,7 +327,7 @@ def certified_poisoning(
     """
     top = _share("top", top)
     other = 1.0 - top if runner_up is None else _share("runner_up", runner_up)
-    if top + other > 1.0 + 1e-9:
+    if top + other > up(1.0, OPS_8M):
         raise ValueError(
             f"top and runner_up must add up to at most 1, got {top!r} and {runner_up!r}"
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from verax import checks
 from verax.privacy.curves.base import Curve, remembering
 from verax.privacy.curves.triangle import Best
+from verax.privacy.numerics.rounding import OPS_8M, up
 from verax.privacy.pld.composition import BOTH, LOWER, UPPER, Sides
 from verax.privacy.tradeoff import TradeOff, between
 
@@ -219,7 +220,7 @@ class Guarantee:
 
     def _bracket(self, bounds: _Bounds, rtol: float, rank: Callable[[Curve], float]) -> Bracket:
         lower, upper, by = self._bounds(bounds, rtol, rank)
-        if lower > upper * (1.0 + 1e-9):
+        if lower > up(upper, OPS_8M):
             raise ArithmeticError(
                 f"lower bound {lower!r} exceeds upper bound {upper!r}: please report this"
             )

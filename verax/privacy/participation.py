@@ -20,8 +20,9 @@ from scipy import special
 from verax import checks
 from verax.mechanism import Mechanism
 from verax.privacy.numerics.roots import root
+from verax.privacy.numerics.rounding import ulps
 from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array, log_interval
+from verax.privacy.pairs.gaussian_mixture import Array, log_interval
 from verax.privacy.pairs.hidden_participation import Glued
 from verax.privacy.pld.composition import BOTH, LOWER, Composition, Round, Sides
 from verax.samplers import BallsInBins, Deterministic, Poisson, RandomParticipation, Sampler
@@ -64,7 +65,7 @@ def other_records(records: int, rate: float) -> tuple[Array, Array, float]:
     chances = np.concatenate([left, [1.0], right])
     chances /= math.fsum(chances.tolist())
     # five roundings a step away from the mode
-    return number, chances, UNIT * (16.0 + 8.0 * len(number))
+    return number, chances, ulps(16.0 + 8.0 * len(number))
 
 
 @lru_cache(maxsize=64)
@@ -151,7 +152,7 @@ def leaning(
     q = np.multiply.outer(away * silent + here * used, still).ravel()
     p = np.multiply.outer(away * silent + here * (1.0 - record_rate) * used, still).ravel()
     p += here * record_rate * np.multiply.outer(moved, shifted).ravel()
-    return _merged(p, q, e2 + e3 + max(e1, e4, e5) + error + UNIT * (64.0 + len(number)))
+    return _merged(p, q, e2 + e3 + max(e1, e4, e5) + error + ulps(64.0 + len(number)))
 
 
 def _seen(ends: Array) -> tuple[Array, float]:
@@ -168,7 +169,7 @@ def _merged(p: Array, q: Array, error: float) -> Table:
     scale = math.sqrt(float(p @ loss**2) / float(p.sum())) + 1e-12
     place = np.floor(_FINE * np.arcsinh(loss / scale))
     lot = (place - place.min()).astype(np.int64)
-    many = UNIT * float(np.bincount(lot).max())
+    many = ulps(float(np.bincount(lot).max()))
     p, q = (np.bincount(lot, weights=mass).astype(np.float64) for mass in (p, q))
     return Table.of(p[q > 0.0], q[q > 0.0], error=error + many)
 

@@ -19,6 +19,7 @@ from itertools import groupby
 
 from verax import checks
 from verax.mechanism import Mechanism, Phases
+from verax.privacy.numerics.rounding import OPS_8, OPS_8000, up
 from verax.samplers import Poisson
 
 LEAST_NOISE = 216.0 / 215.0  # lemma B.3
@@ -26,7 +27,8 @@ LARGEST_ALPHA = (math.sqrt(2.0) - 1.0) ** 2  # where u_0 = 2 sqrt(a) / (1 - a) r
 LARGEST_THETA, FEWEST_RECORDS, LARGEST_EPSILON = 6.85, 10_000, 0.5  # theorem 3.1
 # and its inverse: sizes, rounds, noise and epsilon between them keep their digits in every formula
 _EXTREME = 1e50
-_SAFE = 1.0 + 1e-12  # what a right-hand side is multiplied by before a condition is said to hold
+# what a right-hand side is multiplied by before a condition is said to hold
+_SAFE = up(1.0, OPS_8000)
 _E = math.e
 
 
@@ -222,7 +224,7 @@ def epsilon_of(noise_multiplier: float, delta: float) -> float:
     0.0497
     """
     # what rounding may take
-    room = (_moderate("noise_multiplier", noise_multiplier) / _SAFE) ** 2 / 2.0 - 1.0 - 2e-15
+    room = (_moderate("noise_multiplier", noise_multiplier) / _SAFE) ** 2 / 2.0 - 1.0 - 2.0 * OPS_8
     if room <= 0.0:
         raise ValueError(
             f"noise_multiplier must exceed sqrt(2) = {math.sqrt(2.0):.11f} by 1e-11 for the closed form, "

@@ -3,7 +3,7 @@
 A curve is computed as a maximum of lines beta >= 1 - delta - e^eps alpha, one per (eps, delta) that
 holds. Any finite set of true lines is a certified lower bound on the curve, and so is whatever is
 built from such bounds by operations that only go down. Its vertices are kept for evaluation; errors
-of rounding are charged by ``_SLACK``.
+of rounding are charged by ``OPS_80``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from scipy import special
 
 from verax import checks
 from verax.privacy.curves.gaussian import gaussian_delta
+from verax.privacy.numerics.rounding import NORMAL_QUANTILES, OPS_80, ulps, up
 from verax.privacy.pairs.gaussian_mixture import Array
 
 FLOOR = 1e-3  # rates of errors below which the tightest Gaussian is not asked to fit
-_SLACK = 1e-14
 _LINES = 400  # of a curve made from a formula or a product
 
 
@@ -89,7 +89,7 @@ class TradeOff:
         beta = np.append(
             lines[:, 1] - lines[:, 0] * alpha[:-1], max(lines[-1, 1] - lines[-1, 0], 0.0)
         )
-        return TradeOff(alpha, np.clip(beta - _SLACK, 0.0, 1.0), above)
+        return TradeOff(alpha, np.clip(beta - OPS_80, 0.0, 1.0), above)
 
     @staticmethod
     def gaussian(mu: float) -> TradeOff:
@@ -111,7 +111,7 @@ class TradeOff:
         rates = np.asarray(alpha, dtype=np.float64)
         if not ((rates >= 0.0) & (rates <= 1.0)).all():
             raise ValueError(f"alpha must lie in [0, 1], got {alpha!r}")
-        values = np.maximum(np.interp(rates, self.alpha, self.beta) - _SLACK, 0.0)
+        values = np.maximum(np.interp(rates, self.alpha, self.beta) - OPS_80, 0.0)
         return float(values) if values.ndim == 0 else np.asarray(values)
 
     def beta_at(self, alpha: float) -> float:
@@ -121,14 +121,14 @@ class TradeOff:
     @property
     def advantage(self) -> float:
         """The most by which true alarms can exceed false ones (total variation), rounded up."""
-        return float(np.max(1.0 - self.alpha - self.beta)) + 2.0 * _SLACK
+        return float(np.max(1.0 - self.alpha - self.beta)) + 2.0 * OPS_80
 
     def delta(self, epsilon: float) -> float:
         """The delta at which the curve grants this epsilon, in both directions."""
         slope = math.exp(min(checks.nonnegative("epsilon", epsilon), 700.0))
         forth = float(np.max(1.0 - self.beta - slope * self.alpha))
         back = float(np.max(1.0 - self.alpha - slope * self.beta))
-        return min(max(forth, back, 0.0) + 2.0 * _SLACK, 1.0)
+        return min(max(forth, back, 0.0) + 2.0 * OPS_80, 1.0)
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon the curve grants at this delta; infinite if it grants none.
@@ -138,11 +138,11 @@ class TradeOff:
         """
         checks.probability("delta", delta)
         with np.errstate(divide="ignore", invalid="ignore"):
-            forth = np.log(1.0 - self.beta - delta + 2.0 * _SLACK) - np.log(
-                np.maximum(self.alpha - _SLACK, 0.0)
+            forth = np.log(1.0 - self.beta - delta + 2.0 * OPS_80) - np.log(
+                np.maximum(self.alpha - OPS_80, 0.0)
             )
-            back = np.log(1.0 - self.alpha - delta + 2.0 * _SLACK) - np.log(
-                np.maximum(self.beta - _SLACK, 0.0)
+            back = np.log(1.0 - self.alpha - delta + 2.0 * OPS_80) - np.log(
+                np.maximum(self.beta - OPS_80, 0.0)
             )
         return float(
             max(
@@ -171,7 +171,7 @@ class TradeOff:
         rates = np.unique(np.concatenate([points, inside.reshape(-1)]))
         beta = self(rates)
         needed = -special.ndtri(rates) - special.ndtri(np.maximum(beta, 1e-300))
-        return max(float(needed.max()), 0.0) * (1.0 + 1e-7)
+        return up(max(float(needed.max()), 0.0), NORMAL_QUANTILES)
 
     @cached_property
     def regret(self) -> float:
@@ -236,7 +236,7 @@ class TradeOff:
             even = np.exp(np.linspace(math.log(slopes[0]), math.log(slopes[-1]), _LINES))
             slopes = np.concatenate([even, slopes[:: len(slopes) // _LINES]])
         heights = np.array([float(np.min(beta + slope * alpha)) for slope in slopes.tolist()])
-        return TradeOff._from_lines(slopes, heights - len(alphas) * 2.0**-53)
+        return TradeOff._from_lines(slopes, heights - ulps(len(alphas)))
 
     def _pieces(self) -> tuple[Array, Array]:
         """alpha- and beta-mass of each linear piece, with what drops at 0 first; both add up to one."""
@@ -262,7 +262,7 @@ class TradeOff:
             slope = slope * pieces[piece]
             value = np.minimum(1.0 - self(np.minimum(value, 1.0)), 1.0)
         # 1 - f is concave, so its powers lie below their tangents
-        heights = 1.0 - value + slope * power - size * _SLACK * (1.0 + slope)
+        heights = 1.0 - value + slope * power - size * OPS_80 * (1.0 + slope)
         if (
             np.abs(self.inverse()(self.alpha) - self(self.alpha)).max() < 1e-9
         ):  # both directions alike: so are the group's
@@ -298,5 +298,5 @@ def between(
     companion = TradeOff.from_deltas(
         np.log(np.concatenate([a, corner])), np.concatenate([low, after])
     )
-    lifted = TradeOff(companion.alpha, np.minimum(companion.beta + 4.0 * _SLACK, 1.0))
+    lifted = TradeOff(companion.alpha, np.minimum(companion.beta + 4.0 * OPS_80, 1.0))
     return TradeOff.from_deltas(epsilons, uppers, above=lifted)

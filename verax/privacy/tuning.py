@@ -22,11 +22,11 @@ from verax.mechanism import Mechanism, Phases
 from verax.privacy.curves.base import Curve
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.numerics.roots import root
+from verax.privacy.numerics.rounding import OPS_8, OPS_8M, OPS_8000, down, up
 from verax.privacy.pld.composition import BOTH, Sides
 
 Floats = NDArray[np.float64]
 
-_ROUND_UP = 1.0 + 1e-9
 _LINES = 48  # epsilons at which the trade-off of one trial is touched
 # trials beyond which a draw is given up: its chance is below 1e-300 for any mean that could be run
 _MOST = 10**7
@@ -202,7 +202,7 @@ def tuned(
         [_Diluted(curve, trials.some) for curve in one.lowers],
         f"the best of a random number of trials (docs/tuning.md, theorem 1); each trial: {one.upper_by}",
         f"trials that all score the same, so that the first is released{picked}; each trial: {one.lower_by}",
-        min(trials.mean * one.visible * _ROUND_UP, 1.0),
+        min(up(trials.mean * one.visible, OPS_8M), 1.0),
         f"that the number of trials is drawn from {trials!r} and kept secret, and that only the best trial is released",
         one=one,
         trials=trials,
@@ -234,7 +234,7 @@ class _Selected:
             reach = 20.0
         slopes = np.exp(np.linspace(0.0, max(reach, 1e-3), _LINES))
         offsets = np.array([self.one.delta(float(t), rtol=0.01).upper for t in np.log(slopes)])
-        slopes = np.append(slopes * (1.0 + 1e-15), 0.0)  # p' <= 1 is one more line
+        slopes = np.append(up(slopes, OPS_8), 0.0)  # p' <= 1 is one more line
         offsets = np.append(offsets, 1.0)
         with np.errstate(divide="ignore", invalid="ignore"):  # parallel lines do not meet
             corners = (offsets[:, None] - offsets) / (slopes - slopes[:, None])
@@ -242,7 +242,7 @@ class _Selected:
         beside = (slopes[:, None] * p + offsets[:, None]).min(axis=0)
         # between corners the ratio is monotone: linear over linear, or the exponential of a linear
         # function
-        return max(0.0, float(self.trials.log_ratio(p, np.minimum(beside, 1.0)).max())) * _ROUND_UP
+        return up(max(0.0, float(self.trials.log_ratio(p, np.minimum(beside, 1.0)).max())), OPS_8M)
 
     def estimate(self, delta: float) -> float:
         """A rough epsilon."""
@@ -253,10 +253,10 @@ class _Selected:
         self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
     ) -> tuple[float, float]:
         """Nothing is known from below."""
-        share = delta / (self.trials.mean * _ROUND_UP)
+        share = delta / up(self.trials.mean, OPS_8M)
         if share >= 1.0:  # hardly ever is there a trial at all
             return 0.0, 0.0
-        return 0.0, (self.one.epsilon(share, rtol).upper + self.shift) * (1.0 + 1e-12)
+        return 0.0, up(self.one.epsilon(share, rtol).upper + self.shift, OPS_8000)
 
     def delta(
         self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
@@ -266,7 +266,7 @@ class _Selected:
         if left <= 0.0:
             return 0.0, 1.0
         return 0.0, min(
-            self.trials.mean * _ROUND_UP * self.one.delta(left * (1.0 - 1e-12), rtol).upper, 1.0
+            up(self.trials.mean, OPS_8M) * self.one.delta(down(left, OPS_8000), rtol).upper, 1.0
         )
 
 
@@ -285,7 +285,7 @@ class _Diluted:
         self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
     ) -> tuple[float, float]:
         """delta(eps) of the curve, times the chance."""
-        share = delta / (self.chance * (1.0 - 1e-12))
+        share = delta / down(self.chance, OPS_8000)
         return (
             (0.0, math.inf)
             if share >= 1.0
@@ -296,4 +296,4 @@ class _Diluted:
         self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
     ) -> tuple[float, float]:
         """delta(eps) of the curve, times the chance."""
-        return self.curve.delta(epsilon, rtol, sides, enough)[0] * self.chance * (1.0 - 1e-12), 1.0
+        return down(self.curve.delta(epsilon, rtol, sides, enough)[0] * self.chance, OPS_8000), 1.0

@@ -25,7 +25,7 @@ from verax.samplers import (
     TruncatedPoisson,
     WithoutReplacement,
 )
-from verax.samplers.truncated_poisson import hardly_exceeded
+from verax.samplers.truncated_poisson import rarely_exceeded_size
 
 RECORDS_PER_BATCH = 100
 
@@ -54,7 +54,7 @@ def samplers(
         "records", RECORDS_PER_BATCH * batches if records is None else records, minimum=batches
     )
     steps, rate, buffer = batches * epochs, 1.0 / batches, max(1, batches // 10)
-    most = hardly_exceeded(count, rate, steps)
+    most = rarely_exceeded_size(count, rate, steps)
     yield "fixed", Deterministic(batches, epochs)
     yield "shuffled" if epochs == 1 else "shuffled each epoch", Shuffle(batches, epochs)
     if epochs > 1:

@@ -1,4 +1,4 @@
-"""The facts of a privacy statement, computed once; prose, JSON and the page are written from these and nothing else."""
+"""The facts of a privacy statement; prose, JSON and page are written from these alone."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import math
 import platform
 import sys
 from dataclasses import dataclass, replace
-from functools import cached_property, singledispatch
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-
-import numpy as np
 
 import verax
 from verax import checks
@@ -20,49 +18,58 @@ from verax.privacy.renyi.filter import Budget
 from verax.privacy.tradeoff import TradeOff, between
 from verax.privacy.tuning import Tuned
 
+# Rates of false alarms at which a statement says what an attacker can find.
 FALSE_ALARMS = (0.001, 0.01, 0.05, 0.1)
-# epsilons at which delta is bracketed, for the figures and for what an attacker can tell
+# Epsilons at which delta is bracketed, for the figures and for what an attacker can find.
 _POINTS = 40
-_BELOW = 1e-3  # how far below the stated delta they go
-_LEAST_DELTA = 1e-12  # and no further than this
-_NO_REACH = 20.0  # how far they go where no epsilon is finite
-_RTOL = 0.01  # of those deltas
-_FAR = 700.0  # beyond this, e^epsilon is no double any more, and says nothing of an attacker
+# These epsilons go up to where delta is this much below the stated one, but not below the least.
+_BELOW = 1e-3
+_LEAST_DELTA = 1e-12
+# Where they end if no epsilon is finite.
+_LARGEST_EPSILON = 20.0
+# Relative width of the brackets on delta.
+_RTOL = 0.01
+# Beyond this e^epsilon is no double any more, and says nothing of an attacker.
+_OVERFLOW = 700.0
 
+# What no statement of a run covers, by name.
 UNCOVERED = {
     "tuning": "Choosing parameters or a model by looking at the same data.",
     "scores": "Scores of trials that were measured on private data and released without noise.",
-    "other-runs": "Other runs on the same data, earlier or later, also those that were thrown away; ledgers of several "
-    "runs can be stated together.",
-    "outside": "Whatever else was computed from the data: features scaled to fit them, validation scores, plots.",
-    "seeds": "Reused, revealed or guessable randomness, and copies of a saved training state, which holds it.",
+    "other-runs": "Other runs on the same data, earlier or later, also those that were thrown "
+    "away; ledgers of several runs can be stated together.",
+    "outside": "Whatever else was computed from the data: features scaled to fit them, validation "
+    "scores, plots.",
+    "seeds": "Reused, revealed or guessable randomness, and copies of a saved training state, "
+    "which holds it.",
     "larger-groups": "More than {these} of one person or household.",
     "side-channels": "What timing, memory or logs of the computer give away.",
-    "experiments": "Models and losses of one's own that let records see each other, or remember them: training looks "
-    "for that by experiment, and does not prove that there is none.",
-    "rounding": "How one record changes the rounding of the others in sums of single precision, before the noise: "
-    "well within the room that clipping leaves where it was measured, but not bounded for data made to provoke it.",
+    "experiments": "Models and losses of one's own that let records see each other, or remember "
+    "them: training looks for that by experiment, and does not prove that there is none.",
+    "rounding": "How one record changes the rounding of the others in sums of single precision, "
+    "before the noise: well within the room that clipping leaves where it was measured, but not "
+    "bounded for data made to provoke it.",
 }
-"""What no statement of a run covers, by name."""
-_USUAL = tuple(name for name in UNCOVERED if name != "scores")
+_OF_ONE_RUN = tuple(name for name in UNCOVERED if name != "scores")
+_OF_A_SEARCH = tuple(name for name in UNCOVERED if name != "tuning")
+# What a guarantee is of: a run, one trial of a search, or a budget that phases were taken from.
 RUN, SEARCH, BUDGET = "run", "search", "budget"
-FREE = "what runs is chosen on the way, so no attack is fixed"
 
 
 @dataclass(frozen=True)
 class Reach:
-    """What an attacker can reach at a rate of false alarms: the share of members found, and how sharp that bound is."""
+    """The share of members that an attacker can find at a rate of false alarms."""
 
     false_alarms: float
+    # No analysis by epsilon and delta can rule out this share. (An attack need not reach it: both
+    # directions of the relation share one curve, and an attack is about one of them.)
     least: float
-    """No analysis by epsilon and delta can rule out this share. (An attack need not reach it: both
-    directions of the relation share one curve, and an attack is about one of them.)"""
+    # No attacker finds more.
     most: float
-    """No attacker finds more."""
 
 
 @dataclass(frozen=True)
-class Point:
+class DeltaAt:
     """A bracket on delta at one epsilon."""
 
     epsilon: float
@@ -87,37 +94,32 @@ class Facts:
     epsilon: Bracket
     group: int
     relation: str
+    # "A0" sees all noisy sums; "A1" also knows in which rounds the protected records took part.
     adversary: str
-    """"A0" sees all noisy sums; "A1" is also told where the protected records fell."""
     assuming: str
+    # What the guarantee is of, if it is more than one run: words that follow the epsilon.
     by: str
-    """What the guarantee is of, if it is more than one run: words that follow the epsilon."""
+    # What runs; one of several if they were searched.
     settings: tuple[Phases, ...]
-    """What runs; one of several if they were searched."""
-    points: tuple[Point, ...]
+    points: tuple[DeltaAt, ...]
+    # What the ledgers say, if there are any.
     runs: tuple[Run, ...]
-    """What the ledgers say, if there are any."""
+    # Epsilon at the same delta, if the end of an unfinished run did not depend on the data.
     if_independent: Bracket | None
-    """Epsilon at the same delta, if neither data nor results had a say in when an unfinished run
-    ended.
-    """
+    # Whether the randomness was secret, as far as is known.
     private: bool
-    """Whether the randomness was secret, as far as is known."""
+    # Names in ``UNCOVERED``.
     uncovered: tuple[str, ...]
-    """Names in ``UNCOVERED``."""
     software: tuple[tuple[str, str], ...]
     kind: str = RUN
-    """What the guarantee is of: a run, one trial of a search, or a budget that phases were taken
-    from as one went.
-    """
+    # Whom of several observers it is about, in words, if there are several.
     context: str = ""
-    """Whom of several observers it is about, in words, if there are several."""
+    # What else a reviewer should know about the number, a sentence each.
     notes: tuple[str, ...] = ()
-    """What else a reviewer should know about the number, a sentence each."""
+    # How many records there are, if that is public and no ledger says it.
     records: int | None = None
-    """How many records there are, if that is public and no ledger says it."""
+    # What is protected: a record, or a client with all its records.
     unit: str = "record"
-    """What a group has so many of: a record, or a client with all its records."""
 
     @classmethod
     def of(
@@ -137,28 +139,42 @@ class Facts:
         its ledger agree.
         """
         guarantee = replace(guarantee)
-        scope, epsilon = _scope(guarantee), guarantee.epsilon(delta)
-        return cls(
+        epsilon = guarantee.epsilon(delta)
+        smaller = None
+        if independent is not None:
+            smaller = at_most(independent.epsilon(delta), epsilon)
+        facts = cls(
             delta=float(delta),
             epsilon=epsilon,
             group=guarantee.group,
             relation=guarantee.mechanism.relation,
             adversary="A1" if "adversary A1" in guarantee.assuming else "A0",
             assuming=guarantee.assuming,
-            by=scope.by,
-            settings=scope.settings,
-            points=_points(guarantee, delta),
+            by="",
+            settings=(guarantee.mechanism,),
+            points=_deltas(guarantee, delta),
             runs=tuple(runs),
-            if_independent=None
-            if independent is None
-            else at_most(independent.epsilon(delta), epsilon),
+            if_independent=smaller,
             private=private and not any(run.insecure_seed for run in runs),
-            uncovered=scope.uncovered,
+            uncovered=_OF_ONE_RUN,
             software=software(),
-            kind=scope.kind,
             context=context,
             records=records,
             unit=guarantee.unit,
+        )
+        return facts._of_search(guarantee) if isinstance(guarantee, Tuned) else facts
+
+    def _of_search(self, guarantee: Tuned) -> Facts:
+        """The facts of one trial of a search, whose guarantee covers the search."""
+        settings = (
+            Phases((one,)) if isinstance(one, Mechanism) else one for one in guarantee.settings
+        )
+        return replace(
+            self,
+            by="by the released trial and the search for it",
+            settings=tuple(settings),
+            uncovered=_OF_A_SEARCH,
+            kind=SEARCH,
         )
 
     @classmethod
@@ -171,22 +187,23 @@ class Facts:
         unit: str = "record",
     ) -> Facts:
         """The facts of a budget: what was fixed beforehand for whatever is spent from it."""
+        no_attack = "what runs is chosen on the way, so no attack is fixed"
+        theorem = "a Rényi filter (docs/budget.md, theorem 1)"
         return cls(
             delta=budget.delta,
-            epsilon=Bracket(
-                0.0, budget.epsilon, "proved", FREE, "a Rényi filter (docs/budget.md, theorem 1)"
-            ),
+            epsilon=Bracket(0.0, budget.epsilon, "proved", no_attack, theorem),
             group=budget.group,
             relation=budget.relation,
             adversary="A0",
             assuming="",
-            by="by everything spent from this budget, however phases were chosen from earlier outputs",
+            by="by everything spent from this budget, however phases were chosen from earlier "
+            "outputs",
             settings=(Phases(budget.phases),) if budget.phases else (),
-            points=_one_pair(budget.epsilon, budget.delta),
+            points=_deltas_of_pair(budget.epsilon, budget.delta),
             runs=(),
             if_independent=None,
             private=private,
-            uncovered=_USUAL,
+            uncovered=_OF_ONE_RUN,
             software=software(),
             kind=BUDGET,
             notes=notes,
@@ -200,10 +217,13 @@ class Facts:
 
     @cached_property
     def curve(self) -> TradeOff:
-        """The trade-off curve that the points imply, certified from below, with its companion from above."""
-        useful = [point for point in self.points if point.epsilon <= _FAR]
-        columns = zip(*((point.epsilon, point.lower, point.upper) for point in useful), strict=True)
-        return between(*map(list, columns))
+        """The trade-off curve that the points imply, certified from below and from above."""
+        finite = [point for point in self.points if point.epsilon <= _OVERFLOW]
+        return between(
+            [point.epsilon for point in finite],
+            [point.lower for point in finite],
+            [point.upper for point in finite],
+        )
 
     @cached_property
     def reach(self) -> tuple[Reach, ...]:
@@ -217,52 +237,22 @@ class Facts:
     @property
     def advantage(self) -> Bracket:
         """The most by which true alarms can exceed false ones: delta at epsilon 0."""
-        first = self.points[0]
-        return Bracket(
-            first.lower, first.upper, "proved", self.epsilon.lower_by, self.epsilon.upper_by
-        )
+        first, by = self.points[0], self.epsilon
+        return Bracket(first.lower, first.upper, "proved", by.lower_by, by.upper_by)
 
 
-@dataclass(frozen=True)
-class Scope:
-    """What a guarantee is of, and what it leaves out."""
-
-    by: str
-    settings: tuple[Phases, ...]
-    uncovered: tuple[str, ...]
-    kind: str = RUN
-
-
-@singledispatch
-def _scope(guarantee: Guarantee) -> Scope:
-    return Scope("", (guarantee.mechanism,), _USUAL)
-
-
-@_scope.register
-def _searched(guarantee: Tuned) -> Scope:
-    settings = (Phases((one,)) if isinstance(one, Mechanism) else one for one in guarantee.settings)
-    return Scope(
-        "by the released trial and the search for it",
-        tuple(settings),
-        tuple(name for name in UNCOVERED if name != "tuning"),
-        SEARCH,
-    )
-
-
-def _points(guarantee: Guarantee, delta: float) -> tuple[Point, ...]:
+def _deltas(guarantee: Guarantee, delta: float) -> tuple[DeltaAt, ...]:
     """Brackets on delta at even epsilons, from 0 to where delta is far below the stated one."""
     guarantee = guarantee.remembering()
     smallest = max(min(delta * _BELOW, 1e-8), min(_LEAST_DELTA, delta * _BELOW))
     top = guarantee.epsilon(smallest, rtol=0.1).upper
-    top = max(top, 1e-3) if np.isfinite(top) else _NO_REACH
-    brackets = [
-        (top * i / _POINTS, guarantee.delta(top * i / _POINTS, rtol=_RTOL))
-        for i in range(_POINTS + 1)
-    ]
-    return tuple(Point(epsilon, bracket.lower, bracket.upper) for epsilon, bracket in brackets)
+    top = max(top, 1e-3) if math.isfinite(top) else _LARGEST_EPSILON
+    epsilons = [top * i / _POINTS for i in range(_POINTS + 1)]
+    brackets = [guarantee.delta(epsilon, rtol=_RTOL) for epsilon in epsilons]
+    return tuple(DeltaAt(e, b.lower, b.upper) for e, b in zip(epsilons, brackets, strict=True))
 
 
-def _one_pair(epsilon: float, delta: float) -> tuple[Point, ...]:
+def _deltas_of_pair(epsilon: float, delta: float) -> tuple[DeltaAt, ...]:
     """What (epsilon, delta) in both directions implies for other epsilons.
 
     Miss and false alarm rates satisfy beta >= 1 - delta - e^epsilon alpha and the same with the two
@@ -274,12 +264,12 @@ def _one_pair(epsilon: float, delta: float) -> tuple[Point, ...]:
     for i in range(_POINTS + 1):
         at = 1.25 * epsilon * i / _POINTS
         rest = (1.0 - delta) * max(-math.expm1(at - epsilon), 0.0) / (1.0 + math.exp(-epsilon))
-        found.append(Point(at, 0.0, min((delta + rest) * (1.0 + 1e-12), 1.0)))
+        found.append(DeltaAt(at, 0.0, min((delta + rest) * (1.0 + 1e-12), 1.0)))
     return tuple(found)
 
 
 def software() -> tuple[tuple[str, str], ...]:
-    """Names and versions of what is loaded and counts: verax, Python, the numerics, torch and the noise's cipher."""
+    """Names and versions of the loaded software that the numbers depend on."""
     found = [("verax", verax.__version__), ("python", platform.python_version())]
     for name in ("numpy", "scipy", "torch", "cryptography"):
         if name in sys.modules:

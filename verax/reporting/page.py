@@ -1,4 +1,8 @@
-"""A privacy statement as one HTML file: no outside assets, for screens of any size, light and dark, and for paper."""
+"""A privacy statement as one HTML file: no outside assets, for screens, light and dark, and paper.
+
+The page is ``statement.html``, a :class:`string.Template`: statements need nothing but numpy and
+scipy, so no template engine is asked for. All text that fills it goes through :func:`_escape`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from html import escape
+from pathlib import Path
+from string import Template
 from typing import Any
 
 from verax.ledger.run import Run
@@ -15,223 +21,139 @@ from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting import svg, words
 from verax.reporting.facts import BUDGET, SEARCH, Facts
 
+_HERE = Path(__file__).parent
+_WARNING = '<p class="warning" role="note">{}</p>'
+_PARAGRAPH = "<p>{}</p>"
+_FACT = '<tr><th scope="row">{}</th><td>{}</td></tr>'
+_NUMBERS = "<tr>" + 3 * '<td class="number">{}</td>' + "</tr>"
+_TABLE = "<table><caption>{}</caption>{}</table>"
+# A number that a line could end in, such as 12, 0.01, 1e-05 or 2.9 %: all but a single digit.
 _BREAKABLE = re.compile(
     r"(?<![\w.])(?:\d[\d.,]*\d(?:e[-+]?\d+)?(?: %)?|\d(?:e[-+]?\d+(?: %)?| %))(?!\w)"
 )
-"""A number that a line could end in, such as 12, 0.01, 1e-05 or 2.9 %: anything but a single digit.
-"""
-_STYLE = """
-:root{color-scheme:light dark;--ink:#1c1f23;--paper:#fff;--soft:#586069;--rule:#d4d9df;--box:#f3f6f9;
---upper:#0b5a94;--lower:#8a4a00;--known:#d98a2b59;--open:#5b9bd540;--out:#8080801a;--warn:#a1121f;--warnbox:#fdecee}
-@media (prefers-color-scheme:dark){:root{--ink:#e7eaee;--paper:#15181c;--soft:#a3adb8;--rule:#3a424b;--box:#1f242a;
---upper:#7cc0f4;--lower:#f0b267;--known:#d98a2b66;--open:#5b9bd54d;--out:#b0b0b014;--warn:#ff9aa4;--warnbox:#3b1a1e}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);font:1rem/1.55 system-ui,sans-serif;overflow-wrap:anywhere}
-main{max-width:46rem;margin:0 auto;padding:1.5rem 1rem 4rem}
-h1{font-size:1.7rem;line-height:1.2;margin:0 0 1rem}
-h2{font-size:1.2rem;margin:2.2rem 0 .6rem;border-bottom:1px solid var(--rule);padding-bottom:.25rem}
-p{margin:.5rem 0}
-.headline{background:var(--box);border-left:.3rem solid var(--upper);padding:.8rem 1rem;font-size:1.15rem}
-.warning{background:var(--warnbox);border-left:.3rem solid var(--warn);padding:.8rem 1rem;font-weight:600}
-table{border-collapse:collapse;width:100%;margin:.6rem 0}
-caption{text-align:left;color:var(--soft);padding-bottom:.3rem}
-th,td{text-align:left;vertical-align:top;padding:.35rem .6rem .35rem 0;border-bottom:1px solid var(--rule)}
-th[scope=row]{width:32%;min-width:7rem;font-weight:600}
-td.number{font-variant-numeric:tabular-nums;overflow-wrap:normal}
-.whole{white-space:nowrap}
-figure{margin:1rem 0}
-figcaption{color:var(--soft);font-size:.92rem}
-svg{width:100%;height:auto;display:block}
-svg text{fill:var(--ink);font:13px system-ui,sans-serif}
-svg .note{font-weight:600;paint-order:stroke;stroke:var(--paper);stroke-width:4px;stroke-linejoin:round}
-svg .grid{stroke:var(--rule);stroke-width:.7}
-svg .axis{fill:none;stroke:var(--soft);stroke-width:1}
-svg .upper{fill:none;stroke:var(--upper);stroke-width:2.2}
-svg .lower{fill:none;stroke:var(--lower);stroke-width:1.6;stroke-dasharray:6 4}
-svg .blind{fill:none;stroke:var(--soft);stroke-width:1;stroke-dasharray:2 4}
-svg .mark{fill:var(--upper);stroke:var(--paper);stroke-width:1.5}
-svg .out{fill:var(--out)}svg .open{fill:var(--open)}svg .known{fill:var(--known)}
-code{font:.9em ui-monospace,monospace}
-.sign td{height:3rem}
-@media (max-width:34rem){svg text{font-size:17px}th[scope=row]{width:38%;min-width:0}}
-@media print{:root{--ink:#000;--paper:#fff;--soft:#333;--rule:#999;--box:#fff;--upper:#0b5a94;--lower:#8a4a00;
---known:#d98a2b59;--open:#5b9bd540;--out:#8080801a;--warn:#a1121f;--warnbox:#fff}
-@page{margin:16mm 18mm}html{font-size:10pt}body{line-height:1.4}main{max-width:none;padding:0}
-h1{margin-bottom:.6rem}h2{margin-top:1.4rem}h2,h2+p,caption,li:first-child{break-after:avoid}
-p,li{orphans:3;widows:3}th,td{padding-top:.2rem;padding-bottom:.2rem}
-figure,table,tr,.headline,.warning,.signed{break-inside:avoid}
-figure{display:flex;gap:1rem;align-items:center;margin:.6rem 0}svg{flex:none;width:10cm}
-*{print-color-adjust:exact}}
-"""
+_Rows = Iterable[Sequence[str]]
 
 
 def html(facts: Facts, json: str) -> str:
     """The page; ``json`` is kept in it for machines."""
-    body = [
-        "<h1>Privacy statement</h1>",
-        *(f'<p class="warning" role="note">{_text(text)}</p>' for text in words.warnings(facts)),
-        f'<p class="headline">{_text(words.headline(facts))}</p>',
-        *([f"<p>{_text(facts.context)}</p>"] if facts.context else []),
-        *_protected(facts),
-        *_attacker(facts),
-        *_evidence(facts),
-        *_what_ran(facts),
-        "<h2>What is not covered</h2>",
-        _list(words.uncovered(facts)),
-        *_signature(facts),
-    ]
-    safe = json.replace("<", "\\u003c")  # no tag, and so no end of the script, inside it
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>Privacy statement</title>\n'
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n" + "\n".join(body) + "\n</main>\n"
-        f'<script type="application/json" id="statement">\n{safe}</script>\n</body>\n</html>\n'
-    )
+    warnings = [(text,) for text in words.warnings(facts)]
+    notes = (words.independent_stop_sentence(facts), *facts.notes)
+    reach = words.reach_sentence(facts, facts.reach[1])
+    texts = {
+        "headline": words.headline(facts),
+        "attacker": f"{reach} {words.advantage_sentence(facts)}",
+        "what_ran": "What ran" if facts.runs else "What runs",
+        "recorded": _recorded(facts),
+        "software": words.software(facts),
+    }
+    blocks = {
+        "style": (_HERE / "statement.css").read_text(encoding="utf-8"),
+        "warnings": _fill(_WARNING, warnings),
+        "repeated_warnings": _fill(_PARAGRAPH, warnings),
+        "context": _fill(_PARAGRAPH, [(facts.context,)] if facts.context else []),
+        "terms": _facts_table("The terms of the guarantee", _terms(facts)),
+        "reach_figure": svg.reach_figure(facts),
+        "reach_rows": _fill(_NUMBERS, _reach_rows(facts)),
+        "evidence": _facts_table("Epsilon lies between two proved bounds", _evidence(facts)),
+        "notes": _fill(_PARAGRAPH, ((text,) for text in notes if text)),
+        "delta_figure": svg.delta_figure(facts),
+        "mechanisms": "\n".join(_mechanisms(facts)),
+        "not_covered": _fill("<li>{}</li>", ((text,) for text in words.not_covered(facts))),
+        "json": json.replace("<", "\\u003c"),  # no tag, and so no end of the script, inside it
+    }
+    template = Template((_HERE / "statement.html").read_text(encoding="utf-8"))
+    return template.substitute({name: _escape(text) for name, text in texts.items()} | blocks)
 
 
-def _protected(facts: Facts) -> list[str]:
-    rows = [
-        ("Protected", words.who(facts).capitalize()),
-        ("Relation", f"{facts.relation}. {words.neighbours(facts)}"),
-        ("Against", words.against(facts)),
-    ]
+def _terms(facts: Facts) -> _Rows:
+    yield "Protected", words.protected(facts).capitalize()
+    yield "Relation", f"{facts.relation}. {words.neighbours(facts)}"
+    yield "Against", words.adversary(facts)
     if facts.assuming:
-        rows.append(("Assuming", f"{facts.assuming[0].upper()}{facts.assuming[1:]}."))
-    return [
-        "<h2>Who is protected, and against whom</h2>",
-        _facts_table("The terms of the guarantee", rows),
-    ]
+        yield "Assuming", f"{facts.assuming[0].upper()}{facts.assuming[1:]}."
 
 
-def _attacker(facts: Facts) -> list[str]:
-    header = ("False alarms", "Found, at most", "At least this much cannot be ruled out")
-    rows = [
-        (
-            f"{100.0 * reach.false_alarms:g} %",
-            words.percent(reach.most, UPPER),
-            words.percent(reach.least, LOWER),
-        )
-        for reach in facts.reach
-    ]
-    return [
-        "<h2>What an attacker can tell</h2>",
-        f"<p>{_text(words.finds(facts, facts.reach[1]))} {_text(words.guesses(facts))}</p>",
-        f"<figure>{svg.reach(facts)}<figcaption>Above the solid line: out of reach of every attacker, proved. Below "
-        "the dashed line: no analysis by epsilon and delta can rule it out. Between the two nothing is known. Dotted: "
-        "guessing blindly.</figcaption></figure>",
-        _table(
-            "Members found at rates of false alarms; guessing blindly finds as many as there are false alarms",
-            header,
-            rows,
-        ),
-    ]
+def _reach_rows(facts: Facts) -> _Rows:
+    for reach in facts.reach:
+        most, least = words.percent(reach.most, UPPER), words.percent(reach.least, LOWER)
+        yield f"{100.0 * reach.false_alarms:g} %", most, least
 
 
-def _evidence(facts: Facts) -> list[str]:
+def _evidence(facts: Facts) -> _Rows:
     bracket = facts.epsilon
-    rows = [
-        ("Epsilon, at most", words.most(facts)),
-        ("because", bracket.upper_by),
-        ("Epsilon, at least", shown(bracket.lower, LOWER)),
-        ("because", bracket.lower_by),
-        ("Delta", f"{facts.delta!r}. {words.small(facts)}"),
-        ("Evidence", bracket.evidence),
-        ("relying on", " and ".join(words.RELIES_ON)),
-    ]
-    tighter = words.independently(facts)
-    return [
-        "<h2>Epsilon, delta and the evidence</h2>",
-        _facts_table("Epsilon lies between two proved bounds", rows),
-        *(f"<p>{_text(text)}</p>" for text in (tighter, *facts.notes) if text),
-        f"<figure>{svg.spent(facts)}<figcaption>Solid: upper bound. Dashed: lower bound; no analysis can go below it."
-        "</figcaption></figure>",
-    ]
+    yield "Epsilon, at most", words.upper_bound(facts)
+    yield "because", bracket.upper_by
+    yield "Epsilon, at least", shown(bracket.lower, LOWER)
+    yield "because", bracket.lower_by
+    yield "Delta", f"{facts.delta!r}. {words.delta_sentence(facts)}"
+    yield "Evidence", bracket.evidence
+    yield "relying on", " and ".join(words.RELIES_ON)
 
 
-def _what_ran(facts: Facts) -> list[str]:
-    recorded = (
-        "Every release was written to a ledger before it happened; this is what the ledgers say."
-        if facts.runs
-        else "These phases were taken from the budget, each before it ran."
-        if facts.kind == BUDGET
-        else "As described; no ledger was given that would show what ran."
-    )
-    parts = ["<h2>What ran</h2>" if facts.runs else "<h2>What runs</h2>", f"<p>{recorded}</p>"]
+def _recorded(facts: Facts) -> str:
+    if facts.runs:
+        return (
+            "Every release was written to a ledger before it happened; this is what the ledgers "
+            "say."
+        )
+    if facts.kind == BUDGET:
+        return "These phases were taken from the budget, each before it ran."
+    return "As described; no ledger was given that would show what ran."
+
+
+def _mechanisms(facts: Facts) -> Iterable[str]:
     for run in facts.runs:
-        parts.append(_facts_table(f"Ledger {run.name}", _ledger_rows(run)))
-        parts += [_phase_table(phase) for phase in run.mechanism.mechanisms]
+        yield _facts_table(f"Ledger {run.name}", _ledger_rows(run))
+        yield from map(_mechanism_table, run.mechanism.mechanisms)
     if not facts.runs:
-        parts += ["<p>A trial is one of these.</p>"] if facts.kind == SEARCH else []
-        parts += [_phase_table(phase) for setting in facts.settings for phase in setting.mechanisms]
-    return parts
+        if facts.kind == SEARCH:
+            yield "<p>A trial is one of these.</p>"
+        for setting in facts.settings:
+            yield from map(_mechanism_table, setting.mechanisms)
 
 
-def _ledger_rows(run: Run) -> list[tuple[str, str]]:
-    first, *_ = run.account().splitlines()
-    rows = [
-        ("Rounds", f"{run.released} released of {run.declared} declared"),
-        ("In words", first.removeprefix(f"{run.name}: ").capitalize()),
-        ("Run", run.id),
-        ("Begun", f"{run.time}, with verax {run.verax}"),
-        ("Hash of the last line", run.head),
-    ]
+def _ledger_rows(run: Run) -> _Rows:
+    account = run.account().splitlines()[0]
+    yield "Rounds", f"{run.released} released of {run.declared} declared"
+    yield "In words", account.removeprefix(f"{run.name}: ").capitalize()
+    yield "Run", run.id
+    yield "Begun", f"{run.time}, with verax {run.verax}"
+    yield "Hash of the last line", run.head
     if run.ended and run.ended.reason:
-        rows.append(("Stopped", run.ended.reason))
+        yield "Stopped", run.ended.reason
     if run.insecure_seed:
-        rows.append(("Randomness", "from a seed that somebody chose: NOT private"))
-    return rows
+        yield "Randomness", "from a seed that somebody chose: NOT private"
 
 
-def _phase_table(phase: Mechanism) -> str:
+def _mechanism_table(phase: Mechanism) -> str:
     rows = [
-        ("Batches drawn by", f"{type(phase.sampler).__name__}: {_fields(phase.sampler)}"),
+        ("Batches drawn by", _name_and_fields(phase.sampler)),
         ("Rounds", str(len(phase.sampler))),
         ("Noise multiplier", f"{phase.noise_multiplier:.10g}"),
-        ("Clipping", f"{type(phase.clipping).__name__}: {_fields(phase.clipping)}"),
+        ("Clipping", _name_and_fields(phase.clipping)),
         ("As code", repr(phase)),
     ]
     return _facts_table("The mechanism", rows)
 
 
-def _fields(value: Any) -> str:
-    return ", ".join(f"{field.name} {getattr(value, field.name)}" for field in fields(value))
+def _name_and_fields(value: Any) -> str:
+    named = ", ".join(f"{field.name} {getattr(value, field.name)}" for field in fields(value))
+    return f"{type(value).__name__}: {named}"
 
 
-def _signature(facts: Facts) -> list[str]:
-    """Where to sign, next to what is signed: on paper the two are on one page."""
-    software = ", ".join(f"{name} {number}" for name, number in facts.software)
-    blanks = ("Name and role", "Date", "Signature")
-    rows = "".join(f'<tr><th scope="row">{what}</th><td></td></tr>' for what in blanks)
-    return [
-        f'<section class="signed"><h2>Software</h2><p>Stated by {_text(software)}.</p>',
-        f"<h2>Reviewed by</h2><p>What is stated: {_text(words.headline(facts))}</p>",
-        *(f"<p>{_text(text)}</p>" for text in words.warnings(facts)),
-        f'<table class="sign"><caption>To be filled in on paper</caption>{rows}</table></section>',
-    ]
+def _facts_table(caption: str, rows: _Rows) -> str:
+    return _TABLE.format(_escape(caption), _fill(_FACT, rows))
 
 
-def _text(said: str) -> str:
-    """Text of the page, in which no line ends within a number.
+def _fill(element: str, rows: _Rows) -> str:
+    """An element for each row, with the escaped texts of the row in its places."""
+    return "".join(element.format(*map(_escape, row)) for row in rows)
 
-    >>> _text("delta 1e-05 & 2.92 %")
+
+def _escape(text: str) -> str:
+    """Escaped text in which no line ends within a number.
+
+    >>> _escape("delta 1e-05 & 2.92 %")
     'delta <span class="whole">1e-05</span> &amp; <span class="whole">2.92 %</span>'
     """
-    return _BREAKABLE.sub(r'<span class="whole">\g<0></span>', escape(said))
-
-
-def _facts_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
-    cells = "".join(
-        f'<tr><th scope="row">{_text(name)}</th><td>{_text(text)}</td></tr>' for name, text in rows
-    )
-    return f"<table><caption>{_text(caption)}</caption>{cells}</table>"
-
-
-def _table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col">{_text(text)}</th>' for text in header)
-    cells = ("".join(f'<td class="number">{_text(text)}</td>' for text in row) for row in rows)
-    body = "".join(f"<tr>{row}</tr>" for row in cells)
-    return f"<table><caption>{_text(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _list(items: Iterable[str]) -> str:
-    return "<ul>" + "".join(f"<li>{_text(text)}</li>" for text in items) + "</ul>"
+    return _BREAKABLE.sub(r'<span class="whole">\g<0></span>', escape(text))

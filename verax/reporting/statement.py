@@ -1,4 +1,4 @@
-"""What a reviewer signs: a statement of privacy as prose, as JSON and as a page that needs nothing else."""
+"""A privacy statement for a reviewer to sign: as prose, as JSON and as a page in one file."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from verax.ledger.run import Run
-from verax.mechanism import Mechanism, Phases
+from verax.mechanism import Phases
 from verax.privacy.guarantee import Bracket, Guarantee
 from verax.privacy.renyi.filter import Budget
 from verax.reporting import page, words
 from verax.reporting.facts import Facts
 
+# Version of the JSON (docs/statement.schema.json); a change of meaning gets a new number.
 SCHEMA = 1
-"""Version of the JSON; docs/statement.schema.json describes it. A change of meaning gets a new
-number.
-"""
-
+# What the name of a saved statement may end in; without any it is prose.
 SUFFIXES = (".html", ".htm", ".json", ".txt", ".md")
-"""What the name of a saved statement may end in; without any it is prose."""
 
 
 def savable(path: str | os.PathLike[str]) -> Path:
@@ -40,23 +37,20 @@ def savable(path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if target.suffix.lower() not in ("", *SUFFIXES):
         raise ValueError(
-            f"path must end in {', '.join(SUFFIXES)} or nothing, got {str(target)!r}: a browser prints an "
-            ".html page as whatever else is needed"
+            f"path must end in {', '.join(SUFFIXES)} or nothing, got {str(target)!r}: "
+            "a browser prints an .html page as whatever else is needed"
         )
     return target
 
 
 class Statement(str):
-    """A statement of privacy. It is its own prose, a ``str``, and carries the facts that the prose was written from.
+    """A statement of privacy: a ``str`` of prose that carries the facts it was written from.
 
     >>> from verax import Mechanism, Poisson
-    >>> statement = (
-    ...     Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0)
-    ...     .guarantee()
-    ...     .statement(delta=1e-5)
-    ... )
+    >>> run = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0)
+    >>> statement = run.guarantee().statement(delta=1e-5)
     >>> print(statement.splitlines()[7])
-    In words: An attacker with 1 % false alarms finds at most 2.92 % of members. Asked at even odds ...
+    In words: An attacker with 1 % false alarms finds at most 2.92 % of members. Asked ...
     >>> statement.content()["epsilon"]["evidence"]
     'proved'
     >>> statement.html().startswith("<!doctype html>")
@@ -151,7 +145,7 @@ class Statement(str):
         return page.html(self._facts, self.to_json())
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Save it: as a page if the name ends in ``.html``, as JSON if in ``.json``, otherwise as prose."""
+        """Save a page, JSON or prose, as the name says (``.html``, ``.json``, other)."""
         target = savable(path)
         kinds = {".html": self.html, ".htm": self.html, ".json": self.to_json}
         text = kinds.get(target.suffix.lower(), lambda: f"{self}\n")()
@@ -165,80 +159,65 @@ class Statement(str):
 
 
 def _content(facts: Facts) -> dict[str, Any]:
-    advantage = facts.advantage
+    reach = [asdict(one) | {"words": words.reach_sentence(facts, one)} for one in facts.reach]
+    advantage = {"lower": facts.advantage.lower, "upper": facts.advantage.upper}
+    uncovered = zip(facts.uncovered, words.not_covered(facts), strict=True)
     return {
         "verax_statement": SCHEMA,
-        "protected": {"unit": facts.unit, "group": facts.group, "words": words.who(facts)},
+        "protected": {"unit": facts.unit, "group": facts.group, "words": words.protected(facts)},
         "relation": {"name": facts.relation, "words": words.neighbours(facts)},
-        "adversary": {"name": facts.adversary, "words": words.against(facts)},
+        "adversary": {"name": facts.adversary, "words": words.adversary(facts)},
         "assuming": facts.assuming,
         "relies_on": list(words.RELIES_ON),
         "delta": facts.delta,
         "epsilon": _bracket(facts.epsilon),
         "if_stopping_is_independent": facts.if_independent and _bracket(facts.if_independent),
         "attacker": {
-            "reach": [
-                asdict(reach) | {"words": words.finds(facts, reach)} for reach in facts.reach
-            ],
-            "advantage": {
-                "lower": advantage.lower,
-                "upper": advantage.upper,
-                "words": words.guesses(facts),
-            },
+            "reach": reach,
+            "advantage": advantage | {"words": words.advantage_sentence(facts)},
         },
         "curve": [asdict(point) for point in facts.points],
         "what_runs": {
             "recorded": bool(facts.runs),
             "kind": facts.kind,
             "by": facts.by,
-            "settings": [_setting(setting) for setting in facts.settings],
+            "settings": [_phases(setting) for setting in facts.settings],
         },
         "runs": [_run(run) for run in facts.runs],
         "context": facts.context,
         "notes": list(facts.notes),
         "private": facts.private,
         "warnings": words.warnings(facts),
-        "not_covered": [
-            {"name": name, "words": said}
-            for name, said in zip(facts.uncovered, words.uncovered(facts), strict=True)
-        ],
+        "not_covered": [{"name": name, "words": sentence} for name, sentence in uncovered],
         "software": dict(facts.software),
     }
 
 
 def _bracket(bracket: Bracket) -> dict[str, Any]:
-    return {
-        "lower": _number(bracket.lower),
-        "upper": _number(bracket.upper),
+    """A bracket for JSON, which has no infinity."""
+    sides = {"lower": bracket.lower, "upper": bracket.upper}
+    return {name: "inf" if math.isinf(value) else value for name, value in sides.items()} | {
         "evidence": bracket.evidence,
         "lower_by": bracket.lower_by,
         "upper_by": bracket.upper_by,
     }
 
 
-def _number(value: float) -> float | str:
-    """JSON has no infinity."""
-    return "inf" if math.isinf(value) else value
+def _phases(setting: Phases) -> list[dict[str, Any]]:
+    return [
+        {
+            "sampler": _kind_and_fields(phase.sampler),
+            "rounds": len(phase.sampler),
+            "noise_multiplier": float(phase.noise_multiplier),
+            "clipping": _kind_and_fields(phase.clipping),
+        }
+        for phase in setting.mechanisms
+    ]
 
 
-def _setting(setting: Phases) -> list[dict[str, Any]]:
-    return [_phase(phase) for phase in setting.mechanisms]
-
-
-def _phase(phase: Mechanism) -> dict[str, Any]:
-    return {
-        "sampler": _part(phase.sampler),
-        "rounds": len(phase.sampler),
-        "noise_multiplier": float(phase.noise_multiplier),
-        "clipping": _part(phase.clipping),
-    }
-
-
-def _part(value: Any) -> dict[str, Any]:
-    """A sampler or a clipping: its name and its fields, which are numbers and truth values."""
-    return {"kind": type(value).__name__} | {
-        field.name: getattr(value, field.name) for field in fields(value)
-    }
+def _kind_and_fields(value: Any) -> dict[str, Any]:
+    named = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {"kind": type(value).__name__} | named
 
 
 def _run(run: Run) -> dict[str, Any]:
@@ -256,5 +235,5 @@ def _run(run: Run) -> dict[str, Any]:
         "ended": ended and {"how": ended.kind, "reason": ended.reason, "private": ended.private},
         "population": run.population,
         "insecure_seed": run.insecure_seed,
-        "phases": _setting(run.mechanism),
+        "phases": _phases(run.mechanism),
     }

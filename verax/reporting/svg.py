@@ -1,12 +1,12 @@
-"""The two figures of a statement as SVG, drawn by hand: they need no plotting library and follow the page's colours."""
+"""The two figures of a statement as SVG: no plotting library, and the colours of the page."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
+from xml.etree import ElementTree
 
 from verax.privacy.guarantee import shown
 from verax.privacy.pld.composition import LOWER, UPPER
@@ -14,26 +14,28 @@ from verax.reporting import words
 from verax.reporting.facts import Facts
 
 _Points = Sequence[tuple[float, float]]
+_Ticks = Sequence[tuple[float, str]]
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 560, 400, 66, 24, 14, 52
-_MARKED = 1  # of the rates of false alarms, the one shown as a dot
+# The smallest delta that an axis may begin at.
 _SMALLEST = 1e-300
-_PIECES = 4  # straight lines that a chord is drawn by, on a logarithmic scale
+# Straight lines that replace one chord on a logarithmic scale.
+_PIECES = 4
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Where values lie on a side of the figure, and which of them are written there."""
+    """One side of a figure: the values and pixels at its ends, its ticks and its title."""
 
     first: float
     last: float
     start: float
     end: float
-    ticks: tuple[tuple[float, str], ...]
+    ticks: _Ticks
     title: str
     logarithmic: bool = False
 
     def __call__(self, value: float) -> float:
-        """The place of a value; values outside are moved to the end."""
+        """The pixel of a value; values outside the axis are moved to its end."""
         inside = min(max(value, self.first), self.last)
         if self.logarithmic:
             share = math.log(inside / self.first) / math.log(self.last / self.first)
@@ -42,141 +44,139 @@ class Axis:
         return self.start + share * (self.end - self.start)
 
 
-def across(first: float, last: float, ticks: Sequence[tuple[float, str]], title: str) -> Axis:
-    """An axis from left to right."""
-    return Axis(first, last, _LEFT, _WIDTH - _RIGHT, tuple(ticks), title)
+def horizontal_axis(last: float, ticks: _Ticks, title: str) -> Axis:
+    """An axis from 0 at the left to ``last`` at the right."""
+    return Axis(0.0, last, _LEFT, _WIDTH - _RIGHT, ticks, title)
 
 
-def upwards(
-    first: float,
-    last: float,
-    ticks: Sequence[tuple[float, str]],
-    title: str,
-    logarithmic: bool = False,
-) -> Axis:
-    """An axis from the bottom to the top."""
-    return Axis(first, last, _HEIGHT - _BOTTOM, _TOP, tuple(ticks), title, logarithmic)
+def vertical_axis(first: float, ticks: _Ticks, title: str, logarithmic: bool = False) -> Axis:
+    """An axis from ``first`` at the bottom to 1 at the top."""
+    return Axis(first, 1.0, _HEIGHT - _BOTTOM, _TOP, ticks, title, logarithmic)
 
 
-def path(x: Axis, y: Axis, points: _Points) -> str:
-    """The places of points, as a polygon's or a line's attribute."""
-    return " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points)
+class Figure:
+    """An SVG element with two axes; what is drawn first lies below.
 
+    ``description`` is read out to those who do not see the figure.
+    """
 
-def area(kind: str, x: Axis, y: Axis, points: _Points) -> str:
-    """A filled polygon."""
-    return f'<polygon class="{kind}" points="{path(x, y, points)}"/>'
-
-
-def line(kind: str, x: Axis, y: Axis, points: _Points) -> str:
-    """A line through points."""
-    return f'<polyline class="{kind}" points="{path(x, y, points)}"/>'
-
-
-def dot(x: Axis, y: Axis, at: tuple[float, float]) -> str:
-    """A marked point."""
-    return f'<circle class="mark" cx="{x(at[0]):.1f}" cy="{y(at[1]):.1f}" r="4.5"/>'
-
-
-def note(x: Axis, height: float, text: str) -> str:
-    """Words at the right end of a figure, where both curves leave room: below rising ones, above falling ones."""
-    return f'<text class="note" text-anchor="end" x="{x.end - 8:.1f}" y="{height:.1f}">{escape(text)}</text>'
-
-
-def figure(name: str, title: str, told: str, x: Axis, y: Axis, drawn: Sequence[str]) -> str:
-    """A whole figure: a title and a description for those who do not see it, axes, and what is drawn."""
-    parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="{name}-title {name}-told" '
-        'xmlns="http://www.w3.org/2000/svg">',
-        f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-told">{escape(told)}</desc>',
-    ]
-    for value, text in x.ticks:
-        parts.append(
-            f'<line class="grid" x1="{x(value):.1f}" x2="{x(value):.1f}" y1="{y.start}" y2="{y.end}"/>'
+    def __init__(self, name: str, title: str, description: str, x: Axis, y: Axis) -> None:
+        self._x, self._y = x, y
+        self._root = ElementTree.Element(
+            "svg",
+            {
+                "viewBox": f"0 0 {_WIDTH} {_HEIGHT}",
+                "role": "img",
+                "aria-labelledby": f"{name}-title {name}-told",
+                "xmlns": "http://www.w3.org/2000/svg",
+            },
         )
-        parts.append(
-            f'<text text-anchor="middle" x="{x(value):.1f}" y="{y.start + 19}">{escape(text)}</text>'
+        self._add("title", title, id=f"{name}-title")
+        self._add("desc", description, id=f"{name}-told")
+        for value, label in x.ticks:
+            place = f"{x(value):.1f}"
+            self._add("line", x1=place, x2=place, y1=y.start, y2=y.end, **{"class": "grid"})
+            self._label(label, "middle", x=place, y=y.start + 19)
+        for value, label in y.ticks:
+            place = f"{y(value):.1f}"
+            self._add("line", x1=x.start, x2=x.end, y1=place, y2=place, **{"class": "grid"})
+            self._label(label, "end", x=x.start - 8, y=f"{y(value) + 4.5:.1f}")
+
+    def _add(self, tag: str, text: str = "", **attributes: object) -> None:
+        element = ElementTree.SubElement(
+            self._root, tag, {name: str(value) for name, value in attributes.items()}
         )
-    for value, text in y.ticks:
-        parts.append(
-            f'<line class="grid" x1="{x.start}" x2="{x.end}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
-        )
-        parts.append(
-            f'<text text-anchor="end" x="{x.start - 8}" y="{y(value) + 4.5:.1f}">{escape(text)}</text>'
-        )
-    parts += drawn
-    parts += [
-        f'<polyline class="axis" points="{x.start},{y.end} {x.start},{y.start} {x.end},{y.start}"/>',
-        f'<text text-anchor="middle" x="{(x.start + x.end) / 2:.0f}" y="{_HEIGHT - 10}">{escape(x.title)}</text>',
-        f'<text text-anchor="middle" transform="translate(16 {(y.start + y.end) / 2:.0f}) rotate(-90)">'
-        f"{escape(y.title)}</text>",
-        "</svg>",
-    ]
-    return "".join(parts)
+        element.text = text or None
+
+    def _label(self, text: str, anchor: str, **attributes: object) -> None:
+        self._add("text", text, **{"text-anchor": anchor}, **attributes)
+
+    def _path(self, tag: str, kind: str, points: _Points) -> None:
+        places = " ".join(f"{self._x(a):.1f},{self._y(b):.1f}" for a, b in points)
+        self._add(tag, points=places, **{"class": kind})
+
+    def area(self, kind: str, points: _Points) -> None:
+        """Draw a filled polygon."""
+        self._path("polygon", kind, points)
+
+    def line(self, kind: str, points: _Points) -> None:
+        """Draw a line through points."""
+        self._path("polyline", kind, points)
+
+    def dot(self, x: float, y: float) -> None:
+        """Mark a point."""
+        places = {"cx": f"{self._x(x):.1f}", "cy": f"{self._y(y):.1f}"}
+        self._add("circle", r="4.5", **places, **{"class": "mark"})
+
+    def note(self, height: float, text: str) -> None:
+        """Write at the right end, where both curves leave room."""
+        places = {"x": f"{self._x.end - 8:.1f}", "y": f"{height:.1f}"}
+        self._label(text, "end", **places, **{"class": "note"})
+
+    def svg(self) -> str:
+        """The element with the lines and the titles of its axes."""
+        x, y = self._x, self._y
+        corners = f"{x.start},{y.end} {x.start},{y.start} {x.end},{y.start}"
+        self._add("polyline", points=corners, **{"class": "axis"})
+        self._label(x.title, "middle", x=f"{(x.start + x.end) / 2:.0f}", y=_HEIGHT - 10)
+        turn = f"translate(16 {(y.start + y.end) / 2:.0f}) rotate(-90)"
+        self._label(y.title, "middle", transform=turn)
+        return ElementTree.tostring(self._root, encoding="unicode")
 
 
-def reach(facts: Facts) -> str:
-    """What an attacker can reach: the share of members found against false alarms, and what is out of reach."""
+def reach_figure(facts: Facts) -> str:
+    """The share of members that an attacker can find, against false alarms."""
     share = [(value / 100.0, f"{value} %") for value in (0, 20, 40, 60, 80, 100)]
-    x, y = across(0.0, 1.0, share, "false alarms"), upwards(0.0, 1.0, share, "members found")
+    y = vertical_axis(0.0, share, "members found")
+    told = " ".join(words.reach_sentence(facts, one) for one in facts.reach)
+    x = horizontal_axis(1.0, share, "false alarms")
+    figure = Figure("reach", "What an attacker can reach", told, x, y)
     curve = facts.curve
-    most = [
-        (0.0, 0.0),
-        *((float(a), 1.0 - float(b)) for a, b in zip(curve.alpha, curve.beta, strict=True)),
-        (1.0, 1.0),
-    ]
+    corners = zip(curve.alpha.tolist(), curve.beta.tolist(), strict=True)
+    most = [(0.0, 0.0), *((a, 1.0 - b) for a, b in corners), (1.0, 1.0)]
     above = curve.above or curve
-    least = [
-        (float(a), max(1.0 - float(b), float(a)))
-        for a, b in zip(above.alpha, above.beta, strict=True)
-    ]
-    marked = facts.reach[_MARKED]
-    text = (
-        f"{100 * marked.false_alarms:g} % false alarms: at most {words.percent(marked.most, UPPER)}"
-    )
-    told = " ".join(words.finds(facts, one) for one in facts.reach)
-    drawn = [
-        area("out", x, y, [*most, (0.0, 1.0)]),
-        area("open", x, y, [*most, *reversed(least)]),
-        area("known", x, y, [*least, (1.0, 1.0), (0.0, 0.0)]),
-        line("blind", x, y, [(0.0, 0.0), (1.0, 1.0)]),
-        line("lower", x, y, least),
-        line("upper", x, y, most),
-        dot(x, y, (marked.false_alarms, marked.most)),
-        note(x, y.start - 12, text),
-    ]
-    return figure("reach", "What an attacker can reach", told, x, y, drawn)
+    corners = zip(above.alpha.tolist(), above.beta.tolist(), strict=True)
+    least = [(a, max(1.0 - b, a)) for a, b in corners]
+    figure.area("out", [*most, (0.0, 1.0)])
+    figure.area("open", [*most, *reversed(least)])
+    figure.area("known", [*least, (1.0, 1.0), (0.0, 0.0)])
+    figure.line("blind", [(0.0, 0.0), (1.0, 1.0)])
+    figure.line("lower", least)
+    figure.line("upper", most)
+    marked = facts.reach[1]
+    figure.dot(marked.false_alarms, marked.most)
+    percent = words.percent(marked.most, UPPER)
+    figure.note(y.start - 12, f"{100 * marked.false_alarms:g} % false alarms: at most {percent}")
+    return figure.svg()
 
 
-def spent(facts: Facts) -> str:
-    """Delta against epsilon, as a band between what is proved on both sides, with what is stated marked."""
-    top = facts.points[-1].epsilon
-    reached = max(min(point.upper for point in facts.points), facts.delta * 1e-3)
-    powers = range(math.floor(math.log10(max(min(reached, facts.delta / 10.0), _SMALLEST))), 1)
+def delta_figure(facts: Facts) -> str:
+    """Delta against epsilon as a proved band, with the stated epsilon marked."""
+    top, delta, bracket = facts.points[-1].epsilon, facts.delta, facts.epsilon
+    reached = max(min(point.upper for point in facts.points), delta * 1e-3)
+    powers = range(math.floor(math.log10(max(min(reached, delta / 10.0), _SMALLEST))), 1)
     every = max(1, -(-len(powers) // 8))
-    ticks = [
-        (10.0**power, f"1e{power}" if power else "1") for power in powers if power % every == 0
-    ]
-    x = across(0.0, top, [(value, f"{value:g}") for value in _round_steps(top)], "epsilon")
-    y = upwards(10.0 ** powers[0], 1.0, ticks, "delta", logarithmic=True)
+    written = [power for power in powers if power % every == 0]
+    ticks = [(10.0**power, f"1e{power}" if power else "1") for power in written]
+    y = vertical_axis(10.0 ** powers[0], ticks, "delta", logarithmic=True)
+    x = horizontal_axis(top, [(value, f"{value:g}") for value in _round_steps(top)], "epsilon")
+    least, most = shown(bracket.lower, LOWER), words.upper_bound(facts)
+    told = f"At delta {delta!r} epsilon lies between {least} and {most}."
+    figure = Figure("spent", "Epsilon and delta", f"{told} The less delta, the more epsilon.", x, y)
     upper = chords([(point.epsilon, point.upper) for point in facts.points])
     lower = steps([(point.epsilon, point.lower) for point in facts.points])
-    bracket = facts.epsilon
-    least, most = shown(bracket.lower, LOWER), words.most(facts)
-    told = f"At delta {facts.delta!r} epsilon lies between {least} and {most}. The less delta, the more epsilon."
-    drawn = [
-        area("out", x, y, [*upper, (top, 1.0), (0.0, 1.0)]),
-        area("open", x, y, [*upper, *reversed(lower)]),
-        line("lower", x, y, lower),
-        line("upper", x, y, upper),
-        *([dot(x, y, (bracket.upper, facts.delta))] if bracket.upper <= top else []),
-        note(x, y.end + 20, f"epsilon {least} to {most} at delta {facts.delta!r}"),
-    ]
-    return figure("spent", "Epsilon and delta", told, x, y, drawn)
+    figure.area("out", [*upper, (top, 1.0), (0.0, 1.0)])
+    figure.area("open", [*upper, *reversed(lower)])
+    figure.line("lower", lower)
+    figure.line("upper", upper)
+    if bracket.upper <= top:
+        figure.dot(bracket.upper, delta)
+    figure.note(y.end + 20, f"epsilon {least} to {most} at delta {delta!r}")
+    return figure.svg()
 
 
 def chords(points: _Points) -> list[tuple[float, float]]:
-    """Epsilons and upper bounds on delta, with enough between them that straight lines are proved on any scale.
+    """Upper bounds on delta between points, as straight lines that are proved on any scale.
 
     Delta is convex in e^epsilon, the supremum of P(S) - e^epsilon Q(S) over events S: it lies below
     its chords.
@@ -186,24 +186,18 @@ def chords(points: _Points) -> list[tuple[float, float]]:
     """
     found = [points[0]]
     for (first, high), (last, low) in pairwise(points):
-        for i in range(1, _PIECES + 1):
-            share = i / _PIECES
-            bend = (
-                math.expm1(share * (last - first)) / math.expm1(last - first)
-                if 0.0 < last - first < 700.0
-                else 0.0
-            )
-            found.append(
-                (
-                    first + share * (last - first),
-                    high + (low - high) * (bend if i < _PIECES else 1.0),
-                )
-            )
+        width = last - first
+        for share in (i / _PIECES for i in range(1, _PIECES)):
+            # e^epsilon is no double beyond 700; the larger end is a bound, too
+            inside = 0.0 < width < 700.0
+            bend = math.expm1(share * width) / math.expm1(width) if inside else 0.0
+            found.append((first + share * width, high + (low - high) * bend))
+        found.append((last, high + (low - high)))
     return found
 
 
 def steps(points: _Points) -> list[tuple[float, float]]:
-    """Epsilons and lower bounds on delta, which falls: between two points it is at least the lower bound of the right.
+    """Lower bounds on delta between points: delta falls, so the right point's bound holds.
 
     >>> steps([(0.0, 1.0), (1.0, 0.5)])
     [(0.0, 1.0), (0.0, 0.5), (1.0, 0.5)]

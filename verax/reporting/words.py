@@ -9,27 +9,26 @@ from verax.privacy.guarantee import shown
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.facts import BUDGET, RUN, SEARCH, UNCOVERED, Facts, Reach
 
+_ALIKE = "Two data sets are neighbours if they are alike but for {these}, "
+_PUBLIC = "; how many {unit}s there are is public."
 _NEIGHBOURS = {
-    "add-remove": "Two data sets are neighbours if they are alike but for {these}, which only one of them has.",
-    "zero-out": "Two data sets are neighbours if they are alike but for {these}, which in one of them count for "
-    "nothing; how many {unit}s there are is public.",
-    "replace": "Two data sets are neighbours if they are alike but for {these}, in whose place one of them has others; "
-    "how many {unit}s there are is public.",
+    "add-remove": _ALIKE + "which only one of them has.",
+    "zero-out": _ALIKE + "which in one of them count for nothing" + _PUBLIC,
+    "replace": _ALIKE + "in whose place one of them has others" + _PUBLIC,
 }
 _AGAINST = {
-    "A0": "Whoever sees every noisy sum of the run, and so every model on the way, and knows all other {unit}s and how "
-    "the run was set up; but neither who was drawn into which batch nor the noise.",
-    "A1": "Whoever sees every noisy sum of the run, and so every model on the way, knows all other {unit}s and how the "
-    "run was set up, and is told in which rounds and clip-groups the protected {unit}s were; but not the noise.",
+    "A0": "Whoever sees every noisy sum of the run, and so every model on the way, and knows all "
+    "other {unit}s and how the run was set up; but neither who was drawn into which batch nor the "
+    "noise.",
+    "A1": "Whoever sees every noisy sum of the run, and so every model on the way, knows all other "
+    "{unit}s and how the run was set up, and is told in which rounds and clip-groups the protected "
+    "{unit}s were; but not the noise.",
 }
-
-
+# What every number takes for granted.
 RELIES_ON = (
     "the arithmetic of IEEE 754 doubles",
     "the measured accuracy of special functions (docs/proofs.md, section 6)",
 )
-"""What every number takes for granted."""
-
 _WHAT = {RUN: "What runs", SEARCH: "What one trial runs", BUDGET: "What was spent"}
 
 
@@ -43,121 +42,104 @@ def percent(share: float, side: int) -> str:
     return f"{value:g} %" if value in (0.0, 100.0) else f"{shown(value, side, 3)} %"
 
 
-def some(facts: Facts) -> str:
-    """As many units as are protected together.
+def protected_units(facts: Facts) -> str:
+    """How many units are protected together.
 
     >>> from verax import Mechanism, Poisson
-    >>> some(
-    ...     Facts.of(
-    ...         Mechanism(Poisson(rate=0.01, steps=10), noise_multiplier=1.0).guarantee(group=8),
-    ...         delta=1e-5,
-    ...     )
-    ... )
+    >>> run = Mechanism(Poisson(rate=0.01, steps=10), noise_multiplier=1.0)
+    >>> protected_units(Facts.of(run.guarantee(group=8), delta=1e-5))
     '8 records'
     """
     return f"1 {facts.unit}" if facts.group == 1 else f"{facts.group} {facts.unit}s"
 
 
-def _whole(facts: Facts) -> str:
-    """What belongs to a unit, if it has parts."""
+def _with_records(facts: Facts) -> str:
+    """What belongs to a client; nothing for a record."""
     if facts.unit == "record":
         return ""
     return " with all its records" if facts.group == 1 else " with all their records"
 
 
-def who(facts: Facts) -> str:
+def protected(facts: Facts) -> str:
     """Who is protected."""
-    return f"any {some(facts)}{' together' * (facts.group > 1)}{_whole(facts)}"
+    together = " together" * (facts.group > 1)
+    return f"any {protected_units(facts)}{together}{_with_records(facts)}"
 
 
 def headline(facts: Facts) -> str:
     """The one sentence."""
-    subject = f"Any {some(facts)}{_whole(facts)} {'is' if facts.group == 1 else 'are'}"
+    verb = "is" if facts.group == 1 else "are"
     by = f" {facts.by}" if facts.by else ""
     return (
-        f"{subject} protected with epsilon at most {most(facts)} at delta {facts.delta!r}{by} "
-        f"(relation: {facts.relation})."
+        f"Any {protected_units(facts)}{_with_records(facts)} {verb} protected with epsilon at most "
+        f"{upper_bound(facts)} at delta {facts.delta!r}{by} (relation: {facts.relation})."
     )
 
 
-def most(facts: Facts) -> str:
+def upper_bound(facts: Facts) -> str:
     """The upper bound on epsilon: a budget as it was chosen, anything else rounded up."""
     return repr(facts.epsilon.upper) if facts.kind == BUDGET else shown(facts.epsilon.upper, UPPER)
 
 
 def neighbours(facts: Facts) -> str:
     """What the relation means."""
-    these = f"{'up to ' * (facts.group > 1)}{some(facts)}{_whole(facts)}"
+    these = f"{'up to ' * (facts.group > 1)}{protected_units(facts)}{_with_records(facts)}"
     return _NEIGHBOURS[facts.relation].format(these=these, unit=facts.unit)
 
 
-def against(facts: Facts) -> str:
+def adversary(facts: Facts) -> str:
     """Whom the protection is against."""
     return _AGAINST[facts.adversary].format(unit=facts.unit)
 
 
-def finds(facts: Facts, reach: Reach) -> str:
-    """What one rate of false alarms buys, as a sentence."""
-    alarms, most = f"{100.0 * reach.false_alarms:g} %", percent(reach.most, UPPER)
+def reach_sentence(facts: Facts, reach: Reach) -> str:
+    """What an attacker can find at one rate of false alarms."""
+    attacker = f"An attacker with {100.0 * reach.false_alarms:g} % false alarms"
+    most = percent(reach.most, UPPER)
     if facts.relation == "replace":
         members = f"the {facts.unit}{'s' * (facts.group > 1)}"
-        return f"An attacker with {alarms} false alarms recognises {members}, where used, in at most {most} of cases."
+        return f"{attacker} recognises {members}, where used, in at most {most} of cases."
     members = "members" if facts.group == 1 else "groups that were in the data"
-    return f"An attacker with {alarms} false alarms finds at most {most} of {members}."
+    return f"{attacker} finds at most {most} of {members}."
 
 
-def guesses(facts: Facts) -> str:
+def advantage_sentence(facts: Facts) -> str:
     """What the advantage means for a guess at even odds."""
-    most = facts.advantage.upper
     return (
-        f"Asked at even odds which of two neighbouring data sets was used, no attacker is right more often than in "
-        f"{percent(0.5 + 0.5 * most, UPPER)} of cases; a coin is right in 50 %."
+        "Asked at even odds which of two neighbouring data sets was used, no attacker is right "
+        f"more often than in {percent(0.5 + 0.5 * facts.advantage.upper, UPPER)} of cases; "
+        "a coin is right in 50 %."
     )
 
 
-def runs(facts: Facts) -> str:
-    """What runs, as the code that describes it."""
-    return (
-        " or ".join(
-            "; then ".join(repr(phase) for phase in setting.mechanisms)
-            for setting in facts.settings
-        )
-        or "nothing yet"
-    )
-
-
-def small(facts: Facts) -> str:
+def delta_sentence(facts: Facts) -> str:
     """What the delta leaves open, whatever the epsilon."""
-    each = (
-        "each record as it is"
-        if facts.unit == "record"
-        else "all records of each client as they are"
-    )
+    one = facts.unit == "record"
+    each = "each record as it is" if one else "all records of each client as they are"
     return (
-        f"A method that publishes {each} with probability {facts.delta!r} has this delta, too: it suits "
-        f"data of far fewer than {1.0 / facts.delta:,.0f} {facts.unit}s."
+        f"A method that publishes {each} with probability {facts.delta!r} has this delta, too: "
+        f"it suits data of far fewer than {1.0 / facts.delta:,.0f} {facts.unit}s."
     )
 
 
-def uncovered(facts: Facts) -> list[str]:
+def not_covered(facts: Facts) -> list[str]:
     """What is not covered, a sentence each."""
-    return [UNCOVERED[name].format(these=some(facts)) for name in facts.uncovered]
+    return [UNCOVERED[name].format(these=protected_units(facts)) for name in facts.uncovered]
 
 
 def warnings(facts: Facts) -> list[str]:
     """What takes the guarantee away, or its meaning."""
     found = [] if facts.private else [NOT_PRIVATE]
     found += [
-        f"{run.name}: that it stopped where it did shows something of the data, without noise. This is not covered."
+        f"{run.name}: that it stopped where it did shows something of the data, without noise. "
+        "This is not covered."
         for run in facts.runs
         if run.ended and run.ended.private
     ]
-    known = [(f"{run.name}: delta", run.population) for run in facts.runs] or [
-        ("Delta", facts.records)
-    ]
+    sizes = [(f"{run.name}: delta", run.population) for run in facts.runs]
     found += [
         f"{delta} {facts.delta!r} is too large for {records:,} {facts.unit}s."
-        for delta, records in known
+        for delta, records in sizes or [("Delta", facts.records)]
         if records and records * facts.delta >= 1.0
     ]
     if math.isinf(facts.epsilon.upper):
@@ -165,8 +147,8 @@ def warnings(facts: Facts) -> list[str]:
     return found
 
 
-def independently(facts: Facts) -> str:
-    """The smaller number of a run that broke off for reasons of its own, or nothing."""
+def independent_stop_sentence(facts: Facts) -> str:
+    """The smaller epsilon if a run's end did not depend on the data; empty if there is none."""
     if facts.if_independent is None:
         return ""
     return (
@@ -175,26 +157,33 @@ def independently(facts: Facts) -> str:
     )
 
 
+def software(facts: Facts) -> str:
+    """Names and versions of the software."""
+    return ", ".join(f"{name} {number}" for name, number in facts.software)
+
+
 def prose(facts: Facts) -> str:
     """The whole statement, a line for each thing said."""
     bracket = facts.epsilon
     assuming = f" Assuming {facts.assuming}." if facts.assuming else ""
-    what = _WHAT[facts.kind] if not facts.runs else "What ran, by its ledger"
+    what = "What ran, by its ledger" if facts.runs else _WHAT[facts.kind]
+    settings = ("; then ".join(map(repr, one.mechanisms)) for one in facts.settings)
     lines = [
         *warnings(facts),
         facts.context,
         headline(facts) + assuming,
         f"No analysis can show less than {shown(bracket.lower, LOWER)}: {bracket.lower_by}.",
         f"Upper bound: {bracket.upper_by}.",
-        f"Evidence: {bracket.evidence}, relying on {' and '.join(RELIES_ON)}. {what}: {runs(facts)}.",
+        f"Evidence: {bracket.evidence}, relying on {' and '.join(RELIES_ON)}. "
+        f"{what}: {' or '.join(settings) or 'nothing yet'}.",
         *facts.notes,
         *(run.account() for run in facts.runs),
-        independently(facts),
-        f"Delta: {small(facts)}",
+        independent_stop_sentence(facts),
+        f"Delta: {delta_sentence(facts)}",
         f"Neighbours: {neighbours(facts)}",
-        f"Against: {against(facts)}",
-        f"In words: {finds(facts, facts.reach[1])} {guesses(facts)}",
-        "Not covered: " + " ".join(uncovered(facts)),
-        "Stated by: " + ", ".join(f"{name} {number}" for name, number in facts.software) + ".",
+        f"Against: {adversary(facts)}",
+        f"In words: {reach_sentence(facts, facts.reach[1])} {advantage_sentence(facts)}",
+        "Not covered: " + " ".join(not_covered(facts)),
+        f"Stated by: {software(facts)}.",
     ]
     return "\n".join(line for line in lines if line)

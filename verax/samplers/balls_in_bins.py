@@ -19,18 +19,18 @@ from verax.samplers.stream import Batches, Stage
 @register("balls-in-bins", "balls in bins")
 @dataclass(frozen=True)
 class BallsInBins(Sampler):
-    """Each record picks one of ``bins`` batches uniformly, independently of the others, afresh each epoch.
+    """Each epoch, every record picks one of ``bins`` batches, independently and uniformly.
 
-    Formal guarantee of the iterator: * in each epoch every record is in exactly one batch: batches
-        of an epoch are disjoint, nothing is dropped; * the ``epochs * population`` choices are
-        independent and exactly uniform (whole-number draws by rejection); * sizes of an epoch are
-        Multinomial(population; 1/bins, ...): they vary and may be zero; an empty batch is a
-          round like any other;
+    Formal guarantee of the iterator:
+        * in each epoch every record is in exactly one batch;
+        * the ``epochs * population`` choices are independent and exactly uniform (whole-number
+          draws by rejection);
+        * batch sizes of an epoch are Multinomial(population; 1/bins, ...): they vary and may be
+          zero; an empty batch is a round like any other;
         * a batch lists its records in increasing order.
 
     Args:
-        bins: number of batches in an epoch; more than there are records is allowed, some are then
-            empty.
+        bins: number of batches in an epoch; may exceed the number of records.
         epochs: number of times through the data.
 
     >>> import numpy as np
@@ -63,12 +63,10 @@ class BallsInBins(Sampler):
         return checks.count("population", population) / self.bins
 
     def title(self) -> str:
-        """The name alone."""
         return "balls in bins"
 
     @classmethod
     def planned(cls, records: int, batch: int, epochs: int) -> Self:
-        """As many bins as batches of this size hold all records."""
         return cls(batches_per_epoch(records, batch), epochs)
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:

@@ -1,8 +1,8 @@
-"""What every sampler is: a frozen dataclass that draws its own batches, with the traits other rooms ask for.
+"""The base of all samplers: a frozen dataclass that draws its own batches.
 
 Public facts (rates, numbers of rounds) are fields; secrets (the data's size where it is one, the
 random generator) are arguments of :meth:`Sampler.draw`. What a sampler costs is in
-``verax.privacy``, one file per sampler.
+``verax.privacy.samplers``, one file per sampler.
 """
 
 from __future__ import annotations
@@ -32,12 +32,9 @@ class Sampler(ABC):
     relation: ClassVar[str]
     """The neighbouring relation a mechanism uses when the caller names none."""
     repeats: ClassVar[str]
-    """The field that counts independent repetitions: "steps" where rounds are drawn one by one, or
-    "epochs".
-    """
+    """The field that counts independent repetitions, such as "steps" or "epochs"."""
     independent_records: ClassVar[bool]
-    """Whether records are drawn independently of each other, so that removing one moves no other.
-    """
+    """Whether records are drawn independently, so that removing one moves no other."""
     in_order: ClassVar[bool] = False
     """Whether batches can be taken from a stream as it passes."""
     plannable: ClassVar[bool] = True
@@ -49,7 +46,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
-        """The batches of one run: one index array per round, drawn lazily; empty ones are rounds too."""
+        """The batches of one run: one index array per round, drawn lazily, some perhaps empty."""
 
     @abstractmethod
     def expected_batch(self, population: int) -> float:
@@ -62,7 +59,7 @@ class Sampler(ABC):
     @classmethod
     @abstractmethod
     def planned(cls, records: int, batch: int, epochs: int) -> Self:
-        """The sampler whose expected batch is ``batch`` and in which a record is expected in ``epochs`` rounds.
+        """The sampler of expected batch ``batch`` in which a record joins about ``epochs`` rounds.
 
         Raises ``ValueError`` where these three numbers do not describe a run of this sampler.
         """
@@ -84,7 +81,8 @@ class Sampler(ABC):
 
     def repeated(self, count: int) -> Self:
         """The same sampler with another number of independent repetitions."""
-        return replace(self, **{self.repeats: count})  # type: ignore[type-var]  # subclasses are dataclasses
+        # subclasses are dataclasses
+        return replace(self, **{self.repeats: count})  # type: ignore[type-var]
 
     def prefix(self, rounds: int, up: bool) -> Self | None:
         """The sampler of the first ``rounds``; None if no repetition is complete.
@@ -98,8 +96,37 @@ class Sampler(ABC):
         return self.repeated(count) if count else None
 
 
+class FixedBatches(Sampler):
+    """Base of samplers with ``batches`` batches of fixed sizes in each of ``epochs`` epochs."""
+
+    relation = "zero-out"
+    repeats = "epochs"
+    independent_records = False
+    batches: Any
+    epochs: Any
+
+    def __post_init__(self) -> None:
+        settle(
+            self,
+            batches=checks.count("batches", self.batches),
+            epochs=checks.count("epochs", self.epochs),
+        )
+
+    def __len__(self) -> int:
+        return int(self.batches * self.epochs)
+
+    def expected_batch(self, population: int) -> float:
+        """``population / batches``, also where the batches differ by one."""
+        return float(at_least_one_each(self.batches, population) / self.batches)
+
+    @classmethod
+    def planned(cls, records: int, batch: int, epochs: int) -> Self:
+        """As many batches as hold all records, none larger than ``batch``."""
+        return cls(batches=batches_per_epoch(records, batch), epochs=epochs)  # type: ignore[call-arg]
+
+
 def settle(sampler: object, **fields: Any) -> None:
-    """Store checked fields in a frozen dataclass, so that ``10.0`` and ``numpy.int64(10)`` are the same description."""
+    """Store checked fields in a frozen dataclass: ``10.0`` and ``numpy.int64(10)`` become 10."""
     for name, value in fields.items():
         object.__setattr__(sampler, name, value)
 
@@ -126,5 +153,5 @@ def batches_per_epoch(records: int, batch: int) -> int:
 
 
 def rounds_for(records: int, batch: int, epochs: int) -> int:
-    """Rounds whose expected batches add up to at least this many passes over the data, in whole numbers."""
+    """Rounds whose expected batches add up to at least ``epochs`` passes over the data."""
     return -(-epochs * records // batch)

@@ -19,21 +19,23 @@ import numpy as np
 
 from verax.samplers.base import Indices
 
-CHUNK = 2**15  # draws at a time: the working arrays stay in the processor's cache
-LEAST = 2**45  # a smaller first word leaves more of ln U open than SLACK allows for
+# Draws at a time: the working arrays stay in the processor's cache.
+CHUNK = 2**15
+# A smaller first word leaves more of ln U open than SLACK allows for.
+LEAST = 2**45
+# Bounds the error of the computed ln U: 2^-53 from rounding the word to a double, 1/LEAST < 3e-14
+# from the bits not drawn, and |ln U| < 14 times a few units of 2^-53 for the logarithm and the
+# division by ln(1-p), together below 1e-13. The other half is margin for a careless logarithm.
 SLACK = 2e-13
-"""Bounds the error of the computed ln U: 2^-53 from rounding the word to a double, 1/LEAST < 3e-14
-from the bits not drawn, and |ln U| < 14 times a few units of 2^-53 for the logarithm and the
-division by ln(1-p), together below 1e-13. The other half is margin for a careless logarithm."""
 
 
 def heads(rng: np.random.Generator, population: int, rate: float) -> Indices:
-    """The records, in increasing order, whose independent coin of probability ``rate`` shows heads."""
+    """The records whose independent coin of probability ``rate`` shows heads, in order."""
     return _by_coin(rng, population, rate) if rate >= 0.5 else _by_gap(rng, population, rate)
 
 
 def _by_coin(rng: np.random.Generator, population: int, rate: float) -> Indices:
-    """One uniform a record. Exact: a double of at least 1/2 is a multiple of 2^-53, as are numpy's uniforms."""
+    """One uniform a record. Exact: doubles from 1/2 on, like numpy's uniforms, are k 2^-53."""
     parts = [
         np.flatnonzero(rng.random(min(CHUNK, population - start)) < rate) + start
         for start in range(0, population, CHUNK)
@@ -61,7 +63,7 @@ def _by_gap(rng: np.random.Generator, population: int, rate: float) -> Indices:
 
 
 def gaps(rng: np.random.Generator, size: int, rate: float, limit: int) -> Indices:
-    """Numbers of tails before each of ``size`` successive heads, those above ``limit`` given as ``limit``."""
+    """Numbers of tails, at most ``limit``, before each of ``size`` successive heads."""
     words = rng.integers(0, 2**64, size, dtype=np.uint64)
     scale = -math.log1p(-rate)
     slack = SLACK / scale
@@ -69,7 +71,7 @@ def gaps(rng: np.random.Generator, size: int, rate: float, limit: int) -> Indice
         tails = words * 2.0**-64
         np.log(tails, out=tails)
         np.divide(tails, -scale, out=tails)
-    # + 0.5: clear of the whole numbers, so never in doubt
+    # + 0.5: clear of the whole numbers, so never doubtful
     np.minimum(tails, limit + 0.5, out=tails)
     whole = tails.astype(np.int64)
     np.subtract(tails, whole, out=tails)
@@ -81,10 +83,10 @@ def gaps(rng: np.random.Generator, size: int, rate: float, limit: int) -> Indice
 
 
 def exact_gap(rng: np.random.Generator, word: int, rate: float, limit: int) -> int:
-    """floor(ln U / ln(1-rate)), at most ``limit``, for the uniform U whose first 64 bits are ``word``.
+    """floor(ln U / ln(1-rate)), at most ``limit``, for a uniform U whose first bits are ``word``.
 
-    Brackets the value between those of the two ends of what U can be, and draws further bits until
-    they agree.
+    The value lies between those at the two ends of what U can be; further bits are drawn until
+    these agree.
     """
     bits = 64
     while True:

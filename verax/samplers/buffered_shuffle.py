@@ -9,33 +9,33 @@ from typing import Annotated, ClassVar, Self
 import numpy as np
 
 from verax import checks
-from verax.samplers.base import Indices, Sampler, at_least_one_each, batches_per_epoch, settle
+from verax.samplers.base import FixedBatches, Indices, at_least_one_each, batches_per_epoch, settle
 from verax.samplers.options import BatchCount, Epochs, Option
 from verax.samplers.registry import register
 from verax.samplers.sorting import Labels, edges, labels, slices, stable_order, uniform_order
 from verax.samplers.stream import Batches, Stage
 
-BLOCK = 2**16  # times sorted at once
+# Times sorted at once: the sort stays in the processor's cache.
+BLOCK = 2**16
 
 
 @register("buffered-shuffle", "shuffled in a buffer")
 @dataclass(frozen=True)
-class BufferedShuffle(Sampler):
-    """The data streamed in order through a buffer from which records leave at random, as data loaders do.
+class BufferedShuffle(FixedBatches):
+    """The data streamed in order through a buffer that records leave at random (data loaders).
 
     The buffer is filled with the first records, as many as the first ``buffer`` batches hold. While
     the stream lasts, a uniformly chosen place of the buffer gives up its record and takes the next
     of the stream; then what is left in the buffer leaves in uniformly random order. Records in
     their order of leaving are cut into batches.
 
-    Formal guarantee of the iterator: * in each epoch every record is in exactly one batch: batches
-        of an epoch are disjoint, nothing is dropped; * sizes are balanced: the first ``population %
-        batches`` batches have one record more than the others, and
-          none is empty;
+    Formal guarantee of the iterator:
+        * in each epoch every record is in exactly one batch;
+        * sizes are balanced: the first ``population % batches`` batches have one record more than
+          the others, and none is empty;
         * with C places and n records, record i (from 0) enters at time e = max(0, i - C + 1); it
           leaves at time s with probability (1 - 1/C)^(s-e) / C for e <= s < n - C, and otherwise at
-          a uniform time of the last C. The record is still where the stream put it, more or less:
-          no record comes more than C - 1 places early;
+          a uniform time of the last C. So no record comes more than C - 1 places early;
         * epochs are independent and begin with the same stream; ``buffer == batches`` is
           :class:`Shuffle`;
         * the order of records inside a batch is unspecified.
@@ -53,32 +53,16 @@ class BufferedShuffle(Sampler):
     (200, True)
     """
 
-    relation: ClassVar[str] = "zero-out"
-    repeats: ClassVar[str] = "epochs"
-    independent_records: ClassVar[bool] = False
     in_order: ClassVar[bool] = True
     batches: BatchCount
     buffer: Annotated[int, Option("--buffer", "Size of the buffer in batches.")]
     epochs: Epochs = 1
 
     def __post_init__(self) -> None:
-        batches = checks.count("batches", self.batches)
-        settle(
-            self,
-            batches=batches,
-            buffer=checks.count("buffer", self.buffer, maximum=batches),
-            epochs=checks.count("epochs", self.epochs),
-        )
-
-    def __len__(self) -> int:
-        return self.batches * self.epochs
-
-    def expected_batch(self, population: int) -> float:
-        """``population / batches``, also where the batches differ by one."""
-        return at_least_one_each(self.batches, population) / self.batches
+        super().__post_init__()
+        settle(self, buffer=checks.count("buffer", self.buffer, maximum=self.batches))
 
     def title(self) -> str:
-        """With the size of the buffer."""
         return f"buffer of {self.buffer}"
 
     @classmethod
@@ -88,7 +72,6 @@ class BufferedShuffle(Sampler):
         return cls(batches, max(1, batches // 10), epochs)
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
-        """Draw an epoch at a time, in linear time."""
         at_least_one_each(self.batches, population)
         return Batches(self, population, rng, self._epoch, passes=self.epochs)
 
@@ -96,21 +79,20 @@ class BufferedShuffle(Sampler):
         cuts = edges(population, self.batches)
         places = int(cuts[self.buffer])
         streamed = population - places
-        left, kept = stream_through(labels(rng, streamed, places), places)
+        leaving, remaining = stream_through(labels(rng, streamed, places), places)
         later = cuts[cuts > streamed] - streamed
-        kept = kept[uniform_order(rng, places, np.concatenate(([0], later)))]
-        yield slices(np.concatenate((left, kept)), cuts)
+        remaining = remaining[uniform_order(rng, places, np.concatenate(([0], later)))]
+        yield slices(np.concatenate((leaving, remaining)), cuts)
 
 
 def stream_through(chosen: Labels, places: int) -> tuple[Indices, Indices]:
-    """Who leaves when ``chosen[t]`` is the place emptied at time t, and who is then left in each place.
+    """Records that leave where ``chosen[t]`` is emptied at time t, and those in each place then.
 
-    The record leaving a place is the one put there when the place was last chosen, record ``places
-    + t`` at time t, or the one it was filled with. Sorting the times by place puts each time right
-    after that previous time. Done a block of times at a time, which keeps the sort in the
-    processor's cache.
+    The record leaving a place is the one put there when the place was last chosen, record
+    ``places + t`` at time t, or the one it was filled with. Sorting the times by place puts each
+    time right after that previous time.
     """
-    kept = np.arange(places, dtype=np.int64)
+    held = np.arange(places, dtype=np.int64)
     left = np.empty(len(chosen), dtype=np.int64)
     for start in range(0, len(chosen), BLOCK):
         block = chosen[start : start + BLOCK]
@@ -121,7 +103,7 @@ def stream_through(chosen: Labels, places: int) -> tuple[Indices, Indices]:
         np.not_equal(place[1:], place[:-1], out=new[1:-1])
         leaving = np.empty_like(entering)
         leaving[1:] = entering[:-1]
-        leaving[new[:-1]] = kept[place[new[:-1]]]
+        leaving[new[:-1]] = held[place[new[:-1]]]
         left[start : start + BLOCK][order] = leaving
-        kept[place[new[1:]]] = entering[new[1:]]
-    return left, kept
+        held[place[new[1:]]] = entering[new[1:]]
+    return left, held

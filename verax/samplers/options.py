@@ -1,7 +1,7 @@
-"""Samplers from what people type: fields that carry their option, and the ways to say a rate or a number of rounds.
+"""Samplers from command-line options.
 
 A sampler's fields are annotated with the :class:`Option` that sets them. Three of them can also be
-said in other words: ``--records`` and ``--batch`` make a rate or a number of batches, and
+given in another way: ``--records`` and ``--batch`` make a rate or a number of batches, and
 ``--epochs`` a number of rounds.
 
 >>> from verax.samplers.options import build
@@ -98,19 +98,18 @@ def build(name: str, given: Mapping[str, Any]) -> Sampler:
     options = {flag: value for flag, value in given.items() if value is not None}
     wanted = [field for field in option_fields(entry.kind) if field.name not in entry.decided]
     flags = {field.option.flag for field in wanted}
-    if "--batch" in options and "--records" not in options:
-        raise ValueError(
-            f"--batch {options['--batch']} needs --records: together they take the place of --rate or --batches"
-        )
-    if "--records" in options and "--batch" not in options and "--records" not in flags:
-        raise ValueError(
-            f"--records {options['--records']} needs --batch: together they take the place of --rate or --batches"
-        )
+    for one, other in (("--batch", "--records"), ("--records", "--batch")):
+        alone = one in options and other not in options
+        if alone and (one == "--batch" or "--records" not in flags):
+            raise ValueError(
+                f"{one} {options[one]} needs {other}: "
+                "together they take the place of --rate or --batches"
+            )
     _refuse_others(name, flags, options)
     values: dict[str, Any] = dict(entry.decided)
     for field in wanted:
-        say = _SAID.get(field.option.flag, _said)
-        value = say(name, field, flags, options)
+        resolve = _RESOLVERS.get(field.option.flag, _given_or_default)
+        value = resolve(name, field, flags, options)
         if value is not MISSING:
             values[field.name] = value
     return entry.kind(**values)
@@ -147,9 +146,8 @@ def _refuse_others(name: str, flags: set[str], options: Mapping[str, Any]) -> No
             owners = owners_of(flag)
             if len(owners) == 1:
                 raise ValueError(f"{flag} is for --sampler {owners[0]}, got --sampler {name}")
-            raise ValueError(
-                f"{flag} {value} is not for --sampler {name}: it takes {', '.join(sorted(accepted))}"
-            )
+            takes = ", ".join(sorted(accepted))
+            raise ValueError(f"{flag} {value} is not for --sampler {name}: it takes {takes}")
 
 
 def owners_of(flag: str) -> list[str]:
@@ -165,8 +163,7 @@ def flags_of(name: str) -> set[str]:
     }
 
 
-def _said(name: str, field: Field, flags: set[str], options: Mapping[str, Any]) -> Any:
-    """What was typed, or the default."""
+def _given_or_default(name: str, field: Field, flags: set[str], options: Mapping[str, Any]) -> Any:
     flag = field.option.flag
     if flag in options:
         return options[flag]
@@ -184,14 +181,14 @@ def _rate(name: str, field: Field, flags: set[str], options: Mapping[str, Any]) 
         return checks.rate("--rate", rate)
     if rate is not None and not math.isclose(rate, float(share), rel_tol=1e-6):
         raise ValueError(
-            f"--records {options['--records']} and --batch {options['--batch']} make a rate of {float(share):g}, "
-            f"got --rate {rate:g}"
+            f"--records {options['--records']} and --batch {options['--batch']} "
+            f"make a rate of {float(share):g}, got --rate {rate:g}"
         )
     return float(share) if rate is None else float(rate)
 
 
 def _steps(name: str, field: Field, flags: set[str], options: Mapping[str, Any]) -> Any:
-    """The rounds that --steps or --epochs say; both only if they say the same."""
+    """The rounds from --steps or --epochs; both only if they agree."""
     steps, epochs = options.get("--steps"), options.get("--epochs")
     if epochs is None:
         if steps is None:
@@ -217,22 +214,21 @@ def _batches(name: str, field: Field, flags: set[str], options: Mapping[str, Any
     needed = math.ceil(1 / share)
     if batches not in (None, needed):
         raise ValueError(
-            f"--records {options['--records']} and --batch {options['--batch']} make {needed} batches, "
-            f"got --batches {batches}"
+            f"--records {options['--records']} and --batch {options['--batch']} "
+            f"make {needed} batches, got --batches {batches}"
         )
     return needed
 
 
 def _share(options: Mapping[str, Any]) -> Fraction | None:
-    """The share of the records in a batch, if --records and --batch say it."""
+    """The share of the records in a batch, if --records and --batch are given."""
     if "--records" not in options or "--batch" not in options:
         return None
-    return Fraction(
-        checks.count("--batch", options["--batch"]), checks.count("--records", options["--records"])
-    )
+    batch, records = (checks.count(flag, options[flag]) for flag in ("--batch", "--records"))
+    return Fraction(batch, records)
 
 
-_SAID: dict[str, Callable[[str, Field, set[str], Mapping[str, Any]], Any]] = {
+_RESOLVERS: dict[str, Callable[[str, Field, set[str], Mapping[str, Any]], Any]] = {
     "--rate": _rate,
     "--steps": _steps,
     "--batches": _batches,

@@ -21,9 +21,9 @@ from verax.samplers.stream import Batches, Stage
 class Poisson(Sampler):
     """Each record joins each of ``steps`` batches independently with probability ``rate``.
 
-    Formal guarantee of the iterator: * the ``steps * population`` membership indicators are
-        independent Bernoulli(rate), exactly: see
-          ``verax.samplers.bernoulli`` for why rounding does not bend the law;
+    Formal guarantee of the iterator:
+        * the ``steps * population`` membership indicators are independent Bernoulli(rate),
+          exactly: ``verax.samplers.bernoulli`` says why rounding does not change that;
         * batch sizes are independent Binomial(population, rate), so they vary and may be zero; an
           empty batch is a round like any other;
         * a batch lists distinct records in increasing order.
@@ -58,16 +58,14 @@ class Poisson(Sampler):
         return self.rate * checks.count("population", population)
 
     def title(self) -> str:
-        """The name alone."""
         return "Poisson"
 
     @classmethod
     def planned(cls, records: int, batch: int, epochs: int) -> Self:
-        """A rate of ``batch / records``, and rounds counted up to the next whole one."""
         return cls(batch / records, rounds_for(records, batch, epochs))
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
-        """Draw the batches lazily, in time and memory of the batch (of the population, for rates above 1/2)."""
+        """Draw lazily, in time and memory of the batch (of the population above rate 1/2)."""
         return Batches(self, population, rng, self._round, passes=self.steps)
 
     def _round(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:

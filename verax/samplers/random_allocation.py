@@ -19,12 +19,12 @@ from verax.samplers.stream import Batches, Stage
 @register("random-allocation", "random allocation")
 @dataclass(frozen=True)
 class RandomAllocation(Sampler):
-    """Each record picks ``times`` distinct rounds out of ``steps`` uniformly, independently, afresh each epoch.
+    """Each epoch, every record picks ``times`` of the ``steps`` rounds, independently, uniformly.
 
-    Formal guarantee of the iterator: * in each epoch every record is in exactly ``times`` batches,
-        at most once in each; * the ``epochs * population`` sets of rounds are independent, each
-        exactly uniform among the subsets of size
-          ``times``: every draw is one of whole numbers;
+    Formal guarantee of the iterator:
+        * in each epoch every record is in exactly ``times`` batches, at most once in each;
+        * the ``epochs * population`` sets of rounds are independent, each exactly uniform among the
+          subsets of size ``times``: every draw is one of whole numbers;
         * batches of an epoch are dependent; a batch's size is Binomial(population, times / steps)
           and may be zero; an empty batch is a round like any other;
         * the order of records inside a batch is unspecified.
@@ -67,7 +67,6 @@ class RandomAllocation(Sampler):
         return checks.count("population", population) * self.times / self.steps
 
     def title(self) -> str:
-        """With the number of rounds that each record joins."""
         return f"exactly {self.times} rounds"
 
     @classmethod
@@ -76,26 +75,26 @@ class RandomAllocation(Sampler):
         return cls(epochs, epochs * batches_per_epoch(records, batch))
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
-        """Draw about ``steps / times`` rounds at a time, so that memory stays linear in the population."""
+        """Draw about ``steps / times`` rounds at a time: memory stays linear in the population."""
         return Batches(self, population, rng, self._epoch, passes=self.epochs)
 
     def _epoch(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:
-        """One stage for each of ``times`` windows of rounds; on average a record joins one round of each."""
+        """One stage for each of ``times`` windows; on average a record joins one round of each."""
         ahead = self.steps
         due = np.full(population, self.times, dtype=np.min_scalar_type(self.steps))
         for window in np.diff(edges(self.steps, self.times)).tolist():
-            now = due if window == ahead else picks_inside(rng, window, ahead, due)
-            records, rounds = spread(rng, now, window)
+            now = due if window == ahead else draw_window_counts(rng, window, ahead, due)
+            records, rounds = draw_window_rounds(rng, now, window)
             order, cuts = by_label(rounds, window)
             yield slices(records[order], cuts)
             due, ahead = due - now, ahead - window
 
 
-def picks_inside(rng: np.random.Generator, window: int, ahead: int, due: Labels) -> Labels:
-    """How many of a uniform ``due``-subset of the ``ahead`` rounds fall among the first ``window``: hypergeometric.
+def draw_window_counts(rng: np.random.Generator, window: int, ahead: int, due: Labels) -> Labels:
+    """How many of each record's ``due`` of ``ahead`` rounds are in the window: hypergeometric.
 
     Drawn as from an urn, pick by pick for all records at once: among the ``ahead - pick`` rounds
-    not yet picked, ``window - found`` are in the window. All in whole numbers, so the law is exact.
+    not yet picked, ``window - found`` are in the window. Whole numbers, so the pmf is exact.
     """
     found = np.zeros_like(due)
     for pick in range(int(due.max())):
@@ -105,8 +104,10 @@ def picks_inside(rng: np.random.Generator, window: int, ahead: int, due: Labels)
     return found
 
 
-def spread(rng: np.random.Generator, picks: Labels, window: int) -> tuple[Indices, Labels]:
-    """Give record i a uniform subset of ``picks[i]`` of the ``window`` rounds: pairs of record and round.
+def draw_window_rounds(
+    rng: np.random.Generator, picks: Labels, window: int
+) -> tuple[Indices, Labels]:
+    """Pairs of record and round: record i gets a uniform ``picks[i]``-subset of the window.
 
     Floyd's method, on all records of equal count at once: the j-th of m picks is uniform among the
     first window-m+j rounds, and becomes the last of these if it repeats an earlier pick.

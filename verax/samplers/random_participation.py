@@ -1,4 +1,4 @@
-"""Random participation: a client tosses a coin for itself, and if it takes part one for each of its records."""
+"""Random participation: a client joins a round by a coin, then each of its records by its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Self
 import numpy as np
 
 from verax import checks
-from verax.samplers.base import Indices, Sampler, settle
+from verax.samplers.base import Sampler, settle
 from verax.samplers.bernoulli import heads
 from verax.samplers.options import Option
 from verax.samplers.registry import register
@@ -19,7 +19,7 @@ from verax.samplers.stream import Batches, Stage
 @register("random-participation", "random participation")
 @dataclass(frozen=True)
 class RandomParticipation(Sampler):
-    """One client: in each round it takes part with ``client_rate``, and then uses its records at ``record_rate``.
+    """One client: it takes part with ``client_rate`` and then uses records at ``record_rate``.
 
     Formal guarantee of the iterator, which draws the batches of *one* client from its own
     ``population`` records:
@@ -28,14 +28,13 @@ class RandomParticipation(Sampler):
           its own coin of probability ``record_rate``. So every record joins with probability
           ``client_rate * record_rate``, but records of one client are *not* independent: that is
           why the analysis needs their number;
-        * a round in which the client stays away and one in which it picks no record give the same
-          empty batch;
+        * a round without the client and one in which it picks no record give the same empty batch;
         * a batch lists distinct records in increasing order.
 
     Clients draw independently, each with its own generator. A client's privacy depends on its own
     four numbers and the noise only, so clients may differ, and phases with other numbers may
-    follow. The guarantee assumes that whoever sees the noisy sums does not see when the client
-    takes part; ``revealed`` says that they do.
+    follow. The guarantee assumes that the adversary sees the noisy sums but not the participation
+    pattern; ``revealed`` says that it is visible too.
 
     Args:
         client_rate: probability of taking part in a round, in (0, 1].
@@ -89,10 +88,9 @@ class RandomParticipation(Sampler):
 
     def expected_batch(self, population: int) -> float:
         """``client_rate * record_rate * population``."""
-        return self.client_rate * self.record_rate * self._fitting(population)
+        return self.client_rate * self.record_rate * self._at_most(population)
 
     def title(self) -> str:
-        """With what is seen of it."""
         return "participation seen" if self.revealed else "random participation"
 
     @property
@@ -104,27 +102,29 @@ class RandomParticipation(Sampler):
     def planned(cls, records: int, batch: int, epochs: int) -> Self:
         """Refused: a client's two rates do not follow from a batch size."""
         raise ValueError(
-            "sampler random-participation has a rate of clients and one of records, which batch and epochs do not "
-            "say: plan it with verax.federated, or price it with --client-rate and --record-rate"
+            "sampler random-participation has a rate of clients and one of records, "
+            "which batch and epochs do not say: plan it with verax.federated, "
+            "or price it with --client-rate and --record-rate"
         )
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
         """Draw this client's batches lazily; ``population`` is the number of its own records."""
-        return Batches(self, self._fitting(population), rng, self._round, passes=self.rounds)
+        return Batches(self, self._at_most(population), rng, self._round, passes=self.rounds)
 
-    def _fitting(self, population: int) -> int:
-        if checks.count("population", population) > self.records + 1:
-            most = self.records + 1
+    def _at_most(self, population: int) -> int:
+        most = self.most_records
+        if checks.count("population", population) > most:
             raise ValueError(
-                f"population must be at most records + 1 = {most}, got {population!r}; raise records"
+                f"population must be at most records + 1 = {most}, got {population!r}; "
+                "raise records"
             )
         return int(population)
 
     def _round(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:
-        yield (self._batch(population, rng),)
-
-    def _batch(self, population: int, rng: np.random.Generator) -> Indices:
         taking_part = self.client_rate == 1.0 or heads(rng, 1, self.client_rate).size > 0
-        return (
-            heads(rng, population, self.record_rate) if taking_part else np.empty(0, dtype=np.int64)
+        # a client that stays away gives the batch of one that has no records
+        yield (
+            heads(rng, population, self.record_rate)
+            if taking_part
+            else np.empty(0, dtype=np.int64),
         )

@@ -21,7 +21,7 @@ S = TypeVar("S", bound=type[Sampler])
 
 @dataclass(frozen=True)
 class Entry:
-    """A sampler's public name, the words for it, its class, and fields that the name itself decides."""
+    """A sampler's public name, its label, its class, and the fields that the name decides."""
 
     name: str
     label: str
@@ -102,7 +102,7 @@ def entry_of(sampler: Sampler) -> Entry:
 
 
 def planned(name: str, records: int, batch: int, epochs: int) -> Sampler:
-    """The sampler of this name whose expected batch is ``batch`` and in which a record joins about ``epochs`` rounds.
+    """The sampler of this name with expected batch ``batch`` and about ``epochs`` rounds a record.
 
     Fixed batches and bins divide the records evenly, so theirs may be smaller than ``batch``;
     Poisson rounds are counted up to the next whole one. A truncated run's largest batch is one it

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from verax.samplers.base import Indices
 
 Labels = NDArray[np.unsignedinteger]
-# numpy sorts keys of up to 16 bits by radix, longer ones several times slower by comparison
+# Numpy sorts keys of up to 16 bits by radix, longer ones several times slower by comparison.
 DIGIT = 16
-MAX_PARTS = 2**32 - 1  # labels of an epoch's batches fit in 32 bits
+# Labels of an epoch's batches fit in 32 bits.
+MAX_PARTS = 2**32 - 1
 
 
 def edges(total: int, parts: int) -> Indices:
@@ -33,7 +34,7 @@ def labels(rng: np.random.Generator, size: int, bound: int) -> Labels:
 
 
 def stable_order(keys: Labels, bound: int) -> Indices:
-    """The stable sorting order of ``keys`` below ``bound``, least significant digit first: linear time."""
+    """The stable order of ``keys`` below ``bound``, least significant digit first: linear time."""
     order = np.argsort(keys if bound <= 2**8 else keys.astype(np.uint16), kind="stable")
     for shift in range(DIGIT, (bound - 1).bit_length(), DIGIT):
         digit = (keys >> shift).astype(np.uint16)[order]  # the conversion keeps the low 16 bits
@@ -48,7 +49,7 @@ def slices(order: Indices, cuts: Indices) -> Iterator[Indices]:
 
 
 def by_label(keys: Labels, bound: int) -> tuple[Indices, Indices]:
-    """The positions of each label below ``bound``, increasing: an order and the cuts between the labels' runs."""
+    """Positions sorted by label below ``bound``, and the cuts between the labels' runs."""
     cuts = np.zeros(bound + 1, dtype=np.int64)
     np.cumsum(np.bincount(keys, minlength=bound), out=cuts[1:])
     return stable_order(keys, bound), cuts

@@ -23,7 +23,9 @@ Stage = Iterable[Indices]
 Draw = Callable[[int, np.random.Generator], Iterator[Stage]]
 """Draws one pass: advancing the iterator draws a stage, iterating over the stage draws nothing."""
 
+# Bit generators that :func:`resume` can make itself.
 NUMPY_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+# What a saved state holds.
 FIELDS = ("sampler", "population", "passes", "starts", "taken", "now")
 
 
@@ -44,11 +46,8 @@ class Batches(Iterator[Indices]):
     ) -> None:
         if not isinstance(rng, np.random.Generator):
             raise ValueError(f"rng must be a numpy.random.Generator, got {rng!r}")
-        self._sampler, self._population, self._draw = (
-            sampler,
-            checks.count("population", population),
-            draw,
-        )
+        self._sampler, self._draw = sampler, draw
+        self._population = checks.count("population", population)
         self._rng, self._bits = rng, rng.bit_generator
         self._total, self._passes = passes, 0
         self._starts: list[Any] = []
@@ -76,13 +75,11 @@ class Batches(Iterator[Indices]):
         self._stage, self._taken = iter(stage), 0
 
     def state(self) -> dict[str, Any]:
-        """Everything :func:`resume` needs, as plain JSON-able values, a few hundred bytes for most generators.
+        """Everything :func:`resume` needs, as JSON values, a few hundred bytes for most generators.
 
-        **Secret.** Whoever reads it can redraw the batches, past and future, and the noise if it
-        shares the
-        generator: the run's guarantee holds only against those who never see it. Keep it with the
-            raw data; never
-        publish it in a checkpoint.
+        **Secret.** Anyone who reads it can redraw the batches, past and future, and the noise if it
+        shares the generator: the run's guarantee holds only against those who never see it. Keep it
+        with the raw data; never publish it in a checkpoint.
         """
         return {
             "sampler": repr(self._sampler),
@@ -94,7 +91,7 @@ class Batches(Iterator[Indices]):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``, which must come from a run of the same sampler on as many records."""
+        """Continue from ``state`` of a run of the same sampler on the same number of records."""
         _check(state)
         for name, mine in (("sampler", repr(self._sampler)), ("population", self._population)):
             if state[name] != mine:
@@ -117,7 +114,7 @@ class Batches(Iterator[Indices]):
 def resume(
     sampler: Sampler, state: dict[str, Any], population: int, rng: np.random.Generator | None = None
 ) -> Iterator[Indices]:
-    """Continue a run from :meth:`Batches.state`: the very batches the interrupted run would have drawn.
+    """Continue from :meth:`Batches.state` with the batches the interrupted run would have drawn.
 
     Args:
         sampler: the sampler of the interrupted run.
@@ -141,7 +138,8 @@ def resume(
         kind = state["now"].get("bit_generator") if isinstance(state["now"], dict) else None
         if kind not in NUMPY_GENERATORS:
             raise ValueError(
-                f"rng must be given for a bit generator that is not numpy's own, got state of {kind!r}"
+                "rng must be given for a bit generator that is not numpy's own, "
+                f"got state of {kind!r}"
             )
         rng = np.random.Generator(getattr(np.random, kind)())
     run = sampler.draw(population, rng)
@@ -155,8 +153,9 @@ def resume(
 
 def _check(state: Any) -> None:
     if not isinstance(state, dict) or set(state) != set(FIELDS):
+        found = type(state).__name__
         raise ValueError(
-            f"state must be what a run's state() returned, got {type(state).__name__} with other fields"
+            f"state must be what a run's state() returned, got {found} with other fields"
         )
 
 
@@ -170,7 +169,7 @@ def _plain(state: Any) -> Any:
 
 
 def _native(state: Any) -> Any:
-    """The inverse of :func:`_plain`: numpy's own bit generators keep their words in unsigned arrays."""
+    """The inverse of :func:`_plain`: numpy's own bit generators hold words in unsigned arrays."""
     if isinstance(state, dict):
         return {name: _native(value) for name, value in state.items()}
     return np.array(state, dtype=np.uint64) if isinstance(state, list) else state

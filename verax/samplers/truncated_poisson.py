@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Self
@@ -16,19 +17,19 @@ from verax.samplers.options import Option, Rate, Records, Steps
 from verax.samplers.registry import register
 from verax.samplers.stream import Batches, Stage
 
-# chance that a planned run cuts any batch: below any usual delta, also times the e^epsilon it may
-# cost
+# Probability that a planned run truncates any batch: below any usual delta, also times the
+# e^epsilon it may cost.
 _RARE = 1e-20
 
 
 @register("truncated-poisson", "truncated Poisson")
 @dataclass(frozen=True)
 class TruncatedPoisson(Sampler):
-    """A Poisson batch each round, and if it has more than ``max_batch`` records, a uniform ``max_batch`` of them.
+    """A Poisson batch each round, or a uniform ``max_batch`` of its records if it is larger.
 
-    Formal guarantee of the iterator: * rounds are independent and identically distributed; * a
-        batch has the law of a Poisson batch of probability ``rate``, replaced by a uniform subset
-        of
+    Formal guarantee of the iterator:
+        * rounds are independent and identically distributed;
+        * a batch is a Poisson batch of probability ``rate``, replaced by a uniform subset of
           ``max_batch`` of its records when it is larger: sizes are min(Binomial(population, rate),
           max_batch), and given its size a batch is a uniform subset;
         * inside a round memberships are *not* independent: that is why the analysis needs the
@@ -81,48 +82,40 @@ class TruncatedPoisson(Sampler):
         return self.rate * same_population(self.population, population)
 
     def title(self) -> str:
-        """With the largest batch."""
         return f"Poisson, at most {self.max_batch}"
 
     @property
     def declared_population(self) -> int:
-        """``population``."""
         return self.population
 
     @classmethod
     def planned(cls, records: int, batch: int, epochs: int) -> Self:
         """Poisson rounds, with a largest batch that is practically never reached."""
         rate, rounds = batch / records, rounds_for(records, batch, epochs)
-        return cls(rate, rounds, hardly_exceeded(records, rate, rounds), records)
+        return cls(rate, rounds, rarely_exceeded_size(records, rate, rounds), records)
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
-        """Draw the batches lazily, in time and memory of the batch (of the population, for rates above 1/2)."""
-        return Batches(
-            self, same_population(self.population, population), rng, self._round, passes=self.steps
-        )
+        """Draw lazily, in time and memory of the batch (of the population above rate 1/2)."""
+        records = same_population(self.population, population)
+        return Batches(self, records, rng, self._round, passes=self.steps)
 
     def _round(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:
         batch = heads(rng, population, self.rate)
         if len(batch) > self.max_batch:
-            batch = batch[
-                np.sort(rng.choice(len(batch), self.max_batch, replace=False, shuffle=False))
-            ]
+            chosen = rng.choice(len(batch), self.max_batch, replace=False, shuffle=False)
+            batch = batch[np.sort(chosen)]
         yield (batch,)
 
 
-def hardly_exceeded(records: int, rate: float, rounds: int) -> int:
-    """The smallest size that hardly any run of so many Poisson rounds exceeds.
+def rarely_exceeded_size(records: int, rate: float, rounds: int) -> int:
+    """The smallest batch size that a run of Poisson rounds exceeds with probability 1e-20 at most.
 
-    Nothing that is proved rests on the tail used here: the analysis prices whatever size was
-    chosen.
+    Nothing that is proved rests on the tail used here: the analysis prices any size.
     """
     from scipy import special  # here, because drawing batches does without it
 
-    low, high = math.ceil(rate * records), records
-    while low < high:
-        middle = (low + high) // 2
-        if special.betainc(middle + 1.0, float(records - middle), rate) <= _RARE / rounds:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    def rarely_exceeded(size: int) -> bool:
+        return bool(special.betainc(size + 1.0, float(records - size), rate) <= _RARE / rounds)
+
+    least = math.ceil(rate * records)
+    return least + bisect_left(range(least, records), True, key=rarely_exceeded)

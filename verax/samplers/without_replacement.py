@@ -20,15 +20,15 @@ from verax.samplers.stream import Batches, Stage
 class WithoutReplacement(Sampler):
     """Each round an independent uniform subset of ``batch`` of the ``population`` records.
 
-    Formal guarantee of the iterator: * rounds are independent; each batch is exactly uniform among
-        the subsets of size ``batch`` (whole-number
-          draws by rejection);
+    Formal guarantee of the iterator:
+        * rounds are independent; each batch is exactly uniform among the subsets of size ``batch``
+          (whole-number draws by rejection);
         * every batch has ``batch`` distinct records, in increasing order; a record may be in any
           number of batches.
 
     Args:
         batch: size of every batch, at most ``population``.
-        population: number of records, a public fact here because it fixes the law.
+        population: number of records, a public fact here because it fixes the sampling rate.
         steps: number of rounds.
 
     >>> import numpy as np
@@ -64,24 +64,20 @@ class WithoutReplacement(Sampler):
         return float(self.batch)
 
     def title(self) -> str:
-        """The name alone."""
         return "without replacement"
 
     @property
     def declared_population(self) -> int:
-        """``population``."""
         return self.population
 
     @classmethod
     def planned(cls, records: int, batch: int, epochs: int) -> Self:
-        """Batches of exactly this size, and rounds counted up to the next whole one."""
         return cls(batch, records, rounds_for(records, batch, epochs))
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
-        """Draw the batches lazily: a batch below a twentieth of the population costs only its own size."""
-        return Batches(
-            self, same_population(self.population, population), rng, self._round, passes=self.steps
-        )
+        """Draw lazily: a batch below a twentieth of the population costs only its own size."""
+        records = same_population(self.population, population)
+        return Batches(self, records, rng, self._round, passes=self.steps)
 
     def _round(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:
         batch = rng.choice(population, self.batch, replace=False, shuffle=False)

@@ -16,8 +16,7 @@ class OneAtATime:
     >>> with turn.taken("step"), turn.taken("save"):
     ...     pass
     Traceback (most recent call last):
-    RuntimeError: save was called while the trainer is in step, by another thread or from within it:
-        ...
+    RuntimeError: save was called while the trainer is in step, by another thread or from within...
     """
 
     def __init__(self) -> None:

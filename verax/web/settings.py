@@ -35,8 +35,7 @@ class Settings:
 
     >>> Settings(host="0.0.0.0")
     Traceback (most recent call last):
-    ValueError: token must be given to listen on '0.0.0.0', which others can reach; or use a
-        loopback address...
+    ValueError: token must be given to listen on '0.0.0.0', which others can reach...
     """
 
     host: str = "127.0.0.1"

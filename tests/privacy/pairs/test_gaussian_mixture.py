@@ -14,7 +14,8 @@ from scipy import special
 
 from verax.privacy.curves.gaussian import gaussian_delta
 from verax.privacy.numerics.distributions import binomial_law
-from verax.privacy.pairs.gaussian_mixture import UNIT, Mixture, Pair, log_interval
+from verax.privacy.numerics.rounding import UNIT
+from verax.privacy.pairs.gaussian_mixture import Mixture, Pair, log_interval
 
 # --- masses of cells ------------------------------------------------------------------------------
 

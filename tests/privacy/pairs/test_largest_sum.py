@@ -13,7 +13,8 @@ from scipy import special
 
 from verax import Batch, Deterministic, Mechanism, Mixed, Shuffle
 from verax.privacy.curves.gaussian import gaussian_delta
-from verax.privacy.pairs.largest_sum import _ERROR, _log_masses, largest_sum
+from verax.privacy.numerics.rounding import LARGEST_SUM_MASS
+from verax.privacy.pairs.largest_sum import _log_masses, largest_sum
 from verax.privacy.pld.composition import Composition, Round
 
 
@@ -105,7 +106,7 @@ def test_masses_are_within_the_stated_error(batches, shift):
 
         for i in known[np.linspace(0, len(known) - 1, 15).astype(int)].tolist():
             exact = below(c[i + 1]) - below(c[i])
-            assert abs(mpmath.mpf(float(logs[i])) - mpmath.log(exact)) <= 0.1 * _ERROR
+            assert abs(mpmath.mpf(float(logs[i])) - mpmath.log(exact)) <= 0.1 * LARGEST_SUM_MASS
 
 
 def test_nothing_is_made_up():

@@ -12,9 +12,9 @@ import pytest
 from scipy import special
 
 from verax.privacy.curves.gaussian import gaussian_delta
+from verax.privacy.numerics.rounding import UNIT
 from verax.privacy.pairs import one_of_many
 from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import UNIT
 from verax.privacy.pairs.one_of_many import FINE, LARGEST_SHIFT, one_of
 
 # --- references -----------------------------------------------------------------------------------

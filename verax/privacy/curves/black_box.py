@@ -28,6 +28,7 @@ from verax.privacy.curves.base import Curve
 from verax.privacy.curves.gaussian import black_box_group
 from verax.privacy.curves.triangle import Best
 from verax.privacy.guarantee import DEFAULT_RTOL, Guarantee
+from verax.privacy.numerics.rounding import OPS_8M, down, up
 from verax.privacy.pairs.gaussian_mixture import Array
 from verax.privacy.pld.composition import BOTH, UPPER, Composition, Sides
 from verax.privacy.pld.convolve import Composed
@@ -51,7 +52,6 @@ _FURTHEST, _MOST_LINES = 1e6, 1000
 _FIRST = -1000.0  # log of the false-alarm rate at which the search for shares starts
 _SMALLEST_LOG = -600.0  # of a delta whose epsilon is estimated
 _MOST_ESTIMATED = 200  # steps
-_ROUND_OFF = 1e-9
 # of log delta that one PLD serves, and how many of them: down to DEEPEST
 _SPAN, _MOST_PLDS = 6.0, 60
 
@@ -146,7 +146,7 @@ class BlackBox:
 
     def _best_epsilon(self, group: int, delta: float) -> float:
         """The flattest product of lines whose intercept is at most delta, its last factor fitted exactly."""
-        goal = math.log(delta) - _ROUND_OFF
+        goal = math.log(delta) - OPS_8M
         depth = goal - _FIRST_DEPTH
 
         def fits(lines: _Lines, rate: float) -> bool:
@@ -160,16 +160,16 @@ class BlackBox:
         small, large = 0.5 * share, 1.5 * share
         one = self._record
         if not one.last_step(start, large) <= delta:
-            return max(slope, 0.0) * (1.0 + _ROUND_OFF)
+            return up(max(slope, 0.0), OPS_8M)
         while large - small > 1e-4 * (large + max(spent, 0.0)) and large > 1e-12:
             middle = 0.5 * (small + large)
             enough = one.last_step(start, middle) <= delta
             small, large = (small, middle) if enough else (middle, large)
-        return max(min(slope, spent + large), 0.0) * (1.0 + _ROUND_OFF)
+        return up(max(min(slope, spent + large), 0.0), OPS_8M)
 
     def _best_delta(self, group: int, epsilon: float) -> float:
         """The lowest intercept of a product of lines whose slope is at most e^epsilon, its last factor fitted."""
-        most = epsilon * (1.0 - _ROUND_OFF)
+        most = down(epsilon, OPS_8M)
         found = self._tangent(
             group,
             lambda lines, rate: lines.walk(group, rate).slope <= most,
@@ -181,7 +181,7 @@ class BlackBox:
             return 1.0
         (intercept, _, _), (start, spent, _) = found
         exact = self._record.last_step(start, epsilon - spent) if epsilon >= spent else 1.0
-        return min(math.exp(min(intercept, 0.0)) * (1.0 + _ROUND_OFF), exact, 1.0)
+        return min(up(math.exp(min(intercept, 0.0)), OPS_8M), exact, 1.0)
 
     def _tangent(
         self,
@@ -212,7 +212,7 @@ class BlackBox:
 
 def _sum(group: int, each: float, delta: float) -> float:
     """Theorem 4, with one record's delta at an equal share of epsilon."""
-    return min(black_box_group(each, delta, group)[1] * (1.0 + _ROUND_OFF), 1.0)
+    return min(up(black_box_group(each, delta, group)[1], OPS_8M), 1.0)
 
 
 class _OneRecord:
@@ -235,7 +235,7 @@ class _OneRecord:
     def last_step(self, start: float, share: float) -> float:
         """What all steps but one have cost, and a last one with this share of epsilon."""
         before = math.exp(start + share) if start + share < 700.0 else math.inf
-        return min((self.delta(share) + before) * (1.0 + _ROUND_OFF), 1.0)
+        return min(up(self.delta(share) + before, OPS_8M), 1.0)
 
 
 def _readings(curve: Curve) -> Callable[[float, float], float]:

@@ -18,15 +18,15 @@ from verax.mechanism import Individual, Mechanism, Mixed, Phases
 from verax.privacy.curves.base import Curve
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.numerics.distributions import hypergeometric_law
+from verax.privacy.numerics.rounding import OPS_8, OPS_8G, OPS_8000, occupancy_error, up
 from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array
+from verax.privacy.pairs.gaussian_mixture import Array
 from verax.privacy.pld.composition import BOTH, LOWER, UPPER, Composition, Round, Sides
 from verax.privacy.pricing import pricing_of
 from verax.samplers.random_participation import RandomParticipation
 
 RARE = 1e-20
 """A chance of missing company up to which no other attack is worth a look."""
-_ROUND_UP = 1.0 + 1e-6
 _MOST = 2 * 10**6  # records times clip-groups up to which occupied clip-groups are counted
 _STEPS = 12  # of the search for the largest epsilon that an attack proves, its charge taken off
 
@@ -64,7 +64,7 @@ def lacking(mechanism: Mechanism, group: int, population: int | None) -> float:
         return 0.0
     clip_groups = clipping.groups if isinstance(clipping, Mixed) else 1
     once = priced.empty_group_probability(clip_groups, group, population, mechanism.relation)
-    return min(len(sampler) * once * _ROUND_UP, 1.0)
+    return min(up(len(sampler) * once, OPS_8G), 1.0)
 
 
 def alone_in_fixed_batch(
@@ -129,7 +129,7 @@ class Charged:
         low, high = 0.0, min(most, -math.log(self.chance))
         place = high
         for _ in range(_STEPS):
-            paid = (delta + self._charge(place)) * (1.0 + 1e-15)
+            paid = up(delta + self._charge(place), OPS_8)
             proved = self.curve.epsilon(paid, rtol, (LOWER,))[0] if paid < 1.0 else 0.0
             low = max(low, min(place, proved))
             high = place if proved < place else high
@@ -139,7 +139,7 @@ class Charged:
         return low, upper
 
     def _charge(self, epsilon: float) -> float:
-        return (1.0 + math.exp(min(epsilon, 700.0))) * self.chance * (1.0 + 1e-12)
+        return up((1.0 + math.exp(min(epsilon, 700.0))) * self.chance, OPS_8000)
 
 
 def turning(mechanism: Mechanism, population: int | None) -> Table | None:
@@ -165,7 +165,7 @@ def turning(mechanism: Mechanism, population: int | None) -> Table | None:
     table = Table.binned(
         (weights, unit * places), (_occupied(absent, clip_groups, clip_groups), -unit * hold)
     )
-    return replace(table, error=table.error + UNIT * (4000.0 + 250.0 * population))
+    return replace(table, error=table.error + occupancy_error(population))
 
 
 def _occupied(numbers: Array, clip_groups: int, wanted: int) -> Array:

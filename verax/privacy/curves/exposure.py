@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from verax.privacy.curves.base import Curve
+from verax.privacy.numerics.rounding import OPS_8M, down
 from verax.privacy.pld.composition import BOTH, Sides
 
 
@@ -34,7 +35,7 @@ class Noiseless:
             return math.inf, math.inf
         if self.rest is None:
             return 0.0, 0.0
-        left = (delta - self.visible) * (1.0 - 1e-9)
+        left = down(delta - self.visible, OPS_8M)
         upper = self.rest.epsilon(left, rtol, sides, enough)[1] if left > 0.0 else math.inf
         return self.rest.epsilon(delta, rtol, sides, enough)[0], upper
 

@@ -7,9 +7,8 @@ import math
 from scipy import special
 
 from verax.privacy.numerics.roots import crossing
-from verax.privacy.pairs.gaussian_mixture import UNIT
+from verax.privacy.numerics.rounding import NORMAL_TAIL, PRODUCT_ULPS, UNIT, down, ulps, up
 
-_ULPS = 32.0  # allowance for erfcx, exp and ndtr in the Gaussian curve
 _SMALLEST = 5e-324  # what underflow may take from a density times a Mills ratio
 _UNSEEN = 1e-307  # ndtr says 0 below the smallest normal double
 _FAR = 40.0  # standard deviations beyond which a double holds no probability
@@ -31,15 +30,15 @@ def gaussian_delta(mu: float, epsilon: float, sign: int = 1) -> float:
     if math.isinf(mu):
         return 1.0
     near, far = epsilon / mu - mu / 2.0, epsilon / mu + mu / 2.0
-    miss = 4.0 * UNIT * far  # near is a rounded difference: twice what it may be off by
+    miss = ulps(4.0, of=far)  # near is a rounded difference: twice what it may be off by
     if math.isinf(far) or near - miss > _FAR:
         return _SMALLEST if sign > 0 else 0.0
     if near + miss < -_FAR:
         return 1.0 if sign > 0 else 1.0 - UNIT
     if miss * (1.0 + abs(near)) > _LINEAR:  # hardly any noise: the second term is below 1 / far
         if sign > 0:
-            return min(float(special.ndtr(miss - near)) * (1.0 + 1e-10) + _UNSEEN, 1.0)
-        return max(float(special.ndtr(-near - miss)) * (1.0 - 1e-10) - 1.0 / far, 0.0)
+            return min(up(float(special.ndtr(miss - near)), NORMAL_TAIL) + _UNSEEN, 1.0)
+        return max(down(float(special.ndtr(-near - miss)), NORMAL_TAIL) - 1.0 / far, 0.0)
     density = math.exp(-near * near / 2.0)
     second = float(special.erfcx(far / math.sqrt(2.0))) / 2.0
     if near > 0.0:
@@ -48,7 +47,9 @@ def gaussian_delta(mu: float, epsilon: float, sign: int = 1) -> float:
     else:
         scale = float(special.ndtr(-near))
         value = scale - density * second
-    error = (UNIT * _ULPS * (1.0 + near * near) + miss * (1.0 + abs(near))) * scale + _SMALLEST
+    error = (
+        ulps(PRODUCT_ULPS, of=1.0 + near * near) + miss * (1.0 + abs(near))
+    ) * scale + _SMALLEST
     return min(max(value + sign * error, 0.0), 1.0)
 
 

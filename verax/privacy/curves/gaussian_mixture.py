@@ -14,16 +14,25 @@ from scipy import special
 
 from verax.privacy.curves.gaussian import gaussian_delta
 from verax.privacy.numerics.lattice import Law
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array
+from verax.privacy.numerics.rounding import (
+    NORMAL_TAIL,
+    NORMAL_TRADEOFF,
+    PRODUCT_ULPS,
+    UNIT,
+    down,
+    outward,
+    ulps,
+    up,
+)
+from verax.privacy.pairs.gaussian_mixture import Array
 from verax.privacy.pld.composition import LOWER, UPPER
 
-_ROUND = 16.0 * UNIT  # relative error of mu = sqrt(c^2 unit^2)
-_ULPS = 32.0  # allowance for erfcx, exp and ndtr
+# relative error of mu = sqrt(c^2 unit^2)
+_ROUND = ulps(16.0)
 _FAR = 40.0  # standard deviations beyond which a double holds no probability
 _TINY = 1e-306  # what underflow may take from a probability: less than any delta that is asked for
 _HUGE = 1e150  # a mu whose square is still a double
 _LINEAR = 0.01  # a relative error up to which its first order, doubled, is enough
-_SLACK = 1e-11  # relative error of G_mu by ndtr and ndtri, for arguments within _FAR
 
 
 def gaussian_deltas(mu: Array, epsilon: float, side: int) -> Array:
@@ -36,16 +45,16 @@ def gaussian_deltas(mu: Array, epsilon: float, side: int) -> Array:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         shift = np.where(mu > 0.0, epsilon / mu, np.inf)
     exact, far = np.minimum(shift, 1e300) - mu / 2.0, np.minimum(shift, 1e300) + mu / 2.0
-    miss = 4.0 * UNIT * far
+    miss = ulps(4.0, of=far)
     near = np.clip(exact, -_FAR, _FAR)
     density = np.exp(-0.5 * near**2)
     second = 0.5 * special.erfcx(far / math.sqrt(2.0))
     first = 0.5 * special.erfcx(np.maximum(near, 0.0) / math.sqrt(2.0))
     scale = np.where(near > 0.0, density * first, special.ndtr(-near))
     value = np.where(near > 0.0, density * (first - second), scale - density * second)
-    error = scale * (UNIT * _ULPS * (1.0 + near * near) + miss * (1.0 + np.abs(near))) + _TINY
+    error = scale * (ulps(PRODUCT_ULPS, of=1.0 + near * near) + miss * (1.0 + np.abs(near))) + _TINY
     value = value + side * error
-    rough = special.ndtr(np.clip(side * miss - exact, -_FAR, _FAR)) * (1.0 + side * 1e-10)
+    rough = outward(special.ndtr(np.clip(side * miss - exact, -_FAR, _FAR)), side, NORMAL_TAIL)
     value = np.where(
         miss * (1.0 + np.abs(near)) > _LINEAR,
         rough + (_TINY if side == UPPER else -1.0 / far),
@@ -59,19 +68,19 @@ def gaussian_deltas(mu: Array, epsilon: float, side: int) -> Array:
 
 def mixture_delta(law: Law, epsilon: float, side: int) -> float:
     """delta(epsilon) of the mixture, rounded up (``side`` UPPER) or down."""
-    slack = law.error + UNIT * (len(law.weights) + 8.0)
+    slack = law.error + ulps(len(law.weights) + 8.0)
     mu, rest = _mu(law, side), 0.0
     if side == UPPER and law.lost > 0.0:
-        rest = law.lost * gaussian_delta(math.sqrt(law.top) * (1.0 + _ROUND), epsilon, UPPER)
+        rest = law.lost * gaussian_delta(up(math.sqrt(law.top), _ROUND), epsilon, UPPER)
     if side == UPPER and law.top > 0.0:
         rest += _TINY  # small weights times small curves
-    total = float(law.weights @ gaussian_deltas(mu, epsilon, side)) * (1.0 + side * slack) + rest
+    total = outward(float(law.weights @ gaussian_deltas(mu, epsilon, side)), side, slack) + rest
     return min(max(total, 0.0), 1.0)
 
 
 def _mu(law: Law, side: int) -> Array:
     """mu in every cell, where it makes delta largest (UPPER) or smallest."""
-    return np.asarray(np.sqrt(law.highs if side == UPPER else law.lows) * (1.0 + side * _ROUND))
+    return outward(np.sqrt(law.highs if side == UPPER else law.lows), side, _ROUND)
 
 
 # --- the trade-off curve --------------------------------------------------------------------------
@@ -87,7 +96,7 @@ class _Tests:
 
     def __init__(self, law: Law, side: int) -> None:
         mu = _mu(law, -side)
-        self.side, self.slack = side, law.error + UNIT * (len(law.weights) + 8.0)
+        self.side, self.slack = side, law.error + ulps(len(law.weights) + 8.0)
         self.lost = law.lost + _TINY if side == UPPER else 0.0
         seen = mu > 0.0
         self.mu, self.weights = mu[seen], law.weights[seen]
@@ -107,8 +116,8 @@ class _Tests:
 
     def _sum(self, x: Array, at: Array, unseen: float) -> float:
         bent = np.clip(x, -_FAR, _FAR)
-        error = UNIT * (
-            _ULPS * (1.0 + bent * bent) + 4.0 * (np.abs(at) + self.mu) * (1.0 + np.abs(bent))
+        error = ulps(
+            PRODUCT_ULPS * (1.0 + bent * bent) + 4.0 * (np.abs(at) + self.mu) * (1.0 + np.abs(bent))
         )
         chances = (
             special.ndtr(bent)
@@ -117,7 +126,7 @@ class _Tests:
         )
         chances = chances * np.clip(1.0 + self.side * error, 0.0, 2.0)
         total = float(self.weights @ chances) + unseen
-        return min(max(total * (1.0 + self.side * self.slack), 0.0) + self.lost, 1.0)
+        return min(max(outward(total, self.side, self.slack), 0.0) + self.lost, 1.0)
 
 
 def mixture_tradeoff(law: Law, alpha: float, side: int) -> float:
@@ -133,7 +142,7 @@ def mixture_tradeoff(law: Law, alpha: float, side: int) -> float:
     tests = _Tests(law, side)
     few, misses = tests.errors(0.0, blind=False)
     many, fewest = tests.errors(0.0, blind=True)
-    line = few + misses - alpha + side * 4.0 * UNIT
+    line = few + misses - alpha + side * ulps(4.0)
     if side == LOWER:
         if few < alpha <= many:  # the line touches the curve and supports it everywhere
             return max(line, 0.0)
@@ -176,15 +185,15 @@ def lower_bound(law: Law, cut: float, alpha: float) -> float:
     ... )
     True
     """
-    mu, tail = math.sqrt(cut) * (1.0 + _ROUND), law.above(cut)[1]
-    there = gaussian_tradeoff(mu, alpha) * (1.0 - _SLACK) - tail
-    beyond = gaussian_tradeoff(mu, min((alpha + tail) * (1.0 + 4.0 * UNIT), 1.0)) * (1.0 - _SLACK)
+    mu, tail = up(math.sqrt(cut), _ROUND), law.above(cut)[1]
+    there = down(gaussian_tradeoff(mu, alpha), NORMAL_TRADEOFF) - tail
+    beyond = down(gaussian_tradeoff(mu, min(up(alpha + tail, ulps(4.0)), 1.0)), NORMAL_TRADEOFF)
     return max(there, beyond, 0.0)
 
 
 def upper_bound(law: Law, cut: float, alpha: float) -> float:
     """f^U of definition 5.3 at mu^2 = ``cut``, with the exact tail below it: never below the curve."""
-    mu, tail = math.sqrt(cut) * (1.0 - _ROUND), law.below(cut)[1]
+    mu, tail = down(math.sqrt(cut), _ROUND), law.below(cut)[1]
     if tail >= 1.0 or mu == 0.0:
         return 1.0 - alpha
     log_rest = math.log1p(-tail) / mu
@@ -195,8 +204,8 @@ def upper_bound(law: Law, cut: float, alpha: float) -> float:
     elif alpha < last:
         value = first + last - alpha
     else:
-        value = gaussian_tradeoff(mu, max((alpha - tail) / (1.0 - tail) - 4.0 * UNIT, 0.0))
-    return min(value * (1.0 + _SLACK) + 4.0 * UNIT, 1.0 - alpha)
+        value = gaussian_tradeoff(mu, max((alpha - tail) / (1.0 - tail) - ulps(4.0), 0.0))
+    return min(up(value, NORMAL_TRADEOFF) + ulps(4.0), 1.0 - alpha)
 
 
 def bounds(law: Law, alpha: float) -> tuple[float, float]:

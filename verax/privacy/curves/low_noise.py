@@ -21,7 +21,8 @@ from verax.mechanism import Phases
 from verax.privacy.curves.base import Curve
 from verax.privacy.curves.triangle import Best
 from verax.privacy.numerics.lattice import Law
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array
+from verax.privacy.numerics.rounding import OPS_8M, OPS_8000, down, ulps, up
+from verax.privacy.pairs.gaussian_mixture import Array
 from verax.privacy.pld.composition import BOTH, LOWER, Sides
 from verax.privacy.pricing import Group, pricing_of
 from verax.privacy.strong.curve import SEEN, StrongCurve
@@ -34,7 +35,7 @@ _SEEN = 100.0  # shift in standard deviations of the noise from which on the two
 _QUANTILES = 48  # values of |v| that are tried
 _MARGINS = np.array([-8.0, -6.0, -5.0, -4.5, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 6.0])
 """How far below |v| the thresholds are."""
-_ROUNDED = 64.0 * UNIT  # of a length: more than what rounding it may add
+_ROUNDED = ulps(64.0)  # of a length: more than what rounding it may add
 # of a threshold, how much less than nothing it costs
 _BEYOND = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0])
 _FARTHEST = -37.0  # standard deviations up to which a probability is a normal double
@@ -57,7 +58,7 @@ def bounds(phases: Phases, group: Group) -> tuple[list[Curve], list[Curve], str,
     above = f"almost no noise, so the sampling may as well be told: {SEEN}"
     removed = [part.removed for part in found if part.removed is not None]
     if len(removed) == len(found):
-        absence = math.fsum(part.absence for part in found) * (1.0 + 4.0 * UNIT)
+        absence = up(math.fsum(part.absence for part in found), ulps(4.0))
         upper = Best((Added(_sum(removed), absence), upper))
         above += "; removed first, then added, which shows at most where it is missing (docs/proofs.md, lemma 5)"
     places, least = sum(part.places for part in found), min(part.least for part in found)
@@ -122,8 +123,8 @@ class Search:
     def _law(self) -> tuple[Array, Array, float]:
         """Lengths |v| in ascending order, rounded down, their chances, and what may be missing."""
         law: Law = self.curve.law()
-        error = law.error + UNIT * len(law.weights)
-        return np.sqrt(law.lows), law.weights * (1.0 - error), law.lost
+        error = law.error + ulps(len(law.weights))
+        return np.sqrt(law.lows), down(law.weights, error), law.lost
 
     def _up_to(self, left_out: float) -> tuple[Array, Array, float]:
         """Lengths and chances but for the largest ones, and the log of the number of vectors up to those lengths."""
@@ -132,7 +133,7 @@ class Search:
         tail = np.cumsum(chances[::-1])[::-1]
         kept = max(int(np.count_nonzero(tail > left_out)), 1)
         entries = min(
-            float(highs[kept - 1]) / self.least / self.least * (1.0 + 1e-9), float(self.places)
+            up(float(highs[kept - 1]) / self.least / self.least, OPS_8M), float(self.places)
         )
         return lengths[:kept], chances[:kept], _log_subsets(self.places, math.floor(entries))
 
@@ -150,16 +151,16 @@ class Search:
         some = np.unique(
             np.linspace(max(near - _QUANTILES, 0), max(near - 1, 0), _QUANTILES).astype(np.int64)
         )
-        places = (lengths[some, None] * (1.0 - _ROUNDED) - _MARGINS).ravel()
+        places = (down(lengths[some, None], _ROUNDED) - _MARGINS).ravel()
         places = places[places > 1.0]
-        found = self._found(lengths, chances, places) - delta * (1.0 + 1e-12)
+        found = self._found(lengths, chances, places) - up(delta, OPS_8000)
         useful = found > 0.0
         if not useful.any():
             return 0.0, math.inf
         c = places[useful]
         logs = np.log(found[useful])
         best = logs - log_number + c * c / 2.0 + np.log(c)  # Mills: P[N > c] <= e^(-c^2/2) / c
-        best -= 16.0 * UNIT * (c * c + log_number - logs)
+        best -= ulps(16.0, of=c * c + log_number - logs)
         return max(float(best.max()), 0.0), math.inf
 
     def delta(
@@ -171,16 +172,16 @@ class Search:
         best = 0.0
         for left_out in (1e-4, 1e-9, 1e-16):
             lengths, chances, log_number = self._up_to(left_out)
-            places = np.sqrt(2.0 * (epsilon * (1.0 + 1e-12) + log_number + _BEYOND))
-            false = np.exp(-_BEYOND * (1.0 - 1e-9)) / places
+            places = np.sqrt(2.0 * (up(epsilon, OPS_8000) + log_number + _BEYOND))
+            false = np.exp(-down(_BEYOND, OPS_8M)) / places
             best = max(best, float((self._found(lengths, chances, places) - false).max()))
         return best, 1.0
 
     def _found(self, lengths: Array, chances: Array, places: Array) -> Array:
         """The chance that the maximum reaches each of the places, with the records there; rounded down."""
-        above = lengths - 8.0 * UNIT * lengths - places[:, None]
+        above = lengths - ulps(8.0, of=lengths) - places[:, None]
         reached = np.where(above > _FARTHEST, special.ndtr(above), 0.0)
-        return np.asarray(reached @ chances * (1.0 - 1e-12))
+        return np.asarray(down(reached @ chances, OPS_8000))
 
 
 def _log_subsets(places: int, most: int) -> float:
@@ -189,4 +190,4 @@ def _log_subsets(places: int, most: int) -> float:
         return 0.0
     if 2 * most >= places:
         return places * math.log(2.0)
-    return most * (1.0 + math.log(places / most)) * (1.0 + 1e-12)
+    return up(most * (1.0 + math.log(places / most)), OPS_8000)

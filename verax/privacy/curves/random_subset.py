@@ -23,7 +23,8 @@ import numpy as np
 from scipy import special
 
 from verax.privacy.numerics.distributions import log_binomial_probability
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Pair
+from verax.privacy.numerics.rounding import OPS_8M, down, ulps, up
+from verax.privacy.pairs.gaussian_mixture import Array, Pair
 from verax.privacy.pairs.one_of_many import Law, rounded
 from verax.privacy.pld.composition import BOTH, UPPER, Composition, Round, Sides
 
@@ -42,7 +43,6 @@ _FLAT = 1e-9  # of the log factor: points on the line that differ by less are on
 _COARSE = 0.03  # width of log delta that is always fine enough
 _STEP_BACK = 0.01  # of epsilon, how far back the search for a smaller one goes at first
 _LEAST = 1e-300
-_MARGIN = 1e-9  # relative allowance for the weights below, which doubles give to about 1e-12
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,7 @@ def _delta(parts: _Parts, epsilon: float, rtol: float) -> float:
     deltas = [curve.delta(epsilon, rtol, (UPPER,))[1] for _, curve in parts]
     if max(deltas) >= 1.0:
         return 1.0
-    return min(
-        math.fsum(w * d for (w, _), d in zip(parts, deltas, strict=True)) * (1.0 + _MARGIN), 1.0
-    )
+    return min(up(math.fsum(w * d for (w, _), d in zip(parts, deltas, strict=True)), OPS_8M), 1.0)
 
 
 @lru_cache(maxsize=32)
@@ -152,9 +150,9 @@ def _parts(
     weights, nodes = angles(variance)
     shares = weights * np.exp(-nodes * variance)
     shares = (1.0 - _EVEN) * shares / shares.sum() + _EVEN / len(nodes)
-    shares *= (1.0 - _MARGIN) / shares.sum()
+    shares *= down(1.0, OPS_8M) / shares.sum()
     log_chance = log_binomial_probability(steps, chance, times).lower
-    log_scales = np.log(weights) - log_chance - np.log(shares) + 2.0 * _MARGIN
+    log_scales = np.log(weights) - log_chance - np.log(shares) + 2.0 * OPS_8M
     tables = [
         _round(chance, shift, s, a / steps).table(spread=True)
         for s, a in zip(nodes, log_scales.tolist(), strict=True)
@@ -200,8 +198,8 @@ def _round(chance: float, shift: float, node: float, log_scale: float) -> Law:
     corners = np.exp(np.concatenate([[0.0], rise[kept]]) + math.log1p(-chance) + log_scale)
     q, places = np.exp(cells.log_p - cells.loss), np.exp(cells.loss - node * least + log_scale)
     places[:-1] = np.minimum(places[:-1], corners[1:])  # a cell's mean is below its right end
-    error = 2.0 * float(cells.error.max()) + 8.0 * UNIT * (
-        2.0 + float(np.abs(cells.loss).max()) + abs(log_scale)
+    error = 2.0 * float(cells.error.max()) + ulps(
+        8.0, of=2.0 + float(np.abs(cells.loss).max()) + abs(log_scale)
     )
     return rounded(
         q, q * np.maximum(places - corners, 0.0), corners, 0.0, 2.0 * error, error, spread=True

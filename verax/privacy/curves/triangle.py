@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from verax.privacy.curves.base import Curve
+from verax.privacy.numerics.rounding import OPS_8000, up
 from verax.privacy.pld.composition import BOTH, UPPER, Sides
 
 _LEAST = 1e-300  # a delta that came out smaller may have fallen below the range of doubles
@@ -46,7 +47,7 @@ class Chain:
             repeats = math.expm1(steps * each) / math.expm1(each) if each > 0.0 else float(steps)
             total += one * math.exp(used) * repeats
             used += steps * each
-        return 0.0, min(total * (1.0 + 1e-12), 1.0)
+        return 0.0, min(up(total, OPS_8000), 1.0)
 
     def epsilon(
         self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0

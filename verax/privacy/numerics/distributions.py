@@ -27,6 +27,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from verax.privacy.numerics.rounding import ulps
+
 Array = NDArray[np.float64]
 
 LARGEST = 2**53
@@ -34,7 +36,6 @@ LARGEST = 2**53
 and 1".
 """
 
-_UNIT = 2.0**-53  # unit round-off of a double
 _DIGITS = Context(
     prec=50,
     rounding=ROUND_HALF_EVEN,
@@ -165,7 +166,7 @@ def poisson_law(mean: float, most: int) -> Array:
 
 def law_error(weights: Array) -> float:
     """Bound on the relative error of the probabilities of a law above that are at least 1e-290."""
-    return 8.0 * _UNIT * (2.0 * len(weights) + 2.0)
+    return ulps(8.0, of=2.0 * len(weights) + 2.0)
 
 
 def _unimodal(ratios: Array, mode: int) -> Array:
@@ -229,7 +230,7 @@ def _sum_of_products(ratio: Callable[[Array], Array], terms: int) -> tuple[float
             break
         size = min(2 * size, _BLOCKS[1])
     total = math.fsum(sums)
-    rounding = 1.01 * _UNIT * (_ROUNDINGS * moment + (size + 4.0) * total) + _UNDERFLOW
+    rounding = ulps(1.01, of=_ROUNDINGS * moment + (size + 4.0) * total) + _UNDERFLOW
     return total - rounding, total + rounding + remainder
 
 

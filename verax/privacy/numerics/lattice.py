@@ -15,11 +15,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array
+from verax.privacy.numerics.rounding import OPS_8M, UNDERFLOW, down, ulps, up
+from verax.privacy.pairs.gaussian_mixture import Array
 
 CELLS = 4096  # more than this are merged in pairs
 _CUT = 1e-50  # probability that may be cut off each end of a law
-_TINY = 1e-290  # what underflow may lose in one convolution
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class Law:
             step *= 2.0
         index = ((places - places[0]) // step).astype(np.int64)
         found = np.asarray(np.bincount(index, weights=chances), dtype=float)
-        error += UNIT * len(chances) if step > 1.0 else 0.0
+        error += ulps(len(chances)) if step > 1.0 else 0.0
         return cls(float(places[0]), step, found, step - 1.0, lost, top, error).merged(cells)
 
     @classmethod
@@ -100,8 +100,8 @@ class Law:
 
     def _bounds(self, surely: NDArray[np.bool_], perhaps: NDArray[np.bool_]) -> tuple[float, float]:
         least, most = float(self.weights[surely].sum()), float(self.weights[perhaps].sum())
-        slack = self.error + UNIT * len(self.weights)
-        return max(least * (1.0 - slack), 0.0), min(most * (1.0 + slack) + self.lost, 1.0)
+        slack = self.error + ulps(len(self.weights))
+        return max(down(least, slack), 0.0), min(up(most, slack) + self.lost, 1.0)
 
     def scaled(self, factor: float) -> Law:
         """The law of ``factor`` times the variable; places are then right to a few units of round-off."""
@@ -126,13 +126,13 @@ class Law:
             step=2.0 * self.step,
             weights=weights[::2] + weights[1::2],
             spread=self.spread + self.step,
-            error=self.error + UNIT,
+            error=self.error + ulps(1.0),
         )
 
     def _on_step(self, step: float) -> Law:
         """The same law on cells of another width, each value in the cell that starts below it."""
         # so that rounding the quotient leaves no value below its cell
-        start = self.start - 1e-9 * step
+        start = self.start - OPS_8M * step
         index = np.floor((self.lows - start) / step).astype(np.int64)
         weights = np.asarray(np.bincount(index, weights=self.weights), dtype=float)
         return replace(
@@ -140,8 +140,8 @@ class Law:
             start=start,
             step=step,
             weights=weights,
-            spread=self.spread + step * (1.0 + 2e-9),
-            error=self.error + UNIT * len(self.weights),
+            spread=self.spread + up(step, 2.0 * OPS_8M),
+            error=self.error + ulps(len(self.weights)),
         )
 
     def plus(self, other: Law, cells: int = CELLS) -> Law:
@@ -150,17 +150,14 @@ class Law:
         weights = np.convolve(a.weights, b.weights)
         first, last, cut = kept(weights)
         error = (
-            a.error
-            + b.error
-            + a.error * b.error
-            + UNIT * (min(len(a.weights), len(b.weights)) + 4.0)
+            a.error + b.error + a.error * b.error + ulps(min(len(a.weights), len(b.weights)) + 4.0)
         )
         law = Law(
             a.start + b.start + a.step * first,
             a.step,
             weights[first:last],
             a.spread + b.spread,
-            (a.lost + b.lost + cut) * (1.0 + 8.0 * UNIT) + _TINY,
+            up(a.lost + b.lost + cut, ulps(8.0)) + UNDERFLOW,
             a.top + b.top,
             error,
         )
@@ -183,11 +180,13 @@ def kept(weights: Array) -> tuple[int, int, float]:
     """The slice of cells that is worth keeping, and a bound on the probability outside it."""
     if len(weights) == 1:
         return 0, 1, 0.0
-    up, down = np.cumsum(weights), np.cumsum(weights[::-1])
-    first = min(int(np.searchsorted(up, _CUT)), len(weights) - 1)
-    cut = min(int(np.searchsorted(down, _CUT)), len(weights) - first - 1)
-    lost = (float(up[first - 1]) if first else 0.0) + (float(down[cut - 1]) if cut else 0.0)
-    return first, len(weights) - cut, lost * (1.0 + 1e-9)
+    from_left, from_right = np.cumsum(weights), np.cumsum(weights[::-1])
+    first = min(int(np.searchsorted(from_left, _CUT)), len(weights) - 1)
+    cut = min(int(np.searchsorted(from_right, _CUT)), len(weights) - first - 1)
+    lost = (float(from_left[first - 1]) if first else 0.0) + (
+        float(from_right[cut - 1]) if cut else 0.0
+    )
+    return first, len(weights) - cut, up(lost, OPS_8M)
 
 
 def _aligned(a: Law, b: Law, cells: int) -> tuple[Law, Law]:

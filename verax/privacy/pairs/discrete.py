@@ -16,10 +16,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Cells, log_interval
+from verax.privacy.numerics.rounding import BIN_MASS, ulps
+from verax.privacy.pairs.gaussian_mixture import Array, Cells, log_interval
 
 _BIN = 0.01  # width of an attacker's bins, in standard deviations of the noise
-_BIN_ERROR = 1e-10  # relative error of a bin's mass: 1e-14 over the share of the tail that it holds
 _LEAST = 1e-290  # bins with less mass are left out, which only hides from the attacker
 
 
@@ -60,7 +60,7 @@ class Table:
         order = np.argsort(loss, kind="stable")
         largest = max(float(np.abs(log_p).max(initial=0.0)), float(np.abs(log_q).max(initial=0.0)))
         return Table(
-            log_p[order], loss[order], infinite, missing, error + UNIT * (8.0 + 2.0 * largest)
+            log_p[order], loss[order], infinite, missing, error + ulps(8.0 + 2.0 * largest)
         )
 
     @staticmethod
@@ -76,7 +76,7 @@ class Table:
             sum(w * np.exp(log_interval(x - m)[0]) for w, m in zip(*side, strict=True))
             for side in (up, down)
         )
-        return Table.seen(p, q, error=_BIN_ERROR + UNIT * len(shifts))
+        return Table.seen(p, q, error=BIN_MASS + ulps(len(shifts)))
 
     @staticmethod
     def seen(p: Array, q: Array, error: float) -> Table:
@@ -179,7 +179,7 @@ class Table:
         largest = max(float(np.abs(logs).max(initial=0.0)) for logs in (log_p, log_q))
         log_p, log_q = (log_sums(logs, cell, count) for logs in (log_p, log_q))
         loss = np.subtract(log_p, log_q, out=np.zeros(count), where=log_p > -np.inf)
-        return Cells(log_p, loss, np.full(count, self.error + UNIT * 4.0 * (most + 16.0 + largest)))
+        return Cells(log_p, loss, np.full(count, self.error + ulps(4.0, of=most + 16.0 + largest)))
 
     def delta(self, epsilon: float) -> tuple[float, float]:
         """Lower and upper bound on D_{e^eps}(P||Q)."""
@@ -187,7 +187,7 @@ class Table:
         p, loss, slack = (
             self.p[above],
             self.loss_values[above],
-            2.0 * self.error + len(self.log_p) * UNIT,
+            2.0 * self.error + ulps(len(self.log_p)),
         )
         lower = float(np.sum(p * -np.expm1(-np.maximum(loss - epsilon - self.error, 0.0)))) * (
             1.0 - slack

@@ -22,11 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from verax.privacy.numerics.rounding import LIBRARY_ULPS, UNIT, ulps
+
 Array = NDArray[np.float64]
 
-UNIT = 2.0**-53  # unit round-off of a double
-# allowance for erfcx, exp and log, in units of round-off; measured within 8 against 40 digits
-_SPECIAL_ULPS = 16.0
 _FAR = 1e8  # where the search for an inverse stops: nothing has mass there
 _MOST_NODES = 20_000  # of a quadrature rule
 _BLOCK = 2_000_000  # components times cells worked on at once
@@ -170,13 +169,13 @@ def log_interval(y: Array) -> tuple[Array, Array]:
         # a cell too thin to see: all that is known is that it is tiny
         share = np.minimum(share, 1.0 - UNIT)
         log_mass = np.log(scaled_near * (0.5 - 0.5 * share)) - near * near / 2.0
-        error = UNIT * (_SPECIAL_ULPS + 2.0 * (near + 1.0) ** 2) / (1.0 - share)
+        error = ulps(LIBRARY_ULPS + 2.0 * (near + 1.0) ** 2) / (1.0 - share)
     empty = ~(y[..., 1:] > y[..., :-1])
     log_mass[empty], error[empty] = -np.inf, 0.0
     straddle = (y[..., :-1] < 0.0) & (y[..., 1:] > 0.0)
     if straddle.any():
         mass = special.ndtr(y[..., 1:][straddle]) - special.ndtr(y[..., :-1][straddle])
-        log_mass[straddle], error[straddle] = np.log(mass), UNIT * _SPECIAL_ULPS / mass
+        log_mass[straddle], error[straddle] = np.log(mass), ulps(LIBRARY_ULPS) / mass
     return log_mass, error
 
 
@@ -375,7 +374,7 @@ class Pair:
             miss = self.loss(at) - goal
             below[left] = np.where(miss < 0.0, at, below[left])
             above[left] = np.where(miss > 0.0, at, above[left])
-            unsettled = np.abs(miss) > 8.0 * UNIT * (1.0 + np.abs(goal))
+            unsettled = np.abs(miss) > ulps(8.0, of=1.0 + np.abs(goal))
             left, at, miss = left[unsettled], at[unsettled], miss[unsettled]
             if not left.size:
                 break
@@ -424,7 +423,7 @@ class Pair:
         lower = math.exp(log_p - error) * -math.expm1(-max(rise - error, 0.0))
         upper = math.exp(log_p + error) * -math.expm1(
             -max(rise + error, 0.0)
-        ) + around * math.expm1(miss + 8.0 * UNIT)
+        ) + around * math.expm1(miss + ulps(8.0))
         return lower, min(upper + self.up.lost, 1.0)
 
     def cells(self, boundaries: Array) -> Cells:
@@ -466,12 +465,12 @@ class Pair:
             share = np.exp(log_weights + ratios - sides[-1])  # of the cell's mass, each component's
             # a component without any mass in the cell has no share of the error either
             there = np.isfinite(ratios)
-            off = mass_error + UNIT * (
-                _SPECIAL_ULPS + 2.0 * np.abs(ratios, out=np.zeros_like(ratios), where=there)
+            off = mass_error + ulps(
+                LIBRARY_ULPS + 2.0 * np.abs(ratios, out=np.zeros_like(ratios), where=there)
             )
             error += (
                 np.multiply(share, off, out=np.zeros_like(share), where=there).sum(axis=0)
                 + mixture.error
             )
         loss = sides[0] - sides[1]
-        return Cells(base + sides[0], loss, error + UNIT * (4.0 * np.abs(loss) + 4.0))
+        return Cells(base + sides[0], loss, error + ulps(4.0 * np.abs(loss) + 4.0))

@@ -25,10 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Cells, log_interval
+from verax.privacy.numerics.rounding import ulps
+from verax.privacy.pairs.gaussian_mixture import Array, Cells, log_interval
 
 _BLOCK = 400_000  # kinds times cells worked on at once
-_SOLVED = 64.0 * UNIT  # what is left is charged
+_SOLVED = ulps(64.0)  # what is left is charged
 _STEPS = 60
 _DEEP = -0.7  # losses below this are told by what is left of Q, not by what is gone
 _TABLE = 400
@@ -191,7 +192,7 @@ class Glued:
         centre = np.flatnonzero((boundaries[:-1] < 0.0) & (boundaries[1:] >= 0.0))
         if centre.size and self._log_atom > -math.inf:
             atom = np.full((1, 1), self._log_atom)
-            tiny = np.full((1, 1), 32.0 * UNIT * math.exp(-self._log_atom))
+            tiny = np.full((1, 1), ulps(32.0, of=math.exp(-self._log_atom)))
             total.add(
                 slice(int(centre[0]), int(centre[0]) + 1),
                 atom,
@@ -218,7 +219,7 @@ class Glued:
         lower = math.exp(log_p - error) * -math.expm1(-max(rise - error, 0.0))
         upper = math.exp(log_p + error) * -math.expm1(
             -max(rise + error, 0.0)
-        ) + around * math.expm1(miss + 8.0 * UNIT)
+        ) + around * math.expm1(miss + ulps(8.0))
         return lower, min(upper, 1.0)
 
 
@@ -457,5 +458,5 @@ class _Sums:
             loss = np.where(np.abs(ratio) < 0.5, np.log1p(ratio), log_p - log_q)
             wrong = np.where(some, sum(self.wrong[name] / self.sum[name] for name in "pq"), 0.0)
         size = np.where(some, np.abs(log_p) + np.abs(log_q), 0.0)
-        rounding = UNIT * (64.0 + 4.0 * size)
+        rounding = ulps(64.0 + 4.0 * size)
         return Cells(log_p, np.where(some, loss, 0.0), wrong + 2.0 * error + rounding)

@@ -8,14 +8,14 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
+from verax.privacy.numerics.rounding import LARGEST_SUM_MASS, ulps
 from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array
+from verax.privacy.pairs.gaussian_mixture import Array
 
 _STEP = 0.004  # width of the attacker's bins, in standard deviations of the noise
 # log of the probability of a bin, with the record or without it, below which it is not looked at
 _LEAST = -600.0
 _FAINT = 1e-250  # a tail below which doubles run out
-_ERROR = 1e-9  # relative allowance for the masses below: doubles give them to about 1e-11
 
 
 @lru_cache(maxsize=256)
@@ -41,7 +41,7 @@ def largest_sum(batches: int, present: float, absent: float) -> Table:
     log_p, log_q = (_log_masses(c, shift, batches) for shift in (present, absent))
     seen = (np.minimum(log_p, log_q) > -np.inf) & (np.maximum(log_p, log_q) > _LEAST)
     largest = float(np.abs(np.append(log_p[seen], log_q[seen])).max(initial=0.0))
-    return Table.of_logs(log_p[seen], log_q[seen], error=_ERROR + 8.0 * UNIT * largest)
+    return Table.of_logs(log_p[seen], log_q[seen], error=LARGEST_SUM_MASS + ulps(8.0, of=largest))
 
 
 def _log_masses(c: Array, shift: float, batches: int) -> Array:

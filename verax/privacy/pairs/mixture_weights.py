@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from verax.privacy.numerics.distributions import binomial_at_least, binomial_at_most
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Mixture, Pair
+from verax.privacy.numerics.rounding import down, mixture_weight_error, ulps
+from verax.privacy.pairs.gaussian_mixture import Array, Mixture, Pair
 from verax.privacy.pld.composition import Round
 
 _FEW = 64  # components that are never worth rounding
@@ -41,7 +42,7 @@ def truncated_rate(rate: float, max_batch: int, population: int) -> float:
         return max_batch / population
     room = binomial_at_most(population - 1, rate, max_batch - 1).lower
     full = binomial_at_least(population, rate, max_batch + 1).lower
-    return (rate * room + max_batch / population * full) * (1.0 - 4.0 * UNIT)
+    return down(rate * room + max_batch / population * full, ulps(4.0))
 
 
 def crowded(rate: float, max_batch: int, others: int) -> list[tuple[float, float, int]]:
@@ -69,12 +70,10 @@ def mixture_round(weights: Array, shifts: Array, trials: int, two_sided: bool = 
     """
     if trials == 1 and len(weights) == 2:
         rate, shift = float(weights[1]), float(shifts[1])
-        side = replace(Pair.subsampled(rate, shift).up, error=4.0 * UNIT)
+        side = replace(Pair.subsampled(rate, shift).up, error=ulps(4.0))
         return Round(Pair(side, side) if two_sided else Pair(side))
     kept = int(np.count_nonzero(weights > _NEGLIGIBLE))
-    # eight roundings a product, taken once per kept weight or once per trial, and a sum over all
-    # trials
-    error = UNIT * (2000.0 + 200.0 * kept + 8.0 * trials)
+    error = mixture_weight_error(kept, trials)
     below, above = np.cumsum(weights), np.cumsum(weights[::-1])[::-1]
     first = int(np.searchsorted(below, _NEGLIGIBLE))
     last = len(weights) - 1 - int(np.searchsorted(above[::-1], _NEGLIGIBLE))

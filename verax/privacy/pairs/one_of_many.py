@@ -24,8 +24,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from verax.privacy.numerics.rounding import ulps
 from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Pair
+from verax.privacy.pairs.gaussian_mixture import Array, Pair
 
 FINE = 0.03  # grid points per scale of the law: widths below half a percent of epsilon
 LARGEST_SHIFT = 12.0  # beyond this the factors leave the range of doubles
@@ -116,7 +117,7 @@ def _single(shift: float, fine: float, cap: float, spread: bool, log_tail: float
     pair = Pair.gaussian(shift)
     cells = pair.cells(np.concatenate([[-np.inf], pair.cut(grid)[0], [np.inf]]))
     q, places = np.exp(cells.log_p - cells.loss), np.exp(cells.loss)
-    error = 2.0 * float(cells.error.max()) + 4.0 * UNIT * float(np.abs(cells.loss).max())
+    error = 2.0 * float(cells.error.max()) + ulps(4.0, of=float(np.abs(cells.loss).max()))
     corners = np.concatenate([[0.0], np.exp(grid)])
     return rounded(
         q, q * np.maximum(places - corners, 0.0), corners, 0.0, 2.0 * error, error, spread
@@ -143,9 +144,9 @@ def _combine(a: Law, b: Law, share: float, grid: Array, spread: bool) -> Law:
         beyond += np.bincount(cell, weights=mass * (places - corners[cell]), minlength=len(corners))
         most = max(most, int(np.bincount(cell).max()))
     # additions in one cell: inside a block, and block by block
-    added = UNIT * (most + len(a.q) / _ROWS + 8.0)
+    added = ulps(most + len(a.q) / _ROWS + 8.0)
     mass_error = a.mass_error + b.mass_error + added
-    place_error = max(a.place_error, b.place_error) + 2.0 * added + 8.0 * UNIT
+    place_error = max(a.place_error, b.place_error) + 2.0 * added + ulps(8.0)
     infinite = share * a.infinite + (1.0 - share) * b.infinite
     return rounded(q, beyond, corners, infinite, mass_error, place_error, spread)
 

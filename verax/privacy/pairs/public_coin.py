@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Cells, Pair
+from verax.privacy.numerics.rounding import OPS_80, down, ulps, up
+from verax.privacy.pairs.gaussian_mixture import Array, Cells, Pair
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Revealed:
         log_p, log_q = np.logaddexp.reduce(p), np.logaddexp.reduce(q)
         with np.errstate(invalid="ignore"):
             loss = np.where(np.isfinite(log_p), log_p - log_q, 0.0)
-        return Cells(log_p, loss, 2.0 * error + UNIT * (16.0 + 4.0 * np.abs(loss)))
+        return Cells(log_p, loss, 2.0 * error + ulps(16.0 + 4.0 * np.abs(loss)))
 
     def delta(self, epsilon: float) -> tuple[float, float]:
         """Bounds on D_{e^eps}: the average of the pairs'."""
@@ -101,4 +102,5 @@ class Revealed:
         lower, upper = (
             float(np.dot(self.chances, [part[side] for part in parts])) for side in (0, 1)
         )
-        return lower * (1.0 - 1e-14), min(upper * (1.0 + 1e-14), 1.0)
+        slack = max(OPS_80, ulps(len(parts) + 4.0))
+        return down(lower, slack), min(up(upper, slack), 1.0)

@@ -24,9 +24,8 @@ from functools import cached_property
 import numpy as np
 from scipy import special
 
+from verax.privacy.numerics.rounding import OPS_8000
 from verax.privacy.pairs.gaussian_mixture import Array, Mixture, Pair
-
-_WEIGHT_ERROR = 1e-12  # relative error of weights, which doubles give to about size * 1e-16
 
 
 @dataclass(frozen=True)
@@ -78,10 +77,10 @@ class SharedBins:
         shifts = self.shifts(len(log_weights) - 1)
         if self.adds_up:
             return Pair(
-                Mixture(tuple(log_weights.tolist()), tuple(shifts.tolist()), error=_WEIGHT_ERROR)
+                Mixture(tuple(log_weights.tolist()), tuple(shifts.tolist()), error=OPS_8000)
             )
         some = float(special.logsumexp(log_weights[1:]))
-        return Pair(Mixture((float(log_weights[0]), some), (0.0, self.unit), error=_WEIGHT_ERROR))
+        return Pair(Mixture((float(log_weights[0]), some), (0.0, self.unit), error=OPS_8000))
 
     def likely(self, chance: float) -> int:
         """A number of records that one bin exceeds with about this chance at most."""

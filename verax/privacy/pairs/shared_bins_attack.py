@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from scipy import fft, special
 
 from verax.privacy.numerics.roots import root
+from verax.privacy.numerics.rounding import transform_error, ulps
 from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Pair, log_interval
+from verax.privacy.pairs.gaussian_mixture import Array, Pair, log_interval
 from verax.privacy.pairs.shared_bins import SharedBins
 from verax.privacy.pairs.some_of_many import (
     ALIAS,
@@ -181,7 +182,7 @@ def _with_group(group: SharedBins, laws: list[Discrete], tilt: float) -> View:
     circles = np.zeros((len(laws), points))
     np.add.at(circles.T, place, found.laws.T)
     transforms = fft.rfft(circles, axis=1)
-    error = UNIT * (
+    error = ulps(
         32.0
         + 8.0 * math.log2(points)
         + 8.0 * (abs(tilt) * float(np.abs(laws[0].losses).max()) + 40.0)
@@ -196,7 +197,7 @@ def _with_group(group: SharedBins, laws: list[Discrete], tilt: float) -> View:
     size = (
         1.0 + abs(found.log_scale) + group.size * math.log(group.size + 2.0) + np.abs(tilt * sums)
     )
-    return low, logs, share + 64.0 * UNIT * (size + group.bins)
+    return low, logs, share + ulps(64.0, of=size + group.bins)
 
 
 def _nodes(group: SharedBins, weights: Array) -> tuple[int, float]:
@@ -231,15 +232,15 @@ def _coefficient(
         raised = _power(base, group.bins)
         spectrum[part] = phases @ raised
         sizes = np.minimum(np.abs(base) + error, 1.0 + error) ** (group.bins - 1)
-        relative = 8.0 * UNIT * (2.0 + group.bins)
+        relative = ulps(8.0, of=2.0 + group.bins)
         wrong += float((group.bins * error * sizes + relative * np.abs(raised)).mean(axis=0).sum())
-    return spectrum, wrong + 8.0 * UNIT * math.log2(transforms.shape[1] + 2.0) * float(
+    return spectrum, wrong + transform_error(transforms.shape[1] + 2) * float(
         np.abs(spectrum).sum()
     )
 
 
 def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
-    """base ** exponent by squaring, within a relative error of 3 UNIT * exponent: each product adds less than 3 UNIT.
+    """base ** exponent by squaring, within a relative error of 3 u * exponent: each product adds less than 3 u.
 
     What falls below the range of doubles on the way is 0.
     """

@@ -25,8 +25,9 @@ import numpy as np
 from scipy import special
 
 from verax.privacy.curves.random_subset import angles
+from verax.privacy.numerics.rounding import OPS_8, OPS_8G, OPS_8M, OPS_8000, down, ulps, up
 from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Cells, Pair
+from verax.privacy.pairs.gaussian_mixture import Array, Cells, Pair
 from verax.privacy.pairs.one_of_many import LARGEST_SHIFT, at_most_one_of
 from verax.privacy.pairs.shared_bins import SharedBins
 from verax.privacy.pairs.sharing import parts, sharings
@@ -61,10 +62,6 @@ _SELDOM = 1e-3  # chance of a kind of sharing that need not be known as well
 # mass of one bin's loss, on either side, that may be moved to the end of the grid or to infinity
 _CUT = 1e-24
 _ALIAS = 1e-16
-# relative error of the probabilities of kinds, which doubles give to about 1e-14
-_CHANCE_ERROR = 1e-12
-# relative allowance for weights and their logarithms, which doubles give to about 1e-12
-_MARGIN = 1e-9
 
 
 Part = tuple[float, Array, float, float]
@@ -117,8 +114,8 @@ def with_against_without(group: SharedBins, lean: float) -> Table:
     weights, nodes = angles(variance)
     shares = weights * np.exp(-nodes * variance)
     shares = (1.0 - _EVEN) * shares / shares.sum() + _EVEN / len(nodes)
-    shares *= (1.0 - _MARGIN) / shares.sum()
-    scales = np.log(weights) - group.log_beta(rho, log_z) - np.log(shares) + 2.0 * _MARGIN
+    shares *= down(1.0, OPS_8M) / shares.sum()
+    scales = np.log(weights) - group.log_beta(rho, log_z) - np.log(shares) + 2.0 * OPS_8M
     log_ratio = np.concatenate([[float(log_weights[0])], pair.loss(x)])
     step, parts = 0.0, []
     tilts: list[float] = []
@@ -156,9 +153,9 @@ def _exponents(posterior: Array, nodes: Array) -> Iterator[Array]:
             for m in range(1, most + 1)
         ]
         yield np.asarray(
-            (1.0 - _MARGIN) * sum(f * v for f, v in zip(factors, products, strict=True))
+            down(1.0, OPS_8M) * sum(f * v for f, v in zip(factors, products, strict=True))
         )
-    yield np.asarray((1.0 - _MARGIN) * products[0])
+    yield np.asarray(down(products[0], OPS_8M))
 
 
 def _factor(cells: Cells, log_ratio: Array, exponent: Array) -> Table:
@@ -171,7 +168,7 @@ def _factor(cells: Cells, log_ratio: Array, exponent: Array) -> Table:
     gain = np.diff(log_ratio)
     least = np.concatenate([[0.0], exponent[:-1]]) * np.exp(-2.0 * gain)
     most = exponent * np.exp(2.0 * gain)
-    error = 2.0 * float(cells.error[:-1].max()) + 1e-12
+    error = 2.0 * float(cells.error[:-1].max()) + OPS_8000
     low = log_ratio[:-1] - most - error
     high = log_ratio[1:] - least + error
     mean = np.minimum(cells.loss[:-1] + error - least, high)
@@ -182,7 +179,7 @@ def _factor(cells: Cells, log_ratio: Array, exponent: Array) -> Table:
     weight, place = np.concatenate([share, 1.0 - share]), np.concatenate([high, low])
     kept = weight > 0.0
     log_q = log_q[kept] + np.log(weight[kept])
-    infinite = math.exp(float(cells.log_p[-1])) * (1.0 + 1e-6)
+    infinite = up(math.exp(float(cells.log_p[-1])), OPS_8G)
     return Table.of_logs(log_q + place[kept], log_q, infinite, error=2.0 * error)
 
 
@@ -210,9 +207,9 @@ def told_how_many(group: SharedBins, backwards: bool) -> Table:
         rounds = [(laws[kind], count) for kind, count in blocks.items()]
         tilts = tilts or _tilts(rounds)
         part = _epoch(rounds, step, tilts if chance > _SELDOM else tilts[:1])
-        mixed.append((math.log(chance) + _CHANCE_ERROR, 0.0, part))
+        mixed.append((math.log(chance) + OPS_8000, 0.0, part))
     worst = _epoch([(_upper(Pair.gaussian(group.reach), step), 1)], step, tilts[:1])
-    mixed.append((math.log(left + 1e-15), 0.0, worst))
+    mixed.append((math.log(left + OPS_8), 0.0, worst))
     return _mixture(mixed, step, min(group.size * group.times, group.bins))
 
 
@@ -261,7 +258,7 @@ def _kinds(group: SharedBins) -> tuple[_Kinds, float]:
 
 
 def _without_the_rest(kinds: _Kinds) -> tuple[_Kinds, float]:
-    return kinds, max(1.0 - math.fsum(chance for chance, _ in kinds) * (1.0 - _CHANCE_ERROR), 0.0)
+    return kinds, max(1.0 - math.fsum(chance for chance, _ in kinds) * (1.0 - OPS_8000), 0.0)
 
 
 def _partitions(total: int, largest: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -339,7 +336,7 @@ def _epoch(rounds: list[tuple[Discrete, int]], step: float, tilts: list[float]) 
         here[inside] = np.log(np.maximum(view.law, 0.0) + view.bin_error)
         here += view.log_scale - tilt * losses
         logs = np.minimum(
-            logs, here + 16.0 * UNIT * (4.0 + abs(view.log_scale) + np.abs(tilt * losses))
+            logs, here + ulps(16.0, of=4.0 + abs(view.log_scale) + np.abs(tilt * losses))
         )
         beyond = min(beyond, float(logs[-1]))
     # what lies further left, moved up
@@ -358,7 +355,7 @@ def _mixture(parts: list[tuple[float, float, Part]], step: float, rounds: int) -
         off = max(off, error)
     log_p, loss_values = np.concatenate(logs), np.concatenate(losses)
     faint = log_p < _FAINT
-    infinite += float(np.exp(log_p[faint]).sum()) * (1.0 + 1e-6)
+    infinite += up(float(np.exp(log_p[faint]).sum()), OPS_8G)
     table = Table.of_logs(log_p[~faint], log_p[~faint] - loss_values[~faint], infinite, error=off)
     low, high = float(table.loss_values[0]), float(table.loss_values[-1])
     found = discretise.upper(
@@ -366,4 +363,4 @@ def _mixture(parts: list[tuple[float, float, Part]], step: float, rounds: int) -
     )
     some = found.log_mass > -np.inf
     log_p, loss_values = found.log_mass[some], found.losses[some]
-    return Table.of_logs(log_p, log_p - loss_values, found.infinite, error=found.shift + 1e-12)
+    return Table.of_logs(log_p, log_p - loss_values, found.infinite, error=found.shift + OPS_8000)

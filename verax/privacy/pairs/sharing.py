@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from verax.privacy.numerics.distributions import binomial_law
+from verax.privacy.numerics.rounding import OPS_8, OPS_8M, up
 
 Sharing = tuple[int, ...]
 """Numbers of rounds with at least 1, 2, ... records, descending, all above 0."""
@@ -25,7 +26,6 @@ _MOST = 4000
 # records times rounds, and pairs that meet on average; the same
 _MOST_PICKS, _MOST_MEETINGS = 100, 11.0
 _TAIL = 1e-12  # chance that more rounds hold so many records than is supposed
-_SLACK = 1e-9  # relative allowance for probabilities, which doubles give to about 1e-12
 
 
 @lru_cache(maxsize=256)
@@ -107,7 +107,7 @@ def _usual(size: int, times: int, rounds: int) -> tuple[tuple[tuple[float, Shari
     law = binomial_law(size, times / rounds)
     found: list[int] = []
     for number in range(1, size + 1):
-        chance = min(float(law[number:].sum()) * (1.0 + _SLACK) + 1e-15 / rounds, 1.0)
+        chance = min(up(float(law[number:].sum()), OPS_8M) + OPS_8 / rounds, 1.0)
         most = _quantile(rounds, chance)
         most = min(most, size * times // number, found[-1] if found else rounds)
         if most == 0:

@@ -18,8 +18,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from verax.privacy.numerics.rounding import OPS_8000, ulps
 from verax.privacy.pairs.discrete import Table, log_sums
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Pair
+from verax.privacy.pairs.gaussian_mixture import Array, Pair
 from verax.privacy.pld.convolve import Convolved, convolve
 from verax.privacy.pld.discretise import Discrete
 
@@ -89,7 +90,7 @@ def seen_in_bins(present: View, absent: View, step: float, spread: float, rounds
     bins = np.unique(bins, return_inverse=True)[1]
     count = int(bins[-1]) + 1
     logs = [log_sums(log[known], bins, count) for log in (log_p, log_q)]
-    return Table.of_logs(logs[0], logs[1], error=2.0 * _KNOWN + 1e-12 * rounds)
+    return Table.of_logs(logs[0], logs[1], error=2.0 * _KNOWN + OPS_8000 * rounds)
 
 
 def standard_deviation(law: Discrete, count: int) -> float:
@@ -218,4 +219,4 @@ def _untilted(view: Convolved, tilt: float) -> View:
         - tilt * sums
     )
     wrong = np.divide(2.0 * off, view.law, out=np.full(len(sums), np.inf), where=known)
-    return view.first, logs, wrong + 16.0 * UNIT * (1.0 + abs(view.log_scale) + np.abs(tilt * sums))
+    return view.first, logs, wrong + ulps(16.0, of=1.0 + abs(view.log_scale) + np.abs(tilt * sums))

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Losses
+from verax.privacy.numerics.rounding import OPS_8, OPS_8M, OPS_8000, down, ulps, up
+from verax.privacy.pairs.gaussian_mixture import Array, Losses
 from verax.privacy.pld.discretise import Discrete
 
 _TILTS = np.geomspace(1e-9, 1e12, 85)
@@ -35,7 +36,7 @@ def _log_masses(parts: Sequence[_Part]) -> list[float]:
     logs = []
     for log_mass, losses, shift, count in parts:
         mass = max(float(np.exp(log_mass).sum()), float(np.exp(log_mass - losses).sum()), 1.0)
-        logs.append(count * (math.log(mass) + shift + UNIT * (2.0 * len(losses) + 8.0)))
+        logs.append(count * (math.log(mass) + shift + ulps(2.0 * len(losses) + 8.0)))
     return logs
 
 
@@ -64,8 +65,8 @@ class Chernoff:
             (law.log_mass[(some := law.log_mass > -np.inf)], law.losses[some], law.shift, count)
             for law, count in rounds
         ]
-        self._infinite = infinite * (1.0 + 1e-9)
-        self._mass = math.exp(min(math.fsum(_log_masses(self._parts)), 700.0)) * (1.0 + 1e-12)
+        self._infinite = up(infinite, OPS_8M)
+        self._mass = up(math.exp(min(math.fsum(_log_masses(self._parts)), 700.0)), OPS_8000)
 
     def _log_moments(self, most: float, any_number: bool = False) -> tuple[Array, Array]:
         """log E e^{tL} for all tilts, losses above ``most`` left out, and bounds on their rounding errors.
@@ -85,15 +86,15 @@ class Chernoff:
             size = np.abs(top) + _TILTS * np.abs(losses[kept]).max() + 50.0
             total += count * (np.maximum(moment, 0.0) if any_number else moment)
             error += count * (
-                _TILTS * shift + UNIT * (np.count_nonzero(kept) + 16.0 * size + np.abs(moment))
+                _TILTS * shift + ulps(np.count_nonzero(kept) + 16.0 * size + np.abs(moment))
             )
-        return total, error + 8.0 * UNIT * np.abs(total)
+        return total, error + ulps(8.0, of=np.abs(total))
 
     def _small(self, epsilon: float, most: float = np.inf, any_number: bool = False) -> float:
         """Chernoff's bound on delta(epsilon), losses above ``most`` left out; no more than all the mass there is."""
         moments, errors = self._log_moments(most, any_number)
         logs = moments - _TILTS * epsilon + _LOG_PEAKS + errors
-        logs += 8.0 * UNIT * (_TILTS * epsilon - _LOG_PEAKS + 1.0)
+        logs += ulps(8.0, of=_TILTS * epsilon - _LOG_PEAKS + 1.0)
         return min(math.exp(min(float(logs.min()), 700.0)), self._mass)
 
     def _one_large(self, epsilon: float) -> float:
@@ -113,7 +114,7 @@ class Chernoff:
                 one = (
                     self._mass * math.exp(min(left + math.log(large), 1.0)) if large > 0.0 else 0.0
                 )
-                best = min(best, (bulk + one + number * rest) * (1.0 + 1e-9))
+                best = min(best, up(bulk + one + number * rest, OPS_8M))
         return best
 
     def _large(self, epsilon: float, most: float) -> tuple[float, float]:
@@ -125,7 +126,7 @@ class Chernoff:
             gone = -np.expm1(-np.maximum(losses[above] + shift - epsilon, 0.0))
             curve.append(count * float(mass @ gone))
             number.append(count * float(mass.sum()))
-        return math.fsum(curve) * (1.0 + 1e-9), math.fsum(number) * (1.0 + 1e-9)
+        return up(math.fsum(curve), OPS_8M), up(math.fsum(number), OPS_8M)
 
     def delta(self, epsilon: float) -> float:
         """An upper bound on delta(epsilon)."""
@@ -142,7 +143,7 @@ class Chernoff:
             return math.inf
         moments, errors = self._log_moments(math.inf)
         values = (moments + errors + _LOG_PEAKS - math.log(left)) / _TILTS
-        values += 8.0 * UNIT * (np.abs(moments) - _LOG_PEAKS + abs(math.log(left)) + 1.0) / _TILTS
+        values += ulps(8.0, of=np.abs(moments) - _LOG_PEAKS + abs(math.log(left)) + 1.0) / _TILTS
         high = max(float(values.min()), 0.0)
         low = high * 2.0**-40
         while high > 1.02 * low and low > 0.0:
@@ -175,26 +176,26 @@ class OneRound:
             with np.errstate(divide="ignore"):  # a round that surely shows it
                 stay += count * np.log1p(-np.exp(np.minimum(log_p, 0.0)))
             log_caught = np.logaddexp(log_caught, math.log(count) + log_q)
-        self._found = -np.expm1(stay) * (1.0 - 1e-12)
+        self._found = down(-np.expm1(stay), OPS_8000)
         some = np.isfinite(log_caught)
         log_caught[some] = np.minimum(
-            log_caught[some] + 1e-12 * (1.0 + np.abs(log_caught[some])), 0.0
+            log_caught[some] + OPS_8000 * (1.0 + np.abs(log_caught[some])), 0.0
         )
         self._log_caught = log_caught
 
     def delta(self, epsilon: float) -> float:
         """A lower bound on delta(epsilon)."""
-        false = np.exp(np.minimum(self._log_caught + epsilon * (1.0 + 1e-15), 0.0))
-        return max(float((self._found - false * (1.0 + 1e-12)).max()), 0.0)
+        false = np.exp(np.minimum(self._log_caught + up(epsilon, OPS_8), 0.0))
+        return max(float((self._found - up(false, OPS_8000)).max()), 0.0)
 
     def epsilon(self, delta: float) -> float:
         """A lower bound on epsilon(delta)."""
-        left = self._found - delta * (1.0 + 1e-12)
+        left = self._found - up(delta, OPS_8000)
         useful = (left > 0.0) & np.isfinite(self._log_caught)
         if not useful.any():
             return 0.0
         logs = np.log(left[useful]) - self._log_caught[useful]
-        return max(float(logs.max()) * (1.0 - 1e-12) - 1e-12, 0.0)
+        return max(down(float(logs.max()), OPS_8000) - OPS_8000, 0.0)
 
 
 def _tails(pair: Losses, losses: Array) -> tuple[Array, Array]:
@@ -217,4 +218,4 @@ def _sum_from_right(logs: Array, side: float) -> Array:
     sums = np.logaddexp.accumulate(logs[::-1])[::-1]
     some = np.isfinite(sums)
     largest = float(np.abs(sums[some]).max(initial=0.0))
-    return np.asarray(sums + np.where(some, side * 4.0 * UNIT * len(logs) * (1.0 + largest), 0.0))
+    return np.asarray(sums + np.where(some, side * ulps(4.0 * len(logs), of=1.0 + largest), 0.0))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from verax.privacy.curves import gaussian
 from verax.privacy.numerics.roots import crossing
+from verax.privacy.numerics.rounding import OPS_8M, OPS_8000, up
 from verax.privacy.pairs.discrete import Table
 from verax.privacy.pairs.gaussian_mixture import Pair
 from verax.privacy.pairs.public_coin import Revealed
@@ -167,7 +168,7 @@ class Composition:
         def allowed(plan: _Plan, upper: float) -> float:
             return max(rtol * upper, plan.floor)
 
-        most = self._supremum * (1.0 + 1e-12)  # no epsilon can exceed the largest loss there is
+        most = up(self._supremum, OPS_8000)  # no epsilon can exceed the largest loss there is
         if sides == (UPPER,) and most <= enough:
             return 0.0, most
         lower, upper, reached = self._narrow(
@@ -195,7 +196,7 @@ class Composition:
             if epsilon > _FARTHEST:  # delta falls
                 return 0.0, rnd.pair.delta(_FARTHEST)[1]
             return (rnd.dominated or rnd.pair).delta(epsilon)[0], rnd.pair.delta(epsilon)[1]
-        if epsilon > self._supremum * (1.0 + 1e-9):
+        if epsilon > up(self._supremum, OPS_8M):
             return 0.0, 0.0
         log_delta = max(self._sketches.log_delta(epsilon, rtol), _NOTHING)
         if (

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array
+from verax.privacy.numerics.rounding import OPS_8M, OPS_80, UNIT, transform_error, ulps, up
+from verax.privacy.pairs.gaussian_mixture import Array
 from verax.privacy.pld.discretise import Discrete
 
 _LOG_DEAD = -80.0  # log of the modulus below which a frequency is dropped (and charged)
@@ -58,7 +59,7 @@ class Composed:
 
     def delta(self, epsilon: float) -> float:
         """A bound on D_{e^eps}, from above or below according to ``sign``."""
-        epsilon -= self.sign * (self.shift + 4.0 * UNIT * (abs(self.start) + abs(self.stop)))
+        epsilon -= self.sign * (self.shift + ulps(4.0, of=abs(self.start) + abs(self.stop)))
         first = min(max(math.floor((epsilon - self.start) / self.step) + 1, 0), len(self.law))
         gap = max(self.start + self.step * first - epsilon, 0.0)
         if (
@@ -77,14 +78,14 @@ class Composed:
         if value <= 0.0:
             return 0.0
         log_delta = self.log_scale - self.tilt * epsilon + math.log(value)
-        slack = self.shift + 8.0 * UNIT * (1.0 + abs(self.log_scale) + abs(self.tilt * epsilon))
-        bound = math.exp(min(log_delta + self.sign * slack, 0.0)) + self.infinite * (1.0 + 1e-9)
+        slack = self.shift + ulps(8.0, of=1.0 + abs(self.log_scale) + abs(self.tilt * epsilon))
+        bound = math.exp(min(log_delta + self.sign * slack, 0.0)) + up(self.infinite, OPS_8M)
         return min(bound, 1.0)
 
     def _error(self, epsilon: float, gap: float, total: float, terms: int) -> float:
         peak = _weight(self.tilt, math.log1p(1.0 / self.tilt) if self.tilt > 0 else math.inf)
         error = self.bin_error * float(self.decay[:terms].sum()) * math.exp(-self.tilt * gap)
-        error += (terms + 16.0) * UNIT * total
+        error += ulps(terms + 16.0, of=total)
         if len(self.decay) < len(self.law):  # the truncated sum of vanishing weights
             error += float(self.decay[-1])
         if self.sign < 0:
@@ -128,7 +129,7 @@ def _tilt(discrete: Discrete, tilt: float) -> _Tilted:
     mean = float(law @ index)
     variance = float(law @ (index - mean) ** 2)
     return _Tilted(
-        index, law, log_norm, UNIT * float(law @ spread), mean, variance, int(index[np.argmax(law)])
+        index, law, log_norm, ulps(float(law @ spread)), mean, variance, int(index[np.argmax(law)])
     )
 
 
@@ -162,8 +163,8 @@ def _window(parts: Sequence[tuple[_Tilted, int]], step: float, log_alias: float)
             # the mean is charged
             total += count * (
                 np.log1p(np.maximum(moments, 0.0))
-                + rate * 1e-14 * float(np.abs(distance).max())
-                + 1e-14
+                + rate * OPS_80 * float(np.abs(distance).max())
+                + OPS_80
             )
         bounds.append(float(np.min((total - log_alias) / rate)))
     return _Window(mean - bounds[0], mean + bounds[1], mean, spread)
@@ -216,7 +217,7 @@ class _Spectrum:
         most = np.exp(log_most)
         share = np.minimum(error / modulus, 1.0 - UNIT)  # all of it where the factor itself is 0
         relative = np.expm1(np.minimum(-count * np.log1p(-share), 50.0))
-        relative += 8.0 * UNIT * (2.0 + count * np.abs(logs))
+        relative += ulps(8.0, of=2.0 + count * np.abs(logs))
         self.wrong = (wrong + np.exp(log_size) * np.minimum(relative, 2.0)) * most
         self.log_size = log_size + log_most
         self.value = value * np.exp(count * logs)
@@ -233,9 +234,9 @@ class _Spectrum:
             few = np.exp(self._turns(np.arange(16), place))
             many = np.exp(self._turns(16 * np.arange(-(-last // 16)), place))
             values = np.asarray((many * part.law) @ few.T, dtype=np.complex128).reshape(-1)
-            return values[self.alive], part.error + (32.0 + len(place)) * UNIT
+            return values[self.alive], part.error + ulps(32.0 + len(place))
         circle = np.bincount(place, weights=part.law, minlength=self.points)
-        return fft.rfft(circle)[self.alive], part.error + 8.0 * UNIT * math.log2(self.points)
+        return fft.rfft(circle)[self.alive], part.error + transform_error(self.points)
 
     def _turns(
         self, frequencies: NDArray[np.int64], place: NDArray[np.int64]
@@ -248,7 +249,7 @@ class _Spectrum:
         """The inverse transform, and a bound on the error of each of its points."""
         full = np.zeros(self.points // 2 + 1, dtype=np.complex128)
         full[self.alive] = self.value
-        errors = self.wrong + 8.0 * UNIT * math.log2(self.points) * np.exp(self.log_size)
+        errors = self.wrong + transform_error(self.points) * np.exp(self.log_size)
         return fft.irfft(full, self.points), 2.0 / self.points * (float(np.sum(errors)) + self.dead)
 
 
@@ -308,7 +309,7 @@ def infinite_mass(rounds: Sequence[tuple[Discrete, int]]) -> float:
     for discrete, count in rounds:
         mass = float(np.exp(discrete.log_mass).sum()) + discrete.infinite
         # the charge rises in M
-        mass = max(mass * (1.0 + UNIT * (len(discrete.log_mass) + 8.0)), 1.0)
+        mass = max(up(mass, ulps(len(discrete.log_mass) + 8.0)), 1.0)
         logs.append(count * math.log(mass))
         kept.append(count * math.log1p(-discrete.infinite / mass))
     total = math.fsum(logs)

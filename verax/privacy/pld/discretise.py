@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verax.privacy.numerics.roots import root
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Losses, Pair
+from verax.privacy.numerics.rounding import ulps
+from verax.privacy.pairs.gaussian_mixture import Array, Losses, Pair
 
 # how far a first cell reaches beyond its grid point, in steps: over half, as the density falls
 # there
@@ -159,7 +160,7 @@ def upper(pair: Losses, spacing: Spacing, base: float | None = None) -> Discrete
         float(np.exp(log_p[-1]) * -np.expm1(-rest)) if np.isfinite(log_p[-1]) else 0.0
     )
     return Discrete(
-        start, step, index, log_mass, infinite, residual + 4.0 * UNIT * float(np.abs(grid).max())
+        start, step, index, log_mass, infinite, residual + ulps(4.0, of=float(np.abs(grid).max()))
     )
 
 
@@ -174,7 +175,7 @@ def upper_symmetric(pair: Pair, spacing: Spacing) -> Discrete:
     right = forward.log_mass[1:]
     left = (right - forward.losses[1:])[::-1]
     centre = 1.0 - forward.infinite - float(np.exp(right).sum() + np.exp(left).sum())
-    log_mass = np.concatenate([left, [np.log(max(centre, 0.0) + 4.0 * UNIT)], right])
+    log_mass = np.concatenate([left, [np.log(max(centre, 0.0) + ulps(4.0))], right])
     index = np.concatenate([-forward.index[:0:-1], forward.index])
     start = float(index[0] * spacing.step)
     return Discrete(
@@ -216,7 +217,7 @@ def lower(pair: Losses, spacing: Spacing) -> Discrete:
     with np.errstate(divide="ignore"):
         log_mass = scale + np.log(mass)
     return Discrete(
-        start, step, index, log_mass, 0.0, slack + 4.0 * UNIT * float(np.abs(grid).max())
+        start, step, index, log_mass, 0.0, slack + ulps(4.0, of=float(np.abs(grid).max()))
     )
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from verax import checks
+from verax.privacy.numerics.rounding import down, ulps, up
 
 Floats = NDArray[np.float64]
 Numbers = Sequence[float]
@@ -31,7 +32,6 @@ DEFAULT_ORDERS: tuple[float, ...] = tuple(
     1.0 + round(2.0 ** (k / 4), 3 if k < 12 else 0) for k in range(-24, 41)
 )
 
-_EPS = 2.0**-53
 _DIGITS = 36.0  # natural logarithm of the relative accuracy asked of the quadrature
 _MAX_WORK = 2**23  # components times nodes beyond which the crude bound is returned instead
 _PSI = tuple((-1.0) ** k / math.factorial(k) for k in range(14, 1, -1))
@@ -106,7 +106,7 @@ class Round:
         log_a = low * (x - low / 2) + rest
         small = 2 * (len(w) + 12) * (w @ np.abs(e))
         large = 2 * (len(w) + 9) + 2 * np.abs(log_w) @ posterior
-        error = _EPS * (
+        error = ulps(
             8 * slope * (np.abs(x) + top) + 4 * np.abs(log_a) + np.where(near, small, large)
         )
         return log_a, slope, error
@@ -192,8 +192,8 @@ def _excess(
     base = -x * x / 2 + (log_a if remove else 0.0)
     # integrates to the KL divergence
     divergence = np.exp(base + np.maximum(-signed, 0.0)) * _psi_damped(-signed)
-    per_order = 4 * _EPS * size + 2 * error
-    fixed = _EPS * (64 + 4 * x * x) + per_order + 2 * error / np.maximum(size, 1e-300)
+    per_order = ulps(4, of=size) + 2 * error
+    fixed = ulps(64 + 4 * x * x) + per_order + 2 * error / np.maximum(size, 1e-300)
     scale, total, rounding = np.empty((3, len(s)))
     rows = max(1, 2**18 // len(x))
     for i in range(0, len(s), rows):
@@ -206,7 +206,7 @@ def _excess(
         rounding[block] = f @ fixed + s[block] * (f @ per_order)
     shrink = np.exp(-scale)
     total += s * shrink * divergence.sum()
-    rounding += s * shrink * (divergence @ (fixed + per_order)) + 64 * _EPS * total
+    rounding += s * shrink * (divergence @ (fixed + per_order)) + ulps(64, of=total)
     total, rounding = np.stack((total, rounding)) * (step / math.sqrt(2 * math.pi))
     if np.any(rounding > 0.1 * total + 1e-290):  # the linear bound on rounding no longer holds
         return None
@@ -224,9 +224,9 @@ def _batch(pair: Round, s: Floats, remove: bool) -> tuple[Floats, Floats]:
         # log A is at least this plus the base's ratio
         floor = math.log1p(-rest) if base >= 0.5 else math.log(base)
         crude = np.minimum(crude, s * (s + 1.0) * (low * low / 2) - s * floor)
-    crude = crude * (1 + 8 * _EPS) + min(top, 1e-300)
+    crude = up(crude, ulps(8)) + min(top, 1e-300)
     if low == top:
-        return crude * (1 - 16 * _EPS), crude
+        return down(crude, ulps(16)), crude
     # of E[F]
     guess = (
         min(1.0, float(s.min())) * float(np.dot(pair.weights, np.minimum(pair.shifts, 0.8))) ** 2
@@ -250,7 +250,7 @@ def _batch(pair: Round, s: Floats, remove: bool) -> tuple[Floats, Floats]:
         log = np.where(
             scale > 0.0, scale + np.log(np.exp(-scale) + value + 1e-300), np.log1p(value)
         )
-        ends.append(np.maximum(log + sign * 8 * _EPS * (scale + np.abs(log)), 0.0))
+        ends.append(np.maximum(log + sign * ulps(8, of=scale + np.abs(log)), 0.0))
     return ends[0], np.minimum(ends[1], crude)
 
 
@@ -309,7 +309,7 @@ def renyi_divergence(
         1.000000
     """
     return np.asarray(
-        log_moment(weights, shifts, order, direction)[1] / (_orders(order) - 1.0) * (1 + 4 * _EPS)
+        log_moment(weights, shifts, order, direction)[1] / (_orders(order) - 1.0) * (1 + ulps(4))
     )
 
 
@@ -334,12 +334,12 @@ def rdp_poisson(
 
 
 def _log_delta(s: Floats, moment: Floats, epsilon: float) -> Floats:
-    rounding = 8 * _EPS * (moment + s * epsilon + s + 1.0)
+    rounding = ulps(8, of=moment + s * epsilon + s + 1.0)
     return np.asarray(moment - s * epsilon - s * np.log1p(1.0 / s) - np.log1p(s) + rounding)
 
 
 def _epsilon(s: Floats, moment: Floats, delta: float) -> Floats:
-    rounding = 8 * _EPS * (moment - math.log(delta) + s + 1.0)
+    rounding = ulps(8, of=moment - math.log(delta) + s + 1.0)
     return np.asarray((moment - math.log(delta) - np.log1p(s) + rounding) / s - np.log1p(1.0 / s))
 
 
@@ -425,7 +425,7 @@ class Renyi:
         moments = np.zeros((2, len(s)))
         for pair, times in self.phases:
             moments += [times * _log_moment(pair, s, direction)[1] for direction in DIRECTIONS[:2]]
-        return np.asarray(moments.max(axis=0) * (1 + 4 * (len(self.phases) + 2) * _EPS))
+        return np.asarray(moments.max(axis=0) * (1.0 + ulps(4.0, of=len(self.phases) + 2)))
 
     def rdp(self, order: ArrayLike) -> Floats:
         """Certified upper bound of the Rényi divergence at ``order``, the worse of both directions."""

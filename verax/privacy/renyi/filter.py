@@ -24,6 +24,7 @@ from verax.display import visible
 from verax.durable import START, append, chain, encode, hold, refuse_device, sync_directory
 from verax.mechanism import RELATIONS, Mechanism, Phases
 from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.numerics.rounding import OPS_8000, ulps, up
 from verax.privacy.pld.composition import UPPER
 from verax.privacy.renyi.moments import DIRECTIONS, Floats, log_delta_bound, log_moments
 from verax.samplers.base import Sampler
@@ -239,10 +240,7 @@ class Budget:
             )
         orders = self.orders or self._suited(phase)
         new = log_moments(phase, np.array(list(orders)), self.group)
-        after = {
-            name: (self._spent.get(name, 0.0) + new[name]) * (1.0 + 4.0 * 2.0**-53)
-            for name in DIRECTIONS
-        }
+        after = {name: up(self._spent.get(name, 0.0) + new[name], ulps(4.0)) for name in DIRECTIONS}
         return orders, after
 
     def _suited(self, phase: Mechanism) -> dict[float, float]:
@@ -426,7 +424,7 @@ def _checked(orders: Mapping[float, float]) -> dict[float, float]:
     if (
         not found
         or any(not 1.0 < order < math.inf for order in found)
-        or math.fsum(found.values()) > 1.0 + 1e-12
+        or math.fsum(found.values()) > up(1.0, OPS_8000)
     ):
         raise ValueError(
             f"orders must map orders above 1 to weights that sum to at most 1, got {dict(orders)!r}"

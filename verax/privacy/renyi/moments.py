@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Mechanism
-from verax.privacy.pairs.gaussian_mixture import UNIT, Mixture, Pair
+from verax.privacy.numerics.rounding import MOMENT_LOG, ulps, up
+from verax.privacy.pairs.gaussian_mixture import Mixture, Pair
 from verax.privacy.pairs.public_coin import Revealed
 from verax.privacy.pld.composition import Round
 from verax.privacy.pricing import Group, OneRecordOnly, analysis_of
@@ -23,8 +24,6 @@ from verax.privacy.renyi.accountant import log_moment
 
 Floats = NDArray[np.float64]
 DIRECTIONS = ("remove", "add")
-# relative, on the log of delta: rounding of a few dozen operations, with room to spare
-_ROUND_UP = 1e-10
 
 
 def log_moments(mechanism: Mechanism, orders: Floats, group: int = 1) -> Mapping[str, Floats]:
@@ -49,7 +48,7 @@ def log_moments(mechanism: Mechanism, orders: Floats, group: int = 1) -> Mapping
         total = np.zeros(orders.shape)
         for rnd, count in rounds:
             total += count * _once(mechanism, rnd, orders)
-        found[name] = total * (1.0 + 4.0 * (len(rounds) + 1) * UNIT)
+        found[name] = up(total, ulps(4.0, of=len(rounds) + 1.0))
     return found
 
 
@@ -74,15 +73,13 @@ def _average(weights: Sequence[float], logs: Sequence[Floats]) -> Floats:
     top = values.max(axis=0)
     small = np.log1p((w * np.expm1(np.minimum(values, 1.0))).sum(axis=0))
     large = top + np.log((w * np.exp(values - top)).sum(axis=0))  # leaves out 1 - sum_i w_i <= 0
-    return np.asarray(np.where(top <= 1.0, small, large) * (1.0 + 32.0 * UNIT) + 1e-300)
+    return np.asarray(up(np.where(top <= 1.0, small, large), ulps(32.0)) + 1e-300)
 
 
 def _pair(mechanism: Mechanism, pair: Pair, orders: Floats) -> Floats:
     """One side must be N(0, 1): that is what ``verax.privacy.renyi.accountant`` integrates."""
     if pair.is_gaussian:
-        return np.asarray(
-            orders * (orders - 1.0) * (pair.gaussian_shift**2 / 2.0) * (1.0 + 8.0 * UNIT)
-        )
+        return np.asarray(up(orders * (orders - 1.0) * (pair.gaussian_shift**2 / 2.0), ulps(8.0)))
     if pair.down.trivial:
         return _mixture(mechanism, pair.up, orders, "remove")
     if pair.up.trivial:
@@ -143,5 +140,5 @@ def log_delta_bound(s: Floats, logs: Floats, epsilon: float) -> float:
     value, slope = value_and_slope(left)
     bound = value + slope * (right - left)
     return min(
-        0.0, bound + _ROUND_UP * (1.0 + abs(bound) + float(np.abs(logs[np.isfinite(logs)]).max()))
+        0.0, bound + MOMENT_LOG * (1.0 + abs(bound) + float(np.abs(logs[np.isfinite(logs)]).max()))
     )

@@ -11,6 +11,7 @@ from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.privacy.curves.empty_groups import nobody_comes
 from verax.privacy.numerics.distributions import binomial_law
 from verax.privacy.numerics.lattice import Law
+from verax.privacy.numerics.rounding import OPS_8000, up
 from verax.privacy.pairs.gaussian_mixture import Array, Pair
 from verax.privacy.pairs.mixture_weights import distinct_groups, mixture_round
 from verax.privacy.pld.composition import Round
@@ -120,5 +121,5 @@ def in_two_steps(found: Moves, mechanism: Mechanism, group: Group, rate: float) 
     ):
         return found
     removed = touched(replace(mechanism, relation="add-remove"), group)
-    absence = -group.size * len(mechanism.sampler) * math.log1p(-rate) * (1.0 + 1e-12)
+    absence = up(-group.size * len(mechanism.sampler) * math.log1p(-rate), OPS_8000)
     return replace(found, removed=removed, absence=absence)

@@ -17,7 +17,8 @@ from verax.privacy.numerics.distributions import (
     law_error,
 )
 from verax.privacy.numerics.lattice import CELLS, Law
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array, Pair
+from verax.privacy.numerics.rounding import ulps, up
+from verax.privacy.pairs.gaussian_mixture import Array, Pair
 from verax.privacy.pairs.mixture_weights import crowded, truncated_rate
 from verax.privacy.pairs.public_coin import Revealed
 from verax.privacy.pld.composition import Round
@@ -126,7 +127,7 @@ def _crowded_moves(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group
     hits = binomial_law(group.size, sampler.rate)
     j = np.minimum(np.arange(float(len(hits))), float(sampler.max_batch))
     if group.orthogonal:  # but those whose places they take need not be
-        joined, taken = j, np.ceil((np.sqrt(j) + j) ** 2 * (1.0 + 8.0 * UNIT))
+        joined, taken = j, np.ceil(up((np.sqrt(j) + j) ** 2, ulps(8.0)))
     else:
         joined, taken = j**2, 4.0 * j**2
     squares, chances = (
@@ -139,7 +140,7 @@ def _crowded_moves(sampler: TruncatedPoisson, mechanism: Mechanism, group: Group
     scale = presence_shift(mechanism) ** 2
 
     def law(cells: int) -> Law:
-        once = Law.of(squares[order], chances[order], law_error(hits) + 8.0 * UNIT, cells)
+        once = Law.of(squares[order], chances[order], law_error(hits) + ulps(8.0), cells)
         return once.times(len(sampler), cells).scaled(scale)
 
     return law
@@ -156,7 +157,7 @@ def _uncrowded_moves(sampler: TruncatedPoisson, mechanism: Mechanism, group: Gro
     scale = presence_shift(mechanism) ** 2
 
     def law(cells: int) -> Law:
-        once = Law.of(squares, chances, law_error(hits) + 8.0 * UNIT, cells)
+        once = Law.of(squares, chances, law_error(hits) + ulps(8.0), cells)
         return once.times(len(sampler), cells).scaled(scale)
 
     return law

@@ -28,7 +28,8 @@ from verax.privacy.curves.empty_groups import Charged, declared, lacking
 from verax.privacy.curves.gaussian_mixture import mixture_delta, mixture_tradeoff
 from verax.privacy.numerics.lattice import CELLS, Law
 from verax.privacy.numerics.roots import crossing
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array
+from verax.privacy.numerics.rounding import OPS_8000, down, outward, ulps, up
+from verax.privacy.pairs.gaussian_mixture import Array
 from verax.privacy.pld.composition import BOTH, LOWER, UPPER, Sides
 from verax.privacy.pricing import neighbour_shift, pricing_of
 from verax.privacy.strong import occupancy
@@ -111,7 +112,7 @@ class StrongCurve:
     def _delta(self, law: Law, epsilon: float, side: int) -> float:
         rest = mixture_delta(law, epsilon, side)
         seen = self.exposed[side == UPPER]
-        return min(seen + (1.0 - seen) * rest * (1.0 + side * 4.0 * UNIT), 1.0)
+        return min(seen + outward((1.0 - seen) * rest, side, ulps(4.0)), 1.0)
 
     def _epsilon(self, law: Law, delta: float, side: int) -> float:
         def excess(epsilon: float) -> float:
@@ -147,7 +148,7 @@ class StrongCurve:
             upper = min(upper, unseen * mixture_tradeoff(law, spent, UPPER))
             if len(law.weights) == 1 or law.spread == 0.0 or upper - lower <= 1e-3 * upper:
                 break
-        return lower * (1.0 - 8.0 * UNIT), min(upper * (1.0 + 8.0 * UNIT), 1.0 - alpha)
+        return down(lower, ulps(8.0)), min(up(upper, ulps(8.0)), 1.0 - alpha)
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,7 @@ def _any(chances: Sequence[float], side: int) -> float:
     if any(chance >= 1.0 for chance in chances):
         return 1.0
     return min(
-        -math.expm1(math.fsum(math.log1p(-chance) for chance in chances)) * (1.0 + side * 1e-12),
+        outward(-math.expm1(math.fsum(math.log1p(-chance) for chance in chances)), side, OPS_8000),
         1.0,
     )
 

@@ -22,7 +22,8 @@ from verax.privacy.numerics.distributions import (
     poisson_law,
 )
 from verax.privacy.numerics.lattice import CELLS, Law, kept
-from verax.privacy.pairs.gaussian_mixture import UNIT, Array
+from verax.privacy.numerics.rounding import OPS_8M, ulps, up
+from verax.privacy.pairs.gaussian_mixture import Array
 
 Counts = Callable[[], Iterator[Array]]
 """Yields the law of the number of touched clip-groups of a batch that holds 0, 1, 2, ... of the
@@ -30,7 +31,8 @@ records.
 """
 
 _ALL = 2**62  # cells of a law that must stay exact
-_STEP = 8.0 * UNIT  # relative error of one step of a recursion below
+# relative error of one step of a recursion below
+_STEP = ulps(8.0)
 
 
 def distinct(bins: int, size: int | None = None) -> Iterator[Array]:
@@ -142,7 +144,7 @@ class Layers:
                         (first + second, 2.0 * both if same and i < j else both)
                     )
                     terms = max(terms, min(len(a), len(b)))
-        error = self.error + other.error + self.error * other.error + UNIT * (terms + most + 4.0)
+        error = self.error + other.error + self.error * other.error + ulps(terms + most + 4.0)
         return _layers(found, self.lost + other.lost, error)
 
     def power(self, count: int, most: int) -> Layers:
@@ -187,7 +189,10 @@ def one_batch(hits: Array, counts: Iterator[Array], keep: float, repeats: int) -
                 _ALL,
             )
             cost = once.times(repeats, _ALL)
-            lost, error = lost + chance * cost.lost, max(error, law_error(hits) + cost.error + UNIT)
+            lost, error = (
+                lost + chance * cost.lost,
+                max(error, law_error(hits) + cost.error + ulps(1.0)),
+            )
             found[records] = [(round(cost.start), chance * cost.weights)]
     return _layers(found, lost, error)
 
@@ -245,8 +250,8 @@ def epoch(
         total = total.product(layers, group, least=group if part == len(sizes) else 0)
     start, weights = total.rows[group]
     mass = float(weights.sum())
-    lost = total.lost / mass * (1.0 + 1e-9)
-    error = 2.0 * total.error + UNIT * (len(weights) + 4.0) + lost
+    lost = up(total.lost / mass, OPS_8M)
+    error = 2.0 * total.error + ulps(len(weights) + 4.0) + lost
     return Law(float(start), 1.0, weights / mass, 0.0, lost, float(group) ** 2 * repeats, error)
 
 
