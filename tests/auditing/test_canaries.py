@@ -1,4 +1,4 @@
-"""Canaries in one run: the theorem's numbers, its confidence, and what it finds in real training."""
+"""Canaries in one run: the theorem's numbers, its confidence, its power in real training."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_largest_probabilities_are_at_least_the_largest(n, low, high):
 
 
 def test_published_numbers():
-    """Appendix D of the paper: 75 of 100 guesses at 1,000 canaries, delta 1e-4, and the p-value at epsilon log 3."""
+    """Appendix D: 75 of 100 guesses at 1,000 canaries, delta 1e-4; p-value at epsilon log 3."""
     assert epsilon_from_guesses(1000, 100, 75, 1e-4, 0.95) == pytest.approx(0.673, abs=2e-3)
     assert right_guesses_at_most(100, 100, 75, 0.0, (math.log(3.0),) * 2) == pytest.approx(
         0.553, abs=1e-3
@@ -76,7 +76,7 @@ def test_bounds_move_the_right_way():
 
 
 def test_randomised_response_is_not_refuted_too_often_and_nearly_reached():
-    """Pure privacy at its worst: every guess is right with probability e^eps / (1 + e^eps). The law is exact."""
+    """Pure privacy, worst case: each guess is right with probability e^eps / (1 + e^eps)."""
     epsilon, count = 1.0, 400
     law = stats.binom(count, 1.0 / (1.0 + math.exp(-epsilon)))
     wrong = sum(
@@ -88,7 +88,7 @@ def test_randomised_response_is_not_refuted_too_often_and_nearly_reached():
 
 
 def test_the_delta_term_covers_a_run_that_gives_records_away():
-    """Each canary's coin is shown with probability delta, otherwise answered e^eps to 1. The law is exact."""
+    """Each canary's coin is shown with probability delta, otherwise answered e^eps to 1."""
     m, delta, epsilon = 60, 0.01, 0.8
     q = 1.0 / (1.0 + math.exp(-epsilon))
     law = stats.binom(m, delta + (1.0 - delta) * q)
@@ -128,7 +128,7 @@ def test_scores_that_say_nothing_prove_nothing():
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_a_training_run(noise):
-    """Canaries with random labels in a model that can learn them by heart; with and without the noise it claims."""
+    """Canaries with random labels that the model can memorise, with and without noise."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("cryptography")
     from verax.training import fit

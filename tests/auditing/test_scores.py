@@ -12,19 +12,25 @@ from verax import (
     Shuffle,
 )
 from verax.auditing.runs import Source
-from verax.auditing.scores import Blocks, Law, Subsets, placed, shrunk
+from verax.auditing.scores import (
+    Blocks,
+    Subsets,
+    SumDistribution,
+    find_placements,
+    shrunk_frequencies,
+)
 
 
-def test_a_law_gives_the_log_ratio_of_a_mixture():
-    law = Law.of(np.array([2.0, 2.0, -1.0, 0.0]))
+def test_a_distribution_gives_the_log_ratio_of_a_mixture():
+    distribution = SumDistribution.of(np.array([2.0, 2.0, -1.0, 0.0]))
     x = np.array([[-0.5, 3.0]])
     density = (
         0.5 * stats.norm.pdf(x, 2, 0.7)
         + 0.25 * stats.norm.pdf(x, -1, 0.7)
         + 0.25 * stats.norm.pdf(x, 0, 0.7)
     )
-    assert np.allclose(law.log_ratio(x, 0.49), np.log(density / stats.norm.pdf(x, 0, 0.7)))
-    assert Law.of(np.empty(0)).is_zero()
+    assert np.allclose(distribution.log_ratio(x, 0.49), np.log(density / stats.norm.pdf(x, 0, 0.7)))
+    assert SumDistribution.of(np.empty(0)).is_zero()
 
 
 def test_blocks_average_over_one_round_each():
@@ -72,15 +78,15 @@ def test_subsets_average_over_all_subsets(times):
 def test_placements_are_recognised(sampler, repeats, names):
     rng = np.random.default_rng(0)
     runs = Source(lambda: sampler.draw(8, rng), len(sampler), 0, 8).draw(500, lambda done: None)
-    found = placed(runs.present)
+    found = find_placements(runs.present)
     assert (found[0], [placement.name for placement in found[1]]) == (repeats, names)
 
 
 def test_chances_are_pooled_where_they_differ_by_chance_only():
     rng = np.random.default_rng(0)
-    alike = shrunk(rng.random((1000, 50)) < 0.2)
+    alike = shrunk_frequencies(rng.random((1000, 50)) < 0.2)
     assert np.ptp(alike) < 0.5 * np.ptp((rng.random((1000, 50)) < 0.2).mean(axis=0))
     fixed = np.zeros((1000, 50), dtype=bool)
     fixed[:, 3] = True
-    assert shrunk(fixed)[3] > 0.99
-    assert shrunk(fixed).sum() == pytest.approx(1.0)
+    assert shrunk_frequencies(fixed)[3] > 0.99
+    assert shrunk_frequencies(fixed).sum() == pytest.approx(1.0)

@@ -114,7 +114,7 @@ def test_with_clipped_aggregates_an_order_kept_or_hardly_mixed_is_refuted(drawn,
 def test_with_clipped_aggregates_no_known_attack_contradicts_poisson_for_fresh_shuffles(
     batches, noise, epochs
 ):
-    """The limit stated in docs/auditing.md: whatever the trials, the audit has nothing to find there.
+    """The limit stated in docs/auditing.md: no number of trials lets the audit find anything.
 
     The ghost's seat is hidden by the clipping: at best, with one record a batch, it moves the sum
     by 1.
@@ -179,7 +179,7 @@ def test_honest_claims_about_clipped_aggregates_stand(sampler, relation, clippin
     ids=name,
 )
 def test_false_alarms_are_as_rare_as_stated(sampler, noise, audits):
-    """Where the attack is exact and delta large, so that the bound comes as close to the truth as it can."""
+    """The attack is exact and delta large, so the bound is as close to the truth as possible."""
     claim, delta, confidence = Mechanism(sampler, noise), 0.1, 0.5
     truth = claim.guarantee().epsilon(delta).upper
     results = [

@@ -230,7 +230,8 @@ def test_a_missing_or_misplaced_option_is_named(options, complaint):
 @pytest.mark.parametrize(
     "command",
     [
-        "audit sampler --sampler shuffle --claim poisson -z 1 --batches 100 --delta 1e-5 --trials 10000000",
+        "audit sampler --sampler shuffle --claim poisson -z 1 --batches 100 --delta 1e-5 --trials "
+        "10000000",
         "account -z 0.5 --sampler balls-in-bins --batches 300000 --epochs 7 --delta 1e-5",
     ],
 )

@@ -178,7 +178,8 @@ POISSON = "group -z 1 --rate 0.1 --steps 10 --delta 1e-5"
             "group must be at most 50, the number of --records, got 51",
         ),
         (
-            "group -z 1 --sampler without-replacement --records 50 --batch 5 --steps 3 --delta 1e-5 --groups 1,60",
+            "group -z 1 --sampler without-replacement --records 50 --batch 5 --steps 3 --delta "
+            "1e-5 --groups 1,60",
             "group must be at most 50, the number of --records, got 60",
         ),
         (f"{POISSON} --samples -1", "samples must be a whole number of at least 0, got -1"),

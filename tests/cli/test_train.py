@@ -347,7 +347,8 @@ def interrupted(monkeypatch, capsys, at, *words):
 
 
 PRICED = (
-    r"(\d+) of (\d+) rounds were released\. They cost an epsilon between (\S+) and (\S+) at delta 1e-05 "
+    r"(\d+) of (\d+) rounds were released\. They cost an epsilon between (\S+) and (\S+) at delta "
+    r"1e-05 "
     r"if .* at most (\S+), "
 )
 

@@ -90,7 +90,7 @@ def test_a_second_phase_by_brute_force():
 
 
 def test_a_batch_of_one_is_where_e1_starts_and_stops():
-    """Appendix E.1 tries s = 1, 2, ... until one fails; after a phase of larger batches s = 1 fails at once."""
+    """Appendix E.1 tries s = 1, 2, ... until one fails; s = 1 fails after larger batches."""
     delta = 1 / 60_000
     small, same = (
         theorem_b4(SampleSizes(60_000, ((408, 882), (s, 120_000 // s))).work, 9.0, 0.3, delta)

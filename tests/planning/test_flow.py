@@ -1,4 +1,4 @@
-"""The whole flow on scikit-learn's digits: graph on some, private training on others, checks on a third part."""
+"""The whole flow on scikit-learn's digits: utility graph, private training, accuracy checks."""
 
 from __future__ import annotations
 

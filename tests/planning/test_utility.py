@@ -97,7 +97,7 @@ def test_bands_narrow_with_draws():
 
 
 def test_bands_hold_for_laws_that_are_all_or_nothing():
-    """Fine with probability .75 and useless otherwise, twenty draws: Student's interval misses three times as often."""
+    """Accuracy 1 with probability .75, else 0: Student's interval misses three times too often."""
     rng = np.random.default_rng(7)
     miss = 0
     for _ in range(400):

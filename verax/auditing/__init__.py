@@ -1,4 +1,4 @@
-"""Attack what runs: lower bounds on epsilon that come from playing the code, not from reading its description."""
+"""Attack what runs: lower bounds on epsilon from running the code, not from its description."""
 
 from verax.auditing.canaries import CanaryAudit, audit_canaries
 from verax.auditing.transcript import SamplerAudit, audit_sampler

@@ -1,4 +1,4 @@
-"""Audit a training run by itself: records planted at random, guessed from what was released, one run in all.
+"""Audit a training run by canaries: planted at random, guessed from what one run released.
 
 Each of m canaries is in the data by a fair coin of its own. After the run some are guessed to be in
 or out. If the run is (epsilon, delta) private, the number of right guesses among r is
@@ -23,23 +23,24 @@ from verax.privacy.numerics.distributions import binomial_at_least, binomial_law
 from verax.privacy.numerics.rounding import ulps, up
 from verax.privacy.pld.composition import LOWER, UPPER
 
-Run = Callable[[NDArray[np.bool_]], ArrayLike]
-"""Trains once with the canaries that are in, and returns a score for every canary: the higher, the
-more it seems in.
-"""
+# Trains once with the canaries that are in; returns a score each, higher if it seems to be in.
+TrainAndScore = Callable[[NDArray[np.bool_]], ArrayLike]
 
-SHARES = (16, 8, 4, 2, 1)  # of the canaries, one in so many is guessed: several tries, all paid for
-_FIRST_STEP, _LAST_STEP = 0.05, 1e-4  # in epsilon
-_FAR = 50.0
-# relative error of e^epsilon / (1 + e^epsilon)
+# One canary in 16, 8, ... is guessed: several tries, each with its share of the confidence.
+SHARES = (16, 8, 4, 2, 1)
+# Steps of the search, in epsilon, and where it ends.
+_FIRST_STEP, _LAST_STEP = 0.05, 1e-4
+_LARGEST_EPSILON = 50.0
+# Relative error of e^epsilon / (1 + e^epsilon).
 _ROUND_OFF = ulps(8.0)
-_UNDERFLOW = 1e-290  # below this a law's probabilities lose their digits
+# Below this, binomial probabilities lose their digits.
+_UNDERFLOW = 1e-290
 
 
 def right_guesses_at_most(
     canaries: int, guesses: int, right: int, delta: float, between: tuple[float, float]
 ) -> float:
-    """The probability of so many right guesses or more, at most, if the run has any epsilon between these two.
+    """An upper bound on P(``right`` or more right guesses), for any epsilon between these two.
 
     With W Binomial(guesses, q): P(W >= right) + 2 m delta max_i P(right - i <= W < right) / i. The
     first term rises in epsilon and is taken at its end. The second need not; each probability of
@@ -56,7 +57,7 @@ def right_guesses_at_most(
 
 
 def largest_probabilities(trials: int, low: float, high: float) -> Floats:
-    """At least the probability of each number of hits, at whichever rate between these it is largest.
+    """Upper bounds on the probability of each number of hits, over all rates between these.
 
     That is the rate nearest to k / n. Where it is k / n itself, Stirling's series, which lies
     between its partial sums, gives sqrt(n / (2 pi k (n - k))) e^(s(n) - r(k) - r(n - k)) with s(n)
@@ -65,12 +66,8 @@ def largest_probabilities(trials: int, low: float, high: float) -> Floats:
     at_low, at_high = binomial_law(trials, low), binomial_law(trials, high)
     k = np.arange(trials + 1.0)
     most = np.where(k < trials * low, at_low, at_high) * (1.0 + law_error(at_low)) + _UNDERFLOW
-    inside = (
-        (k > 0.0)
-        & (k < trials)
-        & (k / trials > low - _ROUND_OFF)
-        & (k / trials < high + _ROUND_OFF)
-    )
+    share = k / trials
+    inside = (k > 0.0) & (k < trials) & (share > low - _ROUND_OFF) & (share < high + _ROUND_OFF)
     k, rest = k[inside], trials - k[inside]
     exponent = float(_stirling_above(float(trials))) - _stirling_below(k) - _stirling_below(rest)
     most[inside] = up(np.sqrt(trials / (2.0 * math.pi * k * rest)) * np.exp(exponent), ulps(32.0))
@@ -88,7 +85,7 @@ def _stirling_below(k: Floats) -> Floats:
 def epsilon_from_guesses(
     canaries: int, guesses: int, right: int, delta: float, confidence: float
 ) -> float:
-    """Epsilon is at least this at ``delta``, with this confidence, if of so many guesses so many were right.
+    """The lower bound on epsilon at ``delta`` that ``right`` of ``guesses`` prove.
 
     The number of guesses must not depend on how they turned out. All epsilons from 0 up to the
     bound are refuted, not only the bound itself, so that the confidence holds although the bound is
@@ -106,11 +103,9 @@ def epsilon_from_guesses(
         checks.probability("delta", delta)
     miss = 1.0 - checks.probability("confidence", confidence)
     epsilon, step = 0.0, _FIRST_STEP
-    while step > _LAST_STEP and epsilon < _FAR:
-        if (
-            right_guesses_at_most(canaries, guesses, right, delta, (epsilon, epsilon + step))
-            <= miss
-        ):
+    while step > _LAST_STEP and epsilon < _LARGEST_EPSILON:
+        between = (epsilon, epsilon + step)
+        if right_guesses_at_most(canaries, guesses, right, delta, between) <= miss:
             epsilon += step
         else:
             step /= 2.0
@@ -122,18 +117,14 @@ class CanaryAudit:
     """What was claimed of a run, and what guesses at its canaries prove."""
 
     lower: float
-    """Epsilon is at least this at ``delta``, with probability ``confidence`` over canaries, run and
-    guesses.
-    """
+    """Lower bound on epsilon at ``delta``, right with probability ``confidence``."""
     claim: Bracket
     """The claimed epsilon; the claim is its upper bound."""
     delta: float
     confidence: float
     canaries: int
     guesses: int
-    """Of the tries, the one that proves most: the highest scores were guessed in, as many of the
-    lowest out.
-    """
+    """Of the best try: the highest scores were guessed in, as many of the lowest out."""
     right: int
     tries: int
     """Numbers of guesses that were tried, each at an equal share of what may go wrong."""
@@ -147,23 +138,24 @@ class CanaryAudit:
         """What was claimed, what was proved, and what it means."""
         verdict = "Refuted" if self.refuted else "Not refuted"
         meaning = (
-            "the run is less private than claimed: what ran is not what was priced, or a bug leaks records"
+            "the run is less private than claimed: what ran is not what was priced, or a bug leaks "
+            "records"
             if self.refuted
-            else "these guesses do not contradict the claim. They do not prove it: that is what the accountant is for"
+            else "these guesses do not contradict the claim. They do not prove it: that is what "
+            "the accountant is for"
         )
-        return "\n".join(
-            [
-                f"Claimed: epsilon at most {shown(self.claim.upper, UPPER, 4)} at delta {self.delta!r}.",
-                f"{verdict}: the run has epsilon at least {shown(self.lower, LOWER, 4)}, with "
-                f"{100.0 * self.confidence:g} % confidence.",
-                f"Attack: {self.right:,} of {self.guesses:,} guesses at {self.canaries:,} canaries were right.",
-                f"What it means: {meaning}.",
-            ]
+        claimed, least = shown(self.claim.upper, UPPER, 4), shown(self.lower, LOWER, 4)
+        return (
+            f"Claimed: epsilon at most {claimed} at delta {self.delta!r}.\n"
+            f"{verdict}: the run has epsilon at least {least}, with "
+            f"{100.0 * self.confidence:g} % confidence.\n"
+            f"Attack: {self.right:,} of {self.guesses:,} guesses at {self.canaries:,} canaries "
+            f"were right.\nWhat it means: {meaning}."
         )
 
 
 def audit_canaries(
-    run: Run,
+    run: TrainAndScore,
     canaries: int,
     claim: Guarantee | float,
     *,
@@ -214,9 +206,11 @@ def audit_canaries(
     scores: Floats = np.asarray(run(included.copy()), dtype=np.float64)
     if scores.shape != (canaries,) or np.isnan(scores).any():
         raise ValueError(
-            f"run must return {canaries} scores, one for each canary, got an array of {scores.shape}"
+            f"run must return {canaries} scores, one for each canary, got an array of "
+            f"{scores.shape}"
         )
-    order = np.lexsort((rng.random(canaries), scores))  # equal scores in random order
+    # Equal scores in random order.
+    order = np.lexsort((rng.random(canaries), scores))
     found = []
     for count in tries:
         half = count // 2
@@ -248,7 +242,7 @@ def _claimed(claim: Guarantee | float, delta: float) -> Bracket:
         )
     if claim.group != 1 or claim.mechanism.relation == "replace":
         raise ValueError(
-            "claim must be for one record under add-remove or zero-out, as a canary is in or out, got group="
-            f"{claim.group} under {claim.mechanism.relation}"
+            "claim must be for one record under add-remove or zero-out, as a canary is in or out, "
+            f"got group={claim.group} under {claim.mechanism.relation}"
         )
     return claim.epsilon(delta)

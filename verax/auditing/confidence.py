@@ -12,11 +12,12 @@ from verax.auditing.sums import Floats
 from verax.privacy.numerics.proportions import proportion_at_least, proportion_at_most
 from verax.privacy.numerics.rounding import down, ulps
 
-THRESHOLDS = 400  # tried on the first lot of runs
+# Thresholds tried on the runs that choose the attack.
+THRESHOLDS = 400
 
 
 def epsilon_at_least(hits: int, false: int, trials: int, delta: float, miss: float) -> float:
-    """The epsilon proved by an event seen ``hits`` times in one world and ``false`` times in the other.
+    """The epsilon proved by ``hits`` of an event in one world and ``false`` in the other.
 
     (epsilon, delta) privacy means P(event) <= e^epsilon Q(event) + delta, so epsilon >= log((P -
     delta) / Q). Each proportion's limit misses with probability at most ``miss / 2``, so the bound
@@ -32,7 +33,7 @@ def epsilon_at_least(hits: int, false: int, trials: int, delta: float, miss: flo
 def forecast_epsilon(
     hits: Floats, false: Floats, trials: float, delta: float, miss: float
 ) -> Floats:
-    """About what the bound above will be, for many expected counts at once: it chooses a threshold and bounds none."""
+    """An estimate of :func:`epsilon_at_least` for many counts at once; not a bound."""
     some, missed = np.maximum(hits, 1.0), np.minimum(false, trials - 1.0)
     power = np.where(hits > 0.0, betaincinv(some, trials - some + 1.0, miss / 2.0), 0.0) - delta
     wrong = np.where(false < trials, betainccinv(missed + 1.0, trials - missed, miss / 2.0), 1.0)
@@ -41,7 +42,7 @@ def forecast_epsilon(
 
 @dataclass(frozen=True)
 class Threshold:
-    """The event "score at least ``cut``", or at most ``-cut`` if ``reverse``, and the bound it promises."""
+    """The event "score >= ``cut``" ("<= ``-cut``" if ``reverse``), and its estimated bound."""
 
     cut: float
     reverse: bool
@@ -56,7 +57,7 @@ class Threshold:
 def best_threshold(
     target: Floats, ghost: Floats, tests: int, delta: float, miss: float
 ) -> Threshold:
-    """The event that promises most for ``tests`` further runs, given scores of some first runs in both worlds."""
+    """The event with the largest estimated bound for ``tests`` further runs, from first scores."""
     options = [
         _best_cut(target, ghost, tests, delta, miss, reverse=False),
         _best_cut(-ghost, -target, tests, delta, miss, reverse=True),
@@ -67,10 +68,10 @@ def best_threshold(
 def _best_cut(
     right: Floats, wrong: Floats, tests: int, delta: float, miss: float, reverse: bool
 ) -> Threshold:
-    """Few false hits are a noisy count; the score, a log likelihood ratio, foretells them: E_right[e^-score; hit].
+    """The best cut. False hits are also forecast: the score is a log likelihood ratio.
 
-    The larger of count and forecast is used, so that neither luck nor a bad model draws the cut
-    into the far tail.
+    Few false hits are a noisy count; E_right[e^-score; hit] predicts them. The larger of count and
+    forecast is used, so that neither luck nor a bad model moves the cut into the far tail.
     """
     count = len(right)
     ordered = np.sort(right)[::-1]

@@ -1,4 +1,4 @@
-"""Draw many runs of whatever makes the batches, and keep what an attack needs: where the target was, and the sizes."""
+"""Draw many runs of a sampler; keep what an attack needs: the target's rounds, the batch sizes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from numpy.typing import NDArray
 
 from verax.samplers.base import Indices
 
+# Starts one run; returns its batches: lists, arrays or tensors of record indices, one per round.
 Factory = Callable[[], Iterable[Any]]
-"""Starts one run and returns its batches: lists, arrays or tensors of record indices, one per
-round.
-"""
 
-# indices and batches held before they are counted: bounds memory, and spreads the cost of counting
+# Indices and batches held before they are counted: bounds memory, spreads the cost of counting.
 FLUSH = 2**14
 
 
 @dataclass(frozen=True)
 class Runs:
-    """What happened in a number of runs: batch sizes, and one entry per round that the target was in."""
+    """Batch sizes of several runs, and one entry per round that the target was in."""
 
     sizes: Indices
     """Batch sizes, one row per run and one column per round; a record drawn twice counts twice."""
@@ -84,22 +82,22 @@ class Source:
 
     def _find(self, batches: Sequence[Any], sizes: Indices) -> Indices:
         """The position of every batch that holds the target, once for each copy of it."""
-        if not sizes.all():  # an empty list would be taken for one of real numbers
+        # An empty list would be taken for one of real numbers.
+        if not sizes.all():
             batches = [batch for batch, size in zip(batches, sizes.tolist(), strict=True) if size]
         if not batches:
             return np.empty(0, dtype=np.int64)
         flat = np.concatenate(batches)
         if flat.ndim != 1 or flat.dtype.kind not in "iu":
             raise ValueError(
-                f"batches must hold record indices, whole numbers, got {flat.dtype} in {flat.ndim} dimension(s); "
-                "audit the batch sampler, not the loader that turns indices into data"
+                f"batches must hold record indices, whole numbers, got {flat.dtype} in {flat.ndim} "
+                "dimension(s); audit the batch sampler, not the loader that turns indices into data"
             )
         smallest, largest = int(flat.min()), int(flat.max())
         if smallest < 0 or (self.population is not None and largest >= self.population):
             bad = smallest if smallest < 0 else largest
-            most = (
-                "" if self.population is None else f" and below the population, {self.population}"
-            )
+            known = self.population is not None
+            most = f" and below the population, {self.population}" if known else ""
             raise ValueError(f"batches must hold indices of at least 0{most}, got {bad}")
         found = np.searchsorted(np.cumsum(sizes), np.flatnonzero(flat == self.target), side="right")
         return found.astype(np.int64, copy=False)

@@ -1,8 +1,9 @@
-"""Score a transcript by its likelihood ratio, under a model of the sampler learned from a first lot of runs.
+"""Score a transcript by its likelihood ratio, under a model of the sampler learned from runs.
 
 The model never enters the guarantee, only the power: any score gives a valid bound. It has two
-parts. The *laws* of a round's clean sum with the target, with its ghost and without either; and the
-*placement*, which rounds the target may be in together. Three placements cover the samplers in use:
+parts. The *distributions* of a round's clean sum with the target, with its ghost and without
+either; and the *placement*, which rounds the target may be in together. Three placements cover the
+samplers in use:
 independent coins, at most one round of each epoch, a uniform subset of fixed size of each epoch;
 each also repeated identically epoch after epoch.
 """
@@ -18,21 +19,23 @@ from numpy.typing import NDArray
 from verax.auditing.runs import Runs
 from verax.auditing.sums import Data, Floats, Sums
 
-MOST_VALUES = 16  # of a law of clean sums; rarer values are left out of the model
-LARGEST = 600.0  # log ratios are cut here, so that sums of their exponentials are finite
+# Values of a distribution of clean sums; rarer ones are left out of the model.
+MOST_VALUES = 16
+# Log ratios are cut here, so that sums of their exponentials are finite.
+LARGEST = 600.0
 
 
 @dataclass(frozen=True)
-class Law:
-    """A law of clean sums: some values, relative to the round's usual sum, and the logarithms of their weights."""
+class SumDistribution:
+    """A distribution of clean sums: values relative to the round's usual sum, and log weights."""
 
     values: Floats
     log_weights: Floats
 
     @classmethod
-    def of(cls, seen: Floats) -> Law:
-        """The frequencies of ``seen``, the most frequent values only; zero for certain if there are none."""
-        values, counts = np.unique(seen if len(seen) else np.zeros(1), return_counts=True)
+    def of(cls, sums: Floats) -> SumDistribution:
+        """The frequencies of the most frequent sums; certainly zero if there are none."""
+        values, counts = np.unique(sums if len(sums) else np.zeros(1), return_counts=True)
         most = np.argsort(counts)[::-1][:MOST_VALUES]
         return cls(values[most], np.log(counts[most] / counts[most].sum()))
 
@@ -41,7 +44,7 @@ class Law:
         return len(self.values) == 1 and self.values[0] == 0.0
 
     def log_ratio(self, x: Floats, variance: float) -> Floats:
-        """Log of the density of the noisy sum at ``x`` over that of the usual sum: log sum w e^((v x - v^2/2)/z^2)."""
+        """Log density ratio of noisy and usual sum at ``x``: log sum w e^((v x - v^2/2)/z^2)."""
         terms = (
             x * (v / variance) + (w - v * v / (2.0 * variance))
             for v, w in zip(self.values.tolist(), self.log_weights.tolist(), strict=True)
@@ -54,7 +57,10 @@ class Law:
 
 @dataclass(frozen=True)
 class Blocks:
-    """At most one round of each block, by ``chances`` (blocks, rounds); blocks of one round are independent coins."""
+    """At most one round of each block, with probabilities ``chances`` of shape (blocks, rounds).
+
+    Blocks of one round are independent coins.
+    """
 
     chances: Floats
 
@@ -65,7 +71,7 @@ class Blocks:
         return "scored round by round" if length == 1 else f"scored as in one of {length} rounds"
 
     def log_mixture(self, ratios: Floats) -> Floats:
-        """Log of the average over placements of the exponential of the sum of ``ratios`` where the target is."""
+        """Log of the mean over placements of exp(sum of ``ratios`` where the target is)."""
         absent = np.maximum(1.0 - self.chances.sum(axis=1), 0.0)
         likelihoods = np.exp(ratios).reshape(len(ratios), *self.chances.shape)
         mixed = np.einsum("rbt,bt->rb", likelihoods, self.chances) + absent
@@ -119,9 +125,9 @@ class Score:
     """How many times in a run the placement is repeated identically."""
     usual: Floats
     """The clean sum of each round that lacks the target, rounded to a whole number."""
-    target: Law
-    ghost: Law
-    without: Law
+    target: SumDistribution
+    ghost: SumDistribution
+    without: SumDistribution
     variance: float
 
     @property
@@ -135,14 +141,12 @@ class Score:
         x = transcripts - self.usual
         without = 0.0 if self.without.is_zero() else self.without.log_ratio(x, self.variance)
         total = np.zeros(len(x))
-        for law, sign in ((self.target, 1.0), (self.ghost, -1.0)):
-            if law.is_zero() and self.without.is_zero():
-                continue  # indistinguishable from absence: the ratio is one
-            ratios = (
-                (law.log_ratio(x, self.variance) - without)
-                .reshape(len(x), self.repeats, -1)
-                .sum(axis=1)
-            )
+        for sums, sign in ((self.target, 1.0), (self.ghost, -1.0)):
+            if sums.is_zero() and self.without.is_zero():
+                # Indistinguishable from absence: the ratio is one.
+                continue
+            by_round = sums.log_ratio(x, self.variance) - without
+            ratios = by_round.reshape(len(x), self.repeats, -1).sum(axis=1)
             total += sign * self.placement.log_mixture(np.clip(ratios, -LARGEST, LARGEST))
         return total
 
@@ -155,20 +159,21 @@ def learn(runs: Runs, data: Data, sums: Sums, noise: float) -> Iterator[Score]:
         elsewhere.sum(axis=0), 1
     )
     usual = np.rint(np.where(elsewhere.any(axis=0), usual, sums.without.mean(axis=0)))
-    target, ghost = (Law.of(values - usual[runs.round]) for values in (sums.target, sums.ghost))
-    without = Law.of((sums.without - usual)[elsewhere])
-    repeats, placements = placed(present)
+    here = usual[runs.round]
+    target, ghost = (SumDistribution.of(sums.target - here), SumDistribution.of(sums.ghost - here))
+    without = SumDistribution.of((sums.without - usual)[elsewhere])
+    repeats, placements = find_placements(present)
     for placement in placements:
         yield Score(data, placement, repeats, usual, target, ghost, without, noise**2)
 
 
-def placed(present: NDArray[np.bool_]) -> tuple[int, list[Placement]]:
-    """How often the placement repeats itself identically in every run, and the placements it may follow."""
+def find_placements(present: NDArray[np.bool_]) -> tuple[int, list[Placement]]:
+    """How often the placement repeats itself in every run, and the placements it may follow."""
     count, rounds = present.shape
     repeats = next(n for n in _divisors(rounds)[::-1] if _constant(present.reshape(count, n, -1)))
     once = present[:, : rounds // repeats]
     period = once.shape[1]
-    chances = shrunk(once)
+    chances = shrunk_frequencies(once)
     found: list[Placement] = [Blocks(chances.reshape(period, 1))]
     hits = {length: once.reshape(count, -1, length).sum(axis=2) for length in _divisors(period)}
     single = max((length for length in hits if hits[length].max() <= 1), default=1)
@@ -183,8 +188,8 @@ def placed(present: NDArray[np.bool_]) -> tuple[int, list[Placement]]:
     return repeats, found
 
 
-def shrunk(present: NDArray[np.bool_]) -> Floats:
-    """Each round's chance to have the target: its frequency, drawn to the mean of all (James and Stein).
+def shrunk_frequencies(present: NDArray[np.bool_]) -> Floats:
+    """Each round's probability of the target: its frequency, shrunk to the mean (James and Stein).
 
     Where the frequencies differ no more than by chance, this is the mean itself; where they differ
     plainly, theirs.

@@ -1,4 +1,4 @@
-"""The released sums before noise, on data made of fixed vectors on one line, in units of the clip norm.
+"""The released sums before noise, for gradients on one line, in units of the clip norm.
 
 The target's gradient is +1; in the other world its ghost, drawn by the sampler just the same, has 0
 (or -1 when the relation is ``replace``). The other records are *silent* (0) or *opposed* (-1).
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sums:
-    """Clean sums of some runs: everywhere without the target, and where it is, with it and with its ghost."""
+    """Clean sums of runs: without the target, and where it is, with it and with its ghost."""
 
     without: Floats
     """One row per run; in rounds that have the target, what the other records alone give."""
@@ -78,22 +78,21 @@ def _clip_groups(clipping: Clipping) -> int | None:
 
 def _occupied(sizes: Indices, groups: int, rng: np.random.Generator) -> Floats:
     """How many clip-groups have a record, when each of ``sizes`` records picks one uniformly."""
-    # of so many records none leaves a group empty: < e^-40
+    # With this many records a group stays empty with probability below e^-40.
     full = math.ceil(groups * (math.log(groups) + 40.0))
     if groups == 1:
         return np.minimum(sizes, 1).astype(float)
     balls = np.minimum(sizes, full)
     taken = np.zeros(sizes.shape)
-    law = np.zeros(groups + 1)
-    law[0] = 1.0
+    pmf = np.zeros(groups + 1)
+    pmf[0] = 1.0
     counts = np.arange(groups + 1)
     for ball in range(int(balls.max()) + 1):
         here = balls == ball
         if here.any():
-            drawn = np.searchsorted(
-                np.cumsum(law), rng.random(int(here.sum())) * law.sum(), side="right"
-            )
-            taken[here] = np.minimum(drawn, groups)
-        law[1:] = law[1:] * (counts[1:] / groups) + law[:-1] * ((groups - counts[:-1]) / groups)
-        law[0] = 0.0
+            uniform = rng.random(int(here.sum())) * pmf.sum()
+            occupied = np.searchsorted(np.cumsum(pmf), uniform, side="right")
+            taken[here] = np.minimum(occupied, groups)
+        pmf[1:] = pmf[1:] * (counts[1:] / groups) + pmf[:-1] * ((groups - counts[:-1]) / groups)
+        pmf[0] = 0.0
     return taken

@@ -1,4 +1,4 @@
-"""Audit the code that draws the batches: play it, attack its noisy sums, and certify a lower bound on epsilon.
+"""Audit the code that draws the batches: run it, attack its noisy sums, bound epsilon below.
 
 A run of the sampler is played on fixed vectors in two worlds, with the target record and with its
 ghost, and noise of the claimed size is added to every batch's clipped sum. A score tells the worlds
@@ -25,13 +25,17 @@ from verax.privacy.guarantee import Bracket, shown
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.samplers.base import Sampler
 
+# Called with how many runs are done, and of how many.
 Progress = Callable[[int, int], None]
-"""Hears how many runs are done, and of how many."""
 
-BLOCK = 2**20  # noisy sums held at a time
-FEWEST = 16  # runs in a block, however long they are: the first block teaches the score
-CHOOSING = 4  # one run in four chooses the attack; the bound comes from the others
-LEAST_NOISE, MOST_NOISE = 1e-100, 1e100  # scores divide by its square
+# Noisy sums held at a time.
+BLOCK = 2**20
+# Runs in a block, however long they are: the score is learned from the first block.
+FEWEST = 16
+# One run in four chooses the attack; the bound comes from the others.
+CHOOSING = 4
+# Scores divide by the square of the noise.
+LEAST_NOISE, MOST_NOISE = 1e-100, 1e100
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,7 @@ class SamplerAudit:
     """
 
     lower: float
-    """Epsilon is at least this at ``delta``, with probability ``confidence`` over the audit's own
-    randomness.
-    """
+    """Lower bound on epsilon at ``delta``, right with probability ``confidence``."""
     claim: Bracket
     """The claimed epsilon; the claim is its upper bound."""
     delta: float
@@ -86,32 +88,27 @@ class SamplerAudit:
             f"for {self.mechanism!r}."
         )
         evidence = (
-            f"Attack: {self.attack}; seen in {self.hits:,} of {self.tested:,} runs in its own world and in "
-            f"{self.false_hits:,} in the other. On average the target was in {self.participation:.4g} of "
-            f"{len(self.mechanism.sampler):,} rounds."
+            f"Attack: {self.attack}; seen in {self.hits:,} of {self.tested:,} runs in its own "
+            f"world and in {self.false_hits:,} in the other. On average the target was in "
+            f"{self.participation:.4g} of {len(self.mechanism.sampler):,} rounds."
         )
-        found = f"have epsilon at least {least}, with {percent} confidence."
+        meaning, remedy = (
+            "this attack found nothing that contradicts the claim. It does not prove the claim: "
+            "that is what the accountant is for.",
+            "nothing, or more trials for a sharper bound.",
+        )
         if self.refuted:
-            return "\n".join(
-                [
-                    first,
-                    f"Refuted: the batches drawn by {self.drawn} {found}",
-                    evidence,
-                    "What it means: the batches that are drawn are not the batches that were priced, and their "
-                    "privacy is worse than claimed.",
-                    f"What to do: draw the batches with {self.mechanism.sampler!r}, or price the sampler that really "
-                    "runs and report that epsilon.",
-                ]
+            meaning, remedy = (
+                "the batches that are drawn are not the batches that were priced, and their "
+                "privacy is worse than claimed.",
+                f"draw the batches with {self.mechanism.sampler!r}, or price the sampler that "
+                "really runs and report that epsilon.",
             )
-        return "\n".join(
-            [
-                first,
-                f"Not refuted: the batches drawn by {self.drawn} {found}",
-                evidence,
-                "What it means: this attack found nothing that contradicts the claim. It does not prove the claim: "
-                "that is what the accountant is for.",
-                "What to do: nothing, or more trials for a sharper bound.",
-            ]
+        verdict = "Refuted" if self.refuted else "Not refuted"
+        return (
+            f"{first}\n{verdict}: the batches drawn by {self.drawn} have epsilon at least {least}, "
+            f"with {percent} confidence.\n{evidence}\n"
+            f"What it means: {meaning}\nWhat to do: {remedy}"
         )
 
 
@@ -170,12 +167,13 @@ def audit_sampler(
         raise ValueError(f"claim must be a Mechanism, got {claim!r}")
     if claim.noise_multiplier == 0.0:
         raise ValueError(
-            "claim must have a positive noise_multiplier, got 0: without noise there is nothing to audit"
+            "claim must have a positive noise_multiplier, got 0: without noise there is nothing to "
+            "audit"
         )
     if not LEAST_NOISE <= claim.noise_multiplier <= MOST_NOISE:
         raise ValueError(
-            f"claim must have a noise_multiplier from {LEAST_NOISE:g} to {MOST_NOISE:g}, whose square doubles can "
-            f"hold, got {claim.noise_multiplier!r}"
+            f"claim must have a noise_multiplier from {LEAST_NOISE:g} to {MOST_NOISE:g}, whose "
+            f"square doubles can hold, got {claim.noise_multiplier!r}"
         )
     delta = checks.probability("delta", delta)
     miss = 1.0 - checks.probability("confidence", confidence)
@@ -220,18 +218,13 @@ class _Audit:
         rng: np.random.Generator,
         progress: Progress | None,
     ) -> None:
-        self._source, self._claim, self._trials, self._rng, self._progress = (
-            source,
-            claim,
-            trials,
-            rng,
-            progress,
-        )
+        self._source, self._claim, self._rng = source, claim, rng
+        self._trials, self._progress = trials, progress
         self._done = 0
         self.appearances = 0
 
     def choose(self, count: int, delta: float, miss: float) -> tuple[Score, Threshold]:
-        """The attack that promises most for the runs that are left. The first block teaches the scores."""
+        """The attack with the largest estimated bound; scores are learned from the first block."""
         tests = self._trials - count
         scores: list[Score] = []
         seen: list[list[tuple[Floats, Floats]]] = []
@@ -302,7 +295,7 @@ def data_sets(claim: Mechanism) -> list[Data]:
 
 
 def few_records(sampler: Sampler, clipping: Clipping) -> int:
-    """Records for about two in a batch; for clipped aggregates enough that hardly a clip-group stays empty."""
+    """Records for about two in a batch; more for clip-groups, so that hardly one stays empty."""
     match clipping:
         case Individual():
             wanted = 2
@@ -334,7 +327,7 @@ def _source(
     target: int,
     rng: np.random.Generator,
 ) -> Source:
-    """Check what draws the batches, and settle how many records it draws from."""
+    """The checked source of runs, with the number of records it draws from."""
     known = population if population is None else checks.count("population", population)
     for sampler in (batches, claim.sampler):
         declared = sampler.declared_population if isinstance(sampler, Sampler) else None
@@ -345,20 +338,15 @@ def _source(
         known = known if declared is None else declared
     rounds = len(claim.sampler)
     if isinstance(batches, Sampler):
-        sampler, records = (
-            batches,
-            known if known is not None else few_records(batches, claim.clipping),
-        )
+        sampler = batches
+        records = few_records(batches, claim.clipping) if known is None else known
         target = checks.count("target", target, minimum=0, maximum=records - 1)
         return Source(lambda: sampler.draw(records, rng), rounds, target, records)
     if not callable(batches):
         raise ValueError(
-            "batches must be a verax sampler or a function that starts a run and returns its batches, such as "
-            f"lambda: batch_sampler, got {batches!r}"
+            "batches must be a verax sampler or a function that starts a run and returns its "
+            f"batches, such as lambda: batch_sampler, got {batches!r}"
         )
-    target = (
-        checks.count("target", target, 0)
-        if known is None
-        else checks.count("target", target, 0, known - 1)
-    )
+    most = checks.MAX_COUNT if known is None else known - 1
+    target = checks.count("target", target, minimum=0, maximum=most)
     return Source(batches, rounds, target, known)

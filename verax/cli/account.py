@@ -66,7 +66,8 @@ def account(
 def _show(mechanism: Mechanism, group: int, rows: list[tuple[str, Bracket]]) -> None:
     out = console()
     out.print(
-        f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier!r}, {mechanism.clipping!r}"
+        f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier!r}, "
+        f"{mechanism.clipping!r}"
     )
     out.print(
         f"relation {mechanism.relation}, protecting any {group} record{'s' * (group > 1)} together"

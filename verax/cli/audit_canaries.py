@@ -94,7 +94,8 @@ def canaries(
         console = Console(highlight=False, markup=False, soft_wrap=True)
         console.print(result.statement())
         console.print(
-            f"What ran: {mechanism!r} on {records - planted:,} records and about {planted // 2:,} canaries."
+            f"What ran: {mechanism!r} on {records - planted:,} records and about {planted // 2:,} "
+            "canaries."
         )
     if result.refuted:
         raise typer.Exit(1)

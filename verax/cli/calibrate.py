@@ -42,7 +42,8 @@ def calibrate(
         else shown(answer, UPPER if unit == "noise_multiplier" else LOWER, 7)
     )
     Console().print(
-        f"{unit.replace('_', ' ')} {text} meets epsilon {epsilon!r} at delta {delta!r} (proved upper bound)"
+        f"{unit.replace('_', ' ')} {text} meets epsilon {epsilon!r} at delta {delta!r} (proved "
+        "upper bound)"
     )
 
 
@@ -68,11 +69,13 @@ def _solved(
         )
     if known_rate == known_steps:
         raise ValueError(
-            "with --noise-multiplier given, give either the rate (then steps are solved for) or the steps"
+            "with --noise-multiplier given, give either the rate (then steps are solved for) or "
+            "the steps"
         )
     if "--epochs" in typed:
         raise ValueError(
-            f"--epochs {run.drawing['--epochs']} with --noise-multiplier needs the rate: give --steps to solve for it"
+            f"--epochs {run.drawing['--epochs']} with --noise-multiplier needs the rate: give "
+            "--steps to solve for it"
         )
     fixed = run.build_sampler(steps=1) if known_rate else run.build_sampler(rate=1.0)
     if not isinstance(fixed, Poisson):

@@ -55,11 +55,13 @@ def demo(
 
     folder.mkdir(parents=True, exist_ok=True)
     say(
-        f"1. PRICE: one epoch of {BATCHES:,} batches, the same noise, three ways of drawing the batches."
+        f"1. PRICE: one epoch of {BATCHES:,} batches, the same noise, three ways of drawing the "
+        "batches."
     )
     _price(console, say, folder)
     say(
-        f"\n2. PLAN: the least noise that keeps {RECORDS:,} records private, for several batch sizes and lengths."
+        f"\n2. PLAN: the least noise that keeps {RECORDS:,} records private, for several batch "
+        "sizes and lengths."
     )
     plan = _plan(console, say)
     say("\n3. TRAIN: a small network on scikit-learn's digits, by that plan.")
@@ -92,7 +94,8 @@ def _price(console: Console, say: Say, folder: Path) -> None:
     console.print(table)
     say(f"   Cells: epsilon at delta {DELTA:g} is proved to lie between these.")
     say(
-        "   A loader that shuffles but reports the Poisson number understates epsilon by the last column's factor."
+        "   A loader that shuffles but reports the Poisson number understates epsilon by the last "
+        "column's factor."
     )
     if find_spec("matplotlib"):
         with common.patience("drawing"):
@@ -131,7 +134,8 @@ def _plan(console: Console, say: Say) -> Plan:
         )
     console.print(table)
     say(
-        f"   Budget: epsilon {EPSILON:g} at delta {DELTA:g}. The best four plans; the first one is run."
+        f"   Budget: epsilon {EPSILON:g} at delta {DELTA:g}. The best four plans; the first one is "
+        "run."
     )
     return plans[0]
 
@@ -141,7 +145,8 @@ def _train(plan: Plan, folder: Path, say: Say) -> Statement | None:
     missing = [name for module, name in _NEEDED.items() if not find_spec(module)]
     if missing:
         say(
-            f"   Skipped: training needs {', '.join(missing)}: pip install 'verax[train]'. The plan is stated instead."
+            f"   Skipped: training needs {', '.join(missing)}: pip install 'verax[train]'. The "
+            "plan is stated instead."
         )
         return None
     import torch
@@ -197,15 +202,17 @@ def _audit(say: Say) -> None:
 
     noise, claimed = claim.noise_multiplier, claim.guarantee().epsilon(DELTA)
     say(
-        f"   Claim: {batches} Poisson batches, noise {noise:.4g}: epsilon at most {shown(claimed.upper, UPPER, 4)}."
+        f"   Claim: {batches} Poisson batches, noise {noise:.4g}: epsilon at most "
+        f"{shown(claimed.upper, UPPER, 4)}."
     )
     with common.patience("auditing"):
         fair = audit_sampler(honest, claim, delta=DELTA, trials=HONEST_TRIALS, insecure_seed=SEED)
         lie = audit_sampler(loader, claim, delta=DELTA, trials=TRIALS, insecure_seed=SEED)
     for drawn, found in (("Poisson batches", fair), ("a loader that shuffles and cuts", lie)):
         say(
-            f"   {'REFUTED' if found.refuted else 'Not refuted'}: {drawn}: an attack over {found.trials:,} runs proves "
-            f"epsilon at least {shown(found.lower, LOWER, 3)}, with {found.confidence:.0%} confidence."
+            f"   {'REFUTED' if found.refuted else 'Not refuted'}: {drawn}: an attack over "
+            f"{found.trials:,} runs proves epsilon at least {shown(found.lower, LOWER, 3)}, with "
+            f"{found.confidence:.0%} confidence."
         )
     truth = Mechanism(Shuffle(batches), noise).guarantee().epsilon(DELTA)
     least, most = shown(truth.lower, LOWER, 4), shown(truth.upper, UPPER, 4)

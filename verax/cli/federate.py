@@ -217,8 +217,9 @@ def federate(
         )
         return
     console.print(
-        f"accuracy on held-out records {accuracy(network, found.examples.test):.1%}; every client accounts for itself: "
-        f"epsilon from {spent.shown(least.upper)} (fewest records) to {spent.shown(most.upper)} (most)"
+        f"accuracy on held-out records {accuracy(network, found.examples.test):.1%}; every client "
+        f"accounts for itself: epsilon from {spent.shown(least.upper)} (fewest records) to "
+        f"{spent.shown(most.upper)} (most)"
     )
     console.print(statement)
 
@@ -228,7 +229,8 @@ def _flower() -> type[Embedded]:
         from verax.federated.flower_local import OneHost
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"--engine flower needs {error.name}, which is not installed: pip install 'verax[federated]'"
+            f"--engine flower needs {error.name}, which is not installed: pip install "
+            "'verax[federated]'"
         ) from error
     return OneHost
 
@@ -246,8 +248,8 @@ def _planned(plan: Plan, epsilon: float, delta: float) -> Plan:
 def _opening(plan: Plan) -> str:
     per_round = f"{plan.client_rate * plan.clients:.4g} take part in a round on average"
     return (
-        f"{plan.clients} clients with {plan.records} records, at most {plan.largest} each; {per_round}; "
-        f"noise multiplier {shown(plan.noise_multiplier, UPPER, 5)}, {plan.noise}"
+        f"{plan.clients} clients with {plan.records} records, at most {plan.largest} each; "
+        f"{per_round}; noise multiplier {shown(plan.noise_multiplier, UPPER, 5)}, {plan.noise}"
     )
 
 
@@ -284,9 +286,9 @@ def _reporting(
                 file.flush()
             low, high = entry["epsilon_so_far"]
             console.print(
-                f"round {entry['round']} of {plan.rounds}, {entry['participants_expected']:.4g} clients expected, "
-                f"accuracy {entry['accuracy']:.1%}, epsilon of clients so far {spent.shown(low)} to "
-                f"{spent.shown(high)}"
+                f"round {entry['round']} of {plan.rounds}, {entry['participants_expected']:.4g} "
+                f"clients expected, accuracy {entry['accuracy']:.1%}, epsilon of clients so far "
+                f"{spent.shown(low)} to {spent.shown(high)}"
             )
 
         yield after, entries

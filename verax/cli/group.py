@@ -228,8 +228,8 @@ def _show(
         "at least, at most: proved, for any records of the group together",
         f"upper: {first.upper_by}",
         f"lower: {first.lower_by}",
-        f"black boxes: what one record's curve implies, with equal or the best shares (f-DP); inf: it would take one "
-        f"record's delta below {DEEPEST:g}",
+        "black boxes: what one record's curve implies, with equal or the best shares (f-DP); inf: "
+        f"it would take one record's delta below {DEEPEST:g}",
     ]
     if samples:
         how = (
@@ -238,8 +238,8 @@ def _show(
             else "without the group, as in the paper"
         )
         notes.append(
-            f"Monte Carlo: algorithm 2 of 'optimal group privacy', corrected; {samples} runs a group, {how}; "
-            f"each interval holds with confidence {settings.confidence:g}"
+            f"Monte Carlo: algorithm 2 of 'optimal group privacy', corrected; {samples} runs a "
+            f"group, {how}; each interval holds with confidence {settings.confidence:g}"
         )
     elif why:
         notes.append(f"not simulated: {why}")
@@ -318,8 +318,8 @@ def _clippings(
         return
     out = console()
     out.print(
-        f"{mechanism.sampler!r}, noise {mechanism.noise_multiplier:g} of the clip norm under every clipping, "
-        f"{mechanism.relation}"
+        f"{mechanism.sampler!r}, noise {mechanism.noise_multiplier:g} of the clip norm under every "
+        f"clipping, {mechanism.relation}"
     )
     out.print("; ".join(tables.Block(quantity, at, ()).title for quantity, at, _ in found))
     table = Table(["quantity", "records", *names])
@@ -332,7 +332,8 @@ def _clippings(
     table.print(out)
     for i, j, where in crossings:
         out.print(
-            f"{names[j]} costs less than {names[i]} from a group of {where[1]} on, more up to {where[0]}"
+            f"{names[j]} costs less than {names[i]} from a group of {where[1]} on, more up to "
+            f"{where[0]}"
             if where
             else f"{names[j]} and {names[i]}: no crossing is proved"
         )

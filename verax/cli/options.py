@@ -104,8 +104,8 @@ def clippings_by_name(clip_groups: int, named: list[str]) -> dict[str, Clipping]
     """Every clipping by its name; clip-groups are refused where no clipping that is named has any."""
     if clip_groups != 1 and ClippingName.mixed.value not in named:
         raise ValueError(
-            f"--clip-groups {clip_groups} is for --clipping mixed, got --clipping {','.join(named)}: "
-            "leave one of them out"
+            f"--clip-groups {clip_groups} is for --clipping mixed, got --clipping "
+            f"{','.join(named)}: leave one of them out"
         )
     return {"individual": Individual(), "batch": Batch(), "mixed": Mixed(groups=clip_groups)}
 

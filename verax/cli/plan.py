@@ -144,7 +144,8 @@ def frontier(
         limit is not None for limit in (rounds_at_most, *limits.values())
     ):
         raise ValueError(
-            "limits on rounds, noise and ratio are for choosing the noise: leave out --noise-multiplier"
+            "limits on rounds, noise and ratio are for choosing the noise: leave out "
+            "--noise-multiplier"
         )
     else:
         unknown, plans = _solved(asked, noise_multiplier)
@@ -239,8 +240,8 @@ def _solved(asked: _Asked, noise: float) -> tuple[str, list[Plan]]:
     if len(missing) != 1:
         got = f"--{' and --'.join(missing)} are both missing" if missing else "all are given"
         raise ValueError(
-            "with --noise-multiplier given, leave out exactly one of --epsilon, --delta, --records, --epochs, --batch: "
-            f"{got}"
+            "with --noise-multiplier given, leave out exactly one of --epsilon, --delta, "
+            f"--records, --epochs, --batch: {got}"
         )
     (unknown,) = missing
     batches = asked.batches or (
@@ -275,9 +276,9 @@ class _Joined:
         """What to run, and what to expect of it."""
         choice, plan = self.choice, self.choice.plan
         return (
-            f"Best by the utility graph: {plan.way}, batch {plan.batch}, epochs {plan.epochs}, noise "
-            f"{plan.noise_multiplier!r}, clip norm {choice.clip_norm:g}, learning rate {choice.learning_rate:.4g}; "
-            f"expected accuracy {100.0 * choice.accuracy:.1f} %"
+            f"Best by the utility graph: {plan.way}, batch {plan.batch}, epochs {plan.epochs}, "
+            f"noise {plan.noise_multiplier!r}, clip norm {choice.clip_norm:g}, learning rate "
+            f"{choice.learning_rate:.4g}; expected accuracy {100.0 * choice.accuracy:.1f} %"
         )
 
 
@@ -431,7 +432,8 @@ def _show(
     first, target = plans[0], plans[0].target
     if target.delta * target.records > 1.0:
         out.print(
-            f"Note: delta {target.delta!r} is above 1/records; a run that publishes one record would meet it."
+            f"Note: delta {target.delta!r} is above 1/records; a run that publishes one record "
+            "would meet it."
         )
     if changes:
         out.print(

@@ -73,7 +73,8 @@ def closed_form(
     table.add_row("accountant's epsilon", *(_bracket(tight[name]) for name in columns))
     console.print(table)
     notes = [
-        "T_min: the fewest rounds that theorem B.4 proves; T_min_asym: 2 gamma times fewer, not proved by it"
+        "T_min: the fewest rounds that theorem B.4 proves; T_min_asym: 2 gamma times fewer, not "
+        "proved by it"
     ]
     if theta > 1.0:
         notes.append("accountant: the largest batch in T / theta rounds and none in the others")
@@ -137,8 +138,8 @@ def _phase(
     table.add_row("accountant's epsilon", _bracket(tight))
     console.print(table)
     console.print(
-        "both epsilons: every phase with this sigma, all declared before the first ran; a phase chosen after looking "
-        "at earlier releases needs a Rényi filter",
+        "both epsilons: every phase with this sigma, all declared before the first ran; a phase "
+        "chosen after looking at earlier releases needs a Rényi filter",
         style="dim",
     )
 

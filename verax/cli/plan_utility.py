@@ -54,7 +54,8 @@ def utility(
     """
     if public is None:
         raise ValueError(
-            "say --public if the data are public or a proxy, or --private if they are the private ones"
+            "say --public if the data are public or a proxy, or --private if they are the private "
+            "ones"
         )
     norms, grid = _numbers(clip_norms), _range(sigmas, points)
     if figure is not None:
@@ -126,11 +127,13 @@ def utility(
     console.print(f"accuracy without noise: {clean}")
     if picked is None:
         console.print(
-            f"no sigma that was tried stays within a drop of {drop:g}; try smaller ones, or tolerate more"
+            f"no sigma that was tried stays within a drop of {drop:g}; try smaller ones, or "
+            "tolerate more"
         )
     else:
         console.print(
-            f"most noise within a drop of {drop:g}: sigma {picked[1]:.3g} at C = {picked[0].clip_norm:g}"
+            f"most noise within a drop of {drop:g}: sigma {picked[1]:.3g} at C = "
+            f"{picked[0].clip_norm:g}"
         )
     if not public:
         console.print(f"WARNING: {graphs.LEAKS}")

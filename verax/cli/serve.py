@@ -54,7 +54,8 @@ def serve(
         from verax.web.settings import Settings
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"verax serve needs {error.name}, which comes with the extra web: pip install 'verax[web]'"
+            f"verax serve needs {error.name}, which comes with the extra web: pip install "
+            "'verax[web]'"
         ) from error
     settings = Settings(
         host=host,
@@ -71,7 +72,8 @@ def serve(
     console.print(f"verax is at http://{shown}:{listening.getsockname()[1]}/ (Ctrl-C ends it)")
     if diagnostics:
         console.print(
-            "It shows diagnostics that no guarantee covers, to everybody who can reach this address."
+            "It shows diagnostics that no guarantee covers, to everybody who can reach this "
+            "address."
         )
     server(create_app(settings), settings).run(sockets=[listening])
 
@@ -83,8 +85,8 @@ def _listening(host: str, port: int) -> socket.socket:
         )
     except OSError as error:
         raise ValueError(
-            f"--host and --port must be an address of this machine and a free port, got {host} and {port}: "
-            f"{error.strerror}"
+            f"--host and --port must be an address of this machine and a free port, got {host} and "
+            f"{port}: {error.strerror}"
         ) from error
 
 

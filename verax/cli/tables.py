@@ -50,7 +50,8 @@ class Table:
         to.width = width
         if absent:
             to.print(
-                f"left out in {to.width} columns: {', '.join(absent)}; see --json, or a wider terminal",
+                f"left out in {to.width} columns: {', '.join(absent)}; see --json, or a wider "
+                "terminal",
                 style="dim",
             )
 

@@ -76,13 +76,15 @@ def _said_after(
         yield from _spent(trainer, delta)
     if state is not None and state.exists():
         yield (
-            f"The run is kept in {state}: the same command goes on with it. What was released is spent."
+            f"The run is kept in {state}: the same command goes on with it. What was released is "
+            "spent."
         )
     elif trainer is not None and trainer.rounds:
         stated = "" if ledger is None else f" verax report {ledger} states what was released."
         yield (
             "Without --state nothing can go on with this run; another one costs its own epsilon "
-            f"on top of this one's.{stated} With --state FILE the same command goes on after Ctrl-C."
+            f"on top of this one's.{stated} With --state FILE the same command goes on after "
+            "Ctrl-C."
         )
 
 
@@ -97,8 +99,8 @@ def _spent(trainer: PrivateTrainer, delta: float) -> Iterator[str]:
     found = at_most(so_far.epsilon(delta), whole)
     between = f"{shown(found.lower, LOWER)} and {shown(found.upper, UPPER)}"
     yield (
-        f"{released}. They cost an epsilon between {between} at delta {delta:g} if neither data nor "
-        "results had a say in when the run stopped, and at most "
+        f"{released}. They cost an epsilon between {between} at delta {delta:g} if neither data "
+        "nor results had a say in when the run stopped, and at most "
         f"{shown(whole.upper, UPPER)}, the price of all its rounds, whatever the reason."
     )
     if not trainer.private:

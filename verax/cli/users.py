@@ -60,7 +60,8 @@ def users(
     records = run.drawing["--records"]
     if records is not None and total > records:
         raise ValueError(
-            f"--records must be at least {total}, the sum of column {column!r} of {counts}, got {records}"
+            f"--records must be at least {total}, the sum of column {column!r} of {counts}, got "
+            f"{records}"
         )
     mechanism = run.mechanism(noise_multiplier)
     with common.patience("pricing users"):
@@ -108,12 +109,14 @@ def read_counts(path: Path, column: str = "records", weight: str = "users") -> d
             header = next(_filled(lines), None)
             if header is None:
                 raise ValueError(
-                    f"{path} is empty: it needs a header with a column {column!r}, then a line per user"
+                    f"{path} is empty: it needs a header with a column {column!r}, then a line per "
+                    "user"
                 )
             names = [name.strip() for name in header]
             if column not in names:
                 raise ValueError(
-                    f"{path} has no column {column!r}, only {', '.join(map(repr, names))}; name it by --column"
+                    f"{path} has no column {column!r}, only {', '.join(map(repr, names))}; name it "
+                    "by --column"
                 )
             place, many = (
                 names.index(column),
@@ -129,7 +132,8 @@ def read_counts(path: Path, column: str = "records", weight: str = "users") -> d
         ) from error
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"--counts must be a CSV file in UTF-8, got {path}: {error.reason} at byte {error.start}"
+            f"--counts must be a CSV file in UTF-8, got {path}: {error.reason} at byte "
+            f"{error.start}"
         ) from error
     except csv.Error as error:
         raise ValueError(
@@ -197,11 +201,12 @@ def _show(
     out = console()
     everyone = sum(row.users for row in rows)
     out.print(
-        f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier!r}, {mechanism.clipping!r}"
+        f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier!r}, "
+        f"{mechanism.clipping!r}"
     )
     out.print(
-        f"relation {mechanism.relation}{', orthogonal gradients' * (geometry == 'orthogonal')}; {everyone} users, "
-        f"{total} records; epsilon at delta = {delta!r}"
+        f"relation {mechanism.relation}{', orthogonal gradients' * (geometry == 'orthogonal')}; "
+        f"{everyone} users, {total} records; epsilon at delta = {delta!r}"
     )
     table = Table(["records", "users", "share", "at least", "at most"])
     for records, users, bracket in _ranges(rows):
@@ -219,7 +224,8 @@ def _show(
     )
     if epsilon is not None:
         out.print(
-            f"within {epsilon!r}: {_within(rows, epsilon)} of {everyone} users; with at most {cap} records each, all"
+            f"within {epsilon!r}: {_within(rows, epsilon)} of {everyone} users; with at most {cap} "
+            "records each, all"
             if cap
             else f"within {epsilon!r}: {_within(rows, epsilon)} of {everyone} users; not even one record is"
         )

@@ -1,4 +1,4 @@
-"""Choose parameters before anything runs: the frontier of plans that meet a privacy target, and what each costs.
+"""Choose parameters before anything runs: plans that meet a privacy target, and their costs.
 
 >>> from verax.planning import Target, frontier, ranked
 >>> target = Target(records=60000, epsilon=1.0, delta=1e-5)

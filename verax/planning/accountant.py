@@ -1,4 +1,4 @@
-"""The proved upper bound alone, as fast as it can be had: what a search over thousands of plans asks for.
+"""The proved upper bound alone, computed fast enough for a search over thousands of plans.
 
 The theorems are those of :mod:`verax.privacy.samplers`; attacks are left out, because a target is
 met or missed by the upper bound only.
@@ -15,7 +15,7 @@ from verax.privacy.pricing import pricing_of
 
 
 def upper_only(mechanism: Mechanism, group: int = 1) -> Guarantee:
-    """The guarantee without its attacks: ``epsilon`` and ``delta`` have a trivial lower side and the proved upper one.
+    """The guarantee without its attacks: a trivial lower side and the proved upper one.
 
     >>> from verax import Mechanism, Shuffle
     >>> upper_only(Mechanism(Shuffle(batches=100), noise_multiplier=4.0)).epsilon(delta=1e-5)

@@ -30,7 +30,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the calculator prints: (epsilon, delta, sigma, gamma, theta, k, N, s, T), in whole batches and rounds.
+    """What the calculator prints: (epsilon, delta, sigma, gamma, theta, k, N, s, T).
 
     ``batch`` is the mean, ``theta * batch`` the largest. ``granted_by`` names the theorems that
     prove it, if any does.
@@ -48,7 +48,7 @@ class Setting:
     granted_by: tuple[str, ...]
 
     def mechanism(self) -> Mechanism:
-        """The run for the accountant; with theta above 1 the dearest one: the largest batch, in fewer rounds.
+        """The run for the accountant; with theta > 1 the dearest: the largest batch, fewer rounds.
 
         Of all sequences with this mean and this maximum it has the largest sum of squares.
         """
@@ -58,7 +58,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Answer:
-    """The fewest rounds that the theorem proves, and the 2 gamma times fewer that its asymptotics would allow."""
+    """The fewest rounds that the theorem proves, and 2 gamma times fewer, its asymptotics."""
 
     minimum: Setting
     asymptotic: Setting
@@ -71,7 +71,7 @@ def budget(
     delta: float | None = None,
     sigma: float | None = None,
 ) -> Target:
-    """Any two of epsilon, delta and sigma give the third; with one of epsilon and sigma alone, delta is 1/N.
+    """The third of epsilon, delta and sigma from any two; without a delta, it is 1/N.
 
     >>> round(budget(10_000, sigma=19.29962).epsilon, 4)
     0.0497
@@ -103,7 +103,7 @@ def simple(
     rounds: int | None = None,
     theta: float = 1.0,
 ) -> Answer:
-    """The other two of (epochs, batch, rounds) from the one that is fixed, so that theorem B.4 grants the target.
+    """Complete one of (epochs, batch, rounds) so that theorem B.4 grants the target.
 
     The largest batches, hence the fewest rounds, for a number of epochs; the most epochs for a
     batch or a number of rounds.
@@ -179,12 +179,15 @@ def _why(
 ) -> str:
     """Why nothing is granted, and the nearest that is: with this batch, then with the smallest."""
     most = _largest(lambda count: verdict(1, count), checks.MAX_COUNT)
-    nearest = f"batches of one record are granted for at most {most} rounds, {most / population:.4g} epochs"
-    return f"no guarantee in closed form, even with batch {batch} in {rounds} rounds: {verdict(batch, rounds)}; {nearest}"
+    shown = f"at most {most} rounds, {most / population:.4g} epochs"
+    return (
+        f"no guarantee in closed form, even with batch {batch} in {rounds} rounds: "
+        f"{verdict(batch, rounds)}; batches of one record are granted for {shown}"
+    )
 
 
 def _largest(granted: Callable[[int], Granted | Refused], limit: int, first: int = 1) -> int:
-    """The largest count from ``first`` to ``limit`` that is granted, by doubling and halving; 0 if ``first`` is not.
+    """The largest count in [first, limit] that is granted, by bisection; 0 if ``first`` is not.
 
     With b = theta^2 batch / N, condition (34) reads k b gamma_at(b) <= epsilon: smaller batches and
     fewer rounds are granted if larger are.
@@ -201,7 +204,7 @@ def _largest(granted: Callable[[int], Granted | Refused], limit: int, first: int
 
 @dataclass(frozen=True)
 class Phase:
-    """The next phase: batch and rounds, the noise from here on, and the epsilon of everything so far with it.
+    """The next phase: batch, rounds, noise, and the epsilon of all phases including it.
 
     The guarantee pretends that earlier rounds had this smaller noise too. It is proved if all
     phases are declared before the first one runs. If this one was chosen after looking at earlier
@@ -227,7 +230,7 @@ def next_phase(
     sigma: float | None = None,
     delta: float | None = None,
 ) -> Phase:
-    """The largest batch for ``epochs`` more epochs after phases of (batch, rounds), within epsilon for all of them.
+    """The largest batch for ``epochs`` more epochs, within epsilon for all phases together.
 
     The search starts at the largest batch so far. The paper starts at 1 and stops at the first
     failure, but the theorem sees the largest batch in every round, so that smaller batches than
@@ -257,8 +260,9 @@ def next_phase(
     noise = least if sigma is None else checks.positive("sigma", sigma)
     if noise < least:
         raise checks.NoGuarantee(
-            f"sigma {noise:.5g} is too small for epsilon {epsilon:.4g} at delta {delta:.3g}: it must be at least "
-            f"{least:.5g}, or epsilon at least {proactive.epsilon_of(noise, delta):.4g}"
+            f"sigma {noise:.5g} is too small for epsilon {epsilon:.4g} at delta {delta:.3g}: it "
+            f"must be at least {least:.5g}, or epsilon at least "
+            f"{proactive.epsilon_of(noise, delta):.4g}"
         )
 
     def sizes(batch: int) -> SampleSizes:
@@ -285,7 +289,7 @@ def next_phase(
 
 
 def _least_epsilon(work: Work, noise: float | None, low: float, high: float, delta: float) -> float:
-    """The smallest epsilon in [low, high] that theorem B.4 grants, up to 1e-9 of it; ``high`` must be granted."""
+    """The smallest epsilon in [low, high] that theorem B.4 grants, within 1e-9; needs ``high``."""
     if noise is not None and theorem_b4(work, noise, low, delta):
         return low
     while high - low > 1e-9 * high:

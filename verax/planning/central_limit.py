@@ -1,4 +1,4 @@
-"""Where to begin a search for the noise: many rounds are nearly one Gaussian mechanism. Never a bound."""
+"""Where to begin a search for the noise, by the central limit theorem. Never a bound."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def gaussian_limit(mu: float, rate: float, rounds: float) -> float:
 
 
 def gaussian_fall(growth: float, noise: float) -> float:
-    """How fast log epsilon falls in log noise there: the central limit's own slope, kept within reason.
+    """How fast log epsilon falls in log noise: the central limit's slope, clamped.
 
     d log mu / d log z = -(1/z^2) / (1 - e^(-1/z^2)), times ``growth``, that of log epsilon in log
     mu.

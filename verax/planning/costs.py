@@ -1,4 +1,4 @@
-"""What a change of plan costs: each is planned anew and certified, so the percentages are of proved numbers."""
+"""What a change of plan costs: each is planned anew, so the percentages are of proved numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verax.planning.frontier import Plan, Planner, Target
 
 @dataclass(frozen=True)
 class Change:
-    """One thing changed, the rest kept (batch size and epochs among it), and the plan that then meets the target."""
+    """One change, batch size and epochs the same, and the plan that then meets the target."""
 
     words: str
     before: Plan
@@ -40,7 +40,7 @@ class Change:
 
 
 def changes(plan: Plan) -> list[Change]:
-    """What the usual changes cost, starting from a plan with noise; those that cannot be made are left out.
+    """The costs of the usual changes to a plan with noise, except those that cannot be made.
 
     >>> from verax.planning import Planner, Target
     >>> plan = Planner(Target(records=60000, epsilon=1.0, delta=1e-5)).plan(

@@ -1,4 +1,4 @@
-"""Proactive training end to end: utility graph, calculator, run, accuracy check, next phase (docs/utility.md).
+"""Proactive training: utility graph, calculator, run, accuracy check, next phase (docs/utility.md).
 
 The flow chart of "Proactive DP", figure 15, with two changes: phases are accepted by a budget
 (:class:`verax.privacy.renyi.filter.Budget`), which is proved for choices made on the way, and the
@@ -27,7 +27,7 @@ DROPS = (0.2, 0.1, 0.05, 0.02)
 
 @dataclass(frozen=True)
 class Ran:
-    """A phase that ran: what it was, the drop the graph was asked for, and the accuracy afterwards."""
+    """A phase that ran: its plan, the drop allowed by the graph, and the accuracy afterwards."""
 
     mechanism: Mechanism
     drop: float
@@ -39,7 +39,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Flow:
-    """All phases, and how it ended: ``goal`` reached, ``budget`` used up, or no ``drops`` left to try."""
+    """All phases, and why it ended: ``goal`` reached, ``budget`` used up, or no ``drops`` left."""
 
     phases: tuple[Ran, ...]
     ended: str
@@ -53,7 +53,7 @@ class Flow:
 def calculate(
     graph: UtilityGraph, drop: float, records: int, batch: int, epochs: int
 ) -> tuple[Mechanism, float] | None:
-    """The phase with the most noise that the graph tolerates at this drop, and its learning rate; None if none.
+    """The phase with the most noise that the graph tolerates at this drop, and its learning rate.
 
     The phase walks the graph's path in its own number of rounds; the noise that adds up on the
     weights is then sigma.

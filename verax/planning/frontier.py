@@ -1,4 +1,4 @@
-"""All plans that meet a privacy target: the smallest certified noise for every batch size and number of epochs."""
+"""All plans that meet a privacy target: the smallest certified noise per batch size and epochs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Target:
-    """What must hold: any ``group`` of the ``records`` has epsilon at most ``epsilon`` at ``delta``.
+    """The privacy target: any ``group`` of the ``records`` has at most ``epsilon`` at ``delta``.
 
     An empty ``relation`` means each sampler's own: add-remove, or zero-out for batches of fixed
     size.
@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def signal(self) -> float:
-        """Signal to noise of one round: the length the clean sum can have, over the noise in one direction.
+        """Signal to noise of one round: the largest clean sum over the noise in one direction.
 
         Both in units of the clip norm. With individual clipping that is expected batch / noise
         multiplier, reached if all gradients of the batch have full norm and agree. A clipped
@@ -100,17 +100,17 @@ class Plan:
 
     @property
     def signal_of_run(self) -> float:
-        """Signal to noise of all rounds' average: sqrt(rounds) times that of one, as their noises are independent."""
+        """Signal to noise of all rounds' average: sqrt(rounds) times that of one."""
         return math.sqrt(self.rounds) * self.signal
 
     @property
     def ratio(self) -> float:
-        """Noise-to-batch ratio: the noise of one coordinate of an update of clip norm 1; 1 / signal."""
+        """Noise-to-batch ratio: noise per coordinate of an update of norm 1; 1 / signal."""
         return self.noise_multiplier / _length(self)
 
 
 def _length(plan: Plan) -> float:
-    """What the noisy sum is divided by in an update: the expected batch, or the number of clipped aggregates."""
+    """The divisor of the noisy sum: the expected batch, or the number of clipped aggregates."""
     match plan.target.clipping:
         case Individual():
             return plan.sampler.expected_batch(plan.target.records)
@@ -144,9 +144,10 @@ class Planner:
         if found is None:
             least = target.epsilon_at(sampler, LARGEST_NOISE)
             raise ValueError(
-                f"epsilon = {target.epsilon!r} at delta = {target.delta!r} is out of reach of sampler {way}, batch "
-                f"{batch}, epochs {epochs}: even a noise multiplier of {LARGEST_NOISE:g} has {least:.3g}; raise "
-                f"epsilon to that{', lower group' if target.group > 1 else ''} or raise delta"
+                f"epsilon = {target.epsilon!r} at delta = {target.delta!r} is out of reach of "
+                f"sampler {way}, batch {batch}, epochs {epochs}: even a noise multiplier of "
+                f"{LARGEST_NOISE:g} has {least:.3g}; raise epsilon to "
+                f"that{', lower group' if target.group > 1 else ''} or raise delta"
             )
         return Plan(target, way, batch, epochs, sampler, found.noise_multiplier, found.epsilon)
 
@@ -162,13 +163,13 @@ class Planner:
 
 
 def _sensitivity(target: Target, sampler: Sampler) -> float:
-    """How far one record moves a clipped sum, in clip norms: a guess at the noise is proportional to it."""
+    """How far one record moves a clipped sum, in clip norms; the noise is about proportional."""
     alone = isinstance(target.clipping, Individual)
     return 1.0 if alone and target.mechanism(sampler, 1.0).relation != "replace" else 2.0
 
 
 def _participation(sampler: Sampler, records: int) -> tuple[float, float]:
-    """The rate and the number of rounds in which a record takes part; once an epoch for sure where batches are fixed.
+    """The rate and number of rounds of a record; one round an epoch where batches are fixed.
 
     A guess at the noise is made of these; it need not be exact.
     """
@@ -187,7 +188,7 @@ def frontier(
     rounds_at_most: int | None = None,
     progress: Progress | None = None,
 ) -> list[Plan]:
-    """The smallest certified noise for every sampler, batch size and number of epochs that the bounds on rounds allow.
+    """The smallest certified noise for every sampler, batch size and number of epochs allowed.
 
     Args:
         target: what must hold.
@@ -247,15 +248,17 @@ def _no_rounds(
     fewest, batch, count = counts[0]
     if fewest > most:
         return (
-            f"rounds_at_most = {most:.0f} leaves no plan: batch {batch}, the largest, and epochs {count}, the fewest, "
-            f"take {fewest} rounds; allow {fewest} rounds, or a batch of {math.ceil(count * target.records / most)}"
+            f"rounds_at_most = {most:.0f} leaves no plan: batch {batch}, the largest, and epochs "
+            f"{count}, the fewest, take {fewest} rounds; allow {fewest} rounds, or a batch of "
+            f"{math.ceil(count * target.records / most)}"
             + (f" (there are only {target.records} records)" if count > most else "")
         )
     longest, batch, count = counts[-1]
     if longest < least:
         return (
-            f"rounds_at_least = {least} leaves no plan: batch {batch} and epochs {count}, the most, make {longest} "
-            f"rounds; ask for {longest} rounds, or allow {math.ceil(least * batch / target.records)} epochs"
+            f"rounds_at_least = {least} leaves no plan: batch {batch} and epochs {count}, the "
+            f"most, make {longest} rounds; ask for {longest} rounds, or allow "
+            f"{math.ceil(least * batch / target.records)} epochs"
         )
     below, above = (
         max((c for c in counts if c[0] < least), default=None),
@@ -268,7 +271,7 @@ def _no_rounds(
 
 
 def full_batch_signal(target: Target) -> float:
-    """Signal to noise of a run in which every record is in every round: the same for any number of rounds.
+    """Signal to noise with every record in every round: the same for any number of rounds.
 
     It is what the budget buys at most without subsampling; of a plan's ``signal_of_run`` it is the
     natural measure.
@@ -284,7 +287,8 @@ def full_batch_signal(target: Target) -> float:
     )
     if found is None:
         raise ValueError(
-            f"epsilon = {target.epsilon!r} needs a noise multiplier above {LARGEST_NOISE:g}: raise epsilon"
+            f"epsilon = {target.epsilon!r} needs a noise multiplier above {LARGEST_NOISE:g}: "
+            "raise epsilon"
         )
     return Plan(
         target, "poisson", target.records, 1, Poisson(1.0, 1), found.noise_multiplier, found.epsilon
@@ -292,7 +296,7 @@ def full_batch_signal(target: Target) -> float:
 
 
 def undominated(plans: Sequence[Plan]) -> list[Plan]:
-    """Plans that no other beats: more signal over the run, or less work, or fewer rounds than each of the others.
+    """The Pareto-optimal plans in signal over the run, work and rounds.
 
     Work counts as equal within 2 %, which rounding up to whole rounds may add.
 

@@ -10,7 +10,7 @@ _MOST = 10_000
 
 
 def spread(low: int, high: int, count: int | None = None, ratio: float = 2.0) -> list[int]:
-    """Whole numbers from ``low`` to ``high``, ends included, by equal factors: ``count`` of them, or about ``ratio``.
+    """Whole numbers from ``low`` to ``high`` in equal factors: ``count``, or ``ratio`` apart.
 
     Fewer than ``count`` where neighbours round to the same whole number.
 

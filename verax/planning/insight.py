@@ -1,4 +1,4 @@
-"""The closed forms of "Proactive DP" beside a plan: what a formula would ask for, next to what is needed."""
+"""The closed forms of "Proactive DP" beside a plan: the noise a formula asks for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verax.samplers import Poisson
 
 
 def closed_form(plan: Plan) -> Granted | Refused | None:
-    """The noise that theorem 3.1 (from epsilon 1/2 on: theorem B.4) asks for, or the condition of it that fails.
+    """The noise of theorem 3.1 (from epsilon 1/2: B.4), or the condition that fails.
 
     None where the theorems say nothing: batches other than Poisson's, other clippings, groups,
     replacement.

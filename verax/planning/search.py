@@ -1,4 +1,4 @@
-"""The smallest noise that is seen to meet a target, found in one or two looks where neighbours are known."""
+"""The smallest noise proved to meet a target, from one or two evaluations near a good start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FAR = 50.0  # log of the excess where epsilon is infinite
 
 @dataclass(frozen=True)
 class Found:
-    """A noise, the proved upper bound on epsilon seen there, and how fast it falls in the noise, as logarithms."""
+    """A noise, its proved upper bound on epsilon, and the slope of log epsilon in log noise."""
 
     noise_multiplier: float
     epsilon: float
@@ -31,7 +31,7 @@ class Found:
 def smallest_noise(
     look: Callable[[float], float], target: float, guess: float, fall: float
 ) -> Found | None:
-    """The least noise, to about a part in a thousand, at which ``look`` was seen to be at most ``target``.
+    """The least noise, to a part in a thousand, whose evaluated bound is at most ``target``.
 
     ``look`` is the upper bound on epsilon as a function of the noise, which falls (more noise is
     post-processing). Steps are Newton's with the slope that neighbours had, then secants, kept
@@ -71,7 +71,7 @@ def smallest_noise(
 
 
 def _secant(fall: float, before: tuple[float, float] | None, now: tuple[float, float]) -> float:
-    """The slope through the last two looks where both are near the target and apart; else as it was."""
+    """The slope through the last two points if both are near the target; else unchanged."""
     if (
         before is None
         or abs(math.log(now[0] / before[0])) < 0.3 * CLOSE

@@ -35,8 +35,9 @@ def reachable_epsilon(
     found = target.epsilon_at(sampler, checks.positive("noise_multiplier", noise_multiplier))
     if math.isinf(found):
         raise ValueError(
-            f"noise_multiplier = {noise_multiplier!r} proves no finite epsilon at delta = {target.delta!r} for sampler "
-            f"{way}, batch {batch}, epochs {epochs}: raise the noise or delta"
+            f"noise_multiplier = {noise_multiplier!r} proves no finite epsilon at delta = "
+            f"{target.delta!r} for sampler {way}, batch {batch}, epochs {epochs}: raise the noise "
+            "or delta"
         )
     reached = replace(target, epsilon=max(found, _LEAST))
     return Plan(reached, way, batch, epochs, sampler, noise_multiplier, reached.epsilon)
@@ -45,7 +46,7 @@ def reachable_epsilon(
 def reachable_delta(
     target: Target, way: str, batch: int, epochs: int, noise_multiplier: float
 ) -> Plan:
-    """The delta that this noise proves at the target's epsilon; the target's own delta is not looked at.
+    """The delta that this noise proves at the target's epsilon; the target's delta is not used.
 
     >>> from verax.planning import Target
     >>> run = Target(records=60000, epsilon=1.0, delta=0.5)
@@ -57,8 +58,9 @@ def reachable_delta(
     found = upper_only(run, target.group).delta(target.epsilon).upper
     if not 0.0 < found < 1.0:
         raise ValueError(
-            f"noise_multiplier = {noise_multiplier!r} proves no delta below 1 at epsilon = {target.epsilon!r} for "
-            f"sampler {way}, batch {batch}, epochs {epochs}: raise the noise or epsilon"
+            f"noise_multiplier = {noise_multiplier!r} proves no delta below 1 at epsilon = "
+            f"{target.epsilon!r} for sampler {way}, batch {batch}, epochs {epochs}: raise the "
+            "noise or epsilon"
         )
     return Plan(
         replace(target, delta=found), way, batch, epochs, sampler, noise_multiplier, target.epsilon
@@ -66,7 +68,7 @@ def reachable_delta(
 
 
 def most_rounds(target: Target, way: str, batch: int, noise_multiplier: float) -> Plan:
-    """The most rounds allowed; whole epochs of them where batches are drawn an epoch at a time. One more is too many.
+    """The most rounds allowed, in whole epochs where batches are drawn an epoch at a time.
 
     >>> from verax.planning import Target
     >>> plan = most_rounds(
@@ -97,7 +99,7 @@ def most_rounds(target: Target, way: str, batch: int, noise_multiplier: float) -
 def fewest_records(
     target: Target, way: str, batch: int, epochs: int, noise_multiplier: float
 ) -> Plan:
-    """The smallest data set, with this batch and these epochs, that meets the target; its own ``records`` is not used.
+    """The smallest data set, with this batch and these epochs, that meets the target.
 
     >>> from verax.planning import Target
     >>> run = Target(records=1, epsilon=1.0, delta=1e-5)
@@ -160,7 +162,7 @@ class _Case:
         checks.positive("noise_multiplier", self.noise_multiplier)
 
     def epochs_times_rate(self) -> float:
-        """epochs * batch / records at the central limit, mu^2 = rate^2 rounds (e^(1/z^2) - 1): a guess."""
+        """A guess at epochs * batch / records, from mu^2 = rate^2 rounds (e^(1/z^2) - 1)."""
         growth = math.expm1(min(self.noise_multiplier**-2.0, 300.0))
         return gaussian_shift(self.target.epsilon, self.target.delta) ** 2 / growth
 
@@ -170,8 +172,9 @@ class _Case:
         epsilon = target.epsilon_at(sampler, self.noise_multiplier)
         needed = Planner(target).solve(sampler)
         return ValueError(
-            f"noise_multiplier = {self.noise_multiplier!r} is too little for sampler {self.way}: {what} has epsilon "
-            f"{epsilon:.4g}, the target is {target.epsilon!r}; allow that epsilon"
+            f"noise_multiplier = {self.noise_multiplier!r} is too little for sampler {self.way}: "
+            f"{what} has epsilon {epsilon:.4g}, the target is {target.epsilon!r}; allow that "
+            "epsilon"
             + (f", or take noise {needed.noise_multiplier!r}" if needed is not None else "")
         )
 
@@ -184,7 +187,7 @@ def _boundary(
     highest: int,
     rising: bool,
 ) -> tuple[int, float] | None:
-    """The last whole number that meets the target, and the bound seen there; None if not even the easiest one does.
+    """The last whole number that meets the target and its bound; None if the easiest does not.
 
     ``rising`` says whether the bound grows with the number. The next one was seen to fail, or lies
     outside the range.

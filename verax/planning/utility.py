@@ -1,4 +1,4 @@
-"""The utility graph: how much noise a finished model bears, measured on public data before anything private is touched.
+"""The utility graph: how much noise a trained model bears, measured on public data beforehand.
 
 Train with clipping and without noise, add Gaussian noise of standard deviation (clip norm) x sigma
 to all weights, and compare the accuracy with that of the clean model: section 4.1 of "Proactive
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 FORMAT = 1
 _GRID = 2000  # means that are bet on
 LEAKS = (
-    "the graph was made from private data: what is chosen by it, and the graph itself, are releases without noise that "
-    "no guarantee covers; use public or proxy data, or price the search with verax.privacy.tuning"
+    "the graph was made from private data: what is chosen by it, and the graph itself, are "
+    "releases without noise that no guarantee covers; use public or proxy data, or price the "
+    "search with verax.privacy.tuning"
 )
 
 
@@ -44,7 +45,7 @@ class PrivateData(UserWarning):
 
 @dataclass(frozen=True)
 class Point:
-    """Accuracy with noise over accuracy without, at one sigma: the mean over noise draws and its confidence band."""
+    """Accuracy with noise over accuracy without, at one sigma: mean and confidence band."""
 
     sigma: float
     fraction: float
@@ -54,19 +55,19 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """One clip norm: the accuracy of its clean model, and what noise leaves of it, by increasing sigma."""
+    """One clip norm: the accuracy of its clean model, and the fraction left by each sigma."""
 
     clip_norm: float
     accuracy: float
     points: tuple[Point, ...]
 
     def fraction(self, sigma: float) -> float:
-        """What is left at sigma, straight between the points, 1 at no noise, and flat beyond the last."""
+        """The fraction left at sigma: linear between the points, flat beyond the last."""
         x, y = [0.0, *(p.sigma for p in self.points)], [1.0, *(p.fraction for p in self.points)]
         return float(np.interp(sigma, x, y))
 
     def largest_sigma(self, drop: float) -> float | None:
-        """The largest sigma up to which the lower end of the band stays within the drop; None if the first is outside.
+        """The largest sigma up to which the lower end of the band stays within the drop.
 
         >>> line = Line(
         ...     1.0,
@@ -94,7 +95,7 @@ class Line:
 
 @dataclass(frozen=True)
 class UtilityGraph:
-    """Lines for several clip norms, with how they were measured. Store it with :meth:`save`, read it with :func:`read`.
+    """Lines for several clip norms, with how they were measured; see :meth:`save`, :func:`read`.
 
     ``path`` is learning rate times rounds of the clean runs: how far a model can have moved, in
     clip norms.
@@ -115,7 +116,7 @@ class UtilityGraph:
         return self.learning_rate * self.rounds
 
     def pick(self, drop: float) -> tuple[Line, float] | None:
-        """The line and the largest sigma within the drop, most noise on the weights first; None if none bears any.
+        """The line and largest sigma within the drop, by noise on the weights; None if none.
 
         The drop is measured from the best clean accuracy of any line, so that a clip norm that
         hurts by itself has less to give away.
@@ -237,7 +238,8 @@ def utility_graph(
         clean = accuracy(network)
         if not clean > 0.0:
             raise ValueError(
-                f"the model trained with clip norm {norm!r} has accuracy {clean!r}: nothing to compare with"
+                f"the model trained with clip norm {norm!r} has accuracy {clean!r}: "
+                "nothing to compare with"
             )
         points = tuple(
             _point(network, accuracy, clean, norm, sigma, draws, confidence, noise)
@@ -277,7 +279,7 @@ def _point(
 
 
 def mean_band(values: NDArray[np.float64], miss: float) -> tuple[float, float]:
-    """An interval that holds the mean of independent values in [0, 1] but for a chance of ``miss``, whatever their law.
+    """A confidence interval for the mean of independent values in [0, 1] of any distribution.
 
     A model with noise is often either fine or useless, and then Student's interval is wrong far too
     often. Here one bets on the values being above, and below, every possible mean m; fair bets
@@ -307,7 +309,7 @@ def mean_band(values: NDArray[np.float64], miss: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan, the clip norm and learning rate to run it with, and the accuracy that the graph expects of it."""
+    """A plan, the clip norm and learning rate to run it with, and its expected accuracy."""
 
     plan: Plan
     clip_norm: float
@@ -330,7 +332,7 @@ def expected(plan: Plan, graph: UtilityGraph) -> Choice:
 
 
 def best_plan(plans: Iterable[Plan], graph: UtilityGraph, within: float = 0.002) -> Choice:
-    """The plan with the best expected accuracy; among those ``within`` of it, the one with the least gradient work.
+    """The plan with the least gradient work among those ``within`` of the best accuracy.
 
     Plans with fewer rounds than the graph's own runs are left out: they would need a larger
     learning rate than tried.
@@ -351,8 +353,8 @@ def best_plan(plans: Iterable[Plan], graph: UtilityGraph, within: float = 0.002)
     if not choices:
         most = max((plan.rounds for plan in tried), default=0)
         raise ValueError(
-            f"plans must have at least the {graph.rounds} rounds of the graph's clean runs, got at most {most}; allow "
-            "more rounds, or make the graph with fewer"
+            f"plans must have at least the {graph.rounds} rounds of the graph's clean runs, got at "
+            f"most {most}; allow more rounds, or make the graph with fewer"
         )
     top = max(choice.accuracy for choice in choices)
     near = [

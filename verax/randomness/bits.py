@@ -87,7 +87,8 @@ class Bits(np.random.BitGenerator):
             or value["bit_generator"] != NAME
         ):
             raise ValueError(
-                f"state must be of a {NAME} bit generator, got {type(value).__name__} with other fields"
+                f"state must be of a {NAME} bit generator, got {type(value).__name__} "
+                "with other fields"
             )
         if value["secure"] is not self.secure:
             raise ValueError(
@@ -136,7 +137,7 @@ def _unfailing(stream: Keystream) -> Callable[[], int]:
 
 
 class BulkGenerator(np.random.Generator):
-    """A numpy Generator whose array draws read the keystream in bulk. The laws are exact, the values not numpy's."""
+    """A numpy Generator whose array draws read the keystream in bulk; the values differ."""
 
     def __init__(self, bits: Bits) -> None:
         super().__init__(bits)
@@ -168,7 +169,7 @@ class BulkGenerator(np.random.Generator):
         return drawn
 
     def _scaled(self, bound: int, size: int) -> Words:
-        """Lemire's multiplication (2019), on 32 bits: what would favour some of the results is drawn again."""
+        """Lemire's multiplication (2019), on 32 bits: results that would be biased are redrawn."""
         product = self._words(-(-size // 2)).view(np.uint32)[:size] * np.uint64(bound)
         unfair = 2**32 % bound
         while (again := np.flatnonzero(product.astype(np.uint32) < unfair)).size:
@@ -177,7 +178,7 @@ class BulkGenerator(np.random.Generator):
         return result
 
     def _order(self, size: int) -> NDArray[np.int64]:
-        """A uniform permutation: the order of independent uniform keys, all drawn again if two are equal."""
+        """A uniform permutation: the order of uniform keys, redrawn if two are equal."""
         bits = (size - 1).bit_length()
         while True:
             keys = self._words(size)
@@ -190,7 +191,7 @@ class BulkGenerator(np.random.Generator):
                 return order.astype(np.int64, copy=False)
 
     def _subset(self, population: int, size: int) -> NDArray[np.int64]:
-        """The first ``size`` different ones of independent uniform numbers, in the order they came."""
+        """The first ``size`` distinct ones of independent uniform numbers, in drawing order."""
         if 2 * size > population:
             return self._order(population)[:size]
         drawn, first = np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64)
@@ -261,7 +262,7 @@ class BulkGenerator(np.random.Generator):
 
 
 def _sorted(keys: Words, bits: int) -> tuple[Words, NDArray[np.int64]]:
-    """The keys in increasing order and the place each came from, earlier first; places and keys fit in one word."""
+    """The keys in increasing order and their places, by a stable sort of one word for both."""
     packed = np.left_shift(keys, bits) | np.arange(keys.size, dtype=np.uint64)
     packed.sort()
     return np.right_shift(packed, bits), (packed & np.uint64((1 << bits) - 1)).astype(np.int64)

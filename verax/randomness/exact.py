@@ -1,4 +1,4 @@
-"""Decisions about real numbers of which only the first bits are drawn, made by reading further bits.
+"""Exact decisions about real numbers known to some bits only, by reading further bits.
 
 The fast code decides in double precision wherever its error cannot matter, and asks here otherwise.
 """
@@ -16,7 +16,7 @@ from functools import cache
 
 @dataclass(frozen=True)
 class Uniform:
-    """A uniform real number in [0, 1): its first ``bits`` bits, and a function that reads the words that follow."""
+    """A uniform real number in [0, 1): its first ``bits`` bits, and a reader of those after."""
 
     word: int
     bits: int

@@ -33,19 +33,19 @@ if hasattr(os, "register_at_fork"):
 
 
 def _process() -> tuple[int, int]:
-    """Differs between a process and its forks, also when the system hands out a process number again."""
+    """Differs between a process and its forks, also when a process number is used again."""
     return os.getpid(), _forks
 
 
 def derive(key: bytes, purpose: str, label: str = "") -> bytes:
-    """A key for one purpose and label: BLAKE2b keyed with ``key``. It says nothing about ``key`` or other purposes."""
+    """A key for one purpose and label: BLAKE2b keyed with ``key``, which it does not reveal."""
     return hashlib.blake2b(
         label.encode(), key=key, person=purpose.encode(), digest_size=KEY_BYTES
     ).digest()
 
 
 class Secret:
-    """Holds a key: never printed, copied or pickled, since two copies would deal the same randomness twice."""
+    """Holds a key: never printed, copied or pickled, since a copy would repeat the randomness."""
 
     __slots__ = ()
 
@@ -54,7 +54,8 @@ class Secret:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            f"{type(self).__name__} must not be copied or pickled: the copy would repeat its randomness"
+            f"{type(self).__name__} must not be copied or pickled: the copy would repeat its "
+            "randomness"
         )
 
 
@@ -84,7 +85,7 @@ class Keystream(Secret):
         return self._position
 
     def check(self) -> None:
-        """Refuse to deal the parent's words again in a forked process, and to go on after a failed draw."""
+        """Raise in a forked process, which would repeat the parent's words, and after a failure."""
         if self._process != _process():
             raise RuntimeError(
                 "a random source must not cross a fork: make a new one in the child process"

@@ -1,4 +1,4 @@
-"""The inner loops of normal draws, over blocks of numbers: in numpy, and compiled where a compiler was at hand.
+"""The inner loops of normal draws, over blocks of numbers: in numpy, and compiled if possible.
 
 Both do the same to the last bit, which is checked before the compiled ones are first used. Numpy
 takes a dozen passes over a block where ``_kernel.c`` takes three, in less than half the time; that
@@ -40,12 +40,12 @@ class Loops(Protocol):
         """The largest absolute value; infinite or not a number if one of them is."""
 
     def draw(self, words: Words, table: Tables, draws: Floats) -> Places:
-        """Turn words, which are lost, into draws of the rectangles; where the words fall in none."""
+        """Turn words into draws of the rectangles, in place; return where none was hit."""
 
     def add(
         self, into: Buffer, draws: Floats, sigma: float, step: float, limit: float
     ) -> list[int]:
-        """Add sigma times the draws and round to a multiple of the step; where the rounding moved by more than limit.
+        """Add sigma times the draws, round to the step; return where it moved beyond the limit.
 
         What is there stays as it was.
         """
@@ -80,7 +80,7 @@ class InNumpy:
         return late
 
     def add(self, into: Any, draws: Floats, sigma: float, step: float, limit: float) -> list[int]:
-        """``(total + magic) - magic`` is the multiple of the step nearest to total: its last bit counts steps."""
+        """``(total + magic) - magic`` is the multiple of the step nearest to the total."""
         error, near = self._first[: len(into)], self._second[: len(into)]
         magic = np.array(MAGIC * step)
         np.multiply(draws, sigma, out=error)
@@ -122,7 +122,7 @@ class Compiled:
 
 
 def agree(one: Loops, other: Loops) -> bool:
-    """Whether both do the same to a few hundred numbers, among them those that show how sums are rounded."""
+    """Whether both treat some hundred numbers alike, also those that show how sums round."""
     rng, t = np.random.default_rng(0), tables()
     words = rng.integers(0, 2**64, CHECKED, dtype=np.uint64)
     words[:4] = 0, t.leftover - 1, t.leftover, 2**64 - 1
@@ -154,8 +154,8 @@ def _trusted() -> bool:
     fine = agree(Compiled(CHECKED), InNumpy(CHECKED))
     if not fine:
         warnings.warn(
-            "the compiled loops of the noise do not do what numpy does, so numpy does it: install verax again, without "
-            "compiler flags that reorder sums",
+            "the compiled loops of the noise do not do what numpy does, so numpy does it: "
+            "install verax again, without compiler flags that reorder sums",
             RuntimeWarning,
             stacklevel=2,
         )

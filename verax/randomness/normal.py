@@ -53,7 +53,7 @@ def reader(stream: Keystream, serial: int) -> Callable[[int], int]:
 
 
 class Leftover(Secret):
-    """Draws from what the rectangles leave of the curve, by rejection, in the order of the candidates.
+    """Draws from what the rectangles leave of the curve, by rejection, in candidate order.
 
     A candidate takes three words: its strip; its place in it; its height, and its sign in the last
     bit.
@@ -71,7 +71,7 @@ class Leftover(Secret):
         self._used, self._ahead = 0, 2**6
 
     def candidate(self, back: int = 0) -> int:
-        """The first candidate that the draws to come depend on, the last ``back`` draws among them."""
+        """The first candidate needed by the draws to come and by the last ``back`` draws."""
         at = self._used - back
         return int(self._serials[at]) if at < len(self._serials) else self._words.position // 3
 
@@ -143,12 +143,12 @@ class Normals(Secret):
 
     @property
     def position(self) -> tuple[int, int]:
-        """``drawn`` and ``candidate`` with which another stream of the same key goes on from here."""
+        """``drawn`` and ``candidate`` for a stream of the same key that continues from here."""
         waiting = len(self._late) - int(np.searchsorted(self._late, self._dealt))
         return self._words.position - self._drawn + self._dealt, self._leftover.candidate(waiting)
 
     def fill(self, out: Buffer, sigma: float) -> None:
-        """Overwrite the flat ``out`` with draws of standard deviation sigma, in the precision of doubles."""
+        """Overwrite the flat ``out`` with draws of standard deviation sigma, as doubles."""
         start = 0
         while start < len(out):
             draws = self._deal(len(out) - start)
@@ -156,7 +156,7 @@ class Normals(Secret):
             start += len(draws)
 
     def add(self, buffer: Buffer, sigma: float) -> None:
-        """Add draws of standard deviation sigma to the flat ``buffer`` and round to the grid, as if in real numbers."""
+        """Add draws of standard deviation sigma to ``buffer``, rounded to the grid exactly."""
         highest = self._loops.largest(buffer)
         if not math.isfinite(highest):
             raise ValueError(

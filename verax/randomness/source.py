@@ -19,7 +19,7 @@ Array = TypeVar("Array", bound=np.ndarray[Any, np.dtype[Any]])
 
 
 class Source(Secret):
-    """Secret randomness: streams of normal draws and a numpy Generator, all derived from one key by AES and BLAKE2b.
+    """Secret randomness: normal draws and a numpy Generator, all derived from one key.
 
     Make one with :meth:`system`, split it with :meth:`spawn`. It may be shared by threads, not by
     processes.
@@ -51,21 +51,21 @@ class Source(Secret):
 
     @classmethod
     def insecure(cls, seed: int) -> Source:
-        """For tests and research: the same seed gives the same randomness, so what it hides is not private."""
+        """For tests and research: the same seed gives the same randomness, so none is private."""
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
             raise ValueError(f"insecure_seed must be a whole number, got {seed!r}")
         return cls(derive(b"", "insecure seed", str(int(seed))), secure=False)
 
     @property
     def secure(self) -> bool:
-        """Whether the key is the operating system's. If not, the run is not private, and its statement must say so."""
+        """Whether the key is the operating system's; if not, the run is not private."""
         return self._secure
 
     def __repr__(self) -> str:
         return f"<Source, {'secure' if self._secure else 'not private'}>"
 
     def spawn(self, label: str) -> Source:
-        """An independent source for one use, say ``"noise"``. A label works once: two users must not share a stream.
+        """An independent source for one use, say ``"noise"``; each label works once.
 
         >>> source = Source.insecure(7)
         >>> a = source.spawn("noise").generator().integers(0, 2**32)
@@ -78,13 +78,14 @@ class Source(Secret):
         with self._lock:
             if label in self._spawned:
                 raise ValueError(
-                    f"label must not be used twice, got {label!r} again: keep the source it first gave"
+                    f"label must not be used twice, got {label!r} again: keep the source it first "
+                    "gave"
                 )
             self._spawned.add(label)
         return Source(derive(self._key, "spawn", label), self._secure)
 
     def generator(self) -> np.random.Generator:
-        """The source's numpy Generator, the same one at every call. Its bit generator's state is secret."""
+        """The source's one numpy Generator. Its bit generator's state is secret."""
         self._guard.check()
         with self._lock:
             if self._generator is None:
@@ -94,7 +95,7 @@ class Source(Secret):
             return self._generator
 
     def gaussian(self, out: Array, sigma: float) -> Array:
-        """Fill a float32 or float64 array with independent N(0, sigma^2) draws, computed in double precision.
+        """Fill a float32 or float64 array with independent N(0, sigma^2) draws.
 
         Not for releases: adding it to a secret sum in floating point would show low bits of the
         sum. Use :meth:`add_gaussian`, which rounds so that they do not.
@@ -110,7 +111,7 @@ class Source(Secret):
         return out
 
     def add_gaussian(self, buffer: Array, sigma: float) -> Array:
-        """Add N(0, sigma^2) noise in place and round the sum to multiples of ``Source.grid(sigma)``.
+        """Add N(0, sigma^2) noise in place and round to multiples of ``Source.grid(sigma)``.
 
         The result is what rounding the sum of real numbers gives, whatever the floating-point
         arithmetic did: a post-processing of the Gaussian mechanism, so it is exactly as private.
@@ -124,7 +125,7 @@ class Source(Secret):
 
     @staticmethod
     def grid(sigma: float) -> float:
-        """The step that :meth:`add_gaussian` rounds to: the largest power of two up to sigma / 2^20.
+        """The step that :meth:`add_gaussian` rounds to: the largest power of two <= sigma / 2^20.
 
         >>> Source.grid(1.0) == 2.0**-20
         True
@@ -182,7 +183,8 @@ def _fields(state: Any) -> dict[str, Any]:
         or not isinstance(state["secure"], bool)
     ):
         raise ValueError(
-            f"state must be what a source's state() returned, got {type(state).__name__} with other fields"
+            f"state must be what a source's state() returned, got {type(state).__name__} with "
+            "other fields"
         )
     return state
 
@@ -195,7 +197,7 @@ def _deviation(sigma: Any) -> float:
 
 
 def _flat(name: str, array: Any) -> Any:
-    """The array's own memory as a flat array, or a ValueError: a silent copy would leave the caller without noise."""
+    """The array's own memory as a flat array; a silent copy would leave the caller unnoised."""
     if not isinstance(array, np.ndarray) or array.dtype not in _KINDS:
         kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
         raise ValueError(f"{name} must be a numpy array of float32 or float64, got {kind}")

@@ -1,4 +1,4 @@
-"""The bell curve cut into rectangles of equal mass and what is left over, one side of zero at a time.
+"""The bell curve cut into rectangles of equal mass and a remainder, one side of zero at a time.
 
 Rectangle j stands on [edge_j, edge_j + width_j), below the curve, with mass 2^-12 exactly. Drawing
 from the curve is drawing a rectangle and a uniform place in it, or, with the small probability that
@@ -32,7 +32,7 @@ MARGIN = 2.0**-30
 
 @dataclass(frozen=True)
 class Tables:
-    """What the fast path looks up by the first 12 bits of a word, and the strips of the leftover."""
+    """What the fast path looks up by a word's first 12 bits, and the strips of the remainder."""
 
     slope: Floats
     """Signed width of each rectangle: the positive ones, their mirror images, then zeros."""

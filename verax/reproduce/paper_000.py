@@ -226,7 +226,8 @@ def _verdict(case: Case, low: float, high: float, most: float, least: float) -> 
         share = case.group**2 * BATCH / (POPULATION - case.group) * case.epochs
         return (
             DIFFERS,
-            f"an approximation for small E·g²ms/(N-g), which is {share:.2g} here; epsilon is larger",
+            f"an approximation for small E·g²ms/(N-g), which is {share:.2g} here; epsilon is "
+            "larger",
         )
     if low > most * (1.0 + 1e-9):
         return ERRATUM, "not a bound: epsilon is larger; see E.2 below"
@@ -234,7 +235,8 @@ def _verdict(case: Case, low: float, high: float, most: float, least: float) -> 
         delta, claimed, true = failure(case)
         return (
             ERRATUM,
-            f"true here, but at delta {delta:.0e} epsilon is {true:.5g}, not {claimed:.5g}; see E.2 below",
+            f"true here, but at delta {delta:.0e} epsilon is {true:.5g}, not {claimed:.5g}; see "
+            "E.2 below",
         )
     return (TIGHTER if high < 0.98 * most and least < 0.98 * high else AGREES), ""
 
@@ -272,7 +274,8 @@ def _tails() -> Iterator[Row]:
         f"<= {math.exp(-epochs):.3g}",
         f">= {shown(tail, LOWER, 3)}",
         ERRATUM,
-        f"Hoeffding's inequality without its 1/n: with it the bound is e^(-m/N) = {math.exp(-batch / population):.4f}",
+        "Hoeffding's inequality without its 1/n: with it the bound is e^(-m/N) = "
+        f"{math.exp(-batch / population):.4f}",
     )
     claimed = gaussian_epsilon(math.sqrt(edge) / SIGMA, DELTA - math.exp(-epochs))
     low, high = curve(law).epsilon(DELTA, 1e-6)

@@ -170,8 +170,8 @@ def _claims_1(
             "close to linear",
             between(flattest, steepest, 3),
             AGREES if steepest < 1.3 else DIFFERS,
-            f"epsilon of {last.group} records is {between(*linear, 3)} times {last.group} epsilons of one: a straight "
-            "line, but a steeper one than the first point suggests",
+            f"epsilon of {last.group} records is {between(*linear, 3)} times {last.group} epsilons "
+            "of one: a straight line, but a steeper one than the first point suggests",
         ),
         Row(
             "figure 1",
@@ -179,7 +179,8 @@ def _claims_1(
             "strictly worse",
             f"by {100 * worse[min(small)]:.2g} to {100 * worse[max(small)]:.2g} % at least",
             AGREES if min(worse.values()) > 0.0 else DIFFERS,
-            "proposition 20, proved here for this setting; that it is no better follows from theorem 5 at once",
+            "proposition 20, proved here for this setting; that it is no better follows from "
+            "theorem 5 at once",
         ),
         Row(
             "figure 1",
@@ -236,8 +237,8 @@ def _simulated(run: Mechanism, block: Block) -> list[Row]:
             "unbiased",
             f"{printed:.3g}",
             ERRATUM,
-            f"line 21 has the ratio upside down; corrected it gives {paper.estimate(epsilon):.3g} from "
-            f"{RUNS} runs, proved is {between(truth.lower, truth.upper)}",
+            f"line 21 has the ratio upside down; corrected it gives {paper.estimate(epsilon):.3g} "
+            f"from {RUNS} runs, proved is {between(truth.lower, truth.upper)}",
         ),
         Row(
             "algorithm 2",
@@ -252,7 +253,8 @@ def _simulated(run: Mechanism, block: Block) -> list[Row]:
             "large enough",
             f"{needed[0]:.1g} to {needed[1]:.1g}",
             DIFFERS,
-            "what the proof of proposition 21 asks for at 1 and 64 records; the printed probability exceeds 1",
+            "what the proof of proposition 21 asks for at 1 and 64 records; the printed "
+            "probability exceeds 1",
         ),
     ]
 
@@ -364,8 +366,9 @@ def _claims_2(noise: float, table: Sequence[tuple[Any, ...]]) -> list[Row]:
             "almost constant",
             f"within {shown(spread, UPPER, 2)} times",
             AGREES if spread < 10.0 else DIFFERS,
-            f"within {shown(near, UPPER, 2)} times up to 16 records; from {shown(start[5], UPPER, 2)} it "
-            f"{'rises' if rises else 'falls'} to {shown(last[5], UPPER, 2)}"
+            f"within {shown(near, UPPER, 2)} times up to 16 records; from "
+            f"{shown(start[5], UPPER, 2)} it {'rises' if rises else 'falls'} to "
+            f"{shown(last[5], UPPER, 2)}"
             + (f"; the black box says 1 from {full} records on" if full else ""),
         ),
         Row(
@@ -461,7 +464,8 @@ def _claims_3(found: Mapping[float, Equal], sizes: Sequence[int]) -> list[Row]:
             "the same",
             f"{two[RATES[0]]:.4g} to {two[1.0]:.4g}",
             DIFFERS if spread > 0.01 else AGREES,
-            "the same only if nothing but (1, 1e-5) is known; at equal delta the rest of the curve matters",
+            "the same only if nothing but (1, 1e-5) is known; at equal delta the rest of the curve "
+            "matters",
         )
     )
     return rows
@@ -491,8 +495,8 @@ def _graceful(small: Equal, large: Equal, what: str, sizes: Sequence[int]) -> Ro
         worst = max(dearer, key=lambda k: small.epsilons[k].lower / large.epsilons[k].upper)
         low, high = small.epsilons[worst].lower, large.epsilons[worst].upper
         remark = (
-            f"dearer for {_listed(dearer)} records, most for {worst}: {shown(low, LOWER)} or more against "
-            f"{shown(high, UPPER)} or less; "
+            f"dearer for {_listed(dearer)} records, most for {worst}: {shown(low, LOWER)} or more "
+            f"against {shown(high, UPPER)} or less; "
             + (remark or "in delta at epsilon 1 it is never worse")
         )
     gain = max(large.epsilons[k].lower / small.epsilons[k].upper for k in sizes)

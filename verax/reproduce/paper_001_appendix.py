@@ -124,8 +124,8 @@ def growth_with_steps(folder: Path, every: int) -> list[Row]:
             "in general",
             f"proved in {proved} of {len(slower)} cases, against it {against}",
             AGREES if proved > against == 0 else DIFFERS,
-            f"epsilon grows as steps to a power of {min(powers):.2f} to {max(powers):.2f}, nearest to 1 where it is in "
-            "the hundreds",
+            f"epsilon grows as steps to a power of {min(powers):.2f} to {max(powers):.2f}, nearest "
+            "to 1 where it is in the hundreds",
         ),
     ]
 
@@ -237,8 +237,9 @@ def _claims(
             "larger effect at few steps",
             f"{gains[0]:.3g} at {steps[0]} to {gains[-1]:.3g} at {steps[-1]} steps",
             AGREES if falls and gains[0] > gains[-1] else DIFFERS,
-            f"rates of {_plateau(steps[-1], rates, found, size):g} and more are within 2 % of each other at "
-            f"{steps[-1]} steps, {_plateau(steps[0], rates, found, size):g} and more at {steps[0]}",
+            f"rates of {_plateau(steps[-1], rates, found, size):g} and more are within 2 % of each "
+            f"other at {steps[-1]} steps, {_plateau(steps[0], rates, found, size):g} and more at "
+            f"{steps[0]}",
         ),
     ]
 

@@ -154,7 +154,8 @@ CLAIMS = (
         0.7,
         "<=",
         "1.64",
-        "true of the run, but no real order gives it by the usual conversion; dp-accounting 0.6.0 prints 1.6532",
+        "true of the run, but no real order gives it by the usual conversion; dp-accounting 0.6.0 "
+        "prints 1.6532",
     ),
     Claim(5, "shuffle", 0.7, ">=", "6.528"),
     Claim(5, "deterministic", 0.7, "~", "6.652"),

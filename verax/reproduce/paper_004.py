@@ -192,7 +192,8 @@ def judge(line: Line) -> tuple[list[Row], list[object]]:
         line.sigma,
         f"{needed:.5f}",
         ERRATUM if mislabelled else DIFFERS,
-        f"{origin}{short}; the accountant gives ε <= {shown(tight.upper, UPPER, 4)} for the printed line",
+        f"{origin}{short}; the accountant gives ε <= {shown(tight.upper, UPPER, 4)} for the "
+        "printed line",
     )
     size = Row(
         where,
@@ -200,8 +201,9 @@ def judge(line: Line) -> tuple[list[Row], list[object]]:
         str(line.batch),
         str(ours.batch),
         DIFFERS if ours.batch != line.batch else AGREES,
-        f"largest that theorem B.4 grants at ε={line.epsilon} with σ={needed:.5g}: gamma is {ours.gamma:.4g} at its "
-        f"fixed point; printed s and ε make it {epsilon * n / (line.batch * k):.4g}",
+        f"largest that theorem B.4 grants at ε={line.epsilon} with σ={needed:.5g}: gamma is "
+        f"{ours.gamma:.4g} at its fixed point; printed s and ε make it "
+        f"{epsilon * n / (line.batch * k):.4g}",
     )
     columns: list[object] = [
         line.table,
@@ -234,7 +236,8 @@ def _origin(line: Line, first: tuple[float, float]) -> tuple[str, bool]:
         return f"D.4 after one step, σ=√(2 ln(1/δ)/ε) at ε={old:.5f}", False
     nearest = min(range(1, n // 10), key=lambda s: abs(first_step_e1(n, k, s)[1] - sigma))
     return (
-        f"s and σ are not of one run: E.1 has this σ at s={nearest}, and σ={first[1]:.5f} at this s",
+        f"s and σ are not of one run: E.1 has this σ at s={nearest}, and σ={first[1]:.5f} at this "
+        "s",
         True,
     )
 
@@ -263,8 +266,8 @@ def compare(table: Comparison) -> Iterator[Row]:
         table.batches[0],
         str(answer.minimum.batch),
         DIFFERS,
-        f"the printed rule stops D.4 after one step, at s={first:.1f}; gamma is {epsilon * n / (first * k):.4g} there, "
-        f"{answer.minimum.gamma:.4g} at its fixed point",
+        f"the printed rule stops D.4 after one step, at s={first:.1f}; gamma is "
+        f"{epsilon * n / (first * k):.4g} there, {answer.minimum.gamma:.4g} at its fixed point",
     )
     own = accountant(n, k, answer.minimum.batch, sigma)
     yield Row(
