@@ -145,7 +145,7 @@ def test_figures_of_all_kinds_of_brackets(rows, tmp_path):
 
 
 def test_labels_stay_inside_the_axes(tmp_path, monkeypatch):
-    """Whether a bracket is left, right or as wide as the axis, its words are beside or above it, on the axis."""
+    """The words of a bracket are beside or above it, within the axes, wherever it lies."""
     pytest.importorskip("matplotlib")
     kept = []
     real = module._bar

@@ -26,7 +26,8 @@ number => {
       const range = document.createRange();
       range.setStart(node, found.index);
       range.setEnd(node, found.index + found[0].length);
-      if (new Set([...range.getClientRects()].map((box) => box.top)).size > 1) broken.push(found[0]);
+      const lines = new Set([...range.getClientRects()].map((box) => box.top));
+      if (lines.size > 1) broken.push(found[0]);
     }
   }
   return broken;

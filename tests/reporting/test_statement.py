@@ -1,4 +1,4 @@
-"""Statements: true numbers, the same facts in prose, JSON and page, and a page that needs nothing else."""
+"""Statements: true numbers, and the same facts in prose, JSON and a page in one file."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_printed_bounds_are_on_their_safe_side(cases, name):
 
 
 def test_without_noise_whoever_was_drawn_is_found(cases):
-    """In no batch with probability .95^40; then there is nothing to see, and an alarm is a blind guess.
+    """In no batch with probability .95^40; then an alarm is a blind guess.
 
     The curve serves both directions, and has the hull of both: drawn + alpha.
     """
@@ -592,7 +592,7 @@ def test_a_budget_promises_what_was_fixed_beforehand(cases, tmp_path):
     ("epsilon", "delta"), [(0.1, 1e-5), (1.0, 1e-2), (3.0, 1e-9), (30.0, 1e-5)]
 )
 def test_the_curve_of_a_budget_is_that_of_its_one_pair(epsilon, delta):
-    """Against distributions that satisfy (epsilon, delta) with equality: no curve below theirs is true."""
+    """Distributions that meet (epsilon, delta) with equality have this very curve."""
     p = [delta, (1 - delta) / (1 + math.exp(-epsilon)), (1 - delta) / (1 + math.exp(epsilon)), 0.0]
     q = p[::-1]
     for point in Facts.of_budget(Budget(epsilon, delta)).points:

@@ -247,7 +247,8 @@ class TestPlan:
             )
         assert first["of"] == 40
         assert first["notes"] == [
-            "balls-in-bins: 40 of 112 pairs of batch and epochs, evenly spread; shorter ranges show all"
+            "balls-in-bins: 40 of 112 pairs of batch and epochs, evenly spread; "
+            "shorter ranges show all"
         ]
         answer = client.get("/api/plan", params=self.ASKED).json()
         assert answer["notes"] == []

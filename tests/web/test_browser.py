@@ -1,4 +1,4 @@
-"""The pages in a real browser: Debian's chromium, driven by Playwright. Screenshots are kept in out/screenshots."""
+"""The pages in chromium, driven by Playwright; screenshots are written to out/screenshots."""
 
 from __future__ import annotations
 
@@ -149,7 +149,8 @@ def test_every_change_is_answered_while_the_figure_is_drawn(page, server):
     times = page.evaluate(
         """async () => {
           const input = document.getElementById("noise_multiplier");
-          const cell = () => document.querySelector("tr[data-sampler=poisson] td[data-side=upper]")?.textContent;
+          const place = "tr[data-sampler=poisson] td[data-side=upper]";
+          const cell = () => document.querySelector(place)?.textContent;
           const times = [];
           for (const value of ["1.31", "1.52", "1.73", "1.94"]) {
             const before = cell(), begun = performance.now();
@@ -214,9 +215,8 @@ def test_a_setting_that_the_address_gives_twice_is_not_chosen_for_you(page, serv
 
 def test_the_plan_page_takes_its_own_checkboxes(page, server):
     """All of them at once; what they compute is none of this test's business."""
-    page.goto(
-        f"{server}/plan?{'&'.join(f'sampler={way}' for way in plannable() if way != 'balls-in-bins')}"
-    )
+    others = "&".join(f"sampler={way}" for way in plannable() if way != "balls-in-bins")
+    page.goto(f"{server}/plan?{others}")
     with page.expect_response(re.compile(r"/api/plan/stream.*sampler=balls-in-bins")) as waiting:
         page.get_by_label("balls in bins").check()
     assert waiting.value.status == 200
@@ -347,7 +347,7 @@ def test_a_live_run_is_followed(page, server, folder):
 
 
 def test_a_run_that_broke_off_is_not_watched_for_ever(page, server, folder):
-    """Nobody writes its ledger, and nothing was written for long; once something is, it is followed again."""
+    """Nothing was written to its ledger for long; once something is, it is followed again."""
     path = folder / "broken.ledger"
     book = Ledger.create(path, Mechanism(Poisson(0.05, 6), 1.2))
     try:

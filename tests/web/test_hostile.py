@@ -127,7 +127,7 @@ def test_many_at_once_are_answered_or_sent_away(tight):
 
 
 def test_one_too_many_is_sent_away(serving, tmp_path):
-    """All places are taken by readers of a run that goes on for as long as the test holds its ledger."""
+    """All places are taken by readers of a run that lasts as long as the test."""
     with (
         Ledger.create(tmp_path / "live.ledger", Mechanism(Poisson(0.05, 6), 1.2)),
         serving(

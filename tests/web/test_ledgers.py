@@ -81,7 +81,7 @@ def computed_roughly(monkeypatch):
 
 
 def test_fewer_rounds_never_seem_to_cost_more(book, computed_roughly):
-    """Each number is computed to an accuracy of its own; a part of a run costs no more than the whole."""
+    """A part of a run costs no more than the whole, to whatever accuracy each is computed."""
     book.release(0, clip_norm=1.0, noise_multiplier=1.2)
     *_, last = ledgers.summary(("run", None, book.path), 1e-5, 1)
     points = [(point["rounds"], point["epsilon"]["upper"]) for point in last["points"]]

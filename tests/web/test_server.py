@@ -1,4 +1,4 @@
-"""Connections that send nothing, or half of something, and what is answered to them over the network."""
+"""Connections that send nothing or half a request, and what is answered to them."""
 
 from __future__ import annotations
 
@@ -149,7 +149,8 @@ def test_an_answer_under_way_is_not_idle(patient):
         b"GET / HTTP/1.1\r\nHost: [\r\nConnection: close\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://[\r\nConnection: close\r\n\r\n",
         b"GET /static/%00 HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n",
-        b"GET /%ff%fe HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/html\r\nConnection: close\r\n\r\n",
+        b"GET /%ff%fe HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/html\r\n"
+        b"Connection: close\r\n\r\n",
         b"GET /static/"
         + b"x" * 5000
         + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n",

@@ -32,7 +32,7 @@ RECORDS_PER_BATCH = 100
 
 @dataclass(frozen=True)
 class Priced:
-    """One way of drawing the batches, and what it costs; ``bracket`` is None where nothing is proved, and ``why``."""
+    """A sampler and what it costs; where nothing is proved ``bracket`` is None, and ``why``."""
 
     name: str
     sampler: Sampler
@@ -44,7 +44,7 @@ class Priced:
 def samplers(
     batches: int, epochs: int = 1, records: int | None = None
 ) -> Iterator[tuple[str, Sampler]]:
-    """Every way verax knows of drawing about ``batches`` batches an epoch, with the same expected batch size.
+    """All samplers with about ``batches`` batches an epoch and the same expected batch size.
 
     >>> [name for name, _ in samplers(batches=100)][:3]
     ['fixed', 'shuffled', 'buffer of 10']
@@ -81,7 +81,7 @@ def compare(
     group: int = 1,
     rtol: float = DEFAULT_RTOL,
 ) -> list[Priced]:
-    """Price one noise under every sampler: brackets on epsilon at ``delta``, or on delta at ``epsilon``.
+    """Brackets on epsilon at ``delta``, or delta at ``epsilon``, of one noise, by sampler.
 
     Args:
         noise_multiplier: standard deviation of the noise divided by the clip norm.
@@ -130,7 +130,7 @@ def compare(
 
 
 def against_poisson(row: Priced, rows: Sequence[Priced]) -> Bracket | None:
-    """How many times the Poisson number this one is, if both are known under relations that compare.
+    """This number over that of Poisson, if both are known under relations that compare.
 
     >>> rows = compare(0.7, batches=1000, delta=1e-5)
     >>> against_poisson(rows[0], rows)
@@ -153,7 +153,7 @@ def against_poisson(row: Priced, rows: Sequence[Priced]) -> Bracket | None:
 
 
 def comparison_figure(rows: Sequence[Priced], quantity: str, title: str, path: Path) -> Path:
-    """Horizontal brackets, one a sampler, on a logarithmic axis if they differ by much; saved to ``path``."""
+    """Save horizontal brackets, one a sampler; on a logarithmic axis if they differ by much."""
     known = [row.bracket for row in rows if row.bracket is not None]
     values = [v for b in known for v in (b.lower, b.upper) if 0.0 < v < math.inf]
     low, high = (min(values), max(values)) if values else (0.1, 1.0)

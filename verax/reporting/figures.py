@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-_COLOURS = ("#1b6ca8", "#c8553d", "#3a7d44", "#8e6c8a", "#b08900")
+# The colours of samplers in one figure, in order.
+_SAMPLER_COLOURS = ("#1b6ca8", "#c8553d", "#3a7d44", "#8e6c8a", "#b08900")
+# Colours for any kind of colour vision (Okabe and Ito 2008), and a grey.
 OKABE_ITO = {
     "black": "#000000",
     "orange": "#E69F00",
@@ -18,9 +20,6 @@ OKABE_ITO = {
     "pink": "#CC79A7",
     "grey": "#767676",
 }
-"""Colours that people with any kind of colour vision can tell apart (Okabe and Ito 2008), and a
-grey.
-"""
 FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -53,7 +52,7 @@ def drawable(path: Path) -> Path:
 
 @contextmanager
 def drawing(width: float, height: float, *paths: Path) -> Iterator[Any]:
-    """Axes to draw on, saved to every path afterwards; the same drawing gives the same bytes."""
+    """Axes to draw on, saved to every path afterwards."""
     with panels(1, 1, width, height, *paths) as grid:
         yield grid[0][0]
 
@@ -72,22 +71,30 @@ def panels(rows: int, columns: int, width: float, height: float, *paths: Path) -
         figure = mpl.figure.Figure(figsize=(width, height), layout="constrained")
         yield figure.subplots(rows, columns, squeeze=False)
         for path in paths:
-            figure.savefig(
-                path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None
-            )
+            # without the date the same drawing gives the same bytes
+            metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
+            figure.savefig(path, dpi=150, metadata=metadata)
+
+
+def plain_log_axis(axis: Any) -> None:
+    """Write 1, 2 and 5 times powers of ten as plain numbers on a logarithmic axis."""
+    ticker = matplotlib().ticker
+    axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_locator(ticker.NullLocator())
 
 
 def samplers_figure(
     curves: Mapping[str, Sequence[tuple[float, float, float]]], delta: float, path: Path
 ) -> Path:
-    """Epsilon against noise, one band per sampler, saved to ``path``; the bands are proved at every noise.
+    """Save epsilon against noise, one band per sampler, proved at every noise.
 
     Points are (noise, lower, upper), in ascending noise. More noise is post-processing, so epsilon
     falls: between two points it is at most the upper bound of the left one and at least the lower
     bound of the right one.
     """
     with drawing(7.0, 4.2, path) as axes:
-        for (name, points), colour in zip(curves.items(), _COLOURS, strict=False):
+        for (name, points), colour in zip(curves.items(), _SAMPLER_COLOURS, strict=False):
             noise, lower, upper = staircase(points)
             axes.fill_between(noise, lower, upper, color=colour, alpha=0.3, linewidth=0)
             axes.plot(noise, upper, color=colour, linewidth=1, label=f"{name}: proved band")
@@ -102,7 +109,7 @@ def samplers_figure(
 def staircase(
     points: Sequence[tuple[float, float, float]],
 ) -> tuple[list[float], list[float], list[float]]:
-    """Noises, lower and upper bounds of a band that holds between the points, too, if the quantity falls.
+    """Noises, lower and upper bounds of a band; of a falling quantity it holds between points.
 
     >>> staircase([(1.0, 4.0, 5.0), (2.0, 1.0, 2.0)])
     ([1.0, 1.0, 2.0, 2.0], [4.0, 1.0, 1.0, 1.0], [5.0, 5.0, 5.0, 2.0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,24 +14,27 @@ from verax.planning.insight import closed_form
 from verax.privacy.guarantee import shown
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.proactive import Granted
-from verax.reporting.figures import OKABE_ITO, matplotlib, panels
+from verax.reporting.figures import OKABE_ITO, matplotlib, panels, plain_log_axis
 
-DASHES = ("-", "--", ":", "-.")
-MOST_LINES = 9  # batch sizes that get a line in a figure
-
+# Line styles of the samplers in a figure, in order, and their names.
+DASHES = {"-": "solid", "--": "dashed", ":": "dotted", "-.": "dash-dotted"}
+# Batch sizes that get a line in a figure.
+MOST_LINES = 9
+# What the columns mean.
 EXPLAINED = {
-    "noise": "noise multiplier, seen to meet the target by the proved upper bound; a few parts in a thousand less "
-    "would not",
+    "noise": "noise multiplier, seen to meet the target by the proved upper bound; "
+    "a few parts in a thousand less would not",
     "noise/batch": "noise of one coordinate of an update, at clip norm 1",
-    "signal": "of a round: expected batch / noise multiplier, the length of a clean sum of full-norm gradients that "
-    "agree over the noise in its direction; of the run: sqrt(rounds) times that",
+    "signal": "of a round: expected batch / noise multiplier, the length of a clean sum of "
+    "full-norm gradients that agree over the noise in its direction; of the run: sqrt(rounds) "
+    "times that",
     "of full batch": "signal of the run, relative to having every record in every round",
     "records touched": "expected number of single gradients",
-    "closed form": "the noise that theorem 3.1 of 'Proactive DP' asks for (theorem B.4 from epsilon 1/2 on); - where "
-    "it grants nothing",
-    "*": "no other plan has at least its signal of the run for no more rounds and, within 2 %, no more work",
+    "closed form": "the noise that theorem 3.1 of 'Proactive DP' asks for (theorem B.4 from "
+    "epsilon 1/2 on); - where it grants nothing",
+    "*": "no other plan has at least its signal of the run for no more rounds and, within 2 %, "
+    "no more work",
 }
-"""What the columns mean."""
 
 
 def describe(clipping: Clipping) -> str:
@@ -59,10 +62,8 @@ def table(
     >>> row["sampler"], row["batch"], row["rounds"], row["records touched"]
     ('poisson', '600', '1000', '600000')
     """
-    clippings, relations = (
-        {plan.target.clipping for plan in plans},
-        {plan.mechanism.relation for plan in plans},
-    )
+    clippings = {plan.target.clipping for plan in plans}
+    relations = {plan.mechanism.relation for plan in plans}
     rows = []
     for plan in plans:
         target, epochs = plan.target, plan.work / plan.target.records
@@ -98,6 +99,13 @@ def _noise(value: float) -> str:
 def plain(plan: Plan, starred: bool = False) -> dict[str, Any]:
     """Everything about a plan that a machine may want to know."""
     asked = closed_form(plan)
+    theorem = None
+    if asked is not None:  # what was refused counts as false
+        theorem = {
+            "noise_multiplier": asked.sigma if isinstance(asked, Granted) else None,
+            "theorem": asked.theorem,
+            "why_not": None if isinstance(asked, Granted) else str(asked),
+        }
     return {
         "sampler": plan.way,
         "mechanism": repr(plan.mechanism),
@@ -117,13 +125,7 @@ def plain(plan: Plan, starred: bool = False) -> dict[str, Any]:
         "signal_of_run": plan.signal_of_run,
         "records_touched": plan.work,
         "undominated": starred,
-        "closed_form": {
-            "noise_multiplier": asked.sigma if isinstance(asked, Granted) else None,
-            "theorem": asked.theorem,
-            "why_not": None if isinstance(asked, Granted) else str(asked),
-        }
-        if asked is not None
-        else None,
+        "closed_form": theorem,
     }
 
 
@@ -141,7 +143,7 @@ def plain_change(change: Change) -> dict[str, Any]:
 def plans_figure(
     plans: Sequence[Plan], title: str, path: Path, best_signal: float | None = None
 ) -> Path:
-    """Noise against epochs, and signal of the run against rounds, a line for each batch size; saved to ``path``.
+    """Save noise against epochs, and signal of the run against rounds, a line a batch size.
 
     Where there are many batch sizes, lines are drawn for some and dots for all. Rings mark
     undominated plans. Plans that need no noise are left out.
@@ -150,90 +152,85 @@ def plans_figure(
     if not plans:
         raise ValueError("there is nothing to draw: no plan needs noise")
     ways = list(dict.fromkeys(plan.way for plan in plans))
-    sizes = sorted({plan.batch for plan in plans})
-    lined = _some(sizes, MOST_LINES)
-    colours = dict(
-        zip(
-            sizes,
-            matplotlib().colormaps["viridis"]([i / max(len(sizes), 2) for i in range(len(sizes))]),
-            strict=True,
-        )
-    )
     with panels(1, 2, 11.0, 4.6, path) as ((left, right),):
-        for (way, batch, _), group in groupby(
-            sorted(plans, key=_line), key=lambda plan: _line(plan)[:3]
-        ):
-            line = list(group)
-            style = DASHES[ways.index(way) % len(DASHES)] if batch in lined else ""
-            look = {
-                "color": colours[batch],
-                "linestyle": style,
-                "marker": ".",
-                "markersize": 3 if len(plans) > 200 else 5,
-            }
-            name = f"{batch}" if way == ways[0] and batch in lined else None
-            left.plot(
-                [p.work / p.target.records for p in line],
-                [p.noise_multiplier for p in line],
-                label=name,
-                **look,
-            )
-            right.plot([p.rounds for p in line], [p.signal_of_run for p in line], **look)
-        rings = undominated(plans)
-        right.plot(
-            [p.rounds for p in rings],
-            [p.signal_of_run for p in rings],
-            "o",
-            markersize=8,
-            markerfacecolor="none",
-            color=OKABE_ITO["red"],
-            label="nothing beats it for its work and rounds",
-        )
+        _draw_lines(left, right, plans, ways)
+        _draw_undominated(right, plans)
         if best_signal is not None and math.isfinite(best_signal):
-            right.axhline(best_signal, color=OKABE_ITO["grey"], linewidth=1)
-            right.annotate(
-                "every record in every round",
-                (0.02, best_signal),
-                xycoords=right.get_yaxis_transform(),
-                xytext=(0, 4),
-                textcoords="offset points",
-                fontsize=8,
-                color=OKABE_ITO["grey"],
-            )
-        left.set(
-            xscale="log",
-            yscale="log",
-            xlabel="epochs",
-            ylabel="smallest noise multiplier, proved to suffice",
-        )
+            _draw_best_signal(right, best_signal)
+        noise = "smallest noise multiplier, proved to suffice"
+        left.set(xscale="log", yscale="log", xlabel="epochs", ylabel=noise)
         right.set(xscale="log", yscale="log", xlabel="rounds", ylabel="signal to noise of the run")
         left.legend(frameon=False, title="batch", fontsize=8)
         right.legend(frameon=False, fontsize=8)
         left.set_title(title, loc="left", fontsize=10)
-        right.set_title(_key(ways), loc="left", fontsize=10)
+        right.set_title(_line_styles(ways), loc="left", fontsize=10)
         for axes in (left, right):
             axes.grid(alpha=0.25)
-            axes.yaxis.set_major_locator(matplotlib().ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-            axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
-            axes.yaxis.set_minor_locator(matplotlib().ticker.NullLocator())
+            plain_log_axis(axes.yaxis)
             axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         right.margins(y=0.12)
     return path
 
 
-def _line(plan: Plan) -> tuple[str, int, str, float, int]:
+def _draw_lines(left: Any, right: Any, plans: Sequence[Plan], ways: Sequence[str]) -> None:
+    sizes = sorted({plan.batch for plan in plans})
+    lined = _spread_out(sizes, MOST_LINES)
+    shades = matplotlib().colormaps["viridis"]([i / max(len(sizes), 2) for i in range(len(sizes))])
+    colours = dict(zip(sizes, shades, strict=True))
+    ordered = sorted(plans, key=_line_order)
+    for (way, batch, _), group in groupby(ordered, key=lambda plan: _line_order(plan)[:3]):
+        line = list(group)
+        look = {
+            "color": colours[batch],
+            "linestyle": list(DASHES)[ways.index(way) % len(DASHES)] if batch in lined else "",
+            "marker": ".",
+            "markersize": 3 if len(plans) > 200 else 5,
+        }
+        label = f"{batch}" if way == ways[0] and batch in lined else None
+        epochs = [plan.work / plan.target.records for plan in line]
+        left.plot(epochs, [plan.noise_multiplier for plan in line], label=label, **look)
+        right.plot([p.rounds for p in line], [p.signal_of_run for p in line], **look)
+
+
+def _draw_undominated(axes: Any, plans: Sequence[Plan]) -> None:
+    best = undominated(plans)
+    axes.plot(
+        [plan.rounds for plan in best],
+        [plan.signal_of_run for plan in best],
+        "o",
+        markersize=8,
+        markerfacecolor="none",
+        color=OKABE_ITO["red"],
+        label="nothing beats it for its work and rounds",
+    )
+
+
+def _draw_best_signal(axes: Any, signal: float) -> None:
+    axes.axhline(signal, color=OKABE_ITO["grey"], linewidth=1)
+    axes.annotate(
+        "every record in every round",
+        (0.02, signal),
+        xycoords=axes.get_yaxis_transform(),
+        xytext=(0, 4),
+        textcoords="offset points",
+        fontsize=8,
+        color=OKABE_ITO["grey"],
+    )
+
+
+def _line_order(plan: Plan) -> tuple[str, int, str, float, int]:
     return plan.way, plan.batch, describe(plan.target.clipping), plan.work, plan.rounds
 
 
-def _key(ways: Sequence[str]) -> str:
-    names: Mapping[str, str] = {"-": "solid", "--": "dashed", ":": "dotted", "-.": "dash-dotted"}
+def _line_styles(ways: Sequence[str]) -> str:
     if len(ways) == 1:
         return ways[0]
-    return ", ".join(f"{names[DASHES[i % len(DASHES)]]}: {way}" for i, way in enumerate(ways))
+    names = list(DASHES.values())
+    return ", ".join(f"{names[i % len(names)]}: {way}" for i, way in enumerate(ways))
 
 
-def _some(values: Sequence[int], most: int) -> set[int]:
-    """At most so many of the values, ends included."""
+def _spread_out(values: Sequence[int], most: int) -> set[int]:
+    """At most ``most`` of the values, ends included."""
     if len(values) <= most:
         return set(values)
     return {values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)}

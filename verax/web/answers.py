@@ -53,7 +53,7 @@ class Known:
         return found
 
     def keep(self, task: Task, parts: Sequence[Any]) -> None:
-        """Remember the parts that are not provisional, and forget what was not asked for the longest."""
+        """Remember the parts that are not provisional; forget the least recently asked."""
         self._answers[task] = [part for part in parts if not part.get("provisional")]
         while len(self._answers) > self._most:
             self._answers.popitem(last=False)

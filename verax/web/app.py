@@ -90,7 +90,8 @@ def create_app(settings: Settings | None = None) -> Guard:
         openapi_url="/api/openapi.json",
         responses=shapes.PROBLEMS,
         dependencies=[Depends(_once)],
-        description="The privacy of DP-SGD: brackets, plans, ledgers. Words and units are those of the Python API.",
+        description="The privacy of DP-SGD: brackets, plans, ledgers. "
+        "Words and units are those of the Python API.",
     )
     large = dict.fromkeys(("/api/run", "/api/run/statement"), settings.upload)
     api.add_middleware(BodyLimit, large=large, seconds=settings.stream_seconds)
@@ -167,7 +168,9 @@ def _said(error: dict[str, Any]) -> str:
     if error["type"] == "value_error":
         return words
     given = repr(error.get("input"))
-    return f"{name}: {words[0].lower()}{words[1:]}, got {given if len(given) <= 60 else given[:60] + '...'}"
+    if len(given) > 60:
+        given = f"{given[:60]}..."
+    return f"{name}: {words[0].lower()}{words[1:]}, got {given}"
 
 
 def _about(settings: Settings) -> shapes.About:
@@ -189,7 +192,7 @@ def _questions(api: FastAPI, desk: Desk) -> None:
 
     @api.get("/api/compare/stream", response_model=None, responses=_EVENTS)
     async def compare_stream(asked: Annotated[questions.Compare, Query()]) -> EventStream:
-        """The same piece by piece, quick pieces first; a `provisional` part is true and is followed by a better one."""
+        """The same piece by piece; a `provisional` part is true, and a better one follows."""
         return desk.stream(answers.compare(asked))
 
     @api.get("/api/plan")
@@ -207,7 +210,7 @@ def _questions(api: FastAPI, desk: Desk) -> None:
 
     @api.get("/api/plan/stream", response_model=None, responses=_EVENTS)
     async def plan_stream(asked: Annotated[questions.Plan, Query()]) -> EventStream:
-        """The same piece by piece: how many there will be, the plans as they are found, and how they rank."""
+        """The same piece by piece: the number of plans, each plan, and how they rank."""
         return desk.stream(answers.plan(asked))
 
     @api.get("/api/plan/changes")
@@ -217,7 +220,7 @@ def _questions(api: FastAPI, desk: Desk) -> None:
 
     @api.get("/api/federated")
     async def federated(asked: Annotated[questions.Federated, Query()]) -> shapes.Participation:
-        """A client that takes part at random, next to CS (less is not possible), WCS and OLS (more is not needed)."""
+        """A client that takes part at random, next to CS (the least), WCS and OLS (the most)."""
         return shapes.Participation(**_sorted(await desk.whole(answers.federated(asked))))
 
     @api.get("/api/federated/stream", response_model=None, responses=_EVENTS)
@@ -284,7 +287,7 @@ def _runs(api: FastAPI, desk: Desk) -> None:
     async def run_stream(
         name: _Name, delta: questions.Delta = 1e-5, group: questions.Group = 1
     ) -> EventStream:
-        """The same, and again whenever the ledger has grown, until its run is over or the request has had its time."""
+        """The same, again whenever the ledger has grown, until its run or the time is over."""
         return desk.watch(source(name), delta, group)
 
     @api.get("/api/run/together", responses=missing)

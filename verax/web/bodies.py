@@ -1,4 +1,4 @@
-"""Bodies of requests, bounded while they come: in length and in time, whatever is done with them. Plain ASGI."""
+"""Bounds on the length and the duration of request bodies, as plain ASGI."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def _call(value: Any) -> str:
 
 
 def command_lines(plan: Plan) -> list[str]:
-    """What to type: one line that accounts for exactly this run and, if the command line can train it, one that does.
+    """A command that accounts for this run and, if ``verax train`` can run it, one that does.
 
     >>> from verax.planning import Planner, Target
     >>> plan = Planner(Target(records=60000, epsilon=1.0, delta=1e-5)).plan(
@@ -131,14 +131,14 @@ def command_lines(plan: Plan) -> list[str]:
 
 
 def _special(plan: Plan) -> list[str]:
-    """Options of the sampler that ``verax train`` cannot derive from the data, the batch size and the epochs."""
+    """Options that ``verax train`` cannot derive from data, batch size and epochs."""
     words = options.describe(plan.sampler)
     pairs = zip(words[::2], words[1::2], strict=True)
     return [word for flag, value in pairs if flag not in options.SHARED for word in (flag, value)]
 
 
 def _trainable(plan: Plan) -> bool:
-    """Whether ``verax train`` on so many records runs this very sampler, for one record under its own relation."""
+    """Whether ``verax train`` runs this very sampler, under the sampler's own relation."""
     special = _special(plan)
     given: dict[str, Any] = {
         "--records": plan.target.records,

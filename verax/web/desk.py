@@ -1,4 +1,4 @@
-"""Takes questions, sees that not too many are asked at once, and hands out answers whole or piece by piece."""
+"""Answers questions, not too many at once, whole or piece by piece."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ class Desk:
                     await answer(self.pool, self._known, final, keep, self._seconds(steps))
             except TimeoutError:
                 raise TooCostly(
-                    f"this takes more than {self.settings.stream_seconds:g} seconds, the most that one request may; "
-                    "ask for something smaller, or use the command line, which waits"
+                    f"this takes more than {self.settings.stream_seconds:g} seconds, "
+                    "the most that one request may; ask for something smaller, "
+                    "or use the command line, which waits"
                 ) from None
         return parts
 
@@ -68,7 +69,7 @@ class Desk:
         return parts[-1]
 
     def watch(self, source: ledgers.Source, delta: float, group: int) -> EventStream:
-        """A ledger, and again whenever it has changed, until its run is over or nobody goes on with it."""
+        """A ledger, again whenever it has changed, until its run is over or broken off."""
         path, task = (
             source[2],
             Task("summary", (source, delta, group, self.settings.diagnostics), True),

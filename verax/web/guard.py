@@ -1,4 +1,4 @@
-"""Who may ask: host names, tokens, other sites; and headers that keep a page to itself. Plain ASGI."""
+"""Who may ask: host names, tokens, other sites; and security headers. Plain ASGI."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ MOST_AT_ONCE = 100
 
 HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -39,7 +39,7 @@ HEADERS = {
 
 
 class Guard:
-    """Lets a request through to ``api`` if it is meant for us, comes from us and shows the token."""
+    """Passes a request to ``api`` if it is meant for us, comes from us and shows the token."""
 
     def __init__(self, api: Any, settings: Settings) -> None:
         self.api, self._settings = api, settings
@@ -94,9 +94,9 @@ class Guard:
         """Status and words of a refusal, or None."""
         host = _name(headers.get("host", ""))
         if host is None or not self._settings.answers_to(host):
-            return (
-                421,
-                "this server does not answer to that host name; start it with --allow-host to add one",
+            return 421, (
+                "this server does not answer to that host name; "
+                "start it with --allow-host to add one"
             )
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and path.startswith(
             "/api"
@@ -105,14 +105,13 @@ class Guard:
         if "origin" in headers and _site(headers["origin"]) != headers.get("host"):
             return 403, "requests from other sites are refused"
         if self._settings.token and path not in OPEN_PATHS and not self._shown(headers):
-            return (
-                401,
-                "this server asks for a token: send it as 'Authorization: Bearer ...', or log in at /login",
+            return 401, (
+                "this server asks for a token: "
+                "send it as 'Authorization: Bearer ...', or log in at /login"
             )
         if self._open >= MOST_AT_ONCE:
-            return (
-                503,
-                f"{self._open} requests are being answered, the most at once; try again in a moment",
+            return 503, (
+                f"{self._open} requests are being answered, the most at once; try again in a moment"
             )
         return None
 
@@ -153,7 +152,7 @@ def _name(host: str) -> str | None:
 
 
 def _site(origin: str) -> str | None:
-    """Host name and port of an Origin header; None if it has none, as "null" and what is no address.
+    """Host name and port of an Origin header; None if it has none, such as "null".
 
     >>> _site("http://localhost:8321"), _site("null"), _site("http://[")
     ('localhost:8321', None, None)

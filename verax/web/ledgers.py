@@ -46,7 +46,7 @@ Source = tuple[str, bytes | None, str]
 
 
 def find(folder: Path) -> dict[str, float]:
-    """Ledgers in a folder and the folders in it, without links that lead out of it, and when each was last written."""
+    """Ledgers under a folder, without links that lead out of it, and when each was written."""
     root = folder.resolve()
     found: dict[str, float] = {}
     for place, folders, files in os.walk(root):
@@ -176,7 +176,7 @@ def _about(run: Run) -> Part:
 
 
 def _signal(phase: Mechanism, population: int | None) -> Part:
-    """The most that the clean sum of one round can stand out of the noise in one direction, as planned.
+    """The largest signal to noise of one round, as planned.
 
     That is its length over the noise, both in clip norms: of a batch of full gradients that agree,
     or of clip-groups. ``each`` is for one record of the batch, if how many there are is not known.

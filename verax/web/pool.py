@@ -47,7 +47,7 @@ class Crashed(Exception):  # noqa: N818 - reads as a state
 
 @dataclass(frozen=True)
 class Task:
-    """Something to compute: a name in :mod:`verax.web.catalogue` and arguments, which are hashable."""
+    """Something to compute: a name in :mod:`verax.web.catalogue` and hashable arguments."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -102,7 +102,7 @@ class _Worker:
             raise Crashed("a computing process ended while it started") from None
 
     def lives(self) -> bool:
-        """Whether the process is there; it may have been ended from outside while it had nothing to do."""
+        """Whether the process is there; it may have been killed from outside."""
         return bool(self._process.is_alive())
 
     def give(self, task: Task) -> None:
@@ -196,8 +196,8 @@ class Pool:
         except TimeoutError:
             patience = 0.0
             raise TooCostly(
-                f"this takes more than {seconds:g} seconds, the most that one computation may take; ask for "
-                "something smaller, or use the command line, which waits"
+                f"this takes more than {seconds:g} seconds, the most that one computation may "
+                "take; ask for something smaller, or use the command line, which waits"
             ) from None
         except Refused:
             patience = None
@@ -251,7 +251,7 @@ class Pool:
         return repair
 
     async def _repair(self, worker: _Worker | None, patience: float) -> None:
-        """See that a place has a process, and give it back in any case; Crashed if none can be started."""
+        """Give a place a live process, and the place back; Crashed if none can be started."""
         loop = asyncio.get_running_loop()
         kept: _Worker | None = None
         try:

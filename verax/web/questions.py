@@ -110,7 +110,8 @@ class Described(Question):
     def _nothing_idle(self) -> Self:
         if self.clip_groups != 1 and self.clipping != "mixed":
             raise ValueError(
-                f"clip_groups {self.clip_groups} is for clipping mixed, got clipping {self.clipping}"
+                f"clip_groups {self.clip_groups} is for clipping mixed, "
+                f"got clipping {self.clipping}"
             )
         return self
 
@@ -121,8 +122,8 @@ def _fits(records: int, batch: int, epochs: int) -> None:
     if epochs * records > MOST_ROUNDS * batch:
         rounds = -(-epochs * records // batch)
         raise ValueError(
-            f"epochs * records / batch must be at most {MOST_ROUNDS} rounds here, got {rounds}; raise batch, "
-            "or use the command line, which waits"
+            f"epochs * records / batch must be at most {MOST_ROUNDS} rounds here, got {rounds}; "
+            "raise batch, or use the command line, which waits"
         )
 
 
@@ -141,7 +142,8 @@ class Compare(Described):
     figure: Annotated[
         Literal["none", "noise", "epochs", "delta", "tradeoff"],
         Field(
-            description="Which curves to add: epsilon against noise or epochs, delta against epsilon, trade-off."
+            description="Which curves to add: epsilon against noise or epochs, "
+            "delta against epsilon, trade-off."
         ),
     ] = "none"
 
@@ -193,7 +195,7 @@ def numbers(name: str, words: str, ratio: float) -> list[int]:
 
 
 class Plan(Described):
-    """A target; the answer is the smallest proved noise for every batch size and number of epochs."""
+    """A target, which is answered with the smallest proved noise by batch size and epochs."""
 
     records: Records = 60_000
     epsilon: Annotated[
@@ -267,7 +269,8 @@ class Plan(Described):
             raise ValueError(
                 f"batch, epochs and sampler make {len(points)} plans, {len(long)} of them of "
                 f"{' or '.join(dict.fromkeys(long)) or 'slow samplers'}; at most {MOST_PLANS} "
-                f"and {MOST_SLOW_PLANS} are computed here: give shorter ranges, such as epochs 1:100:8"
+                f"and {MOST_SLOW_PLANS} are computed here: give shorter ranges, "
+                "such as epochs 1:100:8"
             )
         return self
 
@@ -296,8 +299,8 @@ class Plan(Described):
         lengths = {way: len(mesh) for way, mesh in self._meshes().items()}
         pairs = len(self._mesh(math.inf))
         return tuple(
-            f"{', '.join(way for way in lengths if lengths[way] == some)}: {some} of {pairs} pairs of batch and "
-            "epochs, evenly spread; shorter ranges show all"
+            f"{', '.join(way for way in lengths if lengths[way] == some)}: {some} of {pairs} "
+            "pairs of batch and epochs, evenly spread; shorter ranges show all"
             for some in sorted(set(lengths.values()))
             if some < pairs
         )
@@ -312,7 +315,7 @@ class Plan(Described):
         return {way: dense if slow(way) else usual for way in ways}
 
     def _mesh(self, most: float) -> list[tuple[int, int]]:
-        """All pairs of batch and epochs, corners first; where ranges leave it to us, no more than so many."""
+        """Pairs of batch and epochs, corners first; at most ``most`` unless a range counts them."""
         sizes = numbers("batch", self.batch, 2.0) if self.batch else usual_batches(self.records)
         passes = numbers("epochs", self.epochs, 2.0**0.5)
         if len(sizes) * len(passes) > 4 * MOST_PLANS:
@@ -344,7 +347,7 @@ def _thinned(values: list[int], every: int) -> list[int]:
 
 
 def _counted(words: str) -> bool:
-    """Whether whoever wrote this said how many values there are to be, rather than leave it to us."""
+    """Whether the number of values is given, rather than left to us."""
     return bool(words) and all(word.count(":") != 1 for word in words.split(","))
 
 
@@ -364,7 +367,7 @@ class Chosen(Plan):
 
 
 class Federated(Question):
-    """A client that takes part at random, between records dealt out anew (CS) and visible participation (WCS)."""
+    """A client that takes part at random, compared with CS, WCS and OLS."""
 
     client_rate: Annotated[
         Rate, Field(description="Probability that the client takes part in a round.")
@@ -385,7 +388,8 @@ class Federated(Question):
     always_send: Annotated[
         bool,
         Field(
-            description="Whether a client that stays away sends noise, or an encrypted zero, all the same."
+            description="Whether a client that stays away sends noise, "
+            "or an encrypted zero, all the same."
         ),
     ] = True
     colluding: Annotated[
@@ -412,7 +416,7 @@ class Federated(Question):
         return RandomParticipation(**(known | other))
 
     def federation(self, trusted: bool) -> Federation:
-        """Who adds the noise: the server, or every client its part, with the same noise in the sum of all messages."""
+        """Who adds the noise: the server, or every client its part; the sum has the same noise."""
         total = self.noise_multiplier
         noise = (
             {"central_noise": total}

@@ -51,7 +51,7 @@ class Waiting:
         self._all: OrderedDict[Connection, str] = OrderedDict()
 
     def add(self, connection: Connection) -> None:
-        """Note that it waits, and close another if there are too many from its address, or in all."""
+        """Note that it waits; close the oldest if too many from its address, or in all, wait."""
         if connection in self._all:
             return
         self._all[connection] = connection.network

@@ -36,7 +36,7 @@ class Bracket(BaseModel):
 
 
 class Row(BaseModel):
-    """One way of drawing the batches; ``epsilon`` is null where nothing is proved, and ``why_not`` says why."""
+    """One sampler; where nothing is proved ``epsilon`` is null, and ``why_not`` says why."""
 
     sampler: str
     mechanism: str | None = None
@@ -92,7 +92,7 @@ class Comparison(BaseModel):
 
 
 class ObserverOf(BaseModel):
-    """One kind of observer, and who adds the noise: a ``trusted`` server, or every client its part."""
+    """An observer, and who adds the noise: a ``trusted`` server, or every client its part."""
 
     observer: str
     trusted: bool
@@ -105,7 +105,7 @@ class ObserverOf(BaseModel):
 
 
 class Participation(Comparison):
-    """A client that takes part at random, what it is compared with, and what each kind of observer can learn."""
+    """A client that takes part at random, what it is compared with, and its observers."""
 
     observers: list[ObserverOf]
 
@@ -186,7 +186,7 @@ class Series(BaseModel):
 
 
 class Signal(BaseModel):
-    """The most that clean gradients can stand out of the noise, as planned: length over noise, both in clip norms."""
+    """The largest signal to noise, as planned: length over noise, both in clip norms."""
 
     each: Annotated[Number, Field(description="Of one clipped gradient.")]
     round: Annotated[
@@ -232,7 +232,8 @@ class RunOf(BaseModel):
     diagnostics: Annotated[
         list[Series] | None,
         Field(
-            description="What it kept for the owners of the data; covered by no guarantee. Null: not shown here."
+            description="What it kept for the owners of the data; covered by no guarantee. "
+            "Null: not shown here."
         ),
     ]
 
@@ -263,7 +264,7 @@ class Together(BaseModel):
 
 
 class Runs(BaseModel):
-    """Ledgers in the folder that the server was started with; ``folder`` is false if there is none."""
+    """Ledgers in the folder of the server; ``folder`` is false if it has none."""
 
     folder: bool
     runs: list[str]

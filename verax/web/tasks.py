@@ -44,7 +44,7 @@ _CURVE_RTOL = 0.01
 
 @dataclass(frozen=True)
 class Setting:
-    """One run in the words of a form: what :func:`verax.planning.planned` and :class:`verax.Mechanism` take."""
+    """One run in the words of a form."""
 
     sampler: str
     records: int
@@ -164,8 +164,9 @@ class Limits:
             ("ratio_at_most", self.ratio_at_most, plan.ratio),
         ):
             if limit is not None and value > limit:
-                needs = f"{plan.way}, batch {plan.batch}, epochs {plan.epochs} needs {shown(value, UPPER)}"
-                return f"{name} = {limit:g} is in the way: {needs}"
+                needs = f"epochs {plan.epochs} needs {shown(value, UPPER)}"
+                where = f"{plan.way}, batch {plan.batch}, {needs}"
+                return f"{name} = {limit:g} is in the way: {where}"
         return ""
 
 
@@ -176,7 +177,10 @@ def plans(
     rank: str,
     notes: tuple[str, ...] = (),
 ) -> Iterator[Part]:
-    """How many plans there are, the plans in the order of ``points`` (sampler, batch, epochs), and how they rank."""
+    """The number of plans, each plan in the order of ``points``, and how they rank.
+
+    A point is a sampler, a batch size and a number of epochs.
+    """
     most = math.inf if limits.rounds_at_most is None else limits.rounds_at_most
     kept = [
         p
@@ -235,7 +239,7 @@ def costs(target: Target, way: str, batch: int, epochs: int) -> Iterator[Part]:
 def participation(
     name: str, sampler: RandomParticipation, noise: float, delta: float, rtol: float
 ) -> Iterator[Part]:
-    """The epsilon of a client's record under random participation, or of a run that it is compared with."""
+    """Epsilon of a client's record under random participation, or in what it is compared with."""
     mechanism = (
         Mechanism(sampler, noise) if name == "participation" else baseline(name, sampler, noise)
     )

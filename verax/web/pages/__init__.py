@@ -53,7 +53,7 @@ def _framed(title: str, content: str, name: str, script: str) -> str:
 
 
 def _samplers() -> str:
-    """Names of samplers and the words for them, as JSON that cannot end the element it stands in."""
+    """Labels of samplers by name, as JSON that cannot end the element it stands in."""
     labels = {name: registry.named(name).label for name in registry.plannable()}
     return json.dumps(labels).replace("<", "\\u003c")
 
