@@ -82,7 +82,7 @@ app.command(cls=Command)(train)
 
 
 def main() -> None:
-    """Run a command; bad input is one line on standard error and exit code 2, Ctrl-C one line and 130."""
+    """Run a command; bad input is one line and exit code 2, Ctrl-C one line and 130."""
     # help is plain text (no markup mode): brackets must not be escaped as if it were not
     core.HAS_RICH = False
     try:
@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def _refuse(error: typer.BadParameter) -> None:
-    """What is wrong with the words of a command, in one line, or the help that stands for no words at all."""
+    """Say what is wrong with a command's words, or show the help if there are none."""
     context, message = getattr(error, "ctx", None), error.format_message()
     if context is None:
         _say(message)
@@ -132,12 +132,12 @@ def _refuse(error: typer.BadParameter) -> None:
 
 
 def _warned(message: Warning | str, *args: Any, **where: Any) -> None:
-    """A warning as one line; where in the source it was raised says nothing to who runs a command."""
+    """Print a warning as one line, without its place in the source."""
     _say(str(message))
 
 
 def _say(words: str) -> None:
-    """One line on standard error, if there is one: what else the command does must not depend on it."""
+    """Print one line on standard error if there is one; never fail."""
     if sys.stderr is not None:
         with suppress(OSError):
             print(f"verax: {visible(' '.join(words.split()))}", file=sys.stderr)  # noqa: T201

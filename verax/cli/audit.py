@@ -179,7 +179,7 @@ def _plain(result: SamplerAudit) -> dict[str, object]:
 
 @contextmanager
 def _shown_progress() -> Iterator[Progress]:
-    """A bar on a terminal's standard error once runs are drawn, which goes away when the work is done."""
+    """A transient progress bar on a terminal's standard error once runs are drawn."""
     console = Console(stderr=True)
     columns = (
         TextColumn("auditing"),

@@ -102,7 +102,7 @@ def canaries(
 
 
 class _Attack:
-    """Trains on the examples and the canaries that are in, and scores every canary by how far its own loss fell."""
+    """Trains with the canaries that are in; scores each by how far its own loss fell."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class _Attack:
         self._model = build(model, Examples(both, both, examples.classes))
 
     def scores(self, included: NDArray[np.bool_]) -> Any:
-        """One run. A canary that is out counts for nothing: its gradient is 0, as if it were not there."""
+        """One run. A canary that is out has gradient 0, as if it were not there."""
         import torch
         from torch.nn.functional import cross_entropy
 
@@ -144,7 +144,7 @@ class _Attack:
             return batch["counts"] * cross_entropy(model(batch["x"]), batch["y"], reduction="none")
 
         def own() -> Any:
-            """How much less a canary costs than a record of its class without features, which moves with all others."""
+            """The canary's loss relative to a record of its class without features."""
             x, y = self._canaries
             with torch.no_grad():
                 costs = (

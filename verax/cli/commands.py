@@ -1,4 +1,4 @@
-"""Commands that take every option at most once, and no empty words: nothing that is typed is ignored."""
+"""Commands that refuse repeated options and empty words: nothing typed is ignored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typer import core
 
 
 def _refuse_repeated_or_empty(command: Any, context: typer.Context, words: list[str]) -> None:
-    """Refuse an option that is given twice, of which the last would win without a word; and one left empty."""
+    """Refuse an option given twice, of which only the last would count, or left empty."""
     values, _, order = command.make_parser(context).parse_args(list(words))
     for parameter, times in Counter(order).items():
         if (

@@ -43,7 +43,7 @@ def expected_batch(batch: int | None, records: int) -> int:
 
 
 def given(context: typer.Context, names: Iterable[str] | None = None) -> list[str]:
-    """Those options that were typed, as they are typed; of all the command's parameters unless some are named."""
+    """The options that were typed, among ``names`` or among all parameters."""
     wanted = None if names is None else set(names)
     return [
         parameter.opts[0]
@@ -97,7 +97,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 @contextmanager
 def patience(what: str) -> Iterator[None]:
-    """Show a progress bar on standard error once the work has taken over a second; nothing for quick calls."""
+    """Show a progress bar on standard error once the work has taken over a second."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield

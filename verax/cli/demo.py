@@ -141,7 +141,7 @@ def _plan(console: Console, say: Say) -> Plan:
 
 
 def _train(plan: Plan, folder: Path, say: Say) -> Statement | None:
-    """Train by the plan; the statement of what ran, or None where that takes libraries that are not there."""
+    """Train by the plan; return the statement, or None where libraries are missing."""
     missing = [name for module, name in _NEEDED.items() if not find_spec(module)]
     if missing:
         say(
@@ -191,7 +191,7 @@ def _state(statement: Statement, folder: Path, say: Say) -> Path:
 
 
 def _audit(say: Say) -> None:
-    """The claim of Poisson batches, for batches that are Poisson and for those of the usual loader."""
+    """Audit the claim of Poisson batches, for Poisson batches and for the usual loader's."""
     batches = math.ceil(RECORDS / AUDITED_BATCH)
     honest, rng = Poisson(1.0 / batches, batches), np.random.default_rng(SEED)
     claim = Mechanism(honest, calibrate.noise_multiplier(honest, AUDITED_EPSILON, DELTA))

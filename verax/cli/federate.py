@@ -257,7 +257,7 @@ def _opening(plan: Plan) -> str:
 def _reporting(
     console: Console, spent: _Spent, log: Path | None, accuracy: Callable[[], float]
 ) -> Iterator[tuple[Callable[[Embedded], None], list[dict[str, Any]]]]:
-    """What to do after every round; how many clients really took part is their secret, and is shown nowhere."""
+    """The callback after every round; the number of participants is secret, never shown."""
     plan = spent.run.plan
     every, entries = max(plan.rounds // _REPORTS, 1), list[dict[str, Any]]()
     screen = Console(stderr=True)
@@ -308,7 +308,7 @@ class _Spent:
         return self.run.epsilons(self.delta)
 
     def so_far(self) -> list[float]:
-        """Of a run that was to stop here: roughly, and never above that of the whole run, which it is a part of."""
+        """Approximate cost of a run planned to stop here, at most that of the whole run."""
         run, plan = self.run, self.run.plan
         ends = [bracket.upper for bracket in self.whole]
         if run.round == plan.rounds:

@@ -80,7 +80,7 @@ class RunOptions:
     relation: Relation = None
 
     def build_sampler(self, **other: Any) -> Sampler:
-        """The sampler, with options changed by flag (underscores for hyphens), or what is missing in words."""
+        """The sampler, with options changed by flag (underscores for hyphens)."""
         changed = {f"--{name.replace('_', '-')}": value for name, value in other.items()}
         return build(self.sampler, {**self.drawing, **changed})
 
@@ -101,7 +101,7 @@ class RunOptions:
 
 
 def clippings_by_name(clip_groups: int, named: list[str]) -> dict[str, Clipping]:
-    """Every clipping by its name; clip-groups are refused where no clipping that is named has any."""
+    """Every clipping by its name; clip-groups are refused without mixed clipping."""
     if clip_groups != 1 and ClippingName.mixed.value not in named:
         raise ValueError(
             f"--clip-groups {clip_groups} is for --clipping mixed, got --clipping "
@@ -116,7 +116,7 @@ def with_norm(clipping: Clipping, norm: float) -> Clipping:
 
 
 def flat(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with one option for each field of its parameters that are dataclasses or sampler flags."""
+    """The command with one option per field of its dataclass or sampler-flag parameters."""
     hints = get_type_hints(command, include_extras=True)
     own = inspect.signature(command).parameters
     flattened: list[inspect.Parameter] = []

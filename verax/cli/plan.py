@@ -292,7 +292,7 @@ def _joined(plans: Sequence[Plan], unknown: str, path: Path) -> _Joined:
 
 
 def _whole_numbers(option: str, words: str, ratio: float) -> list[int]:
-    """Numbers from 10, from 5,10,20, from 1:100 or from 1:100:50; the last two are spread by equal factors."""
+    """Numbers from 10, 5,10,20, 1:100 or 1:100:50; ranges are spread by equal factors."""
     numbers: list[int] = []
     for word in words.split(",") if words else []:
         try:

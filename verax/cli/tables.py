@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: no cell is ever cut; where there is no room, whole columns are left out, and named."""
+"""Tables that fit the terminal: no cell is cut; columns without room are left out and named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENDLESS = 10_000  # columns of a file
 
 
 def console() -> Console:
-    """Standard output: as wide as the terminal, breaking lines between words; a file has no width."""
+    """Standard output, as wide as the terminal, broken between words; a file has no width."""
     if sys.stdout.isatty():
         return Console(highlight=False, markup=False)
     return Console(highlight=False, markup=False, soft_wrap=True, width=_ENDLESS)
@@ -69,7 +69,7 @@ class Table:
         return grid, spare
 
     def _grid(self, absent: Sequence[str], fold: bool, lines: bool) -> Grid:
-        """Columns as wide as their widest cell; a folded header takes as many lines as it needs for that."""
+        """Columns as wide as their widest cell; headers fold to fit."""
         kept = [i for i, name in enumerate(self.headers) if name not in absent]
         grid = Grid() if lines else Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for i in kept:

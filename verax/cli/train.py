@@ -113,7 +113,8 @@ def train(
     data: Annotated[
         str,
         typer.Option(
-            help="digits, mnist (see VERAX_DATA), or a .csv file: names, then numbers, the class last."
+            help="digits, mnist (see VERAX_DATA), or a .csv file: names, then numbers, "
+            "the class last."
         ),
     ] = "digits",
     model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.mlp,

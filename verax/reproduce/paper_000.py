@@ -1,4 +1,4 @@
-"""'Generalizing DP-SGD with shuffling and batch clipping' (van Dijk et al.): tables 1 and 2, and what is wrong in it.
+"""'Generalizing DP-SGD with shuffling and batch clipping' (van Dijk et al.): tables and errata.
 
 The tables give Gaussian trade-off curves G_mu between which the run's curve lies, for the adversary
 A1 who sees the sampling. Here each becomes the epsilon it implies at one delta, next to the exact
@@ -63,7 +63,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Case:
-    """One line of a table at one setting: how the records are drawn and clipped, and what the paper says of mu.
+    """One line of a table at one setting: sampling, clipping, and what the paper says of mu.
 
     ``ceiling`` and ``floor`` are the mu of the Gaussian curves below and above the run's, if there
     are any; ``tail`` is the probability that the ceiling leaves out, which adds to delta.
@@ -92,7 +92,7 @@ class Case:
         return exact(self.sampling, self.groups, self.epochs, self.group)
 
     def run(self) -> Mechanism:
-        """The same as a mechanism, for A0; its clip-groups are drawn independently, of which A0 makes no use here."""
+        """The same as a mechanism, for A0; its clip-groups are drawn independently."""
         clippings: dict[str, Clipping] = {
             "individual": Individual(),
             "batch": Batch(),
@@ -175,7 +175,8 @@ def judge(case: Case) -> tuple[Row, list[object]]:
             if a0 == high
             else ""
         )
-        here = f"A0 {shown(min(standard.lower, a0), LOWER)} to {shown(a0, UPPER)}; A1 {shown(high, UPPER)}"
+        below = shown(min(standard.lower, a0), LOWER)
+        here = f"A0 {below} to {shown(a0, UPPER)}; A1 {shown(high, UPPER)}"
     row = Row(
         f"table {case.table}, row {case.row}",
         what,
@@ -242,7 +243,7 @@ def _verdict(case: Case, low: float, high: float, most: float, least: float) -> 
 
 
 def failure(case: Case) -> tuple[float, float, float]:
-    """The first power of ten at which the range is no bound: delta, the epsilon that it allows, and the true one."""
+    """The first delta, a power of ten, where the range fails, its epsilon, and the true one."""
     for digits in range(5, 200):
         delta = 10.0**-digits
         claimed = gaussian_epsilon(case.ceiling or 0.0, delta)
@@ -380,7 +381,7 @@ def _definitions() -> Iterator[Row]:
 
 
 def blind_range(law: Law) -> tuple[float, float]:
-    """The false-alarm rates between rejecting none and all of the runs that did not draw the group."""
+    """The false-alarm rates between rejecting none and all runs without the group."""
     seen = law.lows > 0.0
     few = float(law.weights[seen] @ special.ndtr(-np.sqrt(law.lows[seen]) / 2.0))
     return few, few + float(law.weights[~seen].sum())
@@ -427,7 +428,7 @@ def clt_mu(sigma: float) -> float:
 def reproduce(
     folder: Path, progress: Progress = quiet, epochs: Sequence[int] = EPOCHS
 ) -> list[Row]:
-    """Write ``tables.csv`` and ``numbers.csv``; return every line of the tables next to ours, then the errata.
+    """Write ``tables.csv`` and ``numbers.csv``; return the tables next to ours, then the errata.
 
     Args:
         folder: where to write; it must exist.

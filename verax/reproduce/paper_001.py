@@ -1,4 +1,4 @@
-"""'Optimal group privacy for DP-SGD' (Mahloujifar et al., IEEE Data Engineering Bulletin): its figures and claims.
+"""'Optimal group privacy for DP-SGD' (Mahloujifar et al., IEEE Data Eng. Bull.): its claims.
 
 Poisson batches, individual clipping, k records added or removed. The paper proves the dominating
 pair and evaluates it by simulation; here it is evaluated by proved brackets, and the black boxes
@@ -58,7 +58,7 @@ _COLOURS = ("sky", "blue", "green", "red", "black")
 
 
 def reproduce(folder: Path, progress: Progress = quiet, every: int = 1) -> list[Row]:
-    """Write figures 1 to 3, B.1 and B.2 as CSV, PNG and SVG, and ``numbers.csv``; return what the text claims.
+    """Write figures 1 to 3, B.1, B.2 and ``numbers.csv``; return what the text claims.
 
     Args:
         folder: where to write; it must exist.
@@ -194,7 +194,7 @@ def _claims_1(
 
 
 def f_dp_at_least(curve: TradeOff, group: int, delta: float) -> float:
-    """A lower bound on what the f-DP black box grants, from a curve that is nowhere below that of one record.
+    """A lower bound on the f-DP black box, from an upper curve of one record.
 
     >>> from verax import Mechanism, Poisson
     >>> curve = Mechanism(Poisson(rate=1.0, steps=1), noise_multiplier=2.0).guarantee().tradeoff()
@@ -260,7 +260,7 @@ def _simulated(run: Mechanism, block: Block) -> list[Row]:
 
 
 def samples_needed(epsilon: float, error: float, confidence: float) -> float:
-    """Samples with which 2 exp(-2 m e^(-2 eps) g^2) + 2 exp(-2 m g^2), in the proof of proposition 21, is small enough.
+    """Samples that the proof of proposition 21 needs: 2 e^(-2 m e^(-2 eps) g^2) + 2 e^(-2 m g^2).
 
     >>> f"{samples_needed(0.0, 0.01, 0.99):.0f}"
     '29957'
@@ -472,7 +472,7 @@ def _claims_3(found: Mapping[float, Equal], sizes: Sequence[int]) -> list[Row]:
 
 
 def _linear(rate: float, size: int, found: Bracket) -> Row:
-    """Epsilon of the group over as many epsilons of one record, which are 1; the paper speaks of very small rates."""
+    """Epsilon of the group over its size; the paper speaks of very small rates."""
     low, high = found.lower / size, found.upper / size
     small = rate <= 0.01
     return Row(
@@ -486,7 +486,7 @@ def _linear(rate: float, size: int, found: Bracket) -> Row:
 
 
 def _graceful(small: Equal, large: Equal, what: str, sizes: Sequence[int]) -> Row:
-    """Whether the smaller rate is proved cheaper for every group, at equal delta and at equal epsilon."""
+    """Whether the smaller rate is proved cheaper for every group, at equal delta and epsilon."""
     cheaper = [k for k in sizes if small.epsilons[k].upper < large.epsilons[k].lower]
     dearer = [k for k in sizes if small.epsilons[k].lower > large.epsilons[k].upper]
     likelier = [k for k in sizes if small.deltas[k].lower > large.deltas[k].upper]

@@ -1,4 +1,4 @@
-"""Appendix B of 'optimal group privacy for DP-SGD': growth with the steps, and the sampling rate at equal epsilon.
+"""Appendix B of 'optimal group privacy for DP-SGD': growth with steps, and sampling rates.
 
 Also what its two families of figures share with figures 1 to 3 (:mod:`verax.reproduce.paper_001`).
 """
@@ -162,7 +162,7 @@ def _words(grid: Any, along: str) -> None:
 
 
 def slows(steps: Sequence[int], some: Sequence[Bracket]) -> int:
-    """1 if the second half of a curve is proved flatter than the first, -1 if steeper, 0 if that is open.
+    """1 if the second half of a curve is proved flatter than the first, -1 if steeper, else 0.
 
     >>> flat, steep = Bracket(1.0, 1.1), Bracket(5.0, 5.1)
     >>> (
@@ -184,7 +184,7 @@ def slows(steps: Sequence[int], some: Sequence[Bracket]) -> int:
 
 
 def effect_of_the_rate(folder: Path, every: int) -> list[Row]:
-    """B.2: epsilon of groups against the sampling rate, where one record has epsilon 1, for 14 numbers of steps."""
+    """B.2: epsilon of groups against the sampling rate, where one record has epsilon 1."""
     steps, rates = some_of(B2_STEPS, every), some_of(MANY_RATES, every)
     found: dict[tuple[int, float], tuple[float, dict[int, Bracket]]] = {}
     for rate in rates:

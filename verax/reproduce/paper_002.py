@@ -1,4 +1,4 @@
-"""'How private is DP-SGD?' (Chua et al., ICML 2024, arXiv 2403.17673): figures 1 to 7 and the numbers of its text.
+"""'How private is DP-SGD?' (Chua et al., ICML 2024, arXiv 2403.17673): figures and numbers.
 
 Three ways of drawing the batches of one epoch: fixed (D), Poisson (P), shuffled (S), under zero-out
 neighbours. The paper has the closed form for D, upper bounds of a numerical accountant and of Rényi
@@ -51,7 +51,7 @@ NAMED_RTOL, CURVE_RTOL = 1e-4, 5e-3  # of numbers, and of curves: a plotted line
 
 @dataclass(frozen=True)
 class Setting:
-    """One figure: epsilon against noise at ``delta``, or delta against epsilon at ``noise``; x from first to last."""
+    """One figure: epsilon against noise at ``delta``, or delta against epsilon at ``noise``."""
 
     number: int
     batches: int
@@ -73,7 +73,7 @@ class Setting:
         return [round(self.first + i * step, 9) for i in sorted(chosen)]
 
     def bracket(self, curve: str, x: float, rtol: float = NAMED_RTOL) -> tuple[float, float]:
-        """Lower and upper bound of the figure's quantity at ``x``; the Rényi bound has only an upper side."""
+        """Both bounds of the figure's quantity at ``x``; Rényi's has only an upper side."""
         noise = x if self.noise is None else self.noise
         if curve == "renyi":
             moments = Renyi.poisson(1.0 / self.batches, noise, self.batches)
@@ -187,7 +187,7 @@ CLAIMS = (
 
 
 def reproduce(folder: Path, progress: Progress = quiet, every: int = 1) -> list[Row]:
-    """Write ``figure-1.csv``, ``.png`` and ``.svg`` to ``figure-7`` and ``numbers.csv``; return what the text names.
+    """Write figures 1 to 7 (CSV, PNG, SVG) and ``numbers.csv``; return what the text names.
 
     Args:
         folder: where to write; it must exist.
@@ -220,7 +220,7 @@ def _values(setting: Setting, x: float) -> list[float]:
 
 
 def judge(setting: Setting, claim: Claim) -> Row:
-    """The claim next to our number, which for a lower bound is our lower bound and for an upper one our upper.
+    """The claim next to our number: lower with lower bound, upper with upper.
 
     >>> row = judge(SETTINGS[3], CLAIMS[9])
     >>> row.what, row.paper, row.here, row.verdict
@@ -275,7 +275,10 @@ def _statements(setting: Setting, table: Sequence[Sequence[float]]) -> list[Row]
             ]
         case 6:
             exact, moments = setting.bracket("poisson", 4.0)[1], setting.bracket("renyi", 4.0)[1]
-            remark = f"the paper suspects its accountant's numerics, rightly: delta_P(4) <= {shown(exact, UPPER)}"
+            remark = (
+                "the paper suspects its accountant's numerics, rightly: delta_P(4) <= "
+                f"{shown(exact, UPPER)}"
+            )
             times = shown(exact / moments, UPPER, 2)
             return [Row(where, "delta_P(4) over Rényi's", "> 1", f"<= {times}", TIGHTER, remark)]
         case 7:
@@ -295,12 +298,15 @@ def _statements(setting: Setting, table: Sequence[Sequence[float]]) -> list[Row]
 
 
 def _crossing(where: str, table: Sequence[Sequence[float]]) -> Row:
-    """Where Poisson overtakes fixed batches (theorem 4.2), and whether the grid shows that it does so once."""
+    """Where Poisson overtakes fixed batches (theorem 4.2), and whether the grid shows it once."""
     below = [x for x, fixed, _, _, poisson, *_ in table if poisson < fixed]
     above = [x for x, _, fixed, poisson, *_ in table if poisson > fixed]
     last, first = max(below, default=math.nan), min(above, default=math.nan)
     once = last < first and len(below) + len(above) >= len(table) - 1
-    remark = "proved at every point of the grid, on either side; that it is once is the paper's conjecture 4.4"
+    remark = (
+        "proved at every point of the grid, on either side; that it is once is the paper's "
+        "conjecture 4.4"
+    )
     return Row(
         where,
         "delta_P rises above delta_D",
@@ -323,7 +329,7 @@ _STYLES: dict[str, tuple[str, str, str]] = {
 def draw(
     setting: Setting, table: Sequence[Sequence[float]], claims: Sequence[Claim], *paths: Path
 ) -> None:
-    """The figure with the paper's axes, and the numbers of its text as marks where the paper puts them."""
+    """The figure with the paper's axes, and the numbers of its text as marks."""
     x, d_low, d_high, p_low, p_high, renyi, s_low, _ = (
         list(column) for column in zip(*table, strict=True)
     )

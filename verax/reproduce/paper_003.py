@@ -1,4 +1,4 @@
-"""'Privacy amplification via random participation' (Hasircioglu, Gündüz): figures 1 to 5, and the numbers of its text.
+"""'Privacy amplification via random participation' (Hasircioglu, Gündüz): figures, numbers.
 
 One round, noise of clip norm 1. The paper's own curve, theorem 4.1, is no upper bound; it is drawn
 as published, and marked wherever it falls below a lower bound that is proved here. Beside it: the
@@ -40,7 +40,7 @@ _DASHES = {"CS": ":", "WCS": "--", "OLS": "-."}
 
 @dataclass(frozen=True)
 class Setting:
-    """One figure: ``quantity`` along ``axis``, from ``first`` to ``last``, for clients with so many other ``records``.
+    """One figure: ``quantity`` along ``axis``, for clients with ``records`` other records.
 
     Of noise, epsilon, delta and record_rate those that are not on the axis are fixed; ``product``
     is client_rate * record_rate where the record_rate runs.
@@ -168,7 +168,7 @@ def columns(setting: Setting) -> list[str]:
 
 
 def line(setting: Setting, x: float) -> list[float]:
-    """One place of a figure: the baselines, then for each number of records bracket, published curve, and its flag."""
+    """One point of a figure: baselines, then bracket, published curve and flag per ``records``."""
     sampler, noise = setting.at(x, setting.records[0])
     values = [x]
     for name in BASELINES:
@@ -182,7 +182,7 @@ def line(setting: Setting, x: float) -> list[float]:
 
 
 def reproduce(folder: Path, progress: Progress = quiet, every: int = 1) -> list[Row]:
-    """Write ``figure-1.csv``, ``.png`` and ``.svg`` to ``figure-5`` and ``numbers.csv``; return what the text names.
+    """Write figures 1 to 5 (CSV, PNG, SVG) and ``numbers.csv``; return what the text names.
 
     Args:
         folder: where to write; it must exist.
@@ -205,7 +205,7 @@ def reproduce(folder: Path, progress: Progress = quiet, every: int = 1) -> list[
 
 
 def _statements(setting: Setting, table: Sequence[Sequence[float]]) -> list[Row]:
-    """Where the published curve is below what is proved, and what the text says of the figure in words."""
+    """Where the published curve is below what is proved, and what the text says of it."""
     where, names, rows = f"figure {setting.number}", columns(setting), []
     for records in setting.records:
         flags = [values[names.index(f"d{records}_published_unsound")] for values in table]
@@ -284,7 +284,7 @@ def noise_for(delta: Callable[[float], float]) -> float:
 
 
 def scenario(section: str) -> list[Row]:
-    """The noise of one of the paper's two experiments: corrected, baselines, and what the printed noise buys."""
+    """The noise of one experiment: corrected, baselines, and what the printed noise buys."""
     sampler, epsilon = SCENARIOS[section], TARGET[0]
     p, q, records = sampler.client_rate, sampler.record_rate, sampler.records
     where, rows = f"section {section}", []

@@ -147,7 +147,7 @@ def first_step_d4(population: int, epochs: float, sigma: float, epsilon: float) 
 
 
 def first_step_e1(population: int, epochs: float, batch: int) -> tuple[float, float]:
-    """Epsilon and sigma of appendix E.1 for this batch after one step from gamma = 2, with the noise it was run with.
+    """Epsilon and sigma of appendix E.1 for this batch after one step from gamma = 2.
 
     >>> epsilon, sigma = first_step_e1(60_000, 6, 370)
     >>> f"{epsilon:.5f} {sigma:.5f}"
@@ -159,7 +159,7 @@ def first_step_e1(population: int, epochs: float, batch: int) -> tuple[float, fl
 
 
 def central_limit(population: int, batch: int, rounds: float, sigma: float) -> float:
-    """Epsilon of the central limit for fixed-size batches (Dong et al., corollary 5.4), an approximation; delta 1/N."""
+    """Approximate epsilon of the central limit (Dong et al., corollary 5.4); delta 1/N."""
     far, near = float(special.ndtr(1.5 / sigma)), float(special.ndtr(-0.5 / sigma))
     per_round = 2.0 * (math.exp(sigma**-2.0) * far + 3.0 * near - 2.0)
     return gaussian_epsilon(batch / population * math.sqrt(rounds * per_round), 1.0 / population)
@@ -177,7 +177,7 @@ def accountant(population: int, epochs: float, batch: int, sigma: float) -> Brac
 
 
 def judge(line: Line) -> tuple[list[Row], list[object]]:
-    """One line of tables 6 to 8: its noise and its batch next to ours, for people and for the CSV file."""
+    """One line of tables 6 to 8: its noise and batch next to ours, for people and the CSV."""
     epsilon, sigma, n, k = float(line.epsilon), float(line.sigma), line.population, line.epochs
     needed = proactive.sigma(epsilon, 1.0 / n)
     ours = simple(n, budget(n, epsilon=epsilon), epochs=k).minimum
@@ -224,7 +224,7 @@ def judge(line: Line) -> tuple[list[Row], list[object]]:
 
 
 def _origin(line: Line, first: tuple[float, float]) -> tuple[str, bool]:
-    """Which of the paper's calculators the printed line is from, and whether its epsilon or batch is another's."""
+    """The paper's calculator that a line is from, and whether its epsilon or batch is not."""
     n, k, sigma = line.population, line.epochs, float(line.sigma)
     if abs(first[1] - sigma) < 2e-5:
         note = f"E.1 after one step at s={line.batch}, σ=√(2 ln(1/δ)/ε)"
@@ -371,7 +371,7 @@ def _word(found: object) -> str:
 
 
 def reproduce(folder: Path, progress: Progress = quiet) -> list[Row]:
-    """Write ``tables.csv`` (tables 6 to 8) and ``numbers.csv``; return every number of tables 6 to 11 next to ours.
+    """Write ``tables.csv`` and ``numbers.csv``; return the numbers of tables 6 to 11 and ours.
 
     Args:
         folder: where to write; it must exist.

@@ -1,4 +1,4 @@
-"""What a reproduction returns, and the rules by which a printed number agrees with a computed one."""
+"""What a reproduction returns, and when a printed number agrees with a computed one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Row:
 
 
 def verdict(printed: str, sense: str, lower: float, upper: float) -> str:
-    """Whether a printed bound or value follows from ``lower <= truth <= upper``, or for one-sided bounds from ours.
+    """Whether a printed bound or value follows from ``lower <= truth <= upper``.
 
     ``sense`` is ">=" for a printed lower bound (compared with our lower one), "<=" for an upper
     bound (with our upper one), "~" for a value. A bound that is right only to the nearest digit was
@@ -62,7 +62,7 @@ def verdict(printed: str, sense: str, lower: float, upper: float) -> str:
 
 
 def write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[object]]) -> Path:
-    """A table as a CSV file with plain newlines; numbers as they are, so that reading them back loses nothing."""
+    """A table as a CSV file with plain newlines; numbers keep all their digits."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
