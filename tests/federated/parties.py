@@ -68,7 +68,7 @@ def world(change):
 
 
 def server(folder, port, plan, seed=None, again=False, asynchronous=False, dies_at=None, **waiting):
-    """Serve, and leave the weights in a file; or die after a round of this number, or of a later one."""
+    """Serve, and leave the weights in a file; or die after this round or a later one."""
     import numpy as np
 
     from verax.federated import AsyncServer, Diminishing, Server, weights_of

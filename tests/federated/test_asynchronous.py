@@ -1,4 +1,4 @@
-"""Asynchronous rounds over a network that delays, drops, repeats and reorders, and clients that die."""
+"""Asynchronous rounds over a network that delays, drops and reorders; clients that die."""
 
 import collections
 import heapq
@@ -65,7 +65,7 @@ def federation(world, run, permitted=ONE_BEHIND, **options):
 
 
 def simulate(head, hands, net, permitted, made, turns=20_000):
-    """Until everybody is done: clients work when they can, send what is not acknowledged, the server answers."""
+    """Let clients work and send what is not acknowledged until all rounds are in."""
     paces = [net.random.uniform(0.05, 1.0) for _ in hands]
     for _ in range(turns):
         if head.done and all(hand.done for hand in hands):

@@ -1,4 +1,4 @@
-"""The embedded engine: the same weights as the objects, one clipping pass a round, and no client touched one by one."""
+"""The embedded engine: the weights of the objects, with one clipping pass a round."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a round is refused and counted; the round goes on, and nobody's privacy is under-counted."""
+"""Faults in a round are refused and counted; no client's privacy is under-counted."""
 
 import math
 import subprocess
@@ -100,7 +100,7 @@ def test_spoilt_answers_are_refused_and_the_rest_is_the_round(world, faults):
 
 
 def in_two_threads(call, place, name, monkeypatch):
-    """Call twice at once: each waits, where it has found nothing wrong, until the other is there too, or cannot be."""
+    """Call twice at once: each call waits, after its checks, until the other is there too."""
     there, wrapped, found = threading.Barrier(2), getattr(place, name), []
 
     def slow(*words, **more):
@@ -295,7 +295,10 @@ import sys, torch
 from verax.federated import Embedded, Plan
 torch.set_num_threads(1)
 folder, going_on = sys.argv[1], sys.argv[2] == "again"
-plan = Plan(clients=4, records=40, largest=10, client_rate=0.5, record_rate=0.5, rounds=40, noise_multiplier=1.0)
+plan = Plan(
+    clients=4, records=40, largest=10, client_rate=0.5, record_rate=0.5, rounds=40,
+    noise_multiplier=1.0,
+)
 data = torch.zeros(40, 3), torch.zeros(40).long()
 how = Embedded.restart if going_on else Embedded
 run = how(plan, torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), data, [10] * 4,
@@ -363,7 +366,7 @@ def test_a_client_that_is_not_finite_counts_as_nothing_and_the_other_clients_as_
 
 
 def test_a_record_that_is_not_finite_counts_as_nothing_wherever_it_is_found(world, monkeypatch):
-    """Large models are worked on in small pieces: those added before it was found must not be added twice."""
+    """Large models are added in pieces: those added before the fault must not count twice."""
     # the fewest records at once
     monkeypatch.setattr("verax.training.gradients.per_example._FIT", 1.0)
     run = world.plan(

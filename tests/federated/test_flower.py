@@ -1,4 +1,4 @@
-"""Over Flower: the same weights as the objects, parties that die, and nobody in between who should not be there."""
+"""Over Flower: the same weights as the objects, parties that die, and no strangers."""
 
 import json
 import os
@@ -211,7 +211,7 @@ def test_the_same_weights_as_the_objects_and_nothing_secret_in_logs(
 
 
 def test_asynchronous_rounds_end_with_the_weights_of_the_embedded_engine(federation, parties):
-    """No client may be ahead, so that each works at the models that were broadcast, whatever the order of messages."""
+    """No client may be ahead, so each works at the broadcast models in any message order."""
     plan = {"noise": "local", "client_rate": 0.7}
     there = federation(plan, seed=SEED, asynchronous=True)
     there.serve()
@@ -356,7 +356,8 @@ def _begun(port, root):
     import socket
 
     head = (
-        f"POST /v1/fleet/push-object HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF_MEDIA_TYPE}\r\n"
+        f"POST /v1/fleet/push-object HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Type: {PROTOBUF_MEDIA_TYPE}\r\n"
         f"Content-Length: {2**40}\r\n\r\n"
     )
     with (

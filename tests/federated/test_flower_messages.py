@@ -144,7 +144,7 @@ def test_a_client_that_knows_the_run_is_over_ends_even_if_the_server_has_gone(
 
 
 class Wire:
-    """What a node says, said to the server's own handlers without a network; whatever ``hold`` names is held back."""
+    """A node that calls the server's handlers without a network; ``hold`` holds back."""
 
     def __init__(self, state, hold=()):
         self.state, self.hold, self.held = state, hold, []
@@ -173,7 +173,7 @@ class Wire:
 
 @pytest.fixture
 def linked(tmp_path):
-    """Three clients that are there, and ``serve``: runs a ServerApp for them in a thread that ends with the test."""
+    """Three connected clients, and ``serve``, which runs a ServerApp in a thread."""
     import threading
 
     from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
@@ -204,7 +204,7 @@ def linked(tmp_path):
 
 
 def test_a_second_server_in_the_process_does_not_speak_for_the_first(linked):
-    """Flower knows one run in each process; messages of the first server named the second one's, and were refused."""
+    """Flower knows one run per process: the first server's messages named the second's."""
     sent = []
 
     def app(grid, context):
@@ -222,7 +222,7 @@ def test_a_second_server_in_the_process_does_not_speak_for_the_first(linked):
 
 
 class Clock:
-    """A server's clock that stands still until it is told to go on; whoever sleeps lets others work."""
+    """A server's clock that stands still until it is advanced; sleeping lets others work."""
 
     def __init__(self):
         self.now = 0.0
@@ -235,7 +235,7 @@ class Clock:
 
 
 def test_half_an_answer_holds_nobody_up(parties, linked, monkeypatch):
-    """A node that dies while it uploads is one that has not answered; Flower would wait for the rest of its message."""
+    """A node that dies while it uploads has not answered; Flower would wait for the rest."""
     from flwr.app import Context
 
     clock = Clock()
@@ -296,7 +296,7 @@ def test_what_is_there_by_the_end_of_a_round_is_heard_however_late_the_server_lo
 
 
 def test_what_a_node_may_send_is_refused_and_counted_and_the_round_goes_on(parties, linked):
-    """NaN, a forged number of round or client, too large, of the wrong shape, repeated, no message at all."""
+    """NaN, a forged round or client, too large, of the wrong shape, repeated, no message."""
     from flwr.app import Context
 
     here = parties.world(
@@ -425,7 +425,10 @@ def test_bad_keys_and_times(parties):
 
 @pytest.mark.parametrize("module", ["flower_link", "flower_node"])
 def test_nothing_is_sent_to_the_makers_of_flower(module):
-    look = f"import verax.federated.{module}; from flwr.supercore import telemetry as t; print(t.FLWR_TELEMETRY_ENABLED)"
+    look = (
+        f"import verax.federated.{module}; from flwr.supercore import telemetry as t; "
+        "print(t.FLWR_TELEMETRY_ENABLED)"
+    )
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("FLWR")}
     found = subprocess.run(
         [sys.executable, "-c", look],

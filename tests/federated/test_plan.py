@@ -129,7 +129,7 @@ def test_a_client_with_more_records_has_the_weaker_guarantee():
     st.floats(0.1, 1.0),
 )
 def test_smaller_rates_are_covered_by_the_largest(noise, unit, p, q, records, less, fewer):
-    """Theorem 5, one round as it is used: no smaller rate may cost more, at small and at large losses."""
+    """Theorem 5, one round: no smaller rate costs more, at small and at large losses."""
     plan = replace(PLAN, noise=noise, unit=unit, client_rate=p, record_rate=q, rounds=2)
     small = replace(plan, client_rate=less * p, record_rate=fewer * q)
     for delta in (1e-3, 1e-7):

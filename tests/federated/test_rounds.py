@@ -1,4 +1,4 @@
-"""Clients and a server, round by round: what is sent, what is released, and what it is divided by."""
+"""Clients and a server, round by round: what is sent, released, and divided by."""
 
 import re
 
@@ -316,7 +316,7 @@ def test_nothing_secret_is_shown(world, tmp_path):
 
 @pytest.mark.parametrize("stop", range(5))
 def test_whoever_restarts_within_an_epoch_of_bins_has_no_second_turn(world, stop):
-    """The picks of the epoch are lost with the old key, so the rest of it is silent; later epochs are as planned."""
+    """The epoch's picks are lost with the old key: the rest of it is silent, later ones are not."""
     run = world.plan(unit="client", bins=3, client_rate=1.0 / 3.0)
     before, after = Lots(Source.insecure(1)), Lots(Source.insecure(2), since=stop)
     everybody = np.arange(8)

@@ -1,4 +1,4 @@
-"""States of servers: a restart goes on from the files of one run, as far as both know it, and from nothing else."""
+"""States of servers: a restart needs the state and the ledger of one run."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Run a mechanism across clients: clients and server that exchange messages, in one process or in many.
+"""Federated training: clients and a server that exchange messages, in one or many processes.
 
 Importing this package loads nothing; each name is imported when it is first asked for.
 """

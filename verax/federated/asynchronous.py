@@ -1,4 +1,4 @@
-"""Asynchronous rounds: every client at its own pace, on the last model it has received ('Proactive DP', appendix A).
+"""Asynchronous rounds: each client at its own pace ('Proactive DP', appendix A).
 
 Clients add their own noise, so staleness, loss and repetition change how fast the model learns and
 never what a round costs. A message is sent until its receipt arrives; the server uses each round of
@@ -59,7 +59,7 @@ ONE_BEHIND = Behind(1)
 
 
 class AsyncClient:
-    """A client that works whenever its model is fresh enough, and sends what it has until it is acknowledged.
+    """A client that works while its model is fresh, and sends updates until acknowledged.
 
     Args:
         client: the client, of a plan with local noise.
@@ -148,11 +148,12 @@ class AsyncClient:
             del self._waiting[number]
 
     def work(self) -> Update:
-        """One round: count it, sample, clip, add up, add noise, move the own model, and put it into the outbox."""
+        """Count a round, sample, clip, sum, add noise, move the own model, fill the outbox."""
         with self._lock:  # a round is worked on once
             if not self.ready:
                 raise ValueError(
-                    f"round {self.round} must wait for a newer model than {self._k}, or is beyond the plan"
+                    f"round {self.round} must wait for a newer model than {self._k}, "
+                    "or is beyond the plan"
                 )
             client, i = self._client, self.round
             client.charge(i, None if self._rate is None else self._rate(i, i - self._k))
@@ -164,7 +165,7 @@ class AsyncClient:
 
 
 class AsyncServer:
-    """A server that applies updates as they come, and has model k to broadcast once all rounds below k are in.
+    """A server that applies updates as they come; model k is out once all rounds below k are in.
 
     Args:
         plan: what runs, with local noise; ``plan.rounds`` is the number of rounds of every client.
@@ -202,7 +203,7 @@ class AsyncServer:
     def restart(
         cls, plan: Plan, step: Step, state: str | os.PathLike[str], permitted: Delay = ONE_BEHIND
     ) -> AsyncServer:
-        """Go on after a crash: whatever was acknowledged is there, and the rest is sent again by its clients."""
+        """Resume after a crash; clients send again what was not acknowledged."""
         held = read_state(state, plan, {"below": dict, "gone": list, "ahead": dict})
         server = cls(plan, np.zeros(len(held["weights"]), dtype=np.float32), step, permitted)
         server._weights = held["weights"].numpy().copy()
@@ -214,7 +215,7 @@ class AsyncServer:
 
     @property
     def round(self) -> int:
-        """The number k of the model: all rounds below k of all clients (but those that left) are in it."""
+        """The model's number k: it has all rounds below k of all clients that have not left."""
         return min(self._left_to_wait(), default=self.plan.rounds)
 
     @property
@@ -238,11 +239,11 @@ class AsyncServer:
         return self.model()
 
     def receipt(self, client: int) -> Receipt:
-        """Which rounds of a client have arrived; send it after every update, and when a client comes back."""
+        """Which rounds of a client have arrived; send it after each update and each return."""
         return Receipt(self._run, client, self._below[client])
 
     def receive(self, update: Update, sender: int | None = None) -> Reason | None:
-        """Apply an update at once, or say why it is refused; one that came before is refused without harm."""
+        """Apply an update at once, or return why it is refused; repeats are refused."""
         with self._lock:  # the same update must not be found new twice
             reason = self._objection(update, sender)
             if reason is not None:
@@ -358,13 +359,15 @@ def together(
             return
         if turns is None and idle > len(hands):
             raise ValueError(
-                f"permitted must let somebody work with model {server.round}, the newest there can be"
+                f"permitted must let somebody work with model {server.round}, "
+                "the newest there can be"
             )
 
 
 def _local(plan: Plan) -> None:
     if plan.noise != "local":
         raise ValueError(
-            f"noise must be 'local' for asynchronous rounds, got {plan.noise!r}: an update is used as soon as it "
+            f"noise must be 'local' for asynchronous rounds, got {plan.noise!r}: "
+            "an update is used as soon as it "
             "arrives, so every client adds its own noise and always sends"
         )

@@ -1,4 +1,4 @@
-"""A client: its data, its coins, its noise and its ledger. What leaves it is an update, or nothing."""
+"""A client: data, coins, noise and ledger. Only updates leave it."""
 
 from __future__ import annotations
 
@@ -120,7 +120,8 @@ class Client:
         bound = len(self._data) if records is None else checks.count("records", records)
         if not len(self._data) <= bound <= plan.largest:
             raise ValueError(
-                f"records must be at least the client's own number and at most the plan's largest, {plan.largest}, "
+                f"records must be at least the client's own number and at most "
+                f"the plan's largest, {plan.largest}, "
                 f"got {bound}; plan with a larger one"
             )
         self.records = bound
@@ -168,7 +169,8 @@ class Client:
             )
         if ledger.mechanism != self.mechanism or ledger.unit != self.plan.unit:
             raise ValueError(
-                f"ledger must declare what this client runs, {self.mechanism!r}, protecting one {self.plan.unit}"
+                f"ledger must declare what this client runs, {self.mechanism!r}, "
+                f"protecting one {self.plan.unit}"
             )
         refuse_seed(ledger, self.private)
         return ledger
@@ -182,11 +184,11 @@ class Client:
 
     @property
     def spent(self) -> int:
-        """Rounds that are counted as released: the next that can be answered is this one or a later one."""
+        """Rounds counted as released; only this round or a later one can be answered."""
         return self._spent
 
     def rehearse(self) -> None:
-        """Work on one record and throw the result away: the first work of a new process takes longer than any other.
+        """Work on one record and discard the result: the first work of a process is slow.
 
         (torch then imports what it needs, a second of CPU time for some models.)
         """
@@ -195,7 +197,7 @@ class Client:
         )
 
     def answer(self, model: Model) -> Update | None:
-        """This client's part of a round; None if it stays away and others may not know (or need not).
+        """This client's update of a round; None if it does not take part.
 
         A round is answered once: were it asked for again, a second answer would cost again. Rounds
         that were missed are counted as if they had been answered.
@@ -226,11 +228,13 @@ class Client:
             raise Refused("the model belongs to another run than the one this client joined")
         if model.round < self._spent:
             raise Refused(
-                f"round {model.round} is spent, the next is {self._spent}: to repeat one would cost again"
+                f"round {model.round} is spent, the next is {self._spent}: "
+                "to repeat one would cost again"
             )
         if model.round >= self.plan.rounds:
             raise Refused(
-                f"round {model.round} is beyond the {self.plan.rounds} planned rounds, which count from 0"
+                f"round {model.round} is beyond the {self.plan.rounds} planned rounds, "
+                "which count from 0"
             )
         self.refuse_weights(model.weights)
 
@@ -296,7 +300,7 @@ class Client:
         self._spent += 1
 
     def seen(self, number: int) -> float:
-        """How many records are expected to be used before a round, as far as the public can tell."""
+        """Expected number of records used before a round, from public numbers."""
         rates = zip(self._client_rates[:number], self._rates[:number], strict=True)
         return self.records * math.fsum(p * q for p, q in rates)
 
@@ -311,7 +315,7 @@ class Client:
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of this client's records (or of all it has) for the whole plan, from its own numbers only."""
+        """The guarantee of this client for the whole plan, from its own numbers only."""
         return replace(self.mechanism.guarantee(), assuming=self.plan.assumed, unit=self.plan.unit)
 
     def statement(self, delta: float) -> Statement:
@@ -330,7 +334,7 @@ class Client:
 
 
 def taking_part(lots: Lots, plan: Plan, number: int, clients: Numbers, rate: Rates) -> Numbers:
-    """Which of these clients take part in a round, by their places in the list; with bins the rate is theirs."""
+    """Indices of the clients that take part in a round; with bins the rate is theirs."""
     if plan.bins is not None:
         epoch, now = divmod(number, plan.bins)
         # under an earlier key some had their turn: nobody may have a second one
@@ -343,7 +347,7 @@ def taking_part(lots: Lots, plan: Plan, number: int, clients: Numbers, rate: Rat
 def used(
     lots: Lots, rate: Rates, number: int, clients: Numbers, sizes: Numbers, starts: Numbers
 ) -> Numbers:
-    """The numbers of the records that clients which take part use; ``starts`` are those of their first records."""
+    """Indices of the records used by participants; ``starts`` are their first records."""
     chosen = np.flatnonzero(lots.records(rate, number, clients, sizes))
     owners = np.searchsorted(np.cumsum(sizes), chosen, side="right")
     return chosen - (np.cumsum(sizes) - sizes)[owners] + starts[owners]

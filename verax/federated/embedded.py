@@ -1,4 +1,4 @@
-"""A whole federation in one process: a round is one draw of coins and one clipping pass, however many clients."""
+"""A whole federation in one process: one draw of coins and one clipping pass a round."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Embedded:
-    """Clients and server of a plan together; with the same seed they end with the weights of the objects one by one.
+    """Clients and server of a plan; with one seed, the same weights as separate objects.
 
     (Up to rounding: sums are taken in another order. With local noise only the law is the same,
     since the sum of all clients' noises is drawn at once.)
@@ -107,7 +107,8 @@ class Embedded:
         self._data.watch(in_order=plan.unit == "client")
         if int(self.sizes.sum()) != len(self._data):
             raise ValueError(
-                f"sizes must add up to the {len(self._data)} records of data, got {int(self.sizes.sum())}"
+                f"sizes must add up to the {len(self._data)} records of data, "
+                f"got {int(self.sizes.sum())}"
             )
         self._starts = np.cumsum(self.sizes) - self.sizes
         self._clients = np.arange(plan.clients)
@@ -136,7 +137,8 @@ class Embedded:
         size = len(weights_of(model))
         if size != len(self.server.weights):
             raise ValueError(
-                f"model must have the {len(self.server.weights)} weights of the run, got one with {size}"
+                f"model must have the {len(self.server.weights)} weights of the run, "
+                f"got one with {size}"
             )
         # a seed: the same key again
         self._lots = Lots(source.spawn("lots"), self.server.round if source.secure else 0)
@@ -235,7 +237,7 @@ class Embedded:
     # --- what it cost -----------------------------------------------------------------------------
 
     def guarantees(self) -> tuple[Guarantee, Guarantee]:
-        """Of the fewest records and the smallest rates of any client, and of the most and the largest.
+        """For the fewest records and smallest rates of any client, and the most and largest.
 
         Every client's own lies between (docs/random-participation.md, theorem 5).
         """
@@ -273,7 +275,7 @@ class Embedded:
 
 @dataclass(frozen=True, eq=False)
 class _Rates:
-    """Rates of clients and of records: a row for every round or one for all, a column for every client or one."""
+    """Rates of clients and records: a row per round or one, a column per client or one."""
 
     clients: NDArray[np.float64]
     records: NDArray[np.float64]
@@ -283,7 +285,8 @@ class _Rates:
         """Rates as given, in place of the plan's."""
         if clients is not None and plan.bins is not None:
             raise ValueError(
-                f"client_rates must not be given with bins: every client takes part once in {plan.bins}"
+                f"client_rates must not be given with bins: "
+                f"every client takes part once in {plan.bins}"
             )
         return cls(
             _table("client_rates", clients, plan.client_rate, plan),
@@ -320,12 +323,14 @@ def _table(name: str, given: ArrayLike | None, largest: float, plan: Plan) -> ND
         return found
     if found.shape not in ((1, plan.clients), (plan.rounds, plan.clients)):
         raise ValueError(
-            f"{name} must have one rate for each of the {plan.clients} clients, or a row of them for each of the "
+            f"{name} must have one rate for each of the {plan.clients} clients, "
+            "or a row of them for each of the "
             f"{plan.rounds} rounds, got shape {np.shape(given)}"
         )
     if not (found.min() >= LEAST_RATE and found.max() <= largest):
         raise ValueError(
-            f"{name} must lie between 2^-70 and the plan's {name[:-1]}, {largest!r}, the largest of all, "
+            f"{name} must lie between 2^-70 and the plan's {name[:-1]}, {largest!r}, "
+            "the largest of all, "
             f"got {found.min()} to {found.max()}"
         )
     return found
@@ -339,6 +344,7 @@ def _checked(sizes: Sequence[int] | Numbers, plan: Plan) -> Numbers:
         )
     if found.min() < 1 or found.max() > plan.largest:
         raise ValueError(
-            f"sizes must lie between 1 and the plan's largest, {plan.largest}, got {found.min()} to {found.max()}"
+            f"sizes must lie between 1 and the plan's largest, {plan.largest}, "
+            f"got {found.min()} to {found.max()}"
         )
     return found

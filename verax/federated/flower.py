@@ -1,4 +1,4 @@
-"""The real engine: a client and a server of :mod:`verax.federated` inside Flower's ClientApp and ServerApp.
+"""A client and a server of :mod:`verax.federated` inside Flower's ClientApp and ServerApp.
 
 The apps are ordinary ones and run wherever Flower runs them.
 :func:`verax.federated.flower_link.serve` and :func:`verax.federated.flower_node.join` run them over
@@ -177,7 +177,7 @@ def server_app(
     waiting: Waiting = WAITING,
     after: Callable[[Any], None] | None = None,
 ) -> ServerApp:
-    """A ServerApp that runs all rounds that are left. Nodes with other keys are neither asked nor heard.
+    """A ServerApp that runs the remaining rounds with nodes that have these keys.
 
     Args:
         server: the server; after a crash the one that ``restart`` returns.
@@ -189,8 +189,8 @@ def server_app(
     """
     if len(keys) != server.plan.clients or len(set(keys)) != len(keys):
         raise ValueError(
-            f"keys must be {server.plan.clients} different public keys, one for each client, got {len(keys)} "
-            f"of which {len(set(keys))} differ"
+            f"keys must be {server.plan.clients} different public keys, one for each client, "
+            f"got {len(keys)} of which {len(set(keys))} differ"
         )
     app = ServerApp()
 
@@ -230,7 +230,7 @@ class _Fleet:
     since: dict[int, str] = field(default_factory=dict)  # when each client connected
 
     def present(self) -> dict[int, int]:
-        """From client to node, for those that are there. Who has come back owes nothing: what it was asked is lost."""
+        """Node of each connected client. One that has reconnected owes no answer."""
         numbers = {key: number for number, key in enumerate(self.keys)}
         found = {}
         for node in self.grid.get_nodes():
@@ -255,7 +255,7 @@ class _Fleet:
         return set(self.present()) - set(self.asked.values())
 
     def somebody(self) -> None:
-        """Wait while there is nobody to wait for: a round without clients would be spent for nothing."""
+        """Wait until a client is connected: a round without clients would be wasted."""
         while not set(self.present()) - self.silent:
             for _ in self.heard():
                 continue
@@ -286,7 +286,7 @@ class _Fleet:
                     yield client, _read(reply)
 
     def answers(self, seconds: float | None = None) -> Iterator[tuple[int, list[messages.Message]]]:
-        """The answers of those who were asked and are in time; of earlier rounds, too, if they come now.
+        """The answers that come in time, also to questions of earlier rounds.
 
         Nobody waits for a client that was waited for in vain before, until it answers or connects
         anew.
@@ -312,7 +312,7 @@ class _Fleet:
 
 @dataclass
 class _Desk:
-    """Asynchronous rounds. Every client has at most one question open, and gets the next when there is news for it.
+    """Asynchronous rounds: one open question per client, the next when there is news.
 
     The news is the model that was broadcast: as it was when the last of the rounds below its number
     came in.

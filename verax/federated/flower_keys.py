@@ -27,7 +27,7 @@ _DAYS = 365
 
 
 def new_key(path: AnyPath) -> bytes:
-    """Make a client's key: the private one goes into a new file that only its owner can read, the public one returns.
+    """Write a new private key to a file that only its owner can read; return the public one.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ def public_key(key: Any) -> bytes:
 
 
 def read_public_keys(path: AnyPath) -> list[bytes]:
-    """The public keys in a file, one after the other as :func:`new_key` returned them: of client 0, 1, and so on."""
+    """The public keys of clients 0, 1, ... that :func:`new_key` returned, from one file."""
     end = b"-----END PUBLIC KEY-----\n"
     pieces = Path(path).read_bytes().split(end)[:-1]
     try:
@@ -77,7 +77,7 @@ def read_public_keys(path: AnyPath) -> list[bytes]:
 
 
 def new_certificates(folder: AnyPath, hosts: Sequence[str] = ("localhost", "127.0.0.1")) -> None:
-    """Make ``ca.pem``, ``server.pem`` and ``server.key``: the first is for clients, the others for the server.
+    """Make ``ca.pem`` for the clients, ``server.pem`` and ``server.key`` for the server.
 
     The authority's own key is thrown away, so that nothing else can be signed with it.
 

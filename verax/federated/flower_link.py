@@ -1,4 +1,4 @@
-"""The server's process: the part of Flower's SuperLink that nodes talk to, over TLS, and the ServerApp behind it.
+"""The server's process: the nodes' interface of Flower's SuperLink, and the ServerApp.
 
 Flower's own ``flower-superlink`` serves three interfaces on one port, and asks only nodes who they
 are: whoever reaches the port may register a node of their own, or start a run. Here nodes have one
@@ -99,7 +99,7 @@ def serve(
 
 
 class _Store(InMemoryObjectStore):
-    """Flower's store, in which an object cannot vanish while a message that shares it is being announced.
+    """Flower's store; an object stays while a message that shares it is announced.
 
     All clients are sent the same model, which is kept once; whoever confirms its copy may be the
     last to hold it.
@@ -156,7 +156,7 @@ def _run(app: ServerApp, state: Any) -> None:
 
 
 class _Here(HttpGrid):
-    """Flower's Grid, whose calls are made in this process: there is no port at which anybody else could make them."""
+    """Flower's Grid, called in this process: no port offers its calls to others."""
 
     def __init__(self, state: Any, task: Any, run: Any) -> None:
         super().__init__(token="none is needed")
@@ -168,7 +168,7 @@ class _Here(HttpGrid):
         """Nothing is open."""
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send; Flower keeps one run for each process, and would let a second server in it speak for this one."""
+        """Send as this run: Flower keeps one run per process, and a second would mix in."""
         said, task = list(messages), self._task
         own = {
             "_run_id": task.run_id,
@@ -187,7 +187,7 @@ class _Here(HttpGrid):
         return handlers.push_messages(request, self._state, self._task)
 
     def PullMessages(self, request: Any) -> Any:  # noqa: N802
-        """The answers that are there as a whole; for others Flower would wait, and let everybody wait."""
+        """The answers that have arrived whole; Flower would block on the others."""
         with self._state.lock:  # nothing is announced between the look and the answer
             found, store = self._state.message_ins_id_to_message_res_id, self._state.object_store
             answers = {question: found.get(question) for question in request.message_ids}
@@ -209,7 +209,7 @@ class _Here(HttpGrid):
 
 
 async def _known_only(request: Any, call_next: Any) -> Any:
-    """Of nobody else is more read than the headers, where the signature is; Flower would read all before it looks."""
+    """Refuse strangers by their headers; Flower would read the body first."""
     if not request.url.path.startswith("/v1/fleet/"):
         raise HTTPException(404)
     state = request.app.state.linkstate_factory.state()
@@ -229,7 +229,7 @@ async def _known_only(request: Any, call_next: Any) -> Any:
 
 
 async def _own_name_only(request: Any, call_next: Any) -> Any:
-    """Flower checks which node a request comes from, but not that the messages in it are from that node.
+    """Refuse messages in another node's name, which Flower does not check.
 
     Nor does it let a node that died come back before a minute is over. Whoever shows the key is the
     node.

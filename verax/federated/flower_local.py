@@ -33,13 +33,13 @@ _GATHER = 300.0  # seconds that processes have to start in
 
 
 class OneHost(Embedded):
-    """A federation over Flower with all parties on this machine: what many hosts would run, to try it out.
+    """A federation over Flower with all parties on this machine, to try it out.
 
     It takes what :class:`verax.federated.Embedded` takes, apart from ``inner``. Keys and
     certificates are made for the run. Clients keep no ledgers; on hosts of their own they should.
 
     Args:
-        pace: answers leave at multiples of so many seconds, see
+        pace: answers leave at multiples of this many seconds, see
             :func:`verax.federated.flower_node.join`.
     """
 
@@ -58,8 +58,8 @@ class OneHost(Embedded):
     ) -> None:
         if plan.clients > MOST:
             raise ValueError(
-                f"clients must be at most {MOST} for the engine flower on one host, a process each, got "
-                f"{plan.clients}; the engine embedded runs any number"
+                f"clients must be at most {MOST} for the engine flower on one host, "
+                f"a process each, got {plan.clients}; the engine embedded runs any number"
             )
         super().__init__(
             plan, model, loss, data, sizes, optimizer, insecure_seed=insecure_seed, **options

@@ -1,4 +1,4 @@
-"""A client's process: a SuperNode of Flower's that runs its own ClientApp, and nothing that the server sends.
+"""A client's process: a SuperNode that runs its own ClientApp, not the server's code.
 
 Flower's own ``flower-supernode`` runs the code that comes with a run, so that its owner must trust
 the server with all data. Here what the server sends is data.
@@ -62,7 +62,7 @@ _LOOK, _LONGEST = 0.05, 0.5  # seconds until the second look for it, and at most
 
 
 class NotAdmitted(ValueError):  # noqa: N818 - public name, says what happened
-    """The server does not know this client's key, or took longer than the client's patience to answer."""
+    """The server does not know this client's key, or did not answer in time."""
 
 
 def join(

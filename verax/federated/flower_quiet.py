@@ -1,4 +1,4 @@
-"""Import this before flwr, which reads it once: nothing goes to the makers of Flower, and logs hold troubles only."""
+"""Settings that flwr reads when imported: no telemetry, and logs of warnings only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coins of clients and records: a secret key, and for every round, client and record the same 128 bits each time.
+"""Coins of clients and records: 128 fixed bits per round, client and record, from a key.
 
 Bits are the AES-256 encryption of (round, client, place), so any set of coins is found in one call
 without drawing the others: an engine tosses those of all clients at once, and a client its own,
@@ -54,7 +54,7 @@ class Lots(Secret):
     def records(
         self, rate: Rates, number: int, clients: Numbers, sizes: Numbers
     ) -> NDArray[np.bool_]:
-        """Which records of these clients are used in round ``number``: a coin for each, client after client."""
+        """Which records of these clients are used in round ``number``, client after client."""
         rate = np.repeat(rate, sizes) if np.size(rate) > 1 else rate
         total = int(sizes.sum())
         places = np.arange(1, total + 1, dtype=np.uint64)
@@ -62,7 +62,7 @@ class Lots(Secret):
         return self._heads(rate, self._bits(number, np.repeat(clients, sizes), places))
 
     def picks(self, bins: int, epoch: int, clients: Numbers) -> Numbers:
-        """The one round out of ``bins`` in which each of these clients takes part, uniform and independent."""
+        """The round of ``bins`` in which each client takes part, uniform and independent."""
         # above it some rounds would be favoured: the next place is tried
         most = np.uint64(2**64 - 2**64 % bins - 1)
         words, attempt = self._bits(epoch, clients, np.uint64(_LAST))[:, 0].copy(), _LAST
@@ -84,7 +84,7 @@ class Lots(Secret):
 
     @staticmethod
     def _heads(rate: Rates, bits: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Whether the bits, read as a fraction, are below ``rate``: exact for rates of at least 2^-70.
+        """Whether the bits, as a fraction, are below ``rate``; exact for rates from 2^-70 on.
 
         Such a rate is a whole multiple of 2^-128, and so both of its words are floating-point
         numbers.

@@ -48,7 +48,7 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """From a client to the server: its clipped sum of a round, with its noise where clients add noise.
+    """From a client: its clipped sum of a round, noisy where clients add noise.
 
     ``seen`` is for asynchronous rounds: the expected number of records the client used in earlier
     rounds, a public number from which the step size follows.
@@ -76,7 +76,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Receipt:
-    """From the server to one client: all its rounds below ``below`` have arrived and need not be sent again."""
+    """From the server to a client: its rounds below ``below`` have arrived."""
 
     run: bytes
     client: int

@@ -1,4 +1,4 @@
-"""What a federation runs, in public numbers: one object for every client, for the server and for the accountant."""
+"""What a federation runs, in public numbers that clients, server and accountant share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FAR = 27.7
 
 @dataclass(frozen=True)
 class Plan:
-    """One federated run of DP-SGD. All of it is public; secrets are the clients' data and everybody's randomness.
+    """One federated run of DP-SGD. All of it is public; data and randomness are not in it.
 
     In every round each client takes part with ``client_rate`` and then uses each of its records
     with ``record_rate``, by coins of its own. Updates are divided by the expected amount of work,
@@ -93,8 +93,9 @@ class Plan:
     def _check_bins(self, bins: int) -> None:
         if self.unit != "client" or self.noise == "visible":
             raise checks.NoGuarantee(
-                f"bins is for unit='client' with central or local noise, got unit={self.unit!r} and "
-                f"noise={self.noise!r}: no analysis of records of clients that pick rounds is known; leave bins out"
+                f"bins is for unit='client' with central or local noise, "
+                f"got unit={self.unit!r} and noise={self.noise!r}: "
+                "no analysis of records of clients that pick rounds is known; leave bins out"
             )
         if self.client_rate != 1.0 / bins:
             raise ValueError(
@@ -105,7 +106,7 @@ class Plan:
 
     @property
     def expected(self) -> float:
-        """What the noisy sum of a round is divided by: expected records, or expected clients if these are the unit."""
+        """Divisor of a round's noisy sum: expected records, or clients if these are the unit."""
         if self.unit == "client":
             return self.client_rate * self.clients
         return self.client_rate * self.record_rate * self.records
@@ -117,11 +118,11 @@ class Plan:
 
     @property
     def sigma(self) -> float:
-        """Standard deviation of the noise that the server, or each client, adds to every coordinate."""
+        """Noise standard deviation per coordinate, of the server or of each client."""
         return self.noise_multiplier * self.clip_norm
 
     def longest(self, dimension: int) -> float:
-        """The largest norm that an honest client's message can have (with local noise: but for a chance of 1e-12)."""
+        """Largest norm of an honest message (with local noise: except with chance 1e-12)."""
         norm = self.clip_norm * (1 if self.unit == "client" else self.largest)
         if self.noise != "central":
             norm += self.sigma * (math.sqrt(dimension) + math.sqrt(2.0 * _FAR))
@@ -154,7 +155,8 @@ class Plan:
             return Mechanism(sampler, self.noise_multiplier, self.clipping)
         if self.unit == "record":
             raise checks.NoGuarantee(
-                "unit must be 'record' for a plan that clips records: a client's sum is not clipped; plan with "
+                "unit must be 'record' for a plan that clips records: "
+                "a client's sum is not clipped; plan with "
                 "unit='client' to protect clients"
             )
         # Whoever receives messages from every client knows who the clients are: their data are
@@ -178,7 +180,8 @@ class Plan:
         for name, rates in (("record_rates", record_rates), ("client_rates", client_rates)):
             if len(rates) != self.rounds:
                 raise ValueError(
-                    f"{name} must have one rate for each of the {self.rounds} rounds, got {len(rates)}"
+                    f"{name} must have one rate for each of the {self.rounds} rounds, "
+                    f"got {len(rates)}"
                 )
         found = []
         for (p, q), same in groupby(zip(client_rates, record_rates, strict=True)):

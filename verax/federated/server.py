@@ -1,4 +1,4 @@
-"""A server: it adds up what arrives in time, adds noise, divides by what was expected, steps and broadcasts."""
+"""A server: it sums updates, adds noise, divides by the expected size, and steps."""
 
 from __future__ import annotations
 
@@ -118,7 +118,8 @@ class Server:
         declared = Phases((self.plan.mechanism(),))
         if ledger.mechanism != declared or ledger.unit != self.plan.unit:
             raise ValueError(
-                f"ledger must declare what the plan runs, {declared!r}, protecting one {self.plan.unit}, got "
+                f"ledger must declare what the plan runs, {declared!r}, "
+                f"protecting one {self.plan.unit}, got "
                 f"{ledger.mechanism!r}, protecting one {ledger.unit}"
             )
         refuse_seed(ledger, self._source.secure)
@@ -135,7 +136,7 @@ class Server:
         expected: float | Sequence[float] | None = None,
         insecure_seed: int | None = None,
     ) -> Server:
-        """Go on after a crash. Rounds that the ledger knows and the state does not are spent, and not repeated.
+        """Resume after a crash. Rounds in the ledger but not in the state count as spent.
 
         The two must be of one run, and the state not ahead of the ledger, whose last lines would
         then be lost. The noise goes on from fresh entropy: a lost round may have used what an old
@@ -214,7 +215,7 @@ class Server:
                 self._total[:], self._any = total, True
 
     def step(self, others: Source | None = None, sigma: float = 0.0) -> None:
-        """End the round, whoever has answered: record, add noise, divide by the expected size, step.
+        """End the round: record it, add noise, divide by the expected size, step.
 
         Args:
             others: for an engine in which clients send sums without their noise: where their noises
@@ -261,7 +262,7 @@ class Server:
             self._ledger.close()
 
     def _save(self) -> None:
-        """Keep what :meth:`restart` needs, before anybody sees the new model. It holds no secret of the noise."""
+        """Save what :meth:`restart` needs before the model is out; no secret of the noise."""
         if self._state is not None:
             write_secret(
                 self._state,
@@ -280,7 +281,7 @@ class Server:
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of a client with the plan's numbers, which are the largest of all: it covers all clients."""
+        """The guarantee from the plan's numbers, the largest of all: it covers all clients."""
         return self.plan.guarantee()
 
     def statement(self, delta: float) -> Statement:

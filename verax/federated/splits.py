@@ -1,4 +1,4 @@
-"""Data split among clients: dealt out, by the writer of a digit, by a column of a table, by hospital."""
+"""Data split among clients: dealt out, by writer, by a table's column, by hospital."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def split(name: str, clients: int | None = None, by: str | None = None) -> Split
     if name == "heart":
         if clients is not None or by is not None:
             raise ValueError(
-                "clients and by must not be given for data 'heart', whose clients are four hospitals"
+                "clients and by must not be given for data 'heart', "
+                "whose clients are four hospitals"
             )
         return _heart()
     examples = load(name)
@@ -62,7 +63,8 @@ def split(name: str, clients: int | None = None, by: str | None = None) -> Split
         return owned(examples, _writers())
     if not name.endswith(".csv"):
         raise ValueError(
-            f"by must not be given for data {name!r}, where nothing names a client; use mnist or a CSV file"
+            f"by must not be given for data {name!r}, where nothing names a client; "
+            "use mnist or a CSV file"
         )
     return _by_column(examples, Path(name), by)
 
@@ -125,7 +127,7 @@ def _by_column(examples: Examples, path: Path, by: str) -> Split:
 
 
 def _heart() -> Split:
-    """Four hospitals: is a heart diseased? Every fifth patient is for testing. A missing value is 0 and says so."""
+    """Heart disease in four hospitals; every fifth patient tests, missing values are 0."""
     x: list[Tensor] = []
     y: list[Tensor] = []
     owners: list[int] = []

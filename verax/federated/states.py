@@ -61,7 +61,8 @@ def refuse_other_ledger(state: Mapping[str, Any], ledger: Ledger) -> None:
     if state["rounds"] > ledger.released:
         raise ValueError(
             f"state must not be ahead of the ledger, got {state['rounds']} rounds, of which "
-            f"{ledger.path!r} knows {ledger.released}: its last lines are lost; bring back a whole copy of it"
+            f"{ledger.path!r} knows {ledger.released}: its last lines are lost; "
+            "bring back a whole copy of it"
         )
 
 
@@ -75,6 +76,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
     for name, value in state["settings"].items():
         if settings.get(name) != value:
             raise ValueError(
-                f"optimizer must have the {name} {value!r} that the run began with, got {settings.get(name)!r}"
+                f"optimizer must have the {name} {value!r} that the run began with, "
+                f"got {settings.get(name)!r}"
             )
     optimizer.load_state_dict(state["optimizer"])

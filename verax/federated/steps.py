@@ -10,7 +10,7 @@ from verax import checks
 
 @dataclass(frozen=True)
 class Diminishing:
-    """Step size after t records: ``first / (1 + beta t)``, or with ``root`` ``first / (1 + beta sqrt(t))``.
+    """Step size after t records: ``first / (1 + beta t)``, with ``root`` sqrt(t) for t.
 
     Args:
         first: the step size of the first round, for each record.

@@ -94,14 +94,14 @@ class Worker:
         self.weights.copy_(torch.from_numpy(np.array(weights)))
 
     def take(self, data: Data, chosen: Numbers) -> Any:
-        """These records as a batch; refused if they are watched and what makes batches mixes them (``Data.watch``)."""
+        """These records as a batch; refused if making it mixes records (``Data.watch``)."""
         batch = data.take(chosen)
         if data.watched is not None:
             data.watched.refuse_mixing(self.model, self._clipper.losses)
         return batch
 
     def total(self, batch: Any, records: int) -> Values:
-        """The clipped sum, or where aggregates are clipped the batch's clipped aggregate; valid until the next call."""
+        """The clipped sum, or the batch's clipped aggregate; valid until the next call."""
         refuse_loss(self._loss, batch)
         self._flat.buffer.zero_()
         try:
@@ -115,7 +115,7 @@ class Worker:
         return found
 
     def totals(self, batch: Any, sizes: list[int]) -> Values:
-        """The sum of the clipped aggregates of clients whose records lie one behind the other; valid as long."""
+        """The sum of clients' clipped aggregates, their records in order; valid as long."""
         refuse_loss(self._loss, batch)
         self._flat.buffer.zero_()
         start = 0
@@ -127,7 +127,7 @@ class Worker:
         return found
 
     def _add_finite(self, batch: Any, sizes: list[int]) -> None:
-        """Leave out what is not finite, a record's gradient or a client's aggregate: it counts as 0, and no other does.
+        """Count a gradient or a client's aggregate that is not finite as 0.
 
         The clipper may have added some of a batch when it finds one; that is taken back before the
         halves are tried.
@@ -151,7 +151,8 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
     for parameter in found:
         if parameter.dtype is not torch.float32 or parameter.device.type != "cpu":
             raise ValueError(
-                f"model must have float32 parameters on the CPU, got {parameter.dtype} on {parameter.device}; "
+                f"model must have float32 parameters on the CPU, "
+                f"got {parameter.dtype} on {parameter.device}; "
                 "messages are in single precision"
             )
     return found
