@@ -21,7 +21,7 @@ from verax.ledger.entries import schedule_of
 from verax.ledger.ledger import Ledger, LedgerBusy, RunOver, locked
 from verax.mechanism import Mechanism
 from verax.randomness import Source
-from verax.training.checkpoint_file import temporary_path
+from verax.training.checkpoint_file import UNREADABLE_ERRORS, temporary_path
 
 _SHARE = 0.05  # of the time that may be spent on writing states
 _PLAIN = (bool, int, float, str, type(None))
@@ -57,7 +57,7 @@ def read_state(
         state: Any = torch.load(path, weights_only=True, map_location=device)
     except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
-    except Exception:  # noqa: BLE001  what is damaged can fail in any way
+    except UNREADABLE_ERRORS:
         state = None
     if not isinstance(state, dict) or not state.keys() >= _HELD:
         raise ValueError(

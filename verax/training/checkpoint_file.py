@@ -15,7 +15,7 @@ from verax.durable import refuse_special, sync_directory
 
 # What torch.load raises for bytes that are no state: pickles and archives fail wherever they are
 # cut or changed.
-_UNREADABLE = (
+UNREADABLE_ERRORS = (
     UnpicklingError,
     RuntimeError,
     EOFError,
@@ -71,7 +71,7 @@ def read_secret(path: str | os.PathLike[str]) -> Any:
         with open(path, "rb") as file:
             try:
                 return torch.load(file, weights_only=True, map_location="cpu")
-            except _UNREADABLE:
+            except UNREADABLE_ERRORS:
                 return None
     except OSError as error:
         raise ValueError(
@@ -83,7 +83,7 @@ def refuse_unreadable(path: Path) -> None:
     """Refuse a state that ``torch.load(weights_only=True)`` refuses; reads no tensor."""
     try:
         torch.load(path, weights_only=True, map_location="meta")
-    except Exception as error:
+    except UNREADABLE_ERRORS as error:
         found = ", ".join(sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path)))
         raise ValueError(
             f"a state must be tensors and plain values, got {found or 'something else'} in that of "
