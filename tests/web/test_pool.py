@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("fastapi")
 
 from verax.web.pool import Crashed, Pool, Task, TooCostly
-from verax.web.tasks import Setting
+from verax.web.tasks import Setting, epsilon
 
 MEMORY = 3 * 2**30
-QUICK = Task("epsilon", (Setting("deterministic", 1000, 10, 1, 1.0), 1e-5, 1e-3))
-SLOW = Task("epsilon", (Setting("deterministic", 1000, 10, 1, 1.0), 1e-5, 1e-3), slow=True)
-COSTLY = Task("epsilon", (Setting("random-allocation", 10**6, 77, 40, 0.5), 1e-5, 1e-3), slow=True)
+QUICK = Task(epsilon, (Setting("deterministic", 1000, 10, 1, 1.0), 1e-5, 1e-3))
+SLOW = Task(epsilon, (Setting("deterministic", 1000, 10, 1, 1.0), 1e-5, 1e-3), slow=True)
+COSTLY = Task(epsilon, (Setting("random-allocation", 10**6, 77, 40, 0.5), 1e-5, 1e-3), slow=True)
 
 
 class Stillborn:

@@ -107,7 +107,7 @@ def _mechanisms(facts: Facts) -> Iterable[str]:
         yield from map(_mechanism_table, run.mechanism.mechanisms)
     if not facts.runs:
         if facts.kind == SEARCH:
-            yield "<p>A trial is one of these.</p>"
+            yield _PARAGRAPH.format("A trial is one of these.")
         for setting in facts.settings:
             yield from map(_mechanism_table, setting.mechanisms)
 

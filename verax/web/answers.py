@@ -1,16 +1,14 @@
-"""From questions to answers: which tasks to compute in which order, and what is already known."""
+"""Which tasks answer a question, in which order."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from verax.privacy.participation import OBSERVERS
-from verax.web import questions
-from verax.web.pool import Emit, Pool, Refused, Task, TooCostly
+from verax.web import questions, tasks
+from verax.web.pool import Task
 
 NOISES = tuple(round(0.3 * 40.0 ** (i / 16), 4) for i in range(17))
 """Where epsilon is read for a figure against noise: from 0.3 to 12, always the same, so that they
@@ -20,7 +18,6 @@ EPOCHS = (1, 2, 3, 5, 8, 12, 20, 32, 50, 80, 120, 200)
 ROUNDS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 CLIENT_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 _RTOL, _FIGURE_RTOL = 1e-3, 1e-2
-_SIDE_BY_SIDE = 3  # tasks of one question that are computed at the same time
 
 
 @dataclass(frozen=True)
@@ -38,75 +35,6 @@ class Step:
         return Step(tuple(label.items()), task, until)
 
 
-class Known:
-    """Answers that were given lately, by task."""
-
-    def __init__(self, most: int = 20_000) -> None:
-        self._answers: OrderedDict[Task, Sequence[Any]] = OrderedDict()
-        self._most = most
-
-    def get(self, task: Task) -> Sequence[Any] | None:
-        """The parts of the answer, if it is known."""
-        found = self._answers.get(task)
-        if found is not None:
-            self._answers.move_to_end(task)
-        return found
-
-    def keep(self, task: Task, parts: Sequence[Any]) -> None:
-        """Remember the parts that are not provisional; forget the least recently asked."""
-        self._answers[task] = [part for part in parts if not part.get("provisional")]
-        while len(self._answers) > self._most:
-            self._answers.popitem(last=False)
-
-
-async def answer(
-    pool: Pool, known: Known, steps: Sequence[Step], emit: Emit, seconds: float
-) -> None:
-    """Emit the parts of all steps: what is known at once, the rest in order, a few side by side.
-
-    A step that is refused says so in its place, unless it is the only one.
-    """
-    missing = []
-    for step in steps:
-        if step.until is not None and known.get(step.until) is not None:
-            continue
-        parts = known.get(step.task)
-        if parts is None:
-            missing.append(step)
-        for part in parts or ():
-            await emit(dict(step.label) | part)
-    rest = iter(missing)
-
-    async def one_after_the_other() -> None:
-        for step in rest:
-            parts: list[Any] = []
-
-            async def pass_on(part: Any, step: Step = step, parts: list[Any] = parts) -> None:
-                parts.append(part)
-                await emit(dict(step.label) | part)
-
-            try:
-                await pool.run(step.task, pass_on, seconds)
-            except Refused as error:
-                if step.until is not None:
-                    continue
-                if len(steps) == 1:
-                    raise
-                await emit(dict(step.label) | {"why_not": str(error), "provisional": False})
-                if isinstance(error, TooCostly):
-                    continue  # perhaps not next time
-                parts.append({"why_not": str(error), "provisional": False})
-            known.keep(step.task, parts)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(_SIDE_BY_SIDE):
-                group.create_task(one_after_the_other())
-    except ExceptionGroup as several:  # not except*, which before Python 3.11.4 raises groups only
-        refused, others = several.split(Refused)
-        raise (others or refused or several).exceptions[0] from None
-
-
 def compare(asked: questions.Compare) -> list[Step]:
     """Rows first, the quick ones before the slow ones, then what the figure needs."""
     ways = sorted(
@@ -121,7 +49,7 @@ def compare(asked: questions.Compare) -> list[Step]:
     if asked.group == 1:
         steps += [
             Step.of(
-                Task("at-most", task.arguments, questions.pricing_named(way).slow_bound),
+                Task(tasks.at_most, task.arguments, questions.pricing_named(way).slow_bound),
                 task,
                 kind="row",
                 sampler=way,
@@ -141,7 +69,7 @@ def compare(asked: questions.Compare) -> list[Step]:
         case "delta" | "tradeoff":
             steps += [
                 Step.of(
-                    Task("curve", (asked.setting(way), asked.delta), True),
+                    Task(tasks.curve, (asked.setting(way), asked.delta), True),
                     kind="curve",
                     sampler=way,
                 )
@@ -168,7 +96,7 @@ def _epsilon(asked: questions.Compare, way: str, rtol: float, **other: Any) -> T
         or questions.pricing_named(way).slow_attack
         or (asked.group > 1 and questions.pricing_named(way).slow_groups)
     )
-    return Task("epsilon", (asked.setting(way, **other), asked.delta, rtol), slow)
+    return Task(tasks.epsilon, (asked.setting(way, **other), asked.delta, rtol), slow)
 
 
 def coarse_first(values: Sequence[Any]) -> Iterator[Any]:
@@ -192,14 +120,16 @@ def coarse_first(values: Sequence[Any]) -> Iterator[Any]:
 def plan(asked: questions.Plan) -> list[Step]:
     """One task, which says how far it is."""
     task = Task(
-        "plans", (asked.target(), asked.points(), asked.limits(), asked.rank, asked.notes()), True
+        tasks.plans,
+        (asked.target(), asked.points(), asked.limits(), asked.rank, asked.notes()),
+        True,
     )
     return [Step.of(task, kind="plan")]
 
 
 def costs(asked: questions.Chosen) -> list[Step]:
     """What changes to one plan cost."""
-    return [Step.of(Task("costs", (asked.target(), *asked.points()[0]), True), kind="change")]
+    return [Step.of(Task(tasks.costs, (asked.target(), *asked.points()[0]), True), kind="change")]
 
 
 NAMES = ("CS", "participation", "WCS", "OLS")
@@ -211,13 +141,15 @@ def federated(asked: questions.Federated) -> list[Step]:
 
     def task(name: str, rtol: float, noise: float = noise, **other: Any) -> Task:
         return Task(
-            "participation", (name, asked.client(**other), noise, asked.delta, rtol), rtol != _RTOL
+            tasks.participation,
+            (name, asked.client(**other), noise, asked.delta, rtol),
+            rtol != _RTOL,
         )
 
     steps = [Step.of(task(name, _RTOL), kind="row", sampler=name) for name in NAMES]
     steps += [
         Step.of(
-            Task("observer", (asked.federation(trusted), observer, asked.delta, _RTOL), True),
+            Task(tasks.observer, (asked.federation(trusted), observer, asked.delta, _RTOL), True),
             kind="observer",
             observer=observer,
             trusted=trusted,
@@ -246,7 +178,7 @@ def federated(asked: questions.Federated) -> list[Step]:
             ]
         case "delta" | "tradeoff":
             curves = (
-                Task("participation-curve", (name, asked.client(), noise, asked.delta), True)
+                Task(tasks.participation_curve, (name, asked.client(), noise, asked.delta), True)
                 for name in NAMES
             )
             return steps + [

@@ -18,12 +18,10 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 import verax
 from verax.web import answers, ledgers, pages, questions, shapes
-from verax.web.bodies import BodyLimit
-from verax.web.desk import Desk
-from verax.web.guard import COOKIE, Guard, wants_page
+from verax.web.desk import CRASHED, Desk, EventStream
+from verax.web.guard import COOKIE, BodyLimit, Guard, wants_page
 from verax.web.pool import Busy, Crashed, Refused, Task
 from verax.web.settings import Settings
-from verax.web.stream import CRASHED, EventStream
 
 STATIC = Path(__file__).parent / "static"
 _FRESH = {"Cache-Control": "no-cache"}
@@ -279,7 +277,7 @@ def _runs(api: FastAPI, desk: Desk) -> None:
         """What a ledger in the folder proves."""
         return shapes.RunOf(
             **await desk.once(
-                Task("summary", (source(name), delta, group, desk.settings.diagnostics), True)
+                Task(ledgers.summary, (source(name), delta, group, desk.settings.diagnostics), True)
             )
         )
 
@@ -296,7 +294,9 @@ def _runs(api: FastAPI, desk: Desk) -> None:
     ) -> shapes.Together:
         """What several ledgers prove of data that all their runs used."""
         sources = tuple(source(one) for one in name)
-        return shapes.Together(**await desk.once(Task("together", (sources, delta, group), True)))
+        return shapes.Together(
+            **await desk.once(Task(ledgers.together, (sources, delta, group), True))
+        )
 
     @api.get("/api/run/statement", response_model=None, responses=files | missing)
     async def run_statement(
@@ -317,7 +317,7 @@ def _runs(api: FastAPI, desk: Desk) -> None:
         with desk.upload():
             content = await request.body()
             return shapes.RunOf(
-                **await desk.once(Task("summary", ((_SENT, content, ""), delta, group), True))
+                **await desk.once(Task(ledgers.summary, ((_SENT, content, ""), delta, group), True))
             )
 
     @api.post(
@@ -345,7 +345,7 @@ async def _statement(
     group: int,
     format: questions.Format,
 ) -> Response:
-    part = await desk.once(Task("statement", (sources, delta, group, format), True))
+    part = await desk.once(Task(ledgers.statement, (sources, delta, group, format), True))
     headers = {"Content-Disposition": f'attachment; filename="statement.{format}"'}
     return Response(part["text"], media_type=_TYPES[format], headers=headers)
 

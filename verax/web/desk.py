@@ -3,19 +3,95 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import json
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from verax.web import ledgers
-from verax.web.answers import Known, Step, answer
-from verax.web.pool import Busy, Emit, Pool, Task, TooCostly
-from verax.web.settings import Settings
-from verax.web.stream import EventStream
+from starlette.responses import Response
 
+from verax.web import ledgers
+from verax.web.answers import Step
+from verax.web.guard import Receive, Scope, Send
+from verax.web.pool import Busy, Crashed, Emit, Pool, Refused, Task, TooCostly
+from verax.web.settings import Settings
+
+Produce = Callable[[Emit], Awaitable[None]]
+CRASHED = "the computation failed; the server's own log says more"
+_SIDE_BY_SIDE = 3  # tasks of one question that are computed at the same time
 _LOOK = 0.5  # seconds between looks at a live ledger
 _UPLOADS = 4  # ledgers that are in memory at the same time
 _MISSES = 3  # times in a row that reading it may take too long
+
+
+class Known:
+    """Answers that were given lately, by task."""
+
+    def __init__(self, most: int = 20_000) -> None:
+        self._answers: OrderedDict[Task, Sequence[Any]] = OrderedDict()
+        self._most = most
+
+    def get(self, task: Task) -> Sequence[Any] | None:
+        """The parts of the answer, if it is known."""
+        found = self._answers.get(task)
+        if found is not None:
+            self._answers.move_to_end(task)
+        return found
+
+    def keep(self, task: Task, parts: Sequence[Any]) -> None:
+        """Remember the parts that are not provisional; forget the least recently asked."""
+        self._answers[task] = [part for part in parts if not part.get("provisional")]
+        while len(self._answers) > self._most:
+            self._answers.popitem(last=False)
+
+
+async def answer(
+    pool: Pool, known: Known, steps: Sequence[Step], emit: Emit, seconds: float
+) -> None:
+    """Emit the parts of all steps: what is known at once, the rest in order, a few side by side.
+
+    A step that is refused says so in its place, unless it is the only one.
+    """
+    missing = []
+    for step in steps:
+        if step.until is not None and known.get(step.until) is not None:
+            continue
+        parts = known.get(step.task)
+        if parts is None:
+            missing.append(step)
+        for part in parts or ():
+            await emit(dict(step.label) | part)
+    rest = iter(missing)
+
+    async def one_after_the_other() -> None:
+        for step in rest:
+            parts: list[Any] = []
+
+            async def pass_on(part: Any, step: Step = step, parts: list[Any] = parts) -> None:
+                parts.append(part)
+                await emit(dict(step.label) | part)
+
+            try:
+                await pool.run(step.task, pass_on, seconds)
+            except Refused as error:
+                if step.until is not None:
+                    continue
+                if len(steps) == 1:
+                    raise
+                await emit(dict(step.label) | {"why_not": str(error), "provisional": False})
+                if isinstance(error, TooCostly):
+                    continue  # perhaps not next time
+                parts.append({"why_not": str(error), "provisional": False})
+            known.keep(step.task, parts)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_SIDE_BY_SIDE):
+                group.create_task(one_after_the_other())
+    except ExceptionGroup as several:  # not except*, which before Python 3.11.4 raises groups only
+        refused, others = several.split(Refused)
+        raise (others or refused or several).exceptions[0] from None
 
 
 class Desk:
@@ -72,7 +148,7 @@ class Desk:
         """A ledger, again whenever it has changed, until its run is over or broken off."""
         path, task = (
             source[2],
-            Task("summary", (source, delta, group, self.settings.diagnostics), True),
+            Task(ledgers.summary, (source, delta, group, self.settings.diagnostics), True),
         )
 
         async def produce(emit: Emit) -> None:
@@ -137,3 +213,76 @@ class Desk:
     def _seconds(self, steps: Sequence[Step]) -> float:
         """A single task, such as a whole frontier, may take as long as its request."""
         return self.settings.stream_seconds if len(steps) == 1 else self.settings.seconds
+
+
+def event(name: str, value: Any) -> bytes:
+    r"""One event.
+
+    >>> event("part", {"x": 1})
+    b'event: part\ndata: {"x": 1}\n\n'
+    """
+    return f"event: {name}\ndata: {json.dumps(value, allow_nan=False)}\n\n".encode()
+
+
+class EventStream(Response):
+    """An ASGI response: parts as they are produced, then ``end``, or ``error`` with a message.
+
+    When the reader goes away, the production is cancelled.
+    """
+
+    def __init__(self, produce: Produce, seconds: float, done: Callable[[], None]) -> None:
+        super().__init__()
+        self._produce, self._seconds, self._done = produce, seconds, done
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+            async def emit(part: Any, name: str = "part") -> None:
+                await send(
+                    {"type": "http.response.body", "body": event(name, part), "more_body": True}
+                )
+
+            work = asyncio.ensure_future(self._produce(emit))
+            gone = asyncio.ensure_future(_gone(receive))
+            try:
+                await asyncio.wait(
+                    {work, gone}, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED
+                )
+                if gone.done() and not work.done():
+                    return
+                await emit(*_ending(work, self._seconds))
+                await send({"type": "http.response.body", "body": b""})
+            finally:
+                work.cancel()
+                gone.cancel()
+                await asyncio.gather(work, gone, return_exceptions=True)
+        finally:
+            self._done()
+
+
+def _ending(work: asyncio.Future[None], seconds: float) -> tuple[Any, str]:
+    """The last event."""
+    if not work.done():
+        return {
+            "message": f"stopped after {seconds:g} seconds, the most that one request may take"
+        }, "error"
+    match work.exception():
+        case None:
+            return {}, "end"
+        case Refused() | Busy() as error:
+            return {"message": str(error)}, "error"
+        case Crashed():
+            return {"message": CRASHED}, "error"
+        case error:
+            raise error
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -13,10 +13,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,6 +27,8 @@ _BIRTHS = 3  # processes that may die while they start before whoever waits for 
 _BIRTH_SECONDS = 60.0  # in which a new process must be ready
 # seconds in which a process may finish what nobody waits for, if it is slow or not
 _GRACE = {True: 1.0, False: 3.0}
+# What a process loads before it is ready: all that a task may be, so that nobody waits for it.
+_TASKS = "verax.web.ledgers"
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -47,9 +50,9 @@ class Crashed(Exception):  # noqa: N818 - reads as a state
 
 @dataclass(frozen=True)
 class Task:
-    """Something to compute: a name in :mod:`verax.web.catalogue` and hashable arguments."""
+    """A generator of :mod:`verax.web.tasks` or :mod:`verax.web.ledgers`, with its arguments."""
 
-    name: str
+    function: Callable[..., Iterable[Any]]
     arguments: tuple[Any, ...]
     slow: bool = False
     """Whether it may take more than a moment. One process is always kept free of these."""
@@ -57,8 +60,7 @@ class Task:
 
 def work(connection: Connection, memory: int) -> None:
     """What a computing process does until its other end goes away."""
-    from verax.web.catalogue import TASKS
-
+    import_module(_TASKS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then ends us
     if sys.platform != "win32":
         import resource
@@ -68,9 +70,9 @@ def work(connection: Connection, memory: int) -> None:
     with suppress(EOFError, BrokenPipeError):
         connection.send((END, ""))  # ready
         while True:
-            name, arguments = connection.recv()
+            function, arguments = connection.recv()
             try:
-                for part in TASKS[name](*arguments):
+                for part in function(*arguments):
                     connection.send((PART, part))
                 answer: tuple[str, str] = (END, "")
             except MemoryError:
@@ -107,7 +109,7 @@ class _Worker:
 
     def give(self, task: Task) -> None:
         self._reading = []
-        self._connection.send((task.name, task.arguments))
+        self._connection.send((task.function, task.arguments))
 
     async def hear(self) -> tuple[str, Any]:
         self._reading = [self._threads.submit(self._connection.recv)]
@@ -151,7 +153,7 @@ class Pool:
         method = "forkserver" if "forkserver" in methods else "spawn"
         self._context: Any = multiprocessing.get_context(method)
         if hasattr(self._context, "set_forkserver_preload"):  # so that a new one is quick
-            self._context.set_forkserver_preload(["verax.web.catalogue", "verax.cli"])
+            self._context.set_forkserver_preload([_TASKS, "verax.cli"])
         self._memory, self._count = memory, workers
         self._threads = ThreadPoolExecutor(4 * workers, thread_name_prefix="verax-pool")
         # the last one used has warm caches; None is a place without a process

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from html import escape
 from http import HTTPStatus
 from pathlib import Path
@@ -11,27 +10,41 @@ from string import Template
 
 from verax.samplers import registry
 
-NAMES = ("compare", "plan", "runs", "federated", "api", "login")
-LINKED = NAMES[:4]
+# Pages and their titles; the first four are linked from every page.
+NAMES = {
+    "compare": "Compare",
+    "plan": "Plan",
+    "runs": "Runs",
+    "federated": "Federated",
+    "api": "JSON API",
+    "login": "Log in",
+}
+LINKED = tuple(NAMES)[:4]
 _HERE = Path(__file__).parent
-_NO_SCRIPT = (
-    '<noscript><p class="problem">This page needs JavaScript. The same is on the command line: '
-    "<code>verax --help</code>.</p></noscript>\n"
+_FRAME = Template((_HERE / "frame.html").read_text(encoding="utf-8"))
+_LINK = Template('      <li><a href="/$name"$mark>$title</a></li>')
+_SCRIPTS = Template(
+    '<script type="application/json" id="samplers">$samplers</script>\n'
+    '  <script type="module" src="/static/$name.js"></script>'
 )
+_PAGE = Template(
+    '<noscript><p class="problem">This page needs JavaScript. The same is on the command line: '
+    "<code>verax --help</code>.</p></noscript>\n$content"
+)
+_PROBLEM = Template('<p class="problem">$words</p>\n')
 
 
 def page(name: str) -> str:
-    """A whole page; its title is its heading.
+    """A whole page.
 
     >>> "<title>Plan – verax</title>" in page("plan")
     True
     """
+    labels = {one: registry.named(one).label for one in registry.plannable()}
+    samplers = json.dumps(labels).replace("<", "\\u003c")  # no tag, and so no end of the script
+    script = _SCRIPTS.substitute(samplers=samplers, name=name)
     content = (_HERE / f"{name}.html").read_text(encoding="utf-8")
-    heading = re.search("<h1>(.*)</h1>", content)
-    assert heading is not None  # noqa: S101
-    data = f'<script type="application/json" id="samplers">{_samplers()}</script>'
-    script = f'{data}\n  <script type="module" src="/static/{name}.js"></script>'
-    return _framed(heading[1], _NO_SCRIPT + content, name, script)
+    return _frame(NAMES[name], _PAGE.substitute(content=content), name, script)
 
 
 def problem(status: int, words: str) -> str:
@@ -40,24 +53,15 @@ def problem(status: int, words: str) -> str:
     >>> "<h1>Not Found</h1>" in problem(404, "there is no page at this address")
     True
     """
-    heading = HTTPStatus(status).phrase
     said = escape(words[:1].upper() + words[1:])
-    content = f'<h1>{heading}</h1>\n<p class="problem">{said}</p>\n'
-    return _framed(heading, content, "", "")
+    return _frame(HTTPStatus(status).phrase, _PROBLEM.substitute(words=said))
 
 
-def _framed(title: str, content: str, name: str, script: str) -> str:
-    frame = Template((_HERE / "frame.html").read_text(encoding="utf-8"))
-    links = "\n".join(f"      <li>{_link(one, one == name)}</li>" for one in LINKED)
-    return frame.substitute(title=title, script=script, links=links, content=content)
-
-
-def _samplers() -> str:
-    """Labels of samplers by name, as JSON that cannot end the element it stands in."""
-    labels = {name: registry.named(name).label for name in registry.plannable()}
-    return json.dumps(labels).replace("<", "\\u003c")
-
-
-def _link(name: str, here: bool) -> str:
-    mark = ' aria-current="page"' if here else ""
-    return f'<a href="/{name}"{mark}>{name.capitalize()}</a>'
+def _frame(title: str, content: str, name: str = "", script: str = "") -> str:
+    links = "\n".join(
+        _LINK.substitute(
+            name=one, title=NAMES[one], mark=' aria-current="page"' if one == name else ""
+        )
+        for one in LINKED
+    )
+    return _FRAME.substitute(title=title, script=script, links=links, content=content)

@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from verax.web.answers import Known, Step, answer
+from verax.web.answers import Step
+from verax.web.desk import Known, answer
 from verax.web.pool import Busy, Crashed, Refused, Task
 
 
@@ -19,7 +20,7 @@ class FailingPool:
         self._errors = errors
 
     async def run(self, task, emit, seconds):
-        raise self._errors[task.name]
+        raise self._errors[task.arguments[0]]
 
 
 async def nowhere(part):
@@ -27,7 +28,7 @@ async def nowhere(part):
 
 
 def ask(**errors):
-    steps = [Step.of(Task(name, (), False)) for name in errors]
+    steps = [Step.of(Task(iter, (name,), False)) for name in errors]
     asyncio.run(answer(FailingPool(**errors), Known(), steps, nowhere, 1.0))
 
 
