@@ -24,7 +24,7 @@ from verax.privacy.pricing import FEW_PHASES, Analysis, Group, one_record_only, 
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
 _MORE_LEANS = (0.7, 0.25, 0.12)  # and where one round's noise is low
 _LOW_NOISE = 1.2  # in shifts
-_FEW_RECORDS, _FOLLOWED_FEW, _FOLLOWED = 4, 2, 8
+_FEW_RECORDS, _FOLLOWED_FEW, _FOLLOWED = 4, 2, 16
 """Up to how many records a group is small; in how many different phases the ways of sharing rounds
 are followed, for small groups and for others. One record's curve soon proves as much of small ones,
 and tables take a while."""
@@ -34,7 +34,11 @@ _SHARPEST = 1e3  # shift beyond which rounds' scores are too far apart
 def rounds_at_random(
     mechanism: Mechanism, group: Group, times: int, steps: int, epochs: int
 ) -> Analysis:
-    """Leaving out few rounds is joining few, and a Gaussian mechanism beside it (docs/allocation.md, theorem 1)."""
+    """One record that joins ``times`` of ``steps`` rounds, picked anew in every epoch.
+
+    Leaving out few rounds is joining few beside a Gaussian mechanism (docs/allocation.md, theorem
+    1).
+    """
     copies, size = group.split(mechanism)
     one_record_only(mechanism, Group(size), absent=True)
     epochs *= copies
@@ -91,7 +95,7 @@ def rounds_at_random(
 def _attacks(
     times: int, steps: int, unit: float, epochs: int, always: Rounds, leans: Sequence[float]
 ) -> dict[str, Rounds]:
-    """The largest score of a round or the sum of all; the sum of all outputs where scores are too far apart."""
+    """The largest score of a round, or the sum of all; of outputs where scores are too far apart."""
     few = min(times, steps - times)
     if unit > _SHARPEST:
         added_up: Rounds = [(Round(Pair.gaussian(unit * times / math.sqrt(steps))), epochs)]
@@ -110,7 +114,7 @@ def _attacks(
 def sharing_rounds(
     mechanism: Mechanism, group: Group, times: int, bins: int, epochs: int
 ) -> Analysis:
-    """A group whose records may meet in a round; leaving out few rounds is joining few, where shifts add up."""
+    """A group whose records may meet in a round (docs/allocation.md, theorems 2 to 5)."""
     _, size = group.split(mechanism)
     unit, adds_up = presence_shift(mechanism), isinstance(mechanism.clipping, Individual)
     few = min(times, bins - times) if adds_up else times
@@ -130,7 +134,9 @@ def sharing_rounds(
     if group.phases > (_FOLLOWED_FEW if size <= _FEW_RECORDS else _FOLLOWED):
         forth = near = back = Round(Pair.gaussian(together.reach))
     else:
-        forth, near, back = (Round(pair) for pair in group_bounds(together, epochs))
+        forth, near, back = (
+            Round(pair) for pair in group_bounds(together, epochs, group.fine / FINE)
+        )
     if few == 1:
         attacks = each_way({"together": Round(group_attack(together, group.fine / FINE))}, epochs)
         attacks = {name: [*rounds, *always] for name, rounds in attacks.items()}

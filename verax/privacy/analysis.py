@@ -1,4 +1,4 @@
-"""From a run to its guarantee: the phases priced, their rounds composed, groups and extreme noise seen to.
+"""From a run to its guarantee: price its phases, compose their rounds, handle groups and extremes.
 
 What one sampler costs is said in ``verax.privacy.samplers``, one family a file.
 """
@@ -65,7 +65,7 @@ def analyse_strong(phases: Phases, group: Group, population: int | None) -> Guar
 
 
 def _smallest(guarantee: Guarantee, group: Group) -> Guarantee:
-    """With two more upper bounds that hold for any run; which of them is the smallest depends on the question.
+    """The guarantee with two more upper bounds; which is the smallest depends on the question.
 
     One record's curve says something of the group, and telling the attacker where the group's
     records fell cannot help the defender.
@@ -118,7 +118,7 @@ def _analyse(phases: Phases, group: Group) -> Guarantee:
 
 
 def _hardly_any_noise(phases: Phases, group: Group) -> Guarantee:
-    """Noise that leaves the range of doubles when squared: as good as none from above, and more of it from below."""
+    """Noise whose square leaves doubles: none from above, more of it from below."""
 
     def with_noise(noise: float) -> Guarantee:
         changed = [
@@ -140,7 +140,7 @@ def _hardly_any_noise(phases: Phases, group: Group) -> Guarantee:
 
 
 def _hardly_any_signal(phases: Phases, group: Group) -> Guarantee:
-    """Noise so large that doubles cannot tell likelihood ratios from 1: less of it from above, nothing from below."""
+    """Noise so large that likelihood ratios round to 1: less of it from above, nothing from below."""
     less = [
         replace(m, noise_multiplier=min(m.noise_multiplier, MOST_NOISE)) for m in phases.mechanisms
     ]
@@ -211,14 +211,15 @@ def _log_unseen(visible: float) -> float:
 
 
 def _chained(phases: Phases, group: Group, absent: bool) -> Guarantee:
-    """The triangle inequality, from one record to a group, and over its absence to its replacement."""
+    """The triangle inequality, from one record to a group or over its absence to a replacement."""
     size = group.size
     if absent:
         present = Phases(tuple(replace(m, relation="zero-out") for m in phases.mechanisms))
         one = analyse(present, Group(beside=group.beside + size - 1))
         chain = Chain(((one.uppers[0], size), (one.uppers[-1], size)))
         curve: Curve = Best((chain, Shared(BlackBox(one), 2 * size)))
-        how = f"black box: {size} removed and {size} added by the triangle inequality with the best shares of epsilon"
+        how = f"black box: {size} removed and {size} added by the triangle inequality"
+        how += " with the best shares of epsilon"
         upper_by = f"{how} (docs/proofs.md, lemma 5), each: {one.upper_by}"
     else:
         shared, upper_by = _one_by_one(phases, group)

@@ -1,4 +1,4 @@
-"""Invert a guarantee: the smallest noise, the most steps, the largest rate whose upper bound meets a target.
+"""Invert a guarantee: the least noise, most steps or largest rate that meets a target epsilon.
 
 Every function evaluates the proved upper bound just as ``Guarantee.epsilon(delta)`` does, and
 returns a value at which it has seen the target met, together with having seen a value a hair
@@ -32,7 +32,7 @@ def noise_multiplier(
     relation: str = "",
     group: int = 1,
 ) -> float:
-    """The smallest noise multiplier whose upper bound is at most ``epsilon`` at ``delta``; 0.1 % less does not meet it.
+    """The smallest noise multiplier whose upper bound is at most ``epsilon``, to 0.1 %.
 
     Zero if that needs none; otherwise nothing below 0.001 is tried. A planner's noise for the same
     run may be larger by a part in a thousand: it stops sooner (docs/planning.md).
@@ -64,7 +64,8 @@ def noise_multiplier(
     )
     if math.isinf(found):
         raise ValueError(
-            f"epsilon = {epsilon!r} at delta = {delta!r} needs noise_multiplier above {_LARGEST_NOISE:g}: "
+            f"epsilon = {epsilon!r} at delta = {delta!r} needs "
+            f"noise_multiplier above {_LARGEST_NOISE:g}: "
             "raise epsilon or delta"
         )
     return found
@@ -98,7 +99,8 @@ def steps(
 
     if run(1.0).epsilon(delta).upper > target:
         raise ValueError(
-            f"epsilon = {epsilon!r} at delta = {delta!r} does not allow one step: raise noise_multiplier "
+            f"epsilon = {epsilon!r} at delta = {delta!r} does not allow one step: "
+            "raise noise_multiplier "
             f"(now {noise_multiplier!r}) or epsilon"
         )
     start = round(_rough(run, target, delta, 1e3, 1.0, _MOST_STEPS, rising=True))
@@ -107,7 +109,8 @@ def steps(
     )
     if math.isinf(found):
         raise ValueError(
-            f"epsilon = {epsilon!r} at delta = {delta!r} allows more than {_MOST_STEPS:g} steps: lower noise_multiplier"
+            f"epsilon = {epsilon!r} at delta = {delta!r} allows more than {_MOST_STEPS:g} steps: "
+            "lower noise_multiplier"
         )
     return int(found)
 
@@ -156,7 +159,7 @@ def _boundary(
     rising: bool,
     whole: bool = False,
 ) -> float:
-    """The last value that meets the target, by the proved upper bound, searched from ``start`` outwards.
+    """The last value whose proved upper bound meets the target, searched from ``start`` outwards.
 
     ``rising`` says whether epsilon grows with the value. Infinite if the boundary lies beyond
     ``highest``, nan if it lies below ``lowest``.
@@ -197,7 +200,7 @@ def _rough(
     highest: float,
     rising: bool,
 ) -> float:
-    """Where the estimated epsilon meets the target, to a percent or so, searched from an everyday value outwards."""
+    """Where the estimated epsilon meets the target, to about a percent."""
     sign = 1.0 if rising else -1.0
     low = high = math.log(min(max(start, lowest), highest))
 

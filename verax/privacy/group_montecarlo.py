@@ -1,4 +1,4 @@
-"""Groups by simulation: algorithm 2 of "optimal group privacy", corrected, with intervals that hold as stated.
+"""Groups by simulation: algorithm 2 of "optimal group privacy", corrected, with intervals.
 
 Draw runs of T rounds without the group (law X) or with it (law Y) and add up the log likelihood
 ratios L = log dY/dX. With a = e^eps the two directions are
@@ -56,7 +56,7 @@ def default_samples(mechanism: Mechanism) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """Log likelihood ratios of simulated runs, and what follows from them with the stated confidence.
+    """Log likelihood ratios of simulated runs, and intervals with the stated confidence.
 
     ``absent`` were drawn without the group, ``present`` with it (None if only the former were);
     ``error`` bounds the numerical error of each.
@@ -88,7 +88,8 @@ class Simulation:
         delta, miss = checks.probability("delta", delta), (1.0 - self.confidence) / 4.0
         if self.present is None:
             raise ValueError(
-                "an interval for epsilon needs sampling='both', got a simulation with sampling='paper'"
+                "an interval for epsilon needs sampling='both', "
+                "got a simulation with sampling='paper'"
             )
         low = _crossing(lambda e: self._limit(e, miss, -1) > delta, -1)
         high = _crossing(lambda e: self._limit(e, miss, 1) > delta, 1)
@@ -103,7 +104,7 @@ class Simulation:
         return max(first, self._second(epsilon), 0.0)
 
     def _second(self, epsilon: float) -> float:
-        """1 - a + a E_X (1 - e^L / a)+ from the runs without the group, without the difference of large numbers."""
+        """1 - a + a E_X (1 - e^L / a)+ from the runs without the group."""
         return 1.0 - float(np.mean(np.exp(np.minimum(self.absent, epsilon))))
 
     def _limit(self, epsilon: float, miss: float, side: int) -> float:
@@ -168,7 +169,7 @@ def simulate(
 
 
 def _rounds(mechanism: Mechanism, group: int, geometry: str) -> tuple[int, Mixture]:
-    """How many independent rounds, and the mixture of shifts of each (docs/proofs.md, section 1)."""
+    """The number of rounds, and the mixture of shifts of each (docs/proofs.md, section 1)."""
     checks.choice("geometry", geometry, GEOMETRIES)
     sampler, clipping = mechanism.sampler, mechanism.clipping
     if not isinstance(sampler, Poisson) or mechanism.relation == "replace":
@@ -178,7 +179,8 @@ def _rounds(mechanism: Mechanism, group: int, geometry: str) -> tuple[int, Mixtu
         )
     if mechanism.noise_multiplier == 0.0:
         raise ValueError(
-            "the simulation needs a noise_multiplier above 0, got 0: without noise epsilon is infinite"
+            "the simulation needs a noise_multiplier above 0, got 0: "
+            "without noise epsilon is infinite"
         )
     rounds = len(sampler)
     match clipping:
@@ -196,7 +198,8 @@ def _rounds(mechanism: Mechanism, group: int, geometry: str) -> tuple[int, Mixtu
     if places[-1] * unit > _MOST_SHIFT * mechanism.noise_multiplier:
         least = places[-1] * unit / _MOST_SHIFT
         raise ValueError(
-            f"noise_multiplier must be at least {least:g} to be simulated, got {mechanism.noise_multiplier!r}; "
+            f"noise_multiplier must be at least {least:g} to be simulated, "
+            f"got {mechanism.noise_multiplier!r}; "
             "use Mechanism.guarantee"
         )
     shifts = places * (unit / mechanism.noise_multiplier)
@@ -263,7 +266,7 @@ def _excess(log_ratio: Array) -> Array:
 
 
 def _chernoff(mean: float, count: int, miss: float, side: int) -> float:
-    """A limit on the expectation of variables in [0, 1], too low (``side`` 1) or high (-1) with probability ``miss``.
+    """A limit on the mean of variables in [0, 1], wrong with probability ``miss`` at most.
 
     Their mean m exceeds p with probability at most exp(-n kl(m, p)) (Hoeffding 1963, theorem 1);
     solved for p.
@@ -285,7 +288,7 @@ def _kl(m: float, p: float) -> float:
 
 
 def _bernstein(values: Array, miss: float) -> tuple[float, float]:
-    """Mean of variables in [0, 1], and how far from the expectation it is with probability 2 ``miss`` at most.
+    """Mean of variables in [0, 1], and its distance from the expectation at level 2 ``miss``.
 
     (Maurer and Pontil 2009, theorem 4, once for each side.)
     """

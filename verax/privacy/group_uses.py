@@ -1,4 +1,4 @@
-"""What group privacy is for: users with several records, duplicates, poisoned data, the choice of clipping.
+"""Uses of group privacy: users, duplicates, poisoned data, the choice of clipping.
 
 Each function takes the description of a run and asks it for guarantees of groups; nothing here is
 an analysis of its own. Under add-remove a group is k records added or k removed; under replace it
@@ -132,7 +132,7 @@ def _histogram(counts: Iterable[int] | Mapping[int, int]) -> dict[int, int]:
 
 
 def _ladder(sizes: list[int], most: int) -> list[int]:
-    """At most about ``most`` of the sizes, the first and last included: all small ones, then steps in proportion."""
+    """About ``most`` of the sizes: the first, the last, all small ones, then in proportion."""
     if len(sizes) <= most:
         return sizes
     growth = (sizes[-1] / max(sizes[0], 1)) ** (1.0 / most)
@@ -165,7 +165,7 @@ def duplicates(
 def largest_group(
     run: Run, epsilon: float, delta: float, *, geometry: str = "any", most: int = 100_000
 ) -> int:
-    """The most records, of a user or copies of one, that together still have epsilon at most ``epsilon``; 0 if none.
+    """The most records that together still have epsilon at most ``epsilon``; 0 if none.
 
     >>> from verax import Mechanism, Poisson
     >>> run = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0)
@@ -182,7 +182,7 @@ def largest_group(
 
 
 def _at_most(run: Run, most: int) -> int:
-    """Where a search over groups ends: at ``most``, or at the whole population where the sampler knows it."""
+    """The end of a search over groups: ``most``, or the population if the sampler knows it."""
     _check(run)
     phases = run.mechanisms if isinstance(run, Phases) else (run,)
     known = (phase.sampler.declared_population for phase in phases)
@@ -195,7 +195,7 @@ def _at_most(run: Run, most: int) -> int:
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest size up to ``most`` that fits, by doubling and halving; what fits, fits for all smaller sizes."""
+    """The largest size up to ``most`` that fits, by doubling and halving."""
     low, high = 0, 1
     while high <= most and fits(high):
         low, high = high, 2 * high
@@ -251,7 +251,7 @@ def _after(guarantee: Guarantee, probability: float) -> Bracket:
 
 
 def _most_likely(guarantee: Guarantee, probability: float) -> float:
-    """The largest probability after poisoning of an event that had this one before; any epsilon gives a bound.
+    """The largest probability after poisoning of an event that had this one before.
 
     Below the rate where misses equal false alarms, (1 - delta(0)) / 2, lines of the first kind
     touch the trade-off curve, above it those of the second; in e^eps the first kind is convex and
@@ -288,7 +288,7 @@ def _most_likely(guarantee: Guarantee, probability: float) -> float:
 
 @dataclass(frozen=True)
 class Certificate:
-    """How many poisoned records a prediction survives, and what is left of its lead if there are that many."""
+    """How many poisoned records a prediction survives, and what is left of its lead."""
 
     records: int
     relation: str
@@ -353,7 +353,7 @@ def certified_poisoning(
 def crossover(
     first: Run, second: Run, delta: float, *, most: int = 100_000
 ) -> tuple[int, int] | None:
-    """Where the second run becomes the cheaper one: the last group proved dearer there, the first proved cheaper.
+    """Where the second run becomes cheaper: last group proved dearer, first proved cheaper.
 
     None if the second is not proved dearer for one record, or not proved cheaper for any group up
     to ``most``. The two numbers are consecutive unless brackets touch.

@@ -68,7 +68,7 @@ class Bracket:
 
 
 def shown(value: float, side: int, digits: int = 5) -> str:
-    """A number to a few significant digits, rounded to its safe side: down for a lower bound, up for an upper one."""
+    """A number to a few digits, rounded down for a lower bound and up for an upper one."""
     if value == 0.0 or math.isinf(value):
         return f"{value:g}"
     exact = Decimal(value)
@@ -86,7 +86,8 @@ def orthogonality(relation: str) -> str:
     """What geometry="orthogonal" assumes, in words (docs/proofs.md, theorem 9)."""
     if relation == "replace":
         return (
-            "that in every round the old and new gradients of each record of the group are orthogonal to the old and "
+            "that in every round the old and new gradients of each record of the group "
+            "are orthogonal to the old and "
             "new ones of all others of the group"
         )
     return "that the group's gradients are orthogonal to each other in every round"
@@ -94,7 +95,7 @@ def orthogonality(relation: str) -> str:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The privacy of a run for any ``group`` records, as brackets that hold for every pair of neighbouring data sets.
+    """The privacy of a run for any ``group`` records, as brackets for all neighbouring data.
 
     ``uppers`` holds one curve per direction of the relation, each of which must be private;
     ``lowers`` holds attacks, any one of which proves a violation. They are the same objects where
@@ -128,7 +129,7 @@ class Guarantee:
     """
 
     def epsilon(self, delta: float, rtol: float = DEFAULT_RTOL) -> Bracket:
-        """The epsilon at this delta, its two sides within ``rtol`` of each other where the analysis is exact.
+        """The epsilon at this delta; the sides are within ``rtol`` if the analysis is exact.
 
         >>> from verax import Mechanism, Poisson
         >>> g = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0).guarantee()
@@ -156,7 +157,7 @@ class Guarantee:
         return self._bracket(bounds, _accuracy(rtol), lambda curve: curve.estimate(delta))
 
     def delta(self, epsilon: float, rtol: float = DEFAULT_RTOL) -> Bracket:
-        """The delta at this epsilon, its two sides within ``rtol`` of each other where the analysis is exact.
+        """The delta at this epsilon; the sides are within ``rtol`` if the analysis is exact.
 
         >>> from verax import Mechanism, Poisson
         >>> g = Mechanism(Poisson(rate=0.001, steps=1000), noise_multiplier=0.8).guarantee()
@@ -184,7 +185,7 @@ class Guarantee:
         return found
 
     def tradeoff(self) -> TradeOff:
-        """What an attacker can tell: the least miss rate at every false-alarm rate, in both directions.
+        """The trade-off curve: the least miss rate at every false-alarm rate, both directions.
 
         The curve is certified from below; its ``above`` is a companion that is never below the true
         curve.
@@ -211,7 +212,7 @@ class Guarantee:
         return between(epsilons, [b.lower for b in brackets], [b.upper for b in brackets])
 
     def remembering(self) -> Guarantee:
-        """A copy for many questions: later ones are answered from what was composed for earlier ones."""
+        """A copy for many questions, which remembers what was composed for earlier ones."""
         uppers = [remembering(curve) for curve in self.uppers]
         lowers = (
             uppers if self.lowers is self.uppers else [remembering(curve) for curve in self.lowers]
@@ -227,7 +228,7 @@ class Guarantee:
         return Bracket(min(lower, upper), upper, "proved", self.lower_by, by or self.upper_by)
 
     def _bounds(self, bounds: _Bounds, rtol: float, rank: Callable[[Curve], float]) -> _Bound:
-        """Both sides of the worst direction, then enough of the others to know that they are no worse."""
+        """Both sides of the worst direction; the others only as far as needed."""
         exact = self.uppers is self.lowers
         main, *others = sorted(self.uppers, key=rank, reverse=True)
         lower, upper, by = bounds(main, rtol, BOTH if exact else (UPPER,), 0.0)
@@ -245,7 +246,7 @@ class Guarantee:
         return lower, upper, by
 
     def statement(self, delta: float) -> Statement:
-        """What a reviewer signs, in words; it is a string that can also be had as JSON and as a page.
+        """The privacy statement in words; it can also be had as JSON and as a page.
 
         >>> from verax import Mechanism, Poisson
         >>> g = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0).guarantee()

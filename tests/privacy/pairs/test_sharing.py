@@ -1,4 +1,4 @@
-"""How records of a group share rounds: laws by enumeration, and groups of random allocation by simulation."""
+"""How records of a group share rounds, by enumeration, and groups of random allocation."""
 
 import itertools
 import math
@@ -9,7 +9,13 @@ import pytest
 from scipy import stats
 
 from verax import BallsInBins, Batch, Mechanism, RandomAllocation
-from verax.privacy.pairs.sharing import _quantile, parts, sharings
+from verax.privacy.pairs.sharing import (
+    _one_pick_each,
+    _quantile,
+    _record_by_record,
+    parts,
+    sharings,
+)
 
 
 def enumerated(size, times, rounds):
@@ -21,13 +27,29 @@ def enumerated(size, times, rounds):
     return {sharing: count / len(sets) ** size for sharing, count in law.items()}
 
 
-@pytest.mark.parametrize("case", [(2, 1, 10), (3, 2, 4), (3, 3, 5), (4, 1, 3)])
+@pytest.mark.parametrize("case", [(2, 1, 10), (3, 2, 4), (3, 3, 5), (4, 1, 3), (7, 1, 2)])
 def test_the_law_of_sharings_is_that_of_all_picks(case):
     found, left = sharings(*case)
     assert {sharing: chance for chance, sharing in found} == pytest.approx(
         enumerated(*case), rel=1e-9
     )
     assert left < 1e-11
+
+
+@pytest.mark.parametrize(("size", "rounds"), [(1, 1), (5, 3), (8, 4), (8, 100), (12, 40)])
+def test_counting_ways_agrees_with_picking_one_record_after_the_other(size, rounds):
+    counted, picked = _one_pick_each(size, rounds), _record_by_record(size, 1, rounds)
+    for sharing in counted.keys() | picked.keys():
+        assert counted.get(sharing, 0.0) == pytest.approx(
+            picked.get(sharing, 0.0), rel=1e-9, abs=1e-11
+        )
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 10, 1000, 10**6])
+def test_the_sharings_of_32_records_leave_hardly_anything_out(rounds):
+    found, left = sharings(32, 1, rounds)
+    assert math.fsum(chance for chance, _ in found) == pytest.approx(1.0, abs=1e-10)
+    assert 0.0 <= left < 1e-10
 
 
 def test_parts_are_what_the_rounds_hold():

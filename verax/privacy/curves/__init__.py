@@ -1,1 +1,1 @@
-"""Privacy curves: bounds on epsilon(delta) and delta(epsilon), in closed form or made of other curves."""
+"""Privacy curves: bounds on epsilon(delta) and delta(epsilon), closed or made of other curves."""

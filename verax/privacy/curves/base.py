@@ -9,7 +9,7 @@ from verax.privacy.pld.composition import BOTH, Sides
 
 
 class Curve(Protocol):
-    """Bounds on the privacy curve of one direction; see :class:`verax.privacy.pld.composition.Composition`."""
+    """Bounds on the privacy curve of one direction, as a ``Composition`` has them."""
 
     def estimate(self, delta: float) -> float:
         """A rough epsilon."""
@@ -31,7 +31,7 @@ class _Remembering(Protocol):
 
 
 def remembering(curve: Curve) -> Curve:
-    """A copy in which every composition, however deep inside, remembers what it composed for earlier questions."""
+    """A copy in which every composition inside remembers what it composed."""
     if isinstance(curve, _Remembering):
         return curve.remembering()
     inside: object = curve

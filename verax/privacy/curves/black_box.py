@@ -57,7 +57,7 @@ _SPAN, _MOST_PLDS = 6.0, 60
 
 
 class BlackBox:
-    """Upper bounds for groups, from a guarantee of one record; every number comes from deltas proved for it.
+    """Upper bounds for groups, from deltas that are proved for one record.
 
     Args:
         guarantee: of one record; its relation and what it assumes carry over.
@@ -79,7 +79,7 @@ class BlackBox:
         self._points = _Points(self._record)
 
     def epsilon(self, group: int, delta: float, shares: str = "equal") -> float:
-        """The least epsilon that follows at ``delta``; infinite if one record's curve says nothing that small."""
+        """The least epsilon that follows at ``delta``; infinite if one record's curve has none."""
         group, delta = checks.count("group", group), checks.probability("delta", delta)
         if (larger := self._with_others(group)) is not self:
             return larger.epsilon(group, delta, shares)
@@ -116,7 +116,7 @@ class BlackBox:
         return _sum(group, each, self._record.delta(each))
 
     def _with_others(self, group: int) -> BlackBox:
-        """The same for data sets that hold the rest of the group, too, where the number of records is part of the run.
+        """The same for data sets that hold the rest of the group, too.
 
         Adding k records to n one by one, the last one comes to n + k - 1 others: one record's curve
         must cover them.
@@ -127,7 +127,8 @@ class BlackBox:
             return self
         if type(self.one) is not Guarantee:
             raise NoGuarantee(
-                "one record's guarantee holds for the declared population only, and a group exceeds it"
+                "one record's guarantee holds for the declared population only, "
+                "and a group exceeds it"
             )
         from verax.privacy.analysis import analyse  # which uses this module
 
@@ -145,7 +146,7 @@ class BlackBox:
             yield _Lines.both_ways(points)
 
     def _best_epsilon(self, group: int, delta: float) -> float:
-        """The flattest product of lines whose intercept is at most delta, its last factor fitted exactly."""
+        """The flattest product of lines whose intercept is at most delta; its last factor fitted."""
         goal = math.log(delta) - OPS_8M
         depth = goal - _FIRST_DEPTH
 
@@ -168,7 +169,7 @@ class BlackBox:
         return up(max(min(slope, spent + large), 0.0), OPS_8M)
 
     def _best_delta(self, group: int, epsilon: float) -> float:
-        """The lowest intercept of a product of lines whose slope is at most e^epsilon, its last factor fitted."""
+        """The lowest intercept of a product of lines of slope at most e^epsilon, the last fitted."""
         most = down(epsilon, OPS_8M)
         found = self._tangent(
             group,
@@ -191,7 +192,7 @@ class BlackBox:
         bad: float,
         depth: float,
     ) -> tuple[_Walk, _Walk] | None:
-        """Walks of all steps and of all but one, from the rate nearest to ``bad`` that fits; None if ``good`` does not.
+        """Walks of all steps and of all but one, from the rate nearest to ``bad`` that fits.
 
         Intercepts rise and slopes fall with the rate a walk starts from, because the curve is
         concave.
@@ -239,7 +240,7 @@ class _OneRecord:
 
 
 def _readings(curve: Curve) -> Callable[[float, float], float]:
-    """Upper bounds on delta for the hundred questions that a black box asks, by epsilon and accuracy."""
+    """Upper bounds on delta for the questions of a black box, by epsilon and accuracy."""
     if isinstance(curve, Best):
         parts = [_readings(part) for part in curve.curves]
         return lambda epsilon, rtol: min(read(epsilon, rtol) for read in parts)
@@ -278,7 +279,7 @@ class _Readings:
 
 
 class _Points:
-    """Epsilons from 0 on and log deltas of one record, so close that lines between them would add little.
+    """Epsilons from 0 on and log deltas of one record, close enough for lines between them.
 
     The sequence is the same whoever asks for it: a point depends on those before it and on nothing
     else.
@@ -331,14 +332,14 @@ class _Walk(NamedTuple):
 
 @dataclass(frozen=True)
 class _Lines:
-    """Log intercepts and log slopes of lines that are above 1 - f: as they are, and read backwards."""
+    """Log intercepts and log slopes of lines above 1 - f: as they are, and read backwards."""
 
     intercepts: Array
     slopes: Array
 
     @classmethod
     def both_ways(cls, points: list[tuple[float, float]]) -> _Lines:
-        """From epsilons and log deltas: 1 - e^-eps + e^-eps delta(eps) bounds the delta at -eps of the reverse."""
+        """From epsilons and log deltas; delta(-eps) of the reverse is 1 - e^-eps (1 - delta(eps))."""
         epsilons, logs = np.array(points).T
         back = -np.expm1(-epsilons) + np.exp(logs - epsilons)
         return cls(np.concatenate([logs, np.log(back)]), np.concatenate([epsilons, -epsilons]))
@@ -349,7 +350,7 @@ class _Lines:
         return len(self.slopes) // 2 - 1
 
     def walk(self, steps: int, first: float, most: float = math.inf) -> _Walk:
-        """From the rate e^first by the line that is lowest there, every time; given up above ``most``."""
+        """From the rate e^first by the line that is lowest there; given up above ``most``."""
         rate, intercept, slope, deepest = first, -math.inf, 0.0, 0
         for _ in range(steps):
             values = np.logaddexp(self.intercepts, self.slopes + rate)
@@ -365,7 +366,7 @@ class _Lines:
 
 @dataclass(frozen=True)
 class Shared:
-    """A black box as a curve: so many steps, and the best shares of epsilon. Nothing is known from below."""
+    """A black box as a curve, with the best shares of epsilon. It has no lower bound."""
 
     box: BlackBox
     steps: int

@@ -1,4 +1,4 @@
-"""A clipped aggregate turns from -u to u only in company: another record of its clip-group points the other way.
+"""What is lost where a clip-group holds no other record that could point the other way.
 
 Where the number of records is declared, some clip-group may hold no other record. What an attack
 achieves that counts on company in every clip-group of every round is then less by (1 + e^eps) times
@@ -38,12 +38,12 @@ def declared(phases: Phases) -> int | None:
 
 
 def independent(sampler: RandomParticipation) -> bool:
-    """Whether nothing ties the client's records together: a Poisson run with the product of the rates."""
+    """Whether the client's records are independent: a Poisson run with the product of the rates."""
     return sampler.client_rate == 1.0 or (sampler.records == 0 and not sampler.revealed)
 
 
 def lacking(mechanism: Mechanism, group: int, population: int | None) -> float:
-    """At most the probability that in some round some clip-group holds nobody outside the ``group``, and at most 1.
+    """At most the probability that in some round a clip-group holds nobody outside the ``group``.
 
     It is 0 where no clip-group needs company, or if there may be as many records as one likes.
 
@@ -70,7 +70,7 @@ def lacking(mechanism: Mechanism, group: int, population: int | None) -> float:
 def alone_in_fixed_batch(
     clip_groups: int, group: int, population: int, relation: str, size: int, at_random: bool = True
 ) -> float:
-    """At most the probability that in a batch of ``size`` some clip-group holds nobody outside the group.
+    """At most the probability that in a batch of ``size`` a clip-group is empty but for the group.
 
     ``at_random`` says that a batch is a uniform subset; otherwise the whole group may be in it.
     """
@@ -95,7 +95,7 @@ def nobody_comes(chance: float, others: int) -> float:
 
 @dataclass(frozen=True)
 class Charged:
-    """An attack that counts on something that is missing with probability ``chance``, on either side at most.
+    """An attack that needs something which is missing with probability at most ``chance``.
 
     With P, Q the laws it counts on and P', Q' the true ones, P'(A) - e^eps Q'(A) >= P(A) - e^eps
     Q(A) - (1 + e^eps) chance for every event A. Upper bounds are left alone.
@@ -143,7 +143,7 @@ class Charged:
 
 
 def turning(mechanism: Mechanism, population: int | None) -> Table | None:
-    """One round as it is, if all others point one way and the record turns its aggregate around; None if not known.
+    """One round in which all others point one way and the record turns its aggregate around.
 
     What the attacker sees is the sum over clip-groups: -1 for each that holds others, 1 for the
     record's. How many hold others has an exact law where rounds are independent.
@@ -169,7 +169,7 @@ def turning(mechanism: Mechanism, population: int | None) -> Table | None:
 
 
 def _occupied(numbers: Array, clip_groups: int, wanted: int) -> Array:
-    """The law of how many of the ``wanted`` clip-groups are hit by so many records, given the law of their number."""
+    """The distribution of how many of the ``wanted`` clip-groups are hit, given that of records."""
     hit = np.arange(wanted + 1.0)
     grow, stay = (wanted - hit) / clip_groups, (clip_groups - wanted + hit) / clip_groups
     law, total = np.zeros(wanted + 1), np.zeros(wanted + 1)
@@ -188,7 +188,7 @@ def in_company(
     population: int | None,
     lowers_of: Callable[[Phases], Sequence[Curve]],
 ) -> Guarantee:
-    """The guarantee with lower bounds that the declared number of records allows for; ``lowers_of`` prices attacks."""
+    """The guarantee with the lower bounds that the declared number of records allows."""
     runs = found.mechanism.mechanisms
     chances = [lacking(m, group, population) for m in runs]
     total = math.fsum(chances)
@@ -210,7 +210,8 @@ def in_company(
     if len(runs) == group == 1 and (table := turning(runs[0], population)) is not None:
         once = Round(table)
         charged += [Composition([(rnd, len(runs[0].sampler))]) for rnd in (once, once.reverse())]
-    how = "where a clip-group may hold no other record, what is left of it then, or the others' gradients 0"
+    how = "where a clip-group may hold no other record, what is left of it then, "
+    how += "or the others' gradients 0"
     return replace(
         found, lowers=charged, lower_by=f"{found.lower_by}; {how} (docs/proofs.md, lemma 6)"
     )

@@ -12,7 +12,7 @@ from verax.privacy.pld.composition import BOTH, Sides
 
 @dataclass(frozen=True)
 class Noiseless:
-    """The group is seen outright with probability ``visible``; otherwise there is only ``rest``, the rounds with noise.
+    """The group is seen outright with probability ``visible``; otherwise only ``rest`` is seen.
 
     From above delta is at most ``visible`` plus the delta of the rest (condition on being seen),
     from below it is at least the larger of the two.

@@ -71,7 +71,7 @@ def gaussian_epsilon(mu: float, delta: float, sign: int = 1) -> float:
 
 
 def black_box_group(epsilon: float, delta: float, group: int) -> tuple[float, float]:
-    """What (epsilon, delta) for one record implies for a group: (k eps, (e^{k eps}-1)/(e^eps-1) delta).
+    """(k eps, (e^{k eps}-1)/(e^eps-1) delta): what (eps, delta) for one record implies for k.
 
     This is the bound that the proof of theorem 4 in "optimal group privacy" shows; its statement
     carries a spurious factor k.

@@ -1,4 +1,4 @@
-"""Gaussian mechanisms whose mu is random and seen by the adversary: curves of the mixture, rounded to a known side.
+"""Gaussian mechanisms with a random mu that the adversary sees: bounds on the mixture's curves.
 
 A law is that of mu^2 (:class:`verax.privacy.numerics.lattice.Law`). Curves rise with mu, so upper
 bounds put every cell at its upper end and lower bounds at its lower one.
@@ -36,7 +36,7 @@ _LINEAR = 0.01  # a relative error up to which its first order, doubled, is enou
 
 
 def gaussian_deltas(mu: Array, epsilon: float, side: int) -> Array:
-    """:func:`verax.privacy.curves.gaussian.gaussian_delta` for many mu at once, with the same rounding.
+    """:func:`verax.privacy.curves.gaussian.gaussian_delta` for many mu, rounded in the same way.
 
     >>> gaussian_deltas(np.array([0.0, 1.0]), 1.0, UPPER).round(6).tolist()
     [0.0, 0.126937]
@@ -87,7 +87,7 @@ def _mu(law: Law, side: int) -> Array:
 
 
 class _Tests:
-    """The likelihood-ratio tests of a mixture: reject if the log likelihood ratio exceeds a threshold.
+    """The likelihood-ratio tests of a mixture: reject if the ratio exceeds a threshold.
 
     ``side`` is that of the curve's beta: LOWER bounds both error rates from below, at the largest
     mu; UPPER from above. Where mu = 0 nothing can be told; ``blind`` says whether such runs are
@@ -130,7 +130,7 @@ class _Tests:
 
 
 def mixture_tradeoff(law: Law, alpha: float, side: int) -> float:
-    """The least miss rate at false-alarm rate ``alpha`` of the mixture, rounded up (``side`` UPPER) or down.
+    """The least miss rate at false-alarm rate ``alpha``, rounded up (``side`` UPPER) or down.
 
     The curve of definition 5.2: every threshold gives a point on it. A point with at least
     ``alpha`` false alarms bounds it from below, one with at most ``alpha`` from above. Between
@@ -157,7 +157,7 @@ def mixture_tradeoff(law: Law, alpha: float, side: int) -> float:
 
 
 def _edge(holds: Callable[[float], bool], sign: float) -> float | None:
-    """The last threshold that holds, going from 0 towards ``sign`` times infinity; or the first, if 0 does not."""
+    """The last threshold that holds from 0 towards ``sign`` infinity; the first if 0 does not."""
     at_zero = holds(0.0)
     near, far = 0.0, sign
     while holds(far) == at_zero:
@@ -192,7 +192,7 @@ def lower_bound(law: Law, cut: float, alpha: float) -> float:
 
 
 def upper_bound(law: Law, cut: float, alpha: float) -> float:
-    """f^U of definition 5.3 at mu^2 = ``cut``, with the exact tail below it: never below the curve."""
+    """f^U of definition 5.3 at mu^2 = ``cut``, with the exact tail: never below the curve."""
     mu, tail = down(math.sqrt(cut), _ROUND), law.below(cut)[1]
     if tail >= 1.0 or mu == 0.0:
         return 1.0 - alpha

@@ -1,4 +1,4 @@
-"""Runs with so little noise that whoever takes part is seen: both bounds in closed form, at any noise above zero.
+"""Runs with hardly any noise, in closed form: a record that takes part is seen.
 
 From above the attacker is told the sampling, as adversary A1 is. From below the attacker looks for
 the sampling: if the records move the sums by a vector v out of a finite set, known but for which
@@ -60,7 +60,8 @@ def bounds(phases: Phases, group: Group) -> tuple[list[Curve], list[Curve], str,
     if len(removed) == len(found):
         absence = up(math.fsum(part.absence for part in found), ulps(4.0))
         upper = Best((Added(_sum(removed), absence), upper))
-        above += "; removed first, then added, which shows at most where it is missing (docs/proofs.md, lemma 5)"
+        above += "; removed first, then added, which shows at most where it is missing"
+        above += " (docs/proofs.md, lemma 5)"
     places, least = sum(part.places for part in found), min(part.least for part in found)
     search = Search(_sum([part.sought for part in found]), places, least)
     below = "almost no noise: the likeliest sampling is looked for (docs/proofs.md, theorem 12)"
@@ -108,7 +109,7 @@ class Added:
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """The attack max_v <v, x>/|v| >= c, for vectors v with ``law`` of |v|^2 and entries of at least ``least`` or 0.
+    """The attack max_v <v, x>/|v| >= c, where |v|^2 has distribution ``law``.
 
     With the records there the maximum is at least a normal around |v|; without them it is that of
     at most N standard normals, where v has at most n = |v|^2 / least^2 entries that are not 0, out
@@ -127,7 +128,7 @@ class Search:
         return np.sqrt(law.lows), down(law.weights, error), law.lost
 
     def _up_to(self, left_out: float) -> tuple[Array, Array, float]:
-        """Lengths and chances but for the largest ones, and the log of the number of vectors up to those lengths."""
+        """Lengths and probabilities but for the largest, and the log number of vectors up to there."""
         lengths, chances, _ = self._law
         highs = self.curve.law().highs
         tail = np.cumsum(chances[::-1])[::-1]
@@ -178,14 +179,14 @@ class Search:
         return best, 1.0
 
     def _found(self, lengths: Array, chances: Array, places: Array) -> Array:
-        """The chance that the maximum reaches each of the places, with the records there; rounded down."""
+        """The probability that the maximum reaches each place, with the records; rounded down."""
         above = lengths - ulps(8.0, of=lengths) - places[:, None]
         reached = np.where(above > _FARTHEST, special.ndtr(above), 0.0)
         return np.asarray(down(reached @ chances, OPS_8000))
 
 
 def _log_subsets(places: int, most: int) -> float:
-    """An upper bound on log sum_{j <= most} C(places, j) (Chernoff: (e places / most)^most), and on places log 2."""
+    """An upper bound on log sum_{j <= most} C(places, j): Chernoff's, and places log 2."""
     if most <= 0:
         return 0.0
     if 2 * most >= places:

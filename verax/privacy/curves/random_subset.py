@@ -1,4 +1,4 @@
-"""An upper bound for a record that joins k of T rounds, picked at random, through coins tossed in every round.
+"""An upper bound for a record in k of T random rounds, through independent coins.
 
 If every round were joined by a coin of chance c, the likelihood of the transcript would change by
 the product R of 1 - c + c Y_t, and given the transcript the number of rounds joined would be a sum
@@ -73,7 +73,7 @@ class Subset:
 
     @staticmethod
     def applies(times: int, steps: int, shift: float) -> bool:
-        """Whether the bound is worth its time: blocks of rounds do as well where rounds are rare or noise is large."""
+        """Whether the bound is worth its time; blocks do as well for rare rounds or large noise."""
         worth = FEWEST <= times <= steps - FEWEST and shift <= _LARGEST_SHIFT
         return worth and times / steps * math.expm1(shift * shift) > _WORTH
 
@@ -135,7 +135,7 @@ _Parts = tuple[tuple[float, Composition], ...]
 
 
 def _delta(parts: _Parts, epsilon: float, rtol: float) -> float:
-    """The parts' deltas added up. They are of measures that may have more mass than 1, so 1 says nothing."""
+    """The sum of the parts' deltas; being of measures of mass above 1, it is not cut at 1."""
     deltas = [curve.delta(epsilon, rtol, (UPPER,))[1] for _, curve in parts]
     if max(deltas) >= 1.0:
         return 1.0
@@ -146,7 +146,7 @@ def _delta(parts: _Parts, epsilon: float, rtol: float) -> float:
 def _parts(
     times: int, steps: int, shift: float, chance: float, variance: float, beside: float = 0.0
 ) -> _Parts:
-    """Shares of Q, any that add up to 1, and for each node the product over rounds that it stands for."""
+    """Shares of Q that add up to 1, and for each node the product over rounds."""
     weights, nodes = angles(variance)
     shares = weights * np.exp(-nodes * variance)
     shares = (1.0 - _EVEN) * shares / shares.sum() + _EVEN / len(nodes)
@@ -163,7 +163,7 @@ def _parts(
 
 
 def angles(variance: float) -> tuple[Array, Array]:
-    """Weights w and nodes s in [0, 1] with (1/pi) int_0^pi exp(-(1 - cos phi) V) dphi <= sum w exp(-s V) for V >= 0.
+    """Weights w, nodes s with (1/pi) int_0^pi exp(-(1 - cos phi) V) dphi <= sum w exp(-s V).
 
     Between nodes exp(-s V) is below its chord in s = 1 - cos phi, beyond a right angle below
     exp(-V).
@@ -181,7 +181,7 @@ def angles(variance: float) -> tuple[Array, Array]:
 
 
 def _round(chance: float, shift: float, node: float, log_scale: float) -> Law:
-    """One round's factor (1 - c + c Y) exp(-s v) under Q, times a constant, rounded up in convex order.
+    """One round's factor (1 - c + c Y) exp(-s v) under Q, times a constant, rounded up.
 
     It rises along the line, as its log has the slope p (1 - s (1 - p) (1 - 2 p)), which is not
     negative for s <= 1. In every cell v is at least what it is at one of the ends.
@@ -207,7 +207,7 @@ def _round(chance: float, shift: float, node: float, log_scale: float) -> Law:
 
 
 def _factor(x: Array, chance: float, shift: float) -> tuple[Array, Array]:
-    """log(1 + c Y / (1 - c)), which is the log factor above its limit on the left, and p at points of the line."""
+    """log(1 + c Y / (1 - c)), the log factor above its limit on the left, and p at points."""
     odds = math.log(chance) - math.log1p(-chance) + shift * x - 0.5 * shift * shift
     return np.logaddexp(0.0, odds), special.expit(odds)
 
@@ -217,7 +217,7 @@ def _factor(x: Array, chance: float, shift: float) -> tuple[Array, Array]:
 
 @lru_cache(maxsize=64)
 def _choices(times: int, steps: int, shift: float, beside: float = 0.0) -> tuple[Coins, ...]:
-    """Coins of several chances, each with the epsilon where it serves best: where k is the likely number of hits."""
+    """Coins of several rates, each with the epsilon where k is the likely number of hits."""
     x = np.linspace(-9.0, 9.0 + (1.0 + _TILTED) * shift, 6000)
     found = []
     for lean in _LEANS.tolist():

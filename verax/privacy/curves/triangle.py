@@ -1,4 +1,4 @@
-"""Neighbours of neighbours: the triangle inequality for privacy curves, where nothing better is proved."""
+"""Neighbours of neighbours: the triangle inequality for privacy curves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TYPICAL_DELTA = 1e-6  # where epsilon is divided among unequal links; any divis
 
 @dataclass(frozen=True)
 class Chain:
-    """Steps from one data set to another, each with its own privacy curve; ``links`` are (curve, how many steps).
+    """Steps between data sets, each with its privacy curve; ``links`` are (curve, steps).
 
     For any eps_1 + ... + eps_k = eps,
 
@@ -52,7 +52,7 @@ class Chain:
     def epsilon(
         self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
     ) -> tuple[float, float]:
-        """Upper bound on epsilon(delta), by bisection; every end it returns has been seen to hold."""
+        """Upper bound on epsilon(delta), by bisection; every end it returns holds."""
         if self.delta(0.0, rtol)[1] <= delta:
             return 0.0, 0.0
         low, high = 0.0, max(self.estimate(delta), 1e-3)

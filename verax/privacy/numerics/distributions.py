@@ -95,7 +95,9 @@ def log_binomial_probability(trials: int, rate: float, hits: int) -> Enclosure:
 
 @lru_cache(maxsize=4096)
 def binomial_at_least(trials: int, rate: float, hits: int) -> Enclosure:
-    """P[Bin(trials, rate) >= hits], the ends within a factor 1 + 3e-12 + 5e-15 sqrt(trials rate (1 - rate)).
+    """P[Bin(trials, rate) >= hits].
+
+    The ends are within a factor 1 + 3e-12 + 5e-15 sqrt(trials rate (1 - rate)).
 
     >>> binomial_at_least(10**9, 0.705870566236443, 705870567)
     Enclosure(lower=0.49999..., upper=0.49999...)
@@ -202,7 +204,7 @@ def _sum_downwards(trials: int, rate: float, hits: int) -> tuple[Decimal, Decima
 def _tail(
     log_first: Decimal, ratio: Callable[[Array], Array], terms: int
 ) -> tuple[Decimal, Decimal]:
-    """Bounds on e^log_first (1 + r_0 + r_0 r_1 + ...), ``terms`` ratios in all (docs/proofs.md, theorem N2)."""
+    """Bounds on e^log_first (1 + r_0 + r_0 r_1 + ...), of ``terms`` ratios (theorem N2)."""
     first = _exponentials(log_first)
     if log_first < _NOTHING:
         return first

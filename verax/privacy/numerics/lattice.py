@@ -24,7 +24,7 @@ _CUT = 1e-50  # probability that may be cut off each end of a law
 
 @dataclass(frozen=True, eq=False)
 class Law:
-    """With probability ``weights[i]`` the variable lies between ``start + step * i`` and ``spread`` above that.
+    """Probabilities ``weights[i]`` of the cells from ``start + step * i`` to ``spread`` above that.
 
     Args:
         start: lower end of the first cell.
@@ -104,7 +104,7 @@ class Law:
         return max(down(least, slack), 0.0), min(up(most, slack) + self.lost, 1.0)
 
     def scaled(self, factor: float) -> Law:
-        """The law of ``factor`` times the variable; places are then right to a few units of round-off."""
+        """The pmf of ``factor`` times the variable; places are right to a few units in the last place."""
         if factor == 1.0:
             return self
         start, step, spread, top = (

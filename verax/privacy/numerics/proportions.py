@@ -17,7 +17,7 @@ _WIDER = 4.0  # times as far each further one
 
 
 def proportion_at_least(hits: int, trials: int, miss: float) -> float:
-    """A lower limit of a proportion, too high with probability at most ``miss``: P[Bin(trials, limit) >= hits] <= miss.
+    """A limit with P[Bin(trials, limit) >= hits] <= miss: too high with that probability at most.
 
     >>> round(proportion_at_least(10, 10, 0.05), 4)  # 0.05 ** 0.1
     0.7411
@@ -34,7 +34,7 @@ def proportion_at_least(hits: int, trials: int, miss: float) -> float:
 
 
 def proportion_at_most(hits: int, trials: int, miss: float) -> float:
-    """An upper limit of a proportion, too low with probability at most ``miss``: P[Bin(trials, limit) <= hits] <= miss.
+    """A limit with P[Bin(trials, limit) <= hits] <= miss: too low with that probability at most.
 
     >>> round(proportion_at_most(0, 10, 0.05), 4)  # 1 - 0.05 ** 0.1
     0.2589
@@ -50,7 +50,7 @@ def proportion_at_most(hits: int, trials: int, miss: float) -> float:
 
 
 def fewest_above(trials: int, goal: float, miss: float) -> int:
-    """The fewest hits that show, wrongly with probability at most ``miss``, that the proportion is at least ``goal``.
+    """The fewest hits that show a proportion of at least ``goal``, wrongly with chance ``miss``.
 
     ``trials + 1`` if no number of hits does.
 
@@ -66,7 +66,7 @@ def fewest_above(trials: int, goal: float, miss: float) -> int:
 
 
 def most_below(trials: int, goal: float, miss: float) -> int:
-    """The most hits that show, wrongly with probability at most ``miss``, that the proportion is at most ``goal``.
+    """The most hits that show a proportion of at most ``goal``, wrongly with chance ``miss``.
 
     -1 if no number of hits does.
 

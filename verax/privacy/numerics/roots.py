@@ -13,7 +13,7 @@ the function.
 
 
 def root(function: Callable[[float], float], low: float, high: float, xtol: float) -> float:
-    """A point within ``xtol`` of a sign change of ``function`` in [low, high], whose ends must differ in sign.
+    """A point within ``xtol`` of a sign change in [low, high], whose ends must differ in sign.
 
     Ridders' method: exact on exponentials times lines, never leaves the bracket, at least halves it
     in two evaluations.
@@ -43,7 +43,7 @@ def root(function: Callable[[float], float], low: float, high: float, xtol: floa
 
 
 def crossing(excess: Callable[[float], float], low: float, high: float, sign: int) -> float:
-    """Where a falling function on [low, high] with low >= 0 crosses zero, nudged to the safe side of the crossing.
+    """Where a falling function crosses zero in [low, high], low >= 0, on the safe side of it.
 
     That is to a point where it is not positive for an upper bound (``sign`` 1), not negative for a
     lower one (-1).

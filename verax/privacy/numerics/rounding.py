@@ -49,12 +49,13 @@ NORMAL_TRADEOFF = 1e-11
 # Relative error of a difference of two values of ndtri, as far as curves are fitted: 16 u each, of
 # values up to 38 whose difference is at least 1e-5 of them.
 NORMAL_QUANTILES = 1e-7
-# Relative error of the mass of a bin 0.01 standard deviations wide: log_interval errs by LIBRARY_ULPS
-# + 2 (x + 1)^2 units over the share of its tail that the bin holds, for |x| <= 38 less than 4e-13
+# Relative error of the mass of a bin 0.01 standard deviations wide: log_interval errs by
+# LIBRARY_ULPS + 2 (x + 1)^2 units over the share of its tail that the bin holds,
+# for |x| <= 38 less than 4e-13
 # over at least 0.01.
 BIN_MASS = 1e-10
-# Relative error of the mass of the largest of many sums in a bin 0.004 wide: 1e-11, as log_ndtr errs
-# by 8 (1 + x^2) u where it counts, |x| <= 14, over the share of the tail that the bin holds.
+# Relative error of the mass of the largest of many sums in a bin 0.004 wide: 1e-11, as log_ndtr
+# errs by 8 (1 + x^2) u where it counts, |x| <= 14, over the share of the tail that the bin holds.
 LARGEST_SUM_MASS = 1e-9
 # Error of the logarithm of a moment bound, relative to the largest logarithm in it: a few dozen
 # library functions of 4 u.

@@ -1,1 +1,1 @@
-"""Dominating pairs: two distributions of what an attacker sees of a round, whose privacy loss bounds the true one's."""
+"""Dominating pairs: two distributions whose privacy loss bounds that of a round."""

@@ -1,4 +1,4 @@
-"""Pairs given by a table: finitely many losses with their masses, such as what an attacker sees in bins.
+"""Pairs with finitely many losses, such as what an attacker sees in bins.
 
 A table stands where a :class:`verax.privacy.pairs.gaussian_mixture.Pair` stands: it can be
 discretised, composed and read off. Its "line" is the sequence of its atoms, each one unit long and
@@ -25,7 +25,7 @@ _LEAST = 1e-290  # bins with less mass are left out, which only hides from the a
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Mass exp(``log_p[i]``) of P on the atom of loss log p/q, losses ascending; ``infinite`` P-mass besides.
+    """Mass exp(``log_p[i]``) of P at each loss log p/q, ascending; ``infinite`` P-mass besides.
 
     ``missing`` is Q-mass where P has none, at loss -infinity. ``error`` bounds how far the
     logarithms of p and of p/q may each be off.
@@ -55,7 +55,7 @@ class Table:
     def of_logs(
         log_p: Array, log_q: Array, infinite: float = 0.0, missing: float = 0.0, error: float = 0.0
     ) -> Table:
-        """A table from the logarithms of masses, in any order, which may be as small as one likes."""
+        """A table from logarithms of masses, in any order and as small as one likes."""
         loss = log_p - log_q
         order = np.argsort(loss, kind="stable")
         largest = max(float(np.abs(log_p).max(initial=0.0)), float(np.abs(log_q).max(initial=0.0)))
@@ -144,7 +144,7 @@ class Table:
         return self.loss_values, self.log_p
 
     def cut(self, grid: Array) -> tuple[Array, float]:
-        """Boundaries between the atoms below and above each of the losses, and how far off an atom's loss may be."""
+        """Boundaries between atoms below and above each loss, and how far off losses may be."""
         return np.searchsorted(self.loss_values, grid).astype(np.float64) - self._middle, self.error
 
     def inverse(self, loss: Array) -> Array:
@@ -165,7 +165,7 @@ class Table:
         return float(self.cells(np.array([-self._middle, x])).loss[0])
 
     def cells(self, boundaries: Array) -> Cells:
-        """Masses of P and loss between consecutive boundaries; atoms are shared out in proportion."""
+        """Log P and loss between consecutive boundaries; atoms are split in proportion."""
         size = len(self.log_p)
         ends = np.clip(boundaries + self._middle, 0.0, float(size))
         marks = np.union1d(ends, np.arange(math.ceil(ends[0]), math.floor(ends[-1]) + 1.0))
@@ -199,7 +199,7 @@ class Table:
 
 
 def log_sums(logs: Array, cell: NDArray[np.int64], count: int) -> Array:
-    """Logarithms of the sums of exp(logs) in each of ``count`` cells; -infinity in those without any."""
+    """Logarithms of the sums of exp(logs) in ``count`` cells; -infinity in empty ones."""
     top = np.full(count, -np.inf)
     np.maximum.at(top, cell, logs)
     sums = np.bincount(cell, weights=np.exp(logs - top[cell]), minlength=count)

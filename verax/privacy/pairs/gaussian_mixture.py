@@ -37,7 +37,7 @@ _FAINT = 60.0
 
 @dataclass(frozen=True)
 class Mixture:
-    """Weights (as logarithms) and non-negative shifts of one side; weights may be as small as 1e-300.
+    """Log weights and non-negative shifts of one side; weights may be as small as 1e-300.
 
     ``lost`` is weight left out of the components; on the side of P it stands for mass at infinite
     loss. ``error`` bounds the relative error of the weights.
@@ -101,7 +101,7 @@ class Mixture:
             yield part, self.near(float(x[part].min()), float(x[part].max()))
 
     def log_average(self, log_ratios: Array, near: slice = slice(None)) -> Array:
-        """log(sum_i w_i exp(e_i)) over rows, to the last digits both near 0 (tiny rates) and where it is huge.
+        """log(sum_i w_i exp(e_i)) over rows, to the last digits near 0 and where it is huge.
 
         ``near`` says which components the rows are of.
         """
@@ -181,7 +181,7 @@ def log_interval(y: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Cells:
-    """Masses on consecutive cells of the line: log P, the cell's loss log P/Q, and a bound on the errors of both."""
+    """Consecutive cells of the line: log P, the loss log P/Q, and a bound on both errors."""
 
     log_p: Array
     loss: Array
@@ -189,7 +189,7 @@ class Cells:
 
 
 class Losses(Protocol):
-    """Two laws on a line along which the privacy loss increases: a :class:`Pair`, or a table of one.
+    """Two distributions on a line along which the privacy loss increases: a pair, or a table.
 
     Everything the discretisations of ``verax.privacy.pld.discretise`` need to know.
     """
@@ -211,7 +211,7 @@ class Losses(Protocol):
         """A loss where much of the mass lies."""
 
     def nodes(self, left: float, far: float) -> tuple[Array, Array]:
-        """Ascending losses and log masses of P: a quadrature rule, from ``left`` to ``far`` beyond the last shift."""
+        """Ascending losses and log P-masses: nodes from ``left`` to ``far`` past the last shift."""
 
     def cut(self, grid: Array) -> tuple[Array, float]:
         """The boundaries at these losses, and by how much their losses miss them at most."""
@@ -325,7 +325,7 @@ class Pair:
 
     @cached_property
     def infimum(self) -> float:
-        """The limit of the loss at minus infinity: finite only if Q is N(0) and P keeps weight at 0."""
+        """The loss at minus infinity: finite only if Q is N(0) and P keeps weight at 0."""
         if not self.down.trivial or 0.0 not in self.up.shifts:
             return -np.inf
         if len(self.up.shifts) == 2 and self.up.lost == 0.0:
@@ -356,7 +356,7 @@ class Pair:
         return np.where(loss <= self.infimum, -np.inf, x)
 
     def _inverse_newton(self, loss: Array) -> Array:
-        """Newton's method from a table, kept inside a shrinking bracket; the loss is smooth and strictly increasing."""
+        """Newton's method from a table, kept inside a shrinking bracket; the loss is increasing."""
         target = np.clip(loss, self.infimum, self.supremum)
         low, high = -1.0, 1.0
         while low > -_FAR and float(self.loss(np.array([low]))[0]) > target.min():

@@ -40,7 +40,7 @@ _AROUND = 1e-9  # of a loss: what lies this close to a boundary holds all that r
 
 @dataclass(frozen=True)
 class Glued:
-    """The chance of each kind of round and its distances, in units of the noise; ``away`` ones may be infinite.
+    """The chance of each kind of round and its distances in noises; ``away`` may be infinite.
 
     ``error`` bounds the relative error of the chances. ``sign`` is -1 for the other direction:
     without the record against with it.
@@ -78,7 +78,7 @@ class Glued:
 
     @cached_property
     def _least(self) -> float:
-        """The smallest loss with the record against without: whoever is surely present is missed most."""
+        """The smallest loss with the record against without it."""
         hidden = all(distance == 0.0 for distance in self.absent)
         seen = self.client * self.record if hidden else self.record
         return math.log1p(-seen) if seen < 1.0 else -math.inf
@@ -225,7 +225,7 @@ class Glued:
 
 @dataclass(frozen=True, eq=False)
 class _Branch:
-    """All kinds on the side where the record's presence (``up``) or its absence shows; columns are kinds."""
+    """All kinds on the side where the record's presence (``up``) or absence shows."""
 
     up: bool
     client: float
@@ -250,7 +250,7 @@ class _Branch:
         return range(int(np.searchsorted(boundaries[:-1], 0.0, side="left")))
 
     def log_here(self, u: Array) -> Array:
-        """Log of the chance that the client takes part, given that the sum is at u without the record."""
+        """Log of the chance that the client takes part, given the sum at u without the record."""
         with np.errstate(invalid="ignore"):
             distance = np.where(
                 self.gap > 0.0, self.gap * np.where(np.isinf(u), np.sign(u) * 1e300, u), 0.0
@@ -274,7 +274,7 @@ class _Branch:
         return np.asarray(np.where(rise > 30.0, large, small))
 
     def _deep(self, u: Array) -> tuple[Array, Array]:
-        """The loss and its slope where every record is used and its absence shows: log of away + here e^(-t)."""
+        """Loss log(away + here e^-t) and slope, where all records are used and absence shows."""
         log_away = self.log_odds - np.where(self.gap > 0.0, self.gap * u, 0.0)
         rise = self.shift * (u + self.shift / 2.0)
         top = np.logaddexp(log_away, -rise)
@@ -287,7 +287,7 @@ class _Branch:
         return top + self.log_here(u), slope
 
     def solve(self, loss: Array) -> tuple[Array, float]:
-        """Where each kind has these losses, all of this branch's sign, and how far off they are at most.
+        """Where each kind has these losses, all of this branch's sign, and a bound on the error.
 
         With t = shift (u + shift/2) the size of the loss is a function of log_here(u) +
         log|expm1(+-t)|, which is concave and increasing; as log_here <= 0 the root of the rest lies
@@ -323,7 +323,7 @@ class _Branch:
         return u, float(off.max(initial=0.0))
 
     def _dive(self, u: Array, loss: Array) -> Array:
-        """The same for losses so far below 0 that 1 - e^loss tells nothing: bisection, and Newton inside it."""
+        """The same for losses so low that 1 - e^loss is 1: Newton's method inside a bisection."""
         bottomless = (self.gap > 0.0) | np.isinf(self.log_odds)
         deep = bottomless & (loss < _DEEP) & np.isfinite(loss)
         loss = np.where(np.isfinite(loss), np.minimum(loss, _DEEP), _DEEP)
@@ -371,7 +371,7 @@ class _Branch:
         return value, slope
 
     def masses(self, u: Array) -> tuple[Array, Array, Array, float, Array]:
-        """Log masses of P, of Q and of their difference, its sign, and errors, between the places of rising losses."""
+        """Log masses of P, Q and their difference, its sign, and errors, between these places."""
         p, q = self.client, self.record
         u = u if self.up else u[:, ::-1]
         near, near_error = log_interval(u)
@@ -416,14 +416,14 @@ def _blocks(kinds: int, cells: range) -> list[slice]:
 
 @lru_cache(maxsize=8)
 def _places(branch: _Branch, boundaries: bytes) -> tuple[Array, float]:
-    """Where each kind has these losses; the pieces a grid is cut into are asked for twice, to cut and to weigh."""
+    """Where each kind has these losses; cached, as each grid is asked for twice."""
     loss = np.frombuffer(boundaries)
     loss = np.maximum(loss, 0.0) if branch.up else np.minimum(loss, 0.0)
     return branch.solve(loss)
 
 
 class _Sums:
-    """Masses of P and Q, cell by cell, with the difference kept apart so that small losses keep their digits."""
+    """Masses of P and Q by cell; their difference is kept too, so that small losses keep digits."""
 
     def __init__(self, count: int) -> None:
         self.top = {name: np.full(count, -np.inf) for name in "pq"}

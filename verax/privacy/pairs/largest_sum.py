@@ -1,4 +1,4 @@
-"""What the largest of many batch sums tells about one record: the attack that prices shuffling from below."""
+"""The largest of many batch sums: the attack that prices shuffling from below."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FAINT = 1e-250  # a tail below which doubles run out
 
 @lru_cache(maxsize=256)
 def largest_sum(batches: int, present: float, absent: float) -> Table:
-    """The law of the largest of ``batches`` noisy sums, one of which is shifted, in bins: with the record and without.
+    """The largest of ``batches`` noisy sums, one of them shifted, in bins: with the record and not.
 
     The shifted sum is hidden by the shuffle; it is shifted by ``present`` with the record and by
     ``absent`` without, in standard deviations of the noise ("how private is DP-SGD", theorem 4.2
@@ -45,7 +45,7 @@ def largest_sum(batches: int, present: float, absent: float) -> Table:
 
 
 def _log_masses(c: Array, shift: float, batches: int) -> Array:
-    """Log mass of the largest sum between consecutive thresholds, from whichever tail keeps more digits."""
+    """Log mass of the largest sum between thresholds, from the tail that keeps more digits."""
     log_below = special.log_ndtr(c - shift) + (batches - 1) * special.log_ndtr(c)
     log_above = np.log(-np.expm1(np.minimum(log_below, -_FAINT)))
     tails = np.logaddexp(

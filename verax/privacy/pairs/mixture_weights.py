@@ -1,4 +1,4 @@
-"""How many of a group's records, or of their clip-groups, a round touches: the weights of the Gaussian mixtures."""
+"""Weights of Gaussian mixtures: how many records or clip-groups of a group a round touches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEGLIGIBLE = 1e-60  # total weight that may be rounded away, to the safe side o
 
 
 def distinct_groups(trials: int, rate: float, groups: int) -> Array:
-    """Law of the number of distinct clip-groups hit when each sampled record picks one uniformly."""
+    """Pmf of the number of distinct clip-groups hit if sampled records pick one uniformly."""
     most = min(trials, groups)
     law = np.zeros(most + 1)
     law[0] = 1.0
@@ -46,7 +46,7 @@ def truncated_rate(rate: float, max_batch: int, population: int) -> float:
 
 
 def crowded(rate: float, max_batch: int, others: int) -> list[tuple[float, float, int]]:
-    """With room in the batch and without, given up to so many others: the chance, the record's rate, and its shift.
+    """Rounds with room in the batch and without: their chance, the record's rate, its shift.
 
     With room its rate is ``rate`` and its shift 1. If N >= B others are there it is in with
     probability rate * B / (N + 1) and takes the place of another, a shift of 2. That rate is
@@ -62,7 +62,7 @@ def crowded(rate: float, max_batch: int, others: int) -> list[tuple[float, float
 
 
 def mixture_round(weights: Array, shifts: Array, trials: int, two_sided: bool = False) -> Round:
-    """The mixture against N(0), or against its own mirror image; negligible components are rounded to the safe sides.
+    """The mixture against N(0), or its mirror image; negligible components go to the safe side.
 
     D_a rises in every shift (lemma 14 and proposition 17 of "optimal group privacy"), so for the
     upper bound rare small shifts are raised and rare large ones sent to infinity, for the lower

@@ -1,4 +1,4 @@
-"""The law of an average of log-normals, rounded up and down in convex order: the price of picking one round at random.
+"""One round picked at random: an average of log-normals, rounded up and down in convex order.
 
 A record that joins one of T rounds, picked at random, changes the likelihood of the transcript by
 the factor
@@ -43,7 +43,7 @@ _QUANTILES, _FEW_QUANTILES = ((np.arange(count) + 0.5) / count for count in (200
 
 @dataclass(frozen=True, eq=False)
 class Law:
-    """Mass ``q`` at each of the ascending ``places``, and a part of the mean so far out that its mass is none.
+    """Mass ``q`` at ascending ``places``, and a part of the mean so far out that its mass is none.
 
     Masses may be off by e^mass_error and places by e^place_error, as follows. All masses times
     e^mass_error, each at its place or nearly so, are what rounding up makes of a measure that
@@ -92,21 +92,19 @@ def at_least_one_of(count: int, shift: float, fine: float = FINE) -> Table:
     return _average(count, shift, fine, spread=False).table(spread=False)
 
 
+@lru_cache(maxsize=256)
 def _average(count: int, shift: float, fine: float, spread: bool, log_tail: float = TAIL) -> Law:
-    """The average of ``count`` factors, by doubling and adding one, rounded up (``spread``) or down."""
+    """The average of ``count`` factors, rounded up (``spread``) or down: twice that of half."""
     cap = 0.5 * fine * shift
-    single = _single(shift, fine, cap, spread, log_tail)
-    law, size = single, 1
-    for bit in bin(count)[3:]:
-        law = _combine(law, law, 0.5, _grid(law, law, 0.5, fine, cap, log_tail), spread)
-        size *= 2
-        if bit == "1":
-            share = size / (size + 1.0)
-            law = _combine(
-                law, single, share, _grid(law, single, share, fine, cap, log_tail), spread
-            )
-            size += 1
-    return law
+    if count == 1:
+        return _single(shift, fine, cap, spread, log_tail)
+    half = _average(count // 2, shift, fine, spread, log_tail)
+    law = _combine(half, half, 0.5, _grid(half, half, 0.5, fine, cap, log_tail), spread)
+    if count % 2 == 0:
+        return law
+    share, single = (count - 1.0) / count, _average(1, shift, fine, spread, log_tail)
+    grid = _grid(law, single, share, fine, cap, log_tail)
+    return _combine(law, single, share, grid, spread)
 
 
 def _single(shift: float, fine: float, cap: float, spread: bool, log_tail: float = TAIL) -> Law:
@@ -160,7 +158,7 @@ def rounded(
     place_error: float,
     spread: bool,
 ) -> Law:
-    """From each cell's mass, and that mass times its mean's distance from the left corner: to corners, or merged."""
+    """Move each cell's mass to its corners (``spread``) or its mean, a distance beyond the left."""
     if not spread:
         filled = q > _LEAST
         places = corners[filled] + beyond[filled] / q[filled]
@@ -172,7 +170,7 @@ def rounded(
 
 
 def _grid(a: Law, b: Law, share: float, fine: float, cap: float, log_tail: float) -> Array:
-    """Logarithms of grid points for a sum: dense around its middle, as far as its tails. Any grid is valid."""
+    """Logs of grid points for a sum: dense around its middle, out to its tails. Any are valid."""
     at = _QUANTILES if fine <= 2.0 * FINE else _FEW_QUANTILES
     sums = (share * _quantiles(a, at)[:, None] + (1.0 - share) * _quantiles(b, at)).reshape(-1)
     left, middle, right = np.log(np.quantile(sums, [0.16, 0.5, 0.84])).tolist()
@@ -201,7 +199,7 @@ def _greatest(law: Law, log_tail: float) -> float:
 
 
 def _ticks(low: float, high: float, middle: float, scale: float, fine: float, cap: float) -> Array:
-    """Points from low to high: ``fine * scale`` apart near the middle, further and further apart outside.
+    """Points from low to high: ``fine * scale`` apart near the middle, further apart outside.
 
     On the right, where a single large factor makes the tail, they are never more than ``cap``
     apart.

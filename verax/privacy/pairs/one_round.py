@@ -15,7 +15,7 @@ from verax.privacy.pld.composition import Round
 
 
 def one_round_of(count: int, unit: float, fine: float) -> Round:
-    """One round of ``count`` shifted; where factors leave the range of doubles, the attacker is told which."""
+    """One of ``count`` rounds shifted; known which one, where factors exceed doubles."""
     if count == 1:
         return Round(Pair.gaussian(unit))
     if unit > LARGEST_SHIFT:

@@ -1,4 +1,4 @@
-"""A round whose kind is drawn by a public coin: with chance w_i it is pair i, and the attacker sees which."""
+"""A round whose kind is drawn by a public coin: pair i with chance w_i, known to the attacker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many records of a group fall into one bin: the weights behind every analysis of groups under balls-in-bins.
+"""How many records of a group fall into one bin, under balls-in-bins.
 
 The ``size`` records of a group pick their bins independently, so the numbers n_t in the T bins of
 an epoch are multinomial. A bin that holds n of them is shifted by at most ``shifts[n]``, and the
@@ -54,7 +54,7 @@ class SharedBins:
 
     @cached_property
     def reach(self) -> float:
-        """The length of the longest shift of an epoch: all in the same bins, or all in different ones."""
+        """The longest shift of an epoch: all records in the same bins, or all in different ones."""
         if self.adds_up:
             return self.unit * self.size * math.sqrt(self.times)
         return self.unit * math.sqrt(min(self.size * self.times, self.bins))
@@ -73,7 +73,7 @@ class SharedBins:
         )
 
     def pair(self, log_weights: Array) -> Pair:
-        """One round if the numbers in different bins were independent with these weights, against none."""
+        """One round against none, if numbers in different bins were independent with these weights."""
         shifts = self.shifts(len(log_weights) - 1)
         if self.adds_up:
             return Pair(

@@ -1,4 +1,4 @@
-"""What an attacker sees of a group whose records pick bins at random: the lower bound for groups under balls-in-bins.
+"""The lower bound for groups under balls-in-bins: what an attacker sees in the bins' scores.
 
 All records of the group have the same gradient. The attacker adds up scores log(sum_n w_n exp(s_n x
 - s_n^2 / 2)), one for each bin, which would be the privacy loss if the numbers in different bins
@@ -56,21 +56,26 @@ _MOST_WORK = 2**27  # nodes times frequencies; more is refused
 
 
 def group_attack(group: SharedBins, coarser: float = 1.0) -> Pair | Table:
-    """What an attacker sees of one epoch; the sum of all outputs where scores are too far apart for a grid.
+    """What an attacker sees of one epoch; the sum of all outputs where scores are too far apart.
 
     The sum is shifted by size * unit if shifts add up, by a unit at least if not. Grids may be
-    ``coarser`` than usual.
+    ``coarser`` than usual, for one of many phases: then rare sums matter less, too.
     """
     if group.unit <= _LARGEST_UNIT and group.size * group.bins <= _LARGEST:
-        return shared_bins_attack(group, _LEAN, _FINE * coarser)
+        rare = _RARE if coarser == 1.0 else _RARE[:1]
+        return shared_bins_attack(group, _LEAN, _FINE * coarser, rare)
     return Pair.gaussian(
         group.unit * (group.size if group.adds_up else 1.0) / math.sqrt(group.bins)
     )
 
 
 @lru_cache(maxsize=64)
-def shared_bins_attack(group: SharedBins, lean: float, fine: float = _FINE) -> Table:
-    """The binned sum of scores with the group against without it; ``lean`` scales rho = size / bins of the scores.
+def shared_bins_attack(
+    group: SharedBins, lean: float, fine: float = _FINE, rare: tuple[float, ...] = _RARE
+) -> Table:
+    """The binned sum of scores with the group against without it.
+
+    ``lean`` scales rho = size / bins of the scores.
 
     >>> table = shared_bins_attack(SharedBins(4, 100, 1.0, adds_up=True), lean=0.7)
     >>> bool(table.delta(2.7)[0] > 1e-5)  # one record alone: epsilon .62
@@ -79,7 +84,7 @@ def shared_bins_attack(group: SharedBins, lean: float, fine: float = _FINE) -> T
     laws = _scores(group, lean, fine)
     plain = [(laws[0], group.bins)]
     mixed = [(_mixed(group, laws), group.bins)]
-    means = [mean for law in (mixed, plain) for mean in means_when_tilted(law, _RARE)]
+    means = [mean for law in (mixed, plain) for mean in means_when_tilted(law, rare)]
     views = []
     for mean in means:
         try:
@@ -128,7 +133,7 @@ def _mixed(group: SharedBins, laws: list[Discrete]) -> Discrete:
 
 @dataclass(frozen=True)
 class _Tilted:
-    """Scores of bins by how many they hold, tilted, each with mass 1, and weights that add up to 1."""
+    """Tilted scores of bins by the number they hold, of mass 1, and weights that add up to 1."""
 
     laws: Array
     weights: Array
@@ -141,7 +146,7 @@ class _Tilted:
 
 
 def _tilted(group: SharedBins, laws: list[Discrete], tilt: float) -> _Tilted:
-    """With rho such that the bins hold ``size`` records on average: then the coefficient is not small."""
+    """With rho such that bins hold ``size`` records on average: then the coefficient is not small."""
     logs = np.stack([law.log_mass for law in laws]) + tilt * laws[0].losses
     log_norms = np.asarray(special.logsumexp(logs, axis=1))
     held = np.arange(len(laws))
@@ -167,7 +172,7 @@ def _tilted(group: SharedBins, laws: list[Discrete], tilt: float) -> _Tilted:
 
 
 def _with_group(group: SharedBins, laws: list[Discrete], tilt: float) -> View:
-    """First index, log masses and their relative errors of the sum with the group, as one tilt knows them."""
+    """First index, log masses and relative errors of the sum with the group, from one tilt."""
     found = _tilted(group, laws, tilt)
     index, step = laws[0].index, laws[0].step
     low, high = sum_window(index, found.mixed, group.bins, ALIAS)
@@ -201,7 +206,7 @@ def _with_group(group: SharedBins, laws: list[Discrete], tilt: float) -> View:
 
 
 def _nodes(group: SharedBins, weights: Array) -> tuple[int, float]:
-    """How many nodes on the circle, and what the coefficients that they confuse with the right one add up to."""
+    """The number of nodes on the circle, and the mass that they take for the coefficient."""
     nodes, held = group.size + 1, np.arange(len(weights))
     while True:
         rates = np.array([0.25, 0.5, 1.0, 2.0])
@@ -217,7 +222,7 @@ def _nodes(group: SharedBins, weights: Array) -> tuple[int, float]:
 def _coefficient(
     group: SharedBins, weights: Array, transforms: NDArray[np.complex128], nodes: int, error: float
 ) -> tuple[NDArray[np.complex128], float]:
-    """[y^size] (sum_n w_n y^n phi_n)^T at all frequencies, and the sum over frequencies of bounds on its error."""
+    """[y^size] (sum_n w_n y^n phi_n)^T at all frequencies, and a bound on the sum of its errors."""
     angles = 2.0 * math.pi * np.arange(nodes) / nodes
     held = np.arange(len(weights))
     powers = np.exp(1j * np.outer(angles, held)) * weights
@@ -240,7 +245,7 @@ def _coefficient(
 
 
 def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
-    """base ** exponent by squaring, within a relative error of 3 u * exponent: each product adds less than 3 u.
+    """base ** exponent by squaring, within a relative error of 3 u * exponent.
 
     What falls below the range of doubles on the way is 0.
     """

@@ -1,4 +1,4 @@
-"""Upper bounds for a group whose records pick bins at random: one epoch with the group against without, and back.
+"""Upper bounds for a group whose records pick bins at random, in both directions.
 
 *With against without.* If the numbers in different bins were independent with weights w_n, the
 likelihood would change by the product R of the bins' own ratios, and given the transcript the group
@@ -30,23 +30,18 @@ from verax.privacy.pairs.discrete import Table
 from verax.privacy.pairs.gaussian_mixture import Array, Cells, Pair
 from verax.privacy.pairs.one_of_many import LARGEST_SHIFT, at_most_one_of
 from verax.privacy.pairs.shared_bins import SharedBins
-from verax.privacy.pairs.sharing import parts, sharings
+from verax.privacy.pairs.sharing import parts, remaining_probability, sharings
 from verax.privacy.pairs.some_of_many import tilt_for
 from verax.privacy.pld import discretise
 from verax.privacy.pld.composition import Composition, Round
 from verax.privacy.pld.convolve import convolve, infinite_mass
 from verax.privacy.pld.discretise import Discrete, Spacing
 
-MOST = 32
-"""Records up to which all ways of sharing bins are followed; ways of more, or of many bins a
-record, are rounded up.
-"""
 _MOST_SHARING = 512  # records up to which the bound by independent numbers is worth its time
 _RARE_COUNT = 1e-25  # chance of a bin with more records, beyond which a loss is taken for infinite
 _MOST_APART = 8  # differences of numbers in one bin that sharpen the bound
 _FAINT = -160.0  # log of a mass that may as well be at infinity
-_MOST_KINDS = 400  # ways of sharing bins that are told apart; the others are taken for the worst
-_KIND_TAIL = 1e-11  # or those that together are so rare
+_KIND_TAIL = 1e-11  # probability of numbers of used bins that are taken for the worst
 _LEANS = (1.0, 0.87)  # of the weights' rho that are tried
 _FAR_OUT, _FEW = (0.7,), 8  # and for a single epoch of so few records, whose tail is further out
 _TYPICAL_DELTA = 1e-6  # at which the better one is taken; either is valid
@@ -70,24 +65,27 @@ may be off.
 """
 
 
-def group_bounds(group: SharedBins, epochs: int) -> tuple[Pair | Table, Pair | Table, Pair | Table]:
-    """What dominates one epoch with the group against without it, best for small deltas and for large ones, and back.
+def group_bounds(
+    group: SharedBins, epochs: int, coarser: float = 1.0
+) -> tuple[Pair | Table, Pair | Table, Pair | Table]:
+    """What dominates an epoch with the group: for small deltas, for large ones, and backwards.
 
-    Where groups or shifts are large, the attacker is told where the records are.
+    Where groups or shifts are large, the attacker is told where the records are. The grids of one
+    of many phases may be ``coarser`` than usual.
     """
     told = Pair.gaussian(group.reach)
     leans = (*_LEANS, *_FAR_OUT) if epochs == 1 and group.size <= _FEW else _LEANS
     worth = group.unit <= _LARGEST_UNIT and group.size <= _MOST_SHARING and group.times == 1
     forth = [_known(partial(with_against_without, group, lean)) for lean in leans if worth]
-    near = _known(partial(told_how_many, group, backwards=False))
+    near = _known(partial(told_how_many, group, False, coarser))
     tables = [table for table in (*forth, near) if table is not None]
     costs = [Composition([(Round(table), epochs)]).estimate(_TYPICAL_DELTA) for table in tables]
     best = tables[int(np.argmin(costs))] if tables else told
-    return best, near or told, _known(partial(told_how_many, group, backwards=True)) or told
+    return best, near or told, _known(partial(told_how_many, group, True, coarser)) or told
 
 
 def _known(bound: Callable[[], Table]) -> Table | None:
-    """A bound, or None where its grids grow too large: bins so many that one of them hardly changes anything."""
+    """The bound, or None where its grids grow too large."""
     try:
         return bound()
     except (FloatingPointError, MemoryError):
@@ -99,7 +97,7 @@ def _known(bound: Callable[[], Table]) -> Table | None:
 
 @lru_cache(maxsize=64)
 def with_against_without(group: SharedBins, lean: float) -> Table:
-    """A table that dominates one epoch; ``lean`` scales rho = size / bins, and any value is valid."""
+    """A table that dominates one epoch; any ``lean``, the scale of rho = size / bins, is valid."""
     rho = lean * group.size / group.bins
     log_weights, log_z = group.log_weights(rho, group.size)
     pair = group.pair(log_weights)
@@ -139,9 +137,10 @@ def _posterior(group: SharedBins, log_weights: Array, x: Array) -> Array:
 
 
 def _exponents(posterior: Array, nodes: Array) -> Iterator[Array]:
-    """For every node s a v(x) with |E e^(i phi N)| <= e^(-(1 - cos phi) v) for all angles up to the next node's.
+    """For every node s a v(x) with |E e^(i phi N)| <= e^(-(1 - cos phi) v) up to the next angle.
 
-    |E e^(i phi N)|^2 = 1 - 2 sum_m v_m (1 - cos m phi) with v_m = sum_n p_n p_(n+m), and the ratio of 1 - cos m phi to
+    |E e^(i phi N)|^2 = 1 - 2 sum_m v_m (1 - cos m phi) with v_m = sum_n p_n p_(n+m), and the ratio of
+    1 - cos m phi to
     1 - cos phi falls up to the angle 2 pi / m. Beyond a right angle only m = 1 counts.
     """
     most = min(len(posterior) - 1, _MOST_APART)
@@ -159,7 +158,7 @@ def _exponents(posterior: Array, nodes: Array) -> Iterator[Array]:
 
 
 def _factor(cells: Cells, log_ratio: Array, exponent: Array) -> Table:
-    """One bin's factor R(x) exp(-exponent(x)) under Q, rounded up: in every cell to two values around all others.
+    """One bin's factor R(x) exp(-exponent(x)) under Q, rounded up to two values in every cell.
 
     On a cell from x to x' every p_n is at least r = R(x) / R(x') times what it is at x, and at most
     1 / r times what it is at x', because p_n R rises; so the exponent is between r^2 and r^-2 times
@@ -187,8 +186,8 @@ def _factor(cells: Cells, log_ratio: Array, exponent: Array) -> Table:
 
 
 @lru_cache(maxsize=64)
-def told_how_many(group: SharedBins, backwards: bool) -> Table:
-    """A table that dominates one epoch with the group against without it, or (``backwards``) the other way round."""
+def told_how_many(group: SharedBins, backwards: bool, coarser: float = 1.0) -> Table:
+    """A table that dominates one epoch with the group against without it, or ``backwards``."""
     usual = _block(group.bins // min(group.size * group.times, group.bins), group.unit, _BLOCK_FINE)
     step = _GRID * _spread(usual) if isinstance(usual, Table) else _GRID * group.unit
     laws: dict[tuple[int, int], Discrete] = {}
@@ -201,7 +200,7 @@ def told_how_many(group: SharedBins, backwards: bool) -> Table:
         blocks = Counter((size + (rank < longer), held) for rank, held in enumerate(held_by_bins))
         for kind in blocks:
             if kind not in laws:
-                fine = min(_BLOCK_FINE * kind[1], 0.4)  # the rarer, the coarser
+                fine = min(_BLOCK_FINE * kind[1] * coarser, 0.4)  # the rarer, the coarser
                 block = _block(kind[0], group.unit * kind[1], fine)
                 laws[kind] = _upper(block.reverse() if backwards else block, step)
         rounds = [(laws[kind], count) for kind, count in blocks.items()]
@@ -224,59 +223,15 @@ _Kinds = list[tuple[float, tuple[int, ...]]]
 
 
 def _kinds(group: SharedBins) -> tuple[_Kinds, float]:
-    """How many records share bins: kinds with their probabilities, and the probability that it is none of them.
-
-    The likeliest kinds where there are few enough, all parts 1 if only used bins count; else kinds
-    rounded up.
-    """
+    """Ways of sharing bins with their probabilities, and the probability of any other way."""
     if not group.adds_up and group.times == 1:
-        return _without_the_rest(
-            [
-                (chance, (1,) * used)
-                for used, chance in _used_bins(group)
-                if chance > _KIND_TAIL / group.size
-            ]
-        )
-    if group.times > 1 or group.size > MOST:
-        found, left = sharings(group.size, group.times, group.bins)
-        if not group.adds_up:
-            return [(chance, (1,) * sharing[0]) for chance, sharing in found], left
-        return [(chance, parts(sharing)) for chance, sharing in found], left
-    kinds = [
-        (_log_chance(group, parts), parts)
-        for parts in _partitions(group.size, group.size, group.bins)
-    ]
-    kinds = sorted(kinds, reverse=True)[:_MOST_KINDS]
-    chances = np.exp([log for log, _ in kinds])
-    enough = int(np.searchsorted(np.cumsum(chances), 1.0 - _KIND_TAIL)) + 1
-    return _without_the_rest(
-        [
-            (float(chance), parts)
-            for chance, (_, parts) in zip(chances[:enough], kinds[:enough], strict=True)
-        ]
-    )
-
-
-def _without_the_rest(kinds: _Kinds) -> tuple[_Kinds, float]:
-    return kinds, max(1.0 - math.fsum(chance for chance, _ in kinds) * (1.0 - OPS_8000), 0.0)
-
-
-def _partitions(total: int, largest: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Whole numbers, descending, at most so large and so many, that add up to ``total``."""
-    if total == 0:
-        yield ()
-    elif parts * largest >= total:
-        for first in range(min(total, largest), 0, -1):
-            for rest in _partitions(total - first, first, parts - 1):
-                yield (first, *rest)
-
-
-def _log_chance(group: SharedBins, parts: tuple[int, ...]) -> float:
-    """Log of the probability that the bins hold these numbers, in some order."""
-    ways = math.fsum(math.log1p(-taken / group.bins) for taken in range(len(parts)))
-    ways -= math.fsum(math.lgamma(count + 1.0) for count in Counter(parts).values())
-    shared = math.lgamma(group.size + 1.0) - math.fsum(math.lgamma(held + 1.0) for held in parts)
-    return ways + shared - (group.size - len(parts)) * math.log(group.bins)
+        least = _KIND_TAIL / group.size
+        kinds = [(chance, (1,) * used) for used, chance in _used_bins(group) if chance > least]
+        return kinds, remaining_probability(chance for chance, _ in kinds)
+    found, left = sharings(group.size, group.times, group.bins)
+    if not group.adds_up:
+        return [(chance, (1,) * sharing[0]) for chance, sharing in found], left
+    return [(chance, parts(sharing)) for chance, sharing in found], left
 
 
 def _used_bins(group: SharedBins) -> list[tuple[int, float]]:
@@ -296,7 +251,7 @@ def _used_bins(group: SharedBins) -> list[tuple[int, float]]:
 
 
 def _spread(table: Table) -> float:
-    """The standard deviation of the loss, with the group; it decides how fine a grid is, and never enters a bound."""
+    """The standard deviation of the loss, to choose a grid by; it never enters a bound."""
     p = table.p / table.p.sum()
     return max(math.sqrt(float(p @ (table.loss_values - p @ table.loss_values) ** 2)), 1e-9)
 
@@ -346,7 +301,7 @@ def _epoch(rounds: list[tuple[Discrete, int]], step: float, tilts: list[float]) 
 
 
 def _mixture(parts: list[tuple[float, float, Part]], step: float, rounds: int) -> Table:
-    """Measures with shares of Q and factors, both as logarithms, put together on one coarser grid."""
+    """Measures with shares of Q and factors, both as logarithms, on one coarser grid."""
     logs, losses, infinite, off = [], [], 0.0, 0.0
     for log_share, scale, (start, masses, beyond, error) in parts:
         logs.append(masses + log_share + scale)

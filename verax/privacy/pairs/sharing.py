@@ -1,4 +1,4 @@
-"""How the records of a group share rounds if each picks several at random: the law behind groups of random allocation.
+"""How the records of a group share rounds that each picks at random.
 
 A *sharing* says in how many rounds there is at least one record of the group, at least two, and so
 on. It does not say in which, and given the sharing these are uniform. One sharing is above another
@@ -10,11 +10,15 @@ there are too many to be followed (docs/allocation.md, theorem 5).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
 
 from verax.privacy.numerics.distributions import binomial_law
-from verax.privacy.numerics.rounding import OPS_8, OPS_8M, up
+from verax.privacy.numerics.rounding import OPS_8, OPS_8M, OPS_8000, up
+from verax.privacy.pairs.gaussian_mixture import Array
 
 Sharing = tuple[int, ...]
 """Numbers of rounds with at least 1, 2, ... records, descending, all above 0."""
@@ -25,20 +29,83 @@ _RARE = 1e-14  # chance of a sharing that is taken for the worst
 _MOST = 4000
 # records times rounds, and pairs that meet on average; the same
 _MOST_PICKS, _MOST_MEETINGS = 100, 11.0
+_MOST_RECORDS = 32  # records up to which every sharing of one pick each is listed
 _TAIL = 1e-12  # chance that more rounds hold so many records than is supposed
 
 
 @lru_cache(maxsize=256)
 def sharings(size: int, times: int, rounds: int) -> tuple[tuple[tuple[float, Sharing], ...], float]:
-    """Sharings with their probabilities, rounded up, and the probability that none of them is above the true one.
+    """Sharings with probabilities, rounded up, and the probability that none is above the true one.
 
     >>> found, left = sharings(2, 1, 10)
     >>> [(round(chance, 6), sharing) for chance, sharing in found]
     [(0.9, (2,)), (0.1, (1, 1))]
     """
     meetings = 0.5 * size * (size - 1.0) * times * times / rounds
-    if size * times > _MOST_PICKS or meetings > _MOST_MEETINGS:
+    if times == 1 and size <= _MOST_RECORDS:
+        law = _one_pick_each(size, rounds)
+    elif size * times > _MOST_PICKS or meetings > _MOST_MEETINGS:
         return _usual(size, times, rounds)
+    else:
+        law = _record_by_record(size, times, rounds)
+        if len(law) > _MOST:
+            return _usual(size, times, rounds)
+    law = _rounded_up(law)
+    found = sorted(((chance, sharing) for sharing, chance in law.items()), reverse=True)
+    return tuple(found), remaining_probability(law.values())
+
+
+def remaining_probability(chances: Iterable[float]) -> float:
+    """At least what is left of probability 1."""
+    return max(1.0 - math.fsum(chances) * (1.0 - OPS_8000), 0.0)
+
+
+def parts(sharing: Sharing) -> tuple[int, ...]:
+    """How many records the rounds hold, in descending order."""
+    return tuple(sum(1 for at_least in sharing if at_least > rank) for rank in range(sharing[0]))
+
+
+@lru_cache(maxsize=_MOST_RECORDS)
+def _partitions(total: int) -> tuple[tuple[Sharing, ...], Array]:
+    """Every sharing of ``total`` records that pick once, and the log number of ways to it.
+
+    A way says which records are together, not in which round.
+    """
+
+    def up_to(largest: int, left: int) -> Iterator[tuple[int, ...]]:
+        if left == 0:
+            yield ()
+        for first in range(min(left, largest), 0, -1):
+            for rest in up_to(first, left - first):
+                yield (first, *rest)
+
+    found = tuple(up_to(total, total))
+    factorials = [math.lgamma(number + 1.0) for number in range(total + 1)]
+    # exactly l records: the difference of the rounds with at least l and with at least l + 1
+    log_ways = [
+        factorials[total]
+        - math.fsum(
+            (at_least - more) * factorials[held] + factorials[at_least - more]
+            for held, (at_least, more) in enumerate(pairwise((*sharing, 0)), start=1)
+        )
+        for sharing in found
+    ]
+    return found, np.array(log_ways)
+
+
+def _one_pick_each(size: int, rounds: int) -> dict[Sharing, float]:
+    """The likely sharings of records that pick one round each, from the number of ways to each."""
+    found, log_ways = _partitions(size)
+    most = min(size, rounds)
+    places = np.cumsum(np.log1p(-np.arange(most) / rounds))  # the first round is free to choose
+    used = np.array([sharing[0] for sharing in found])
+    log_places = np.where(used <= most, places[np.minimum(used, most) - 1], -np.inf)
+    chances = np.exp(log_ways + log_places - (size - used) * math.log(rounds))
+    return {found[i]: float(chances[i]) for i in np.flatnonzero(chances > _RARE)}
+
+
+def _record_by_record(size: int, times: int, rounds: int) -> dict[Sharing, float]:
+    """The likely sharings, from the picks of one record after the other."""
     law: dict[Sharing, float] = {(): 1.0}
     for _ in range(size):
         after: dict[Sharing, float] = {}
@@ -47,21 +114,14 @@ def sharings(size: int, times: int, rounds: int) -> tuple[tuple[tuple[float, Sha
                 after[more] = after.get(more, 0.0) + chance * share
         law = {sharing: chance for sharing, chance in after.items() if chance > _RARE}
         if len(law) > _MOST:
-            return _usual(size, times, rounds)
-    law = _rounded_up(law)
-    found = sorted(((chance, sharing) for sharing, chance in law.items()), reverse=True)
-    return tuple(found), max(1.0 - math.fsum(law.values()), 0.0) + _TAIL
-
-
-def parts(sharing: Sharing) -> tuple[int, ...]:
-    """How many records the rounds hold, in descending order."""
-    return tuple(sum(1 for at_least in sharing if at_least > rank) for rank in range(sharing[0]))
+            break
+    return law
 
 
 def _one_more(
     sharing: Sharing, times: int, rounds: int, rare: float
 ) -> Iterator[tuple[Sharing, float]]:
-    """One more record picks its rounds: how many of those that hold exactly 0, 1, ... others; in whole numbers."""
+    """One more record's rounds, by how many others they hold, with whole-number probabilities."""
     edges = (rounds, *sharing, 0)
     every = math.comb(rounds, times)
 
@@ -82,7 +142,7 @@ def _one_more(
 
 
 def _rounded_up(law: dict[Sharing, float]) -> dict[Sharing, float]:
-    """All but the likeliest, put together with those about as likely and as deep, at the largest of each number."""
+    """Unlikely sharings merged with those about as likely and as deep, at the largest numbers."""
     found: dict[Sharing, float] = {}
     alike: dict[tuple[int, int], tuple[Sharing, float]] = {}
     for sharing, chance in law.items():

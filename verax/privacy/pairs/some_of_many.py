@@ -1,4 +1,4 @@
-"""What an attacker sees of a record that joins k of T rounds, picked at random: the lower bound of random allocation.
+"""An attack on a record that joins k of T rounds at random: random allocation from below.
 
 The likelihood ratio is an elementary symmetric polynomial of the rounds' own ratios, whose law is
 out of reach. The attacker here adds up the rounds' scores log(1 - c + c Y_t), each rounded to a
@@ -46,7 +46,7 @@ _Rounds = list[tuple[Discrete, int]]
 
 @lru_cache(maxsize=64)
 def some_of(times: int, count: int, shift: float, lean: float) -> Table:
-    """The binned sum of scores when ``times`` of ``count`` rounds are shifted, against none: what an attacker sees.
+    """The binned sum of scores when ``times`` of ``count`` rounds are shifted, against none.
 
     ``lean`` is c as a share of times / count, at most count / times; every value gives a valid
     attack.
@@ -63,7 +63,7 @@ def some_of(times: int, count: int, shift: float, lean: float) -> Table:
 
 
 def means_when_tilted(rounds: _Rounds, rarities: tuple[float, ...]) -> list[float]:
-    """Means of the sum under tilts, to either side, that make sums of these rarities (-log probability) common."""
+    """Means of the sum under tilts, to either side, that make sums this rare (-log) common."""
     sides = [(sign, rare) for sign in (-1.0, 1.0) for rare in rarities if sign > 0.0 or rare > 0.0]
     signs, rare = np.array(sides).T
     means: list[float] = _cumulants(rounds, _tilts_for(rounds, signs, rare))[1].tolist()
@@ -140,7 +140,7 @@ def _cumulants(rounds: _Rounds, tilts: Array) -> tuple[Array, Array]:
 
 
 def tilt_for(rounds: _Rounds, sign: float, rare: float) -> float:
-    """The tilt, to the right or to the left, at whose mean the sum is e^-rare rare by Chernoff's bound; roughly."""
+    """About the tilt at whose mean the sum is e^-rare rare by Chernoff's bound."""
     return float(_tilts_for(rounds, np.array([sign]), np.array([rare]))[0])
 
 
@@ -169,7 +169,7 @@ def _tilts_to(rounds: _Rounds, means: Array) -> Array:
 def _bisect(
     excess: Callable[[Array, NDArray[np.bool_]], Array], signs: Array, sought: NDArray[np.bool_]
 ) -> Array:
-    """Tilts of these signs, all at once, from which on the excess is positive; 0 where none is sought."""
+    """Tilts of these signs from which on the excess is positive; 0 where none is sought."""
     low, high = np.zeros(len(signs)), np.full(len(signs), 1e-3)
     more = sought.copy()
     while more.any():

@@ -1,1 +1,1 @@
-"""Privacy loss distributions: discretise a pair's loss, compose rounds by convolution, and bounds that need none."""
+"""Privacy loss distributions: discretised, composed by convolution, bounded without it."""

@@ -69,7 +69,7 @@ class Chernoff:
         self._mass = up(math.exp(min(math.fsum(_log_masses(self._parts)), 700.0)), OPS_8000)
 
     def _log_moments(self, most: float, any_number: bool = False) -> tuple[Array, Array]:
-        """log E e^{tL} for all tilts, losses above ``most`` left out, and bounds on their rounding errors.
+        """log E e^{tL} for all tilts without losses above ``most``, and bounds on its rounding.
 
         For ``any_number`` of the rounds, the largest.
         """
@@ -91,7 +91,7 @@ class Chernoff:
         return total, error + ulps(8.0, of=np.abs(total))
 
     def _small(self, epsilon: float, most: float = np.inf, any_number: bool = False) -> float:
-        """Chernoff's bound on delta(epsilon), losses above ``most`` left out; no more than all the mass there is."""
+        """Chernoff's bound on delta(epsilon) without losses above ``most``; at most all mass."""
         moments, errors = self._log_moments(most, any_number)
         logs = moments - _TILTS * epsilon + _LOG_PEAKS + errors
         logs += ulps(8.0, of=_TILTS * epsilon - _LOG_PEAKS + 1.0)
@@ -118,7 +118,7 @@ class Chernoff:
         return best
 
     def _large(self, epsilon: float, most: float) -> tuple[float, float]:
-        """Sum over the rounds of their curves at epsilon, and of the chances, of losses above ``most``."""
+        """The rounds' curves at epsilon, and masses, of losses above ``most``, each added up."""
         curve, number = [], []
         for log_mass, losses, shift, count in self._parts:
             above = losses > most
@@ -199,7 +199,7 @@ class OneRound:
 
 
 def _tails(pair: Losses, losses: Array) -> tuple[Array, Array]:
-    """Log masses of P (rounded down) and of Q (rounded up) where the loss exceeds each of the thresholds.
+    """Log masses of P (rounded down) and Q (rounded up) where losses exceed each threshold.
 
     Any events would do: these are tails of cells, whose boundaries need not be exact.
     """
@@ -214,7 +214,7 @@ def _tails(pair: Losses, losses: Array) -> tuple[Array, Array]:
 
 
 def _sum_from_right(logs: Array, side: float) -> Array:
-    """Logs of the sums of all that follow, rounded to one side: each sum errs by four units of its logarithm."""
+    """Logs of all partial sums from the right; each errs by four units of its logarithm."""
     sums = np.logaddexp.accumulate(logs[::-1])[::-1]
     some = np.isfinite(sums)
     largest = float(np.abs(sums[some]).max(initial=0.0))

@@ -1,4 +1,4 @@
-"""One direction of a run: rounds in, certified bounds on delta(eps) and epsilon(delta) out, as narrow as asked."""
+"""One direction of a run: rounds composed into certified bounds on delta and epsilon."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Round:
 
 
 class _Cache:
-    """Composed PLDs by side and what they were composed for; the oldest go first where they get too large."""
+    """Composed PLDs by side and parameters; the oldest are dropped where they get too large."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[tuple[float, ...], Composed] = OrderedDict()
@@ -109,7 +109,7 @@ class Composition:
 
     @property
     def gaussian_mu(self) -> float | None:
-        """mu if the whole run is one Gaussian mechanism, for which everything is in closed form; else None."""
+        """mu if the whole run is one Gaussian mechanism, else None."""
         (rnd, count), *more = self.rounds
         return rnd.pair.gaussian_shift * math.sqrt(count) if not more and rnd.is_gaussian else None
 
@@ -127,9 +127,8 @@ class Composition:
         """A rough epsilon, to choose among directions by; never a bound."""
         if (mu := self.gaussian_mu) is not None:
             return gaussian.gaussian_epsilon(mu, delta)
-        near = (
-            10.0 ** round(math.log10(delta)) if delta < 0.3 else 0.5
-        )  # few distinct values, which the sketch remembers
+        # few distinct values, which the estimate remembers
+        near = 10.0 ** round(math.log10(delta)) if delta < 0.3 else 0.5
         sketch = self._sketches.at(math.log(near), 1.0)
         return sketch.cumulants(sketch.tilt_for_delta(near))[1]
 
@@ -224,7 +223,10 @@ class Composition:
         return lower, min(upper, 1.0)
 
     def upper_pld(self, log_delta: float, span: float, rtol: float) -> Composed | None:
-        """A PLD whose deltas are close from above between e^log_delta and e^(log_delta - span); None if too large."""
+        """A PLD close to the curve from above, for log deltas from ``log_delta`` down by ``span``.
+
+        None if its window is too large.
+        """
         sketch = self._sketches.at(log_delta - span, rtol)
         tilt = sketch.tilt_for_delta(math.exp(log_delta - 0.5 * span))
         if log_delta > math.log(_LARGE) and not sketch.is_regular(tilt):
@@ -235,7 +237,7 @@ class Composition:
             return None
 
     def _spacings(self, log_delta: float) -> list[discretise.Spacing]:
-        """Points close together near the bulk of each round's law and within a percent of each other far from it."""
+        """Points close together near the bulk of each PLD, a percent apart far from it."""
         found = self._sketches.at(log_delta, 1e-3).spacings(0.0, 1.0)
         reach = [max(abs(s.low), abs(s.high)) for s in found]
         scales = [max(min(s.scale, r), r * _LEAST_SCALE) for s, r in zip(found, reach, strict=True)]
@@ -280,7 +282,7 @@ class Composition:
         sides: Sides,
         enough: float,
     ) -> tuple[float, float, bool]:
-        """Compose ever more finely until the bounds are as close as allowed; also whether they are, or nearly so."""
+        """Compose ever more finely until the bounds are close; also whether they are, or nearly."""
         finer, done = _SHARE, False
         # what was too fine for the memory, and too coarse for a bound
         finest, coarsest = 0.0, math.inf
@@ -301,9 +303,8 @@ class Composition:
                 return lower, upper, True
             try:
                 fresh = {side: self._compose(side, plan, finer * plan.width) for side in sides}
-            except (
-                FloatingPointError
-            ):  # a grid too coarse for a lower bound, or a tilt too strong for its law
+            # a grid too coarse for a lower bound, or a tilt too strong for its PLD
+            except FloatingPointError:
                 coarsest, finer = min(coarsest, finer), 0.25 * finer
                 if finer <= finest:
                     break
@@ -341,7 +342,7 @@ class Composition:
 
 
 def _reusable(laws: Sequence[Composed], plan: _Plan) -> bool:
-    """Whether one of these is fine enough and tilted nearly so; a matter of width, never of soundness."""
+    """Whether one of these PLDs is fine enough and about equally tilted; none is unsound."""
     if not laws:
         return False
     step = plan.sketch.spacings(plan.tilt, _SHARE * plan.width)[0].step
@@ -353,7 +354,7 @@ def _reusable(laws: Sequence[Composed], plan: _Plan) -> bool:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Where to tilt, and how far apart in log delta the sides may be, by a sketch for deltas of the right size.
+    """Where to tilt, and how far apart in log delta the sides may be.
 
     ``floor`` is a distance in the quantity asked for that always does, ``most`` the number of
     points that it may take. A ``coarse`` plan only finds out where the answer lies.
@@ -368,7 +369,7 @@ class _Plan:
 
 
 def _most_points(rtol: float) -> int:
-    """Points worth a try: in a second or two for an answer to three digits, more only for more digits."""
+    """Points worth a try: a second or two of work for three digits, more for more digits."""
     return _USUAL_POINTS if rtol >= _USUAL_ACCURACY else MAX_POINTS
 
 
@@ -385,7 +386,7 @@ def _discretise(rnd: Round, side: int, spacing: discretise.Spacing) -> discretis
 
 
 def _merge(rounds: Sequence[tuple[Round, int]]) -> list[tuple[Round, int]]:
-    """Add up equal rounds; all Gaussian ones together are one Gaussian with the root of the summed squares."""
+    """Add up equal rounds; all Gaussian ones become one, with the root of the summed squares."""
     counts: dict[Round, int] = {}
     for rnd, count in ((rnd, count) for rnd, count in rounds if count > 0):
         counts[rnd] = counts.get(rnd, 0) + count

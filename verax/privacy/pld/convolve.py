@@ -35,7 +35,7 @@ _RARE_RATES = np.array([5.0, 20.0, 80.0, 320.0])
 
 @dataclass(frozen=True)
 class Composed:
-    """A composed law on a window of the grid, from which delta(eps) is read with its errors on the safe side."""
+    """A composed PLD on a window of the grid; delta(eps) is read with errors on the safe side."""
 
     sign: int  # +1: an upper bound on delta, -1: a lower bound
     tilt: float
@@ -62,9 +62,8 @@ class Composed:
         epsilon -= self.sign * (self.shift + ulps(4.0, of=abs(self.start) + abs(self.stop)))
         first = min(max(math.floor((epsilon - self.start) / self.step) + 1, 0), len(self.law))
         gap = max(self.start + self.step * first - epsilon, 0.0)
-        if (
-            gap > 600.0 / (1.0 + self.tilt) and first == 0
-        ):  # far left of the window nothing is known but the trivial bound
+        # far left of the window nothing is known but the trivial bound
+        if gap > 600.0 / (1.0 + self.tilt) and first == 0:
             return 1.0 if self.sign > 0 else 0.0
         terms = min(len(self.law) - first, len(self.decay))
         window = self.law[first : first + terms]
@@ -135,7 +134,7 @@ def _tilt(discrete: Discrete, tilt: float) -> _Tilted:
 
 @dataclass(frozen=True)
 class _Window:
-    """Positions relative to the sum of the starts, outside of which the sum has mass below ``alias`` on each side."""
+    """Positions, from the sum of the starts, beyond which mass is below ``alias``."""
 
     low: float
     high: float
@@ -171,7 +170,7 @@ def _window(parts: Sequence[tuple[_Tilted, int]], step: float, log_alias: float)
 
 
 def sum_window(index: NDArray[np.int64], law: Array, count: int, alias: float) -> tuple[int, int]:
-    """Whole numbers outside of which the sum of ``count`` draws of an index has mass below ``alias`` on each side."""
+    """Integers beyond which a sum of ``count`` draws has mass below ``alias`` on either side."""
     mean = float(law @ index)
     variance = float(law @ (index - mean) ** 2)
     part = _Tilted(index, law, 0.0, 0.0, mean, variance, int(index[np.argmax(law)]))
@@ -182,7 +181,9 @@ def sum_window(index: NDArray[np.int64], law: Array, count: int, alias: float) -
 
 
 class _Spectrum:
-    """A product of powers of transforms, with the error of each frequency; frequencies that have died out are dropped.
+    """A product of powers of transforms, with the error of each frequency.
+
+    Frequencies that have died out are dropped.
 
     What is dropped was below e^{_LOG_DEAD} in modulus when it was dropped, and later factors can
     hardly raise it: their moduli are at most 1 plus their error. ``dead`` sums those bounds.
@@ -223,7 +224,7 @@ class _Spectrum:
         self.value = value * np.exp(count * logs)
 
     def _transform(self, part: _Tilted) -> tuple[NDArray[np.complex128], float]:
-        """The law's transform at the frequencies still alive, its heaviest point at 0, and a bound on its error.
+        """The transform at the frequencies still alive, and a bound on its error.
 
         With the heaviest point at 0 the phases stay small and powers exact.
         """
@@ -255,7 +256,7 @@ class _Spectrum:
 
 @dataclass(frozen=True)
 class Convolved:
-    """Tilted probabilities ``law[i]`` of the sum ``base + (first + i) * step``, each within ``bin_error``.
+    """Tilted probabilities ``law[i]`` of ``base + (first + i) * step``, each within ``bin_error``.
 
     Besides, up to ``alias`` of mass may lie beyond either end of the window; it appears in the law,
     wrapped around. The probabilities themselves are law * exp(log_scale - tilt * sum).
@@ -274,7 +275,7 @@ class Convolved:
 def convolve(
     rounds: Sequence[tuple[Discrete, int]], tilt: float, alias: float, most: int = MAX_POINTS
 ) -> Convolved:
-    """The tilted law of the sum of ``count`` independent losses of each kind, on at most ``most`` points."""
+    """The tilted PLD of the sum of ``count`` losses of each kind, on at most ``most`` points."""
     step = rounds[0][0].step
     parts = [(_tilt(discrete, tilt), count) for discrete, count in rounds]
     window = _window(parts, step, math.log(alias))
@@ -285,9 +286,8 @@ def convolve(
         raise MemoryError(f"a window of {points} points is more than {most}; ask for a larger rtol")
     first = math.floor(window.low / step) - 1
     spectrum = _Spectrum(points)
-    for part, count in sorted(
-        parts, key=lambda item: -item[1] * item[0].variance
-    ):  # the widest first: most die at once
+    # the widest first: most frequencies die at once
+    for part, count in sorted(parts, key=lambda item: -item[1] * item[0].variance):
         spectrum.times(part, count)
     law, bin_error = spectrum.law()
     origin = sum(count * part.centre for part, count in parts)
@@ -300,7 +300,7 @@ def convolve(
 
 
 def infinite_mass(rounds: Sequence[tuple[Discrete, int]]) -> float:
-    """The product measure's mass at infinity: with mass M a round, m of it at infinity, M^T - (M - m)^T.
+    """The product's mass at infinity: M^T - (M - m)^T for rounds of mass M with m at infinity.
 
     Upper laws may have more mass than 1 (docs/proofs.md, theorem 10), all of which a single
     infinite loss sends there.
@@ -323,7 +323,7 @@ def compose(
     alias: float = 1e-15,
     most: int = MAX_POINTS,
 ) -> Composed:
-    """Compose ``count`` rounds of each law. ``sign`` says whether they are upper (+1) or lower (-1) discretisations.
+    """Compose ``count`` rounds of each PLD: upper (``sign`` +1) or lower (-1) discretisations.
 
     ``alias`` is the tilted mass that may lie outside the window, on either side; ``most`` its
     largest size.

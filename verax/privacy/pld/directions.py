@@ -14,7 +14,7 @@ EITHER = ("any", "replace")
 
 
 def join(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:
-    """Concatenate the phases' rounds direction by direction, so that each result has one pair of data sets.
+    """Concatenate the phases' rounds direction by direction: one pair of data sets in each.
 
     Names are a direction, or a direction, a comma and an attack; where a phase lacks the attack,
     its first one in that direction will do. What a phase has in one direction only says nothing of

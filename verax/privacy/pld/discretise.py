@@ -50,7 +50,7 @@ class Spacing:
 
 @dataclass(frozen=True)
 class Discrete:
-    """Masses exp(log_mass[i]) of P at loss ``start + index[i] * step``, plus ``infinite`` at loss +infinity.
+    """Masses exp(log_mass[i]) of P at loss ``start + index[i] * step``; ``infinite`` at infinity.
 
     ``shift`` bounds how far the grid itself may be off through rounding: an upper bound must be
     read that much to the left, a lower bound that much to the right, per round.
@@ -99,7 +99,7 @@ def _origin(pair: Pair, step: float) -> float:
 def _points(
     base: float, spacing: Spacing, least: float = -np.inf, most: float = np.inf
 ) -> tuple[float, NDArray[np.int64]]:
-    """The first grid point within [low, high] and [least, most], and the indices of those that carry mass."""
+    """The first grid point in [low, high] and [least, most], and indices of those with mass."""
     step = spacing.step
     first = int(max(np.floor((spacing.low - base) / step), np.ceil((least - base) / step)))
     last = int(
@@ -117,7 +117,7 @@ def _points(
 
 
 def _ticks(end: int, ratio: float) -> NDArray[np.int64]:
-    """Whole numbers from 0 to ``end``: all of them at first, then each larger than the last by this ratio."""
+    """Integers from 0 to ``end``: all of them at first, then growing by this ratio."""
     even = min(int(min(2.0 / ratio, 2.0**40)) + 1, end) if ratio > 0.0 else end
     if even > _MOST_EVEN:
         raise MemoryError(
@@ -165,7 +165,7 @@ def upper(pair: Losses, spacing: Spacing, base: float | None = None) -> Discrete
 
 
 def upper_symmetric(pair: Pair, spacing: Spacing) -> Discrete:
-    """Dominates a subsampled Gaussian pair and its reverse at once: the larger of both curves at every a.
+    """Dominates a subsampled Gaussian pair and its reverse: the larger of both curves at every a.
 
     The pair itself has the larger curve for a >= 1 (docs/proofs.md, theorem 3); the curve for a < 1
     follows by symmetry, as mass p e^{-x} at -x for every mass p at x > 0.
@@ -193,9 +193,8 @@ def lower(pair: Losses, spacing: Spacing) -> Discrete:
     grid is dropped.
     """
     step = spacing.step
-    edge = (
-        0.25 * step
-    )  # no grid point but the origin so close to an end of the range that its cell could not be balanced
+    # no grid point but the origin so close to an end that its cell could not be balanced
+    edge = 0.25 * step
     base = origin(pair, step)
     least, most = min(pair.infimum + edge, base), max(pair.supremum - edge, base)
     start, index = _points(base, spacing, least, most)
@@ -209,9 +208,8 @@ def lower(pair: Losses, spacing: Spacing) -> Discrete:
     cells = pair.cells(np.maximum.accumulate(boundaries))
     filled = np.isfinite(cells.log_p) & np.isfinite(cells.loss)
     rise = np.where(filled, cells.loss - 2.0 * cells.error - grid, 0.0)
-    log_q = np.where(
-        filled, cells.log_p - cells.error - rise, -np.inf
-    )  # P-mass that the cell's Q-mass would have at the point
+    # the P-mass that the cell's Q-mass would have at the point
+    log_q = np.where(filled, cells.log_p - cells.error - rise, -np.inf)
     scale = float(log_q.max())
     mass, slack = _meet_on_grid(np.exp(log_q - scale), rise, cells.error, grid, step)
     with np.errstate(divide="ignore"):
@@ -251,7 +249,7 @@ def _log_mean(x: Array) -> Array:
 
 
 def _balance_ends(pair: Losses, grid: Array, boundaries: Array, step: float) -> None:
-    """Where the law's range ends, set the first or last cell so that its loss is its grid point's and no mass is lost.
+    """Set the first or last cell so that its loss is its grid point's and no mass is lost.
 
     Any boundary is a valid choice; this one only makes the bound good.
     """
@@ -266,7 +264,7 @@ def _balance_ends(pair: Losses, grid: Array, boundaries: Array, step: float) -> 
 
 
 def _balanced(pair: Losses, point: float, usual: float, limit: float) -> float:
-    """The end of a first cell whose loss is ``point``, if there is one up to ``limit``; else the usual end."""
+    """The end of a first cell whose loss is ``point``, if below ``limit``; else the usual one."""
 
     def excess(x: float) -> float:
         return pair.mean_loss_below(x) - point
@@ -286,7 +284,7 @@ def _balanced(pair: Losses, point: float, usual: float, limit: float) -> float:
 def _meet_on_grid(
     weight: Array, rise: Array, error: Array, grid: Array, step: float
 ) -> tuple[Array, float]:
-    """Masses at the knots of the lower curve (docs/proofs.md, lemma 4), or less where that is not convex.
+    """Masses at the knots of the lower curve (docs/proofs.md, lemma 4), less where not convex.
 
     Also returns by how much the losses are too large because the last cell's was rounded up to its
     grid point.
@@ -330,7 +328,7 @@ def _knot_masses(weight: Array, miss: Array, grid: Array, first: int, last: int)
 def _convexify(
     mass: Array, grid: Array, first: int, last: int, negative: NDArray[np.int64]
 ) -> Array | None:
-    """Remove knots of negative mass by spreading it over their neighbours, which only lowers the curve.
+    """Spread negative masses over neighbouring knots, which only lowers the curve.
 
     None if the last knot would have to go, or if knots are so far apart that looking for neighbours
     takes too long.

@@ -1,4 +1,4 @@
-"""A cheap look at a composition before computing it: where to tilt, how fine a grid, how far the tails matter.
+"""Estimates for a composition before computing it: tilt, grid, and how far tails matter.
 
 Everything here is an estimate by quadrature and saddle point. It steers the certified computation
 and never enters a bound.
@@ -23,7 +23,7 @@ _BLUR = 4.0  # sketches are shared between values of log delta this close
 
 
 class Sketch:
-    """Nodes, losses and P-masses of each kind of round, and cumulants of their composition under any tilt.
+    """Quadrature nodes of each kind of round, and cumulants of their composition under any tilt.
 
     A sketch is made for deltas of a certain size: losses so rare that they cannot matter at that
     delta are left out, for a tilt would blow them up out of proportion.
@@ -72,7 +72,7 @@ class Sketch:
         )
 
     def is_regular(self, tilt: float) -> bool:
-        """Whether the tilted law is near enough to a Gaussian, and epsilon far enough from 0, to trust its saddle."""
+        """Whether the tilted PLD is near a Gaussian, and epsilon far enough from 0."""
         _, mean, variance = self.cumulants(tilt)
         mass, _ = self._tilted(tilt)
         first = (mass * self.loss).sum(axis=1, keepdims=True)
@@ -89,7 +89,7 @@ class Sketch:
         )
 
     def tilt_for_delta(self, delta: float) -> float:
-        """The tilt whose saddle point has the given delta; 0 if delta is so large that none is needed."""
+        """The tilt whose saddle point has this delta; 0 for deltas that need none."""
         goal = math.log(delta)
         if goal not in self._tilts:
             self._tilts[goal] = self._solve(lambda tilt: goal - self.log_delta(tilt))
@@ -115,7 +115,7 @@ class Sketch:
         return high
 
     def spacings(self, tilt: float, width: float) -> list[Spacing]:
-        """For each kind of round, points at which upper and lower log delta differ by about ``width``."""
+        """For each kind of round, points that put upper and lower log delta ``width`` apart."""
         mass, log_norm = self._tilted(tilt)
         distance = np.abs(self.loss - self._bulk)
         scales = np.sqrt(np.maximum((mass * distance**2).sum(axis=1), 1e-200))
@@ -160,7 +160,7 @@ class Sketch:
 
 
 def _thinned(loss: Array, log_mass: Array, most: int) -> tuple[Array, Array]:
-    """At most so many nodes: neighbours put together in their middle, the last ones at the largest loss."""
+    """At most ``most`` nodes: neighbours merged in their middle, the last at the largest loss."""
     if len(loss) <= most:
         return loss, log_mass
     every = -(-len(loss) // most)
@@ -172,7 +172,7 @@ def _thinned(loss: Array, log_mass: Array, most: int) -> tuple[Array, Array]:
 
 
 def _log_total(rounds: Sequence[tuple[Losses, int]]) -> float:
-    """Log of the total mass of the composition: a tail cut off in one round costs that much more through the others.
+    """Log of the total mass of the composition, by which a tail cut off in one round counts.
 
     Only tables are of measures that may have more mass than 1 (docs/proofs.md, theorem 10).
     """
@@ -188,7 +188,7 @@ class Sketches:
         self._made: dict[tuple[int, float], Sketch] = {}
 
     def at(self, log_delta: float, rtol: float) -> Sketch:
-        """The sketch for deltas of about this size, tails cut so as not to matter at this accuracy."""
+        """The estimate for deltas of this size, tails cut that do not matter at this accuracy."""
         size = math.floor(max(log_delta, -3e4) / _BLUR)
         tail = min(_TAIL, 0.1 * 10.0 ** math.floor(math.log10(rtol)))
         if (size, tail) not in self._made:
