@@ -504,7 +504,8 @@ def test_a_crowd_is_at_least_as_likely_as_it_is(rate, max_batch, others):
     (room, first, one), (crowd, second, two) = crowded(rate, max_batch, others)
     assert (first, one, second, two) == (rate, 1, rate, 2)
     exact = float(stats.binom.sf(max_batch - 1, others, rate))
-    assert exact <= crowd <= exact * 1.001
+    # scipy's own tail is off by a few units in the last place
+    assert exact * (1.0 - 1e-14) <= crowd <= exact * 1.001
     assert room + crowd == pytest.approx(1.0, rel=1e-15)
     assert crowded(rate, others + 1, others) == [(1.0, rate, 1)]
     assert crowded(1.0, 1, 5) == [(1.0, 1.0, 2)]
