@@ -7,14 +7,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 UPWARD = {
     "verax.mechanism": {"verax.privacy.analysis", "verax.privacy.pricing"},
-    "verax.privacy.curves.black_box": {"verax.privacy.analysis"},
     "verax.privacy.guarantee": {"verax.reporting.statement"},
     "verax.privacy.participation": {"verax.reporting.statement"},
     "verax.privacy.renyi.filter": {"verax.reporting.statement"},
 }
-"""Public methods that answer from a room above: ``guarantee()``, ``statement()``; and a black box
-of more records.
-"""
+"""Public methods that answer from a room above: ``guarantee()`` and ``statement()``."""
 
 
 def modules():

@@ -161,6 +161,12 @@ class Phases:
             return analysis.analyse_strong(self, who, population)
         return analysis.analyse(self, who)
 
+    def guarantee_beside(self, others: int) -> Guarantee:
+        """One record's guarantee where there may be ``others`` more records than declared."""
+        from verax.privacy import analysis, pricing
+
+        return analysis.analyse(self, pricing.Group(beside=others))
+
     def __add__(self, other: Mechanism | Phases) -> Phases:
         return Phases(
             self.mechanisms + (other.mechanisms if isinstance(other, Phases) else (other,))

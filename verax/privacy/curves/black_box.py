@@ -32,7 +32,6 @@ from verax.privacy.numerics.rounding import OPS_8M, down, up
 from verax.privacy.pairs.gaussian_mixture import Array
 from verax.privacy.pld.composition import BOTH, UPPER, Composition, Sides
 from verax.privacy.pld.convolve import Composed
-from verax.privacy.pricing import Group
 
 DEEPEST = 1e-150
 """The smallest delta of one record that is looked at: where a group would need less, its epsilon is
@@ -130,9 +129,7 @@ class BlackBox:
                 "one record's guarantee holds for the declared population only, "
                 "and a group exceeds it"
             )
-        from verax.privacy.analysis import analyse  # which uses this module
-
-        return BlackBox(analyse(phases, Group(beside=group - 1)))
+        return BlackBox(phases.guarantee_beside(group - 1))
 
     # --- any shares -------------------------------------------------------------------------------
 
