@@ -151,10 +151,11 @@ class Phases:
                 depend on it.
         """
         # privacy depends on this module, not the reverse
-        from verax.privacy import analysis, pricing
+        from verax.privacy import analysis
+        from verax.privacy.samplers import base
 
         orthogonal = checks.choice("geometry", geometry, GEOMETRIES) == "orthogonal"
-        who = pricing.Group(checks.count("group", group), orthogonal)
+        who = base.Group(checks.count("group", group), orthogonal)
         if population is not None:
             checks.count("population", population)
         if checks.choice("adversary", adversary, ADVERSARIES) == "A1":
@@ -163,9 +164,10 @@ class Phases:
 
     def guarantee_beside(self, others: int) -> Guarantee:
         """One record's guarantee where there may be ``others`` more records than declared."""
-        from verax.privacy import analysis, pricing
+        from verax.privacy import analysis
+        from verax.privacy.samplers import base
 
-        return analysis.analyse(self, pricing.Group(beside=others))
+        return analysis.analyse(self, base.Group(beside=others))
 
     def __add__(self, other: Mechanism | Phases) -> Phases:
         return Phases(

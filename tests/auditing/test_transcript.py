@@ -25,7 +25,8 @@ from verax import (
 )
 from verax.auditing import SamplerAudit, audit_sampler
 from verax.privacy.pairs.largest_sum import largest_sum
-from verax.privacy.pld.composition import Composition, Round
+from verax.privacy.pairs.rounds import Round
+from verax.privacy.pld.composition import Composition
 
 SAMPLERS = [
     Poisson(0.25, 8),

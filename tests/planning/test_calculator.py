@@ -5,9 +5,9 @@ import math
 import pytest
 
 from verax import NoGuarantee, Poisson
+from verax.planning import closed_form
 from verax.planning.calculator import budget, next_phase, simple
-from verax.privacy import proactive
-from verax.privacy.proactive import SampleSizes, Work, theorem_b4
+from verax.planning.closed_form import SampleSizes, Work, theorem_b4
 
 ROWS = [
     (10_000, 5, 19.29962, 31, 198),
@@ -49,10 +49,10 @@ def test_each_of_the_three_from_the_other_two():
 
 def test_budgets():
     two = budget(10_000, epsilon=0.5)
-    assert (two.delta, two.sigma) == (1e-4, proactive.sigma(0.5, 1e-4))
+    assert (two.delta, two.sigma) == (1e-4, closed_form.sigma(0.5, 1e-4))
     back = budget(10_000, epsilon=0.5, sigma=two.sigma)
     assert back.delta == pytest.approx(1e-4, rel=1e-9)
-    assert proactive.sigma(0.5, back.delta) <= two.sigma
+    assert closed_form.sigma(0.5, back.delta) <= two.sigma
     assert budget(10_000, sigma=two.sigma).epsilon == pytest.approx(0.5)
 
 
@@ -70,7 +70,7 @@ def test_theta_costs_its_square():
 def test_the_first_phase_spends_what_its_batch_needs():
     phase = next_phase(60_000, (), epochs=6, epsilon=0.15)
     assert 0.149 < phase.epsilon <= 0.15
-    assert phase.sigma == proactive.sigma(phase.epsilon, phase.delta)
+    assert phase.sigma == closed_form.sigma(phase.epsilon, phase.delta)
     assert not theorem_b4(phase.sizes.work, 99.0, phase.epsilon * (1 - 1e-6), phase.delta)
     assert phase.rounds == 360_000 // phase.batch
 
@@ -102,7 +102,7 @@ def test_a_batch_of_one_is_where_e1_starts_and_stops():
 
 def test_the_noise_of_a_phase_sets_the_least_epsilon():
     phase = next_phase(60_000, ((100, 600),), epochs=1, epsilon=5.0, sigma=9.0)
-    assert phase.epsilon >= proactive.epsilon_of(9.0, 1 / 60_000)
+    assert phase.epsilon >= closed_form.epsilon_of(9.0, 1 / 60_000)
     quiet = next_phase(60_000, (), epochs=0.5, epsilon=0.3, sigma=9.0)
     assert quiet.epsilon <= 0.3
 

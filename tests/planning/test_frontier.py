@@ -26,11 +26,11 @@ from verax.planning import (
 )
 from verax.planning.accountant import upper_only
 from verax.planning.central_limit import gaussian_limit, gaussian_shift
+from verax.planning.closed_form import Granted, Refused
 from verax.planning.grid import spread, usual_batches
 from verax.planning.insight import closed_form
 from verax.planning.search import smallest_noise
 from verax.privacy.curves import gaussian
-from verax.privacy.proactive import Granted, Refused
 
 TARGET = Target(records=60_000, epsilon=1.0, delta=1e-5)
 

@@ -6,7 +6,7 @@ import math
 import pytest
 from scipy import stats
 
-from verax.privacy.proactive import sigma
+from verax.planning.closed_form import sigma
 from verax.reproduce import PAPERS, paper_004
 
 

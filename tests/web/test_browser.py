@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from verax import Mechanism, Poisson, RandomParticipation, Shuffle
+from verax.federated.observers import Federation
 from verax.ledger.ledger import Ledger, read
 from verax.ledger.run import compose
 from verax.planning import Target, frontier, plannable
 from verax.planning.utility import Line, Point, UtilityGraph, best_plan
 from verax.privacy.guarantee import shown
-from verax.privacy.participation import Federation
 from verax.privacy.pld.composition import LOWER, UPPER
 
 pytest.importorskip("fastapi")

@@ -16,7 +16,7 @@ from verax.cli.options import RunOptions, clippings_by_name, flat
 from verax.cli.tables import Table, console
 from verax.mechanism import Clipping
 from verax.privacy.curves.black_box import DEEPEST
-from verax.privacy.group_montecarlo import default_samples
+from verax.privacy.curves.simulation import default_samples
 from verax.privacy.group_uses import crossover
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
 from verax.privacy.pld.composition import LOWER, UPPER

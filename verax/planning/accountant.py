@@ -11,7 +11,7 @@ from dataclasses import replace
 from verax.mechanism import Mechanism, Phases
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.pld.composition import Composition
-from verax.privacy.pricing import pricing_of
+from verax.privacy.samplers.base import pricing_of
 
 
 def upper_only(mechanism: Mechanism, group: int = 1) -> Guarantee:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from verax import checks
 from verax.mechanism import Mechanism
-from verax.privacy import proactive
-from verax.privacy.proactive import Granted, Refused, SampleSizes, Work, theorem_31, theorem_b4
+from verax.planning import closed_form
+from verax.planning.closed_form import Granted, Refused, SampleSizes, Work, theorem_31, theorem_b4
 from verax.samplers import Poisson
 
 
@@ -88,10 +88,12 @@ def budget(
         return Target(epsilon, checks.probability("delta", delta), sigma)
     delta = 1.0 / checks.count("population", population, minimum=2) if delta is None else delta
     if epsilon is not None:
-        return Target(epsilon, checks.probability("delta", delta), proactive.sigma(epsilon, delta))
+        return Target(
+            epsilon, checks.probability("delta", delta), closed_form.sigma(epsilon, delta)
+        )
     if sigma is None:
         raise ValueError("give epsilon or sigma, got neither")
-    return Target(proactive.epsilon_of(sigma, delta), delta, sigma)
+    return Target(closed_form.epsilon_of(sigma, delta), delta, sigma)
 
 
 def simple(
@@ -157,8 +159,8 @@ def _setting(population: int, target: Target, batch: int, rounds: int, theta: fl
         theorem(work, target.sigma, target.epsilon, target.delta)
         for theorem in (theorem_b4, theorem_31)
     ]
-    gamma = proactive.gamma(
-        proactive.sigma(target.epsilon, target.delta), target.epsilon, work.epochs
+    gamma = closed_form.gamma(
+        closed_form.sigma(target.epsilon, target.delta), target.epsilon, work.epochs
     )
     return Setting(
         target.epsilon,
@@ -256,13 +258,13 @@ def next_phase(
         checks.positive("epsilon", epsilon),
         checks.positive("epochs", epochs) * population,
     )
-    least = proactive.sigma(epsilon, delta)
+    least = closed_form.sigma(epsilon, delta)
     noise = least if sigma is None else checks.positive("sigma", sigma)
     if noise < least:
         raise checks.NoGuarantee(
             f"sigma {noise:.5g} is too small for epsilon {epsilon:.4g} at delta {delta:.3g}: it "
             f"must be at least {least:.5g}, or epsilon at least "
-            f"{proactive.epsilon_of(noise, delta):.4g}"
+            f"{closed_form.epsilon_of(noise, delta):.4g}"
         )
 
     def sizes(batch: int) -> SampleSizes:
@@ -279,11 +281,11 @@ def next_phase(
             f"no batch is granted for {epochs:g} more epochs: {verdict(first)}"
         )
     best, work = epsilon, sizes(batch).work
-    floor = 0.0 if sigma is None else proactive.epsilon_of(noise, delta)
+    floor = 0.0 if sigma is None else closed_form.epsilon_of(noise, delta)
     if floor < epsilon:
         best = _least_epsilon(work, sigma, floor, epsilon, delta)
-    chosen = proactive.sigma(best, delta) if sigma is None else noise
-    gamma = proactive.gamma(proactive.sigma(best, delta), best, work.epochs)
+    chosen = closed_form.sigma(best, delta) if sigma is None else noise
+    gamma = closed_form.gamma(closed_form.sigma(best, delta), best, work.epochs)
     rounds = sizes(batch).blocks[-1][1]
     return Phase(batch, rounds, chosen, best, delta, gamma, work.theta, sizes(batch))
 
@@ -294,7 +296,7 @@ def _least_epsilon(work: Work, noise: float | None, low: float, high: float, del
         return low
     while high - low > 1e-9 * high:
         middle = 0.5 * (low + high)
-        if theorem_b4(work, noise or proactive.sigma(middle, delta), middle, delta):
+        if theorem_b4(work, noise or closed_form.sigma(middle, delta), middle, delta):
             high = middle
         else:
             low = middle

@@ -16,7 +16,7 @@ from verax.planning.central_limit import (
     gaussian_shift,
 )
 from verax.planning.search import LARGEST_NOISE, Found, smallest_noise
-from verax.privacy.pricing import pricing_of
+from verax.privacy.samplers.base import pricing_of
 from verax.samplers import Deterministic, Poisson, Sampler
 from verax.samplers.registry import planned
 

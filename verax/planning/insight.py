@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from verax.mechanism import Individual
-from verax.planning.frontier import Plan
-from verax.privacy.proactive import (
+from verax.planning.closed_form import (
     LARGEST_EPSILON,
     Granted,
     Refused,
@@ -13,6 +12,7 @@ from verax.privacy.proactive import (
     theorem_31,
     theorem_b4,
 )
+from verax.planning.frontier import Plan
 from verax.samplers import Poisson
 
 

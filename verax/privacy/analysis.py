@@ -17,13 +17,13 @@ from verax.privacy.curves.black_box import BlackBox, Shared
 from verax.privacy.curves.empty_groups import declared, in_company
 from verax.privacy.curves.exposure import Noiseless
 from verax.privacy.curves.low_noise import LEAST_NOISE
+from verax.privacy.curves.refined_attack import Sure
 from verax.privacy.curves.triangle import Best, Chain
 from verax.privacy.guarantee import Guarantee, orthogonality
 from verax.privacy.numerics.rounding import OPS_8M, up
-from verax.privacy.participation import Sure
+from verax.privacy.pairs.rounds import join
 from verax.privacy.pld.composition import Composition
-from verax.privacy.pld.directions import join
-from verax.privacy.pricing import Group, OneRecordOnly, analysis_of, pricing, pricing_of
+from verax.privacy.samplers.base import Group, OneRecordOnly, analysis_of, pricing, pricing_of
 from verax.privacy.strong.curve import strong
 
 MAX_GROUP = 10**6

@@ -15,7 +15,7 @@ from verax import checks
 from verax.mechanism import Clipping, Individual, Mechanism
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.numerics.roots import root
-from verax.privacy.pricing import pricing_of
+from verax.privacy.samplers.base import pricing_of
 from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
 

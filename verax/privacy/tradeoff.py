@@ -20,8 +20,8 @@ from scipy import special
 
 from verax import checks
 from verax.privacy.curves.gaussian import gaussian_delta
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import NORMAL_QUANTILES, OPS_80, ulps, up
-from verax.privacy.pairs.gaussian_mixture import Array
 
 FLOOR = 1e-3  # rates of errors below which the tightest Gaussian is not asked to fit
 _LINES = 400  # of a curve made from a formula or a product

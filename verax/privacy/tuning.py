@@ -15,17 +15,15 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verax import checks
 from verax.mechanism import Mechanism, Phases
 from verax.privacy.curves.base import Curve
 from verax.privacy.guarantee import Guarantee
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.roots import root
 from verax.privacy.numerics.rounding import OPS_8, OPS_8M, OPS_8000, down, up
 from verax.privacy.pld.composition import BOTH, Sides
-
-Floats = NDArray[np.float64]
 
 _LINES = 48  # epsilons at which the trade-off of one trial is touched
 # trials beyond which a draw is given up: its chance is below 1e-300 for any mean that could be run
@@ -44,7 +42,7 @@ class Trials(Protocol):
     def some(self) -> float:
         """The chance that there is a trial at all."""
 
-    def log_ratio(self, better: Floats, better_beside: Floats) -> Floats:
+    def log_ratio(self, better: Array, better_beside: Array) -> Array:
         """log f'(1 - better) - log f'(1 - better_beside), elementwise."""
 
 
@@ -98,7 +96,7 @@ class TruncatedNegativeBinomial:
         """There is always a trial."""
         return 1.0
 
-    def log_ratio(self, better: Floats, better_beside: Floats) -> Floats:
+    def log_ratio(self, better: Array, better_beside: Array) -> Array:
         """f'(x) is proportional to (1 - (1 - gamma) x)^-(shape + 1)."""
         rest = 1.0 - self.gamma
         return np.asarray(
@@ -139,7 +137,7 @@ class PoissonTrials:
         """1 - exp(-mean)."""
         return -math.expm1(-self.mean)
 
-    def log_ratio(self, better: Floats, better_beside: Floats) -> Floats:
+    def log_ratio(self, better: Array, better_beside: Array) -> Array:
         """f'(x) = mean exp(mean (x - 1))."""
         return np.asarray(self.mean * (better_beside - better))
 

@@ -11,7 +11,7 @@ from typing import Any
 from verax import checks
 from verax.mechanism import Clipping, Mechanism
 from verax.privacy.curves.black_box import BlackBox
-from verax.privacy.group_montecarlo import simulate
+from verax.privacy.curves.simulation import simulate
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, Guarantee, shown
 from verax.privacy.pld.composition import UPPER
 from verax.reporting.figures import OKABE_ITO, matplotlib, panels

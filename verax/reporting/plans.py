@@ -10,10 +10,10 @@ from typing import Any
 
 from verax.mechanism import Clipping
 from verax.planning import Change, Plan, undominated
+from verax.planning.closed_form import Granted
 from verax.planning.insight import closed_form
 from verax.privacy.guarantee import shown
 from verax.privacy.pld.composition import LOWER, UPPER
-from verax.privacy.proactive import Granted
 from verax.reporting.figures import OKABE_ITO, matplotlib, panels, plain_log_axis
 
 # Line styles of the samplers in a figure, in order, and their names.

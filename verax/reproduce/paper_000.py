@@ -19,12 +19,13 @@ from scipy import special
 
 from verax.mechanism import Batch, Clipping, Individual, Mechanism, Mixed
 from verax.privacy.curves.gaussian import black_box_group, gaussian_delta, gaussian_epsilon
-from verax.privacy.curves.gaussian_mixture import mixture_tradeoff
 from verax.privacy.guarantee import shown
 from verax.privacy.numerics.lattice import Law
 from verax.privacy.pld.composition import LOWER, UPPER
-from verax.privacy.strong import occupancy
 from verax.privacy.strong.curve import StrongCurve
+from verax.privacy.strong.occupancy import thinned
+from verax.privacy.strong.random_mu import mixture_tradeoff
+from verax.reproduce import paper_000_model
 from verax.reproduce.rows import (
     AGREES,
     DIFFERS,
@@ -110,8 +111,10 @@ def exact(sampling: str, groups: int, epochs: int, group: int) -> Law:
     """The law of c^2 in the paper's model, ``groups`` equal clip-groups a round."""
     size = BATCH // groups
     if sampling == "shuffling":
-        return occupancy.shuffling(POPULATION, size, groups, epochs, group)
-    return occupancy.subsampling(POPULATION, size, groups, POPULATION // BATCH * epochs, group)
+        return paper_000_model.shuffling(POPULATION, size, groups, epochs, group)
+    return paper_000_model.subsampling(
+        POPULATION, size, groups, POPULATION // BATCH * epochs, group
+    )
 
 
 def curve(law: Law, sigma: float = SIGMA) -> StrongCurve:
@@ -266,7 +269,7 @@ def errata() -> Iterator[Row]:
 
 def _tails() -> Iterator[Row]:
     population, batch, epochs = 60_000, 64, 20
-    law = occupancy.subsampling(population, 1, batch, population * epochs // batch, 1)
+    law = paper_000_model.subsampling(population, 1, batch, population * epochs // batch, 1)
     edge = epochs + math.sqrt(epochs / 2.0)
     tail = law.above(edge)[0]
     yield Row(
@@ -314,7 +317,7 @@ def printed_occupancy(batches: int, group: int) -> Law:
 def _occupancy() -> Iterator[Row]:
     batches, size, group, sigma, alpha = 10, 8, 4, 1.0, 0.05
     right, wrong = (
-        occupancy.shuffling(batches * size, size, 1, 1, group),
+        paper_000_model.shuffling(batches * size, size, 1, 1, group),
         printed_occupancy(batches, group),
     )
     yield Row(
@@ -368,7 +371,7 @@ def _definitions() -> Iterator[Row]:
         ERRATUM,
         "2kC is met by parallel differences; orthogonal ones give 2√k C",
     )
-    kept = Law.of([0.0, 1.0], occupancy.thinned(np.array([0.0, 1.0]), 0.5))
+    kept = Law.of([0.0, 1.0], thinned(np.array([0.0, 1.0]), 0.5))
     low = curve(kept, 1.0).delta(2.0, 1e-6)[0]
     yield Row(
         "D",

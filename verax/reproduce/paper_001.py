@@ -19,7 +19,7 @@ import numpy as np
 
 from verax.mechanism import Mechanism
 from verax.privacy.curves.black_box import BlackBox
-from verax.privacy.group_montecarlo import simulate
+from verax.privacy.curves.simulation import simulate
 from verax.privacy.guarantee import Bracket, shown
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.tradeoff import TradeOff

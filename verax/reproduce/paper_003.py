@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from verax.federated.observers import BASELINES, baseline
 from verax.mechanism import Mechanism
 from verax.privacy.guarantee import Guarantee, shown
 from verax.privacy.numerics.roots import root
-from verax.privacy.participation import BASELINES, baseline, participating, published
+from verax.privacy.pairs.random_participation import participating
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.figures import OKABE_ITO, drawing
+from verax.reproduce.paper_003_formula import published
 from verax.reproduce.rows import (
     AGREES,
     DIFFERS,

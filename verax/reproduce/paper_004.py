@@ -17,12 +17,12 @@ from pathlib import Path
 from scipy import special
 
 from verax.mechanism import Mechanism
+from verax.planning import closed_form
 from verax.planning.calculator import budget, simple
-from verax.privacy import proactive
+from verax.planning.closed_form import SampleSizes, theorem_b4
 from verax.privacy.curves.gaussian import gaussian_epsilon
 from verax.privacy.guarantee import Bracket, shown
 from verax.privacy.pld.composition import LOWER, UPPER
-from verax.privacy.proactive import SampleSizes, theorem_b4
 from verax.reproduce.rows import (
     AGREES,
     DIFFERS,
@@ -179,7 +179,7 @@ def accountant(population: int, epochs: float, batch: int, sigma: float) -> Brac
 def judge(line: Line) -> tuple[list[Row], list[object]]:
     """One line of tables 6 to 8: its noise and batch next to ours, for people and the CSV."""
     epsilon, sigma, n, k = float(line.epsilon), float(line.sigma), line.population, line.epochs
-    needed = proactive.sigma(epsilon, 1.0 / n)
+    needed = closed_form.sigma(epsilon, 1.0 / n)
     ours = simple(n, budget(n, epsilon=epsilon), epochs=k).minimum
     first = first_step_e1(n, k, line.batch)
     tight = accountant(n, k, line.batch, sigma)
@@ -336,7 +336,7 @@ def errata() -> Iterator[Row]:
         "(39) and (55)",
         f"gamma's right-hand side, ā={a:g}, σ={sigma:g}",
         f"{printed_gamma(a, sigma):.4f}",
-        f"{proactive.gamma_at(a, sigma):.4f}",
+        f"{closed_form.gamma_at(a, sigma):.4f}",
         ERRATUM,
         "1-u_0 is (1-a-2√a)/(1-a), not (1-√a)²/(1-a)",
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from verax.checks import NoGuarantee
+from verax.federated.observers import Federation, baseline
 from verax.mechanism import Clipping, Individual, Mechanism
 from verax.planning import (
     Plan,
@@ -27,7 +28,6 @@ from verax.planning import (
 )
 from verax.planning.accountant import upper_only
 from verax.privacy.guarantee import Bracket, Guarantee, shown
-from verax.privacy.participation import Federation, baseline
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.tradeoff import between
 from verax.reporting.plans import plain as plain_plan

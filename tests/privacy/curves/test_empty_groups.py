@@ -30,8 +30,9 @@ from verax import (
 from verax.privacy.curves.empty_groups import RARE, Charged, lacking, turning
 from verax.privacy.curves.gaussian import gaussian_delta, gaussian_epsilon
 from verax.privacy.pairs.gaussian_mixture import Pair
-from verax.privacy.pld.composition import Composition, Round
-from verax.privacy.pricing import Group, analysis_of
+from verax.privacy.pairs.rounds import Round
+from verax.privacy.pld.composition import Composition
+from verax.privacy.samplers.base import Group, analysis_of
 from verax.privacy.strong.curve import strong, strong_tradeoff
 
 X = np.linspace(-12.0, 12.0, 48_001)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verax.privacy.curves.gaussian import black_box_group, gaussian_delta, gaussian_epsilon
-from verax.privacy.curves.gaussian_mixture import gaussian_deltas
+from verax.privacy.strong.random_mu import gaussian_deltas
 
 DELTAS = [0.3, 1e-2, 1e-5, 1e-10, 1e-20, 1e-30]
 

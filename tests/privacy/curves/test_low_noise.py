@@ -21,7 +21,7 @@ from verax import (
 )
 from verax.mechanism import Phases
 from verax.privacy.curves import low_noise
-from verax.privacy.pricing import Group
+from verax.privacy.samplers.base import Group
 
 SAMPLERS = [
     Poisson(0.01, 1000),

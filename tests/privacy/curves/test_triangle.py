@@ -14,7 +14,8 @@ from verax import BallsInBins, Batch, Individual, Mechanism, RandomAllocation, W
 from verax.privacy.curves.gaussian import black_box_group, gaussian_delta
 from verax.privacy.curves.triangle import Best, Chain
 from verax.privacy.pairs.gaussian_mixture import Pair
-from verax.privacy.pld.composition import Composition, Round
+from verax.privacy.pairs.rounds import Round
+from verax.privacy.pld.composition import Composition
 
 
 def gaussian(shift: float) -> Composition:

@@ -13,8 +13,9 @@ from scipy import special
 
 from verax.privacy.pairs.discrete import Table
 from verax.privacy.pairs.gaussian_mixture import Pair
+from verax.privacy.pairs.rounds import Round
 from verax.privacy.pld import discretise
-from verax.privacy.pld.composition import Composition, Round
+from verax.privacy.pld.composition import Composition
 from verax.privacy.pld.convolve import compose
 from verax.privacy.pld.discretise import Discrete, Spacing
 

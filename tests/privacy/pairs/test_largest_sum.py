@@ -15,7 +15,8 @@ from verax import Batch, Deterministic, Mechanism, Mixed, Shuffle
 from verax.privacy.curves.gaussian import gaussian_delta
 from verax.privacy.numerics.rounding import LARGEST_SUM_MASS
 from verax.privacy.pairs.largest_sum import _log_masses, largest_sum
-from verax.privacy.pld.composition import Composition, Round
+from verax.privacy.pairs.rounds import Round
+from verax.privacy.pld.composition import Composition
 
 
 def event(noise: float, batches: int, threshold: float) -> tuple[float, float]:

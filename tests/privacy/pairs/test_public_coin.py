@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from verax.privacy.pairs.gaussian_mixture import Pair
 from verax.privacy.pairs.public_coin import Revealed
+from verax.privacy.pairs.rounds import Round
 from verax.privacy.pld import discretise
-from verax.privacy.pld.composition import Composition, Round
+from verax.privacy.pld.composition import Composition
 from verax.privacy.pld.discretise import Discrete, Spacing
 
 COINS = {

@@ -13,6 +13,7 @@ from scipy import special
 from verax import BallsInBins, Batch, Mechanism, Poisson
 from verax.privacy.curves.gaussian import gaussian_epsilon
 from verax.privacy.curves.random_subset import angles
+from verax.privacy.pairs.rounds import Round
 from verax.privacy.pairs.shared_bins import SharedBins
 from verax.privacy.pairs.shared_bins_attack import _scores, shared_bins_attack
 from verax.privacy.pairs.shared_bins_bound import (
@@ -23,7 +24,7 @@ from verax.privacy.pairs.shared_bins_bound import (
     told_how_many,
     with_against_without,
 )
-from verax.privacy.pld.composition import LOWER, UPPER, Composition, Round
+from verax.privacy.pld.composition import LOWER, UPPER, Composition
 
 RNG = np.random.default_rng(5)
 

@@ -10,8 +10,9 @@ import pytest
 from verax import Mechanism, Poisson, RandomParticipation, TruncatedPoisson
 from verax.privacy.pairs.discrete import Table
 from verax.privacy.pairs.gaussian_mixture import Pair
+from verax.privacy.pairs.rounds import Round
 from verax.privacy.pld.chernoff import Chernoff, OneRound
-from verax.privacy.pld.composition import Composition, Round
+from verax.privacy.pld.composition import Composition
 from verax.privacy.pld.convolve import infinite_mass
 from verax.privacy.pld.discretise import Discrete
 

@@ -30,8 +30,9 @@ from verax.privacy.curves.gaussian import gaussian_epsilon
 from verax.privacy.curves.triangle import Best
 from verax.privacy.guarantee import Bracket, Guarantee
 from verax.privacy.pairs.gaussian_mixture import Mixture, Pair
+from verax.privacy.pairs.rounds import Round
 from verax.privacy.pld import composition
-from verax.privacy.pld.composition import Composition, Round
+from verax.privacy.pld.composition import Composition
 
 Array = NDArray[np.float64]
 WIDTH = 1e-3  # relative, as promised by default

@@ -30,7 +30,7 @@ from verax.mechanism import Phases
 from verax.privacy.curves.gaussian import gaussian_delta, gaussian_epsilon
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.numerics.roots import CROSSING_TOLERANCE
-from verax.privacy.pricing import neighbour_shift, pricing_of
+from verax.privacy.samplers.base import neighbour_shift, pricing_of
 from verax.privacy.strong import occupancy
 from verax.privacy.strong.curve import StrongCurve, Who, strong, strong_tradeoff
 

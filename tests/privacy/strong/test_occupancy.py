@@ -11,6 +11,7 @@ from scipy import stats
 
 from verax.privacy.numerics.distributions import binomial_law, hypergeometric_law
 from verax.privacy.strong import occupancy
+from verax.reproduce import paper_000_model
 from verax.samplers import BallsInBins, Poisson, Shuffle, WithoutReplacement
 
 
@@ -104,7 +105,7 @@ def test_the_printed_occupancy_law_is_wrong():
     assert sum(printed) == sum(exact) == 1
     assert float(printed[3]) == pytest.approx(0.2937, abs=1e-4)
     assert float(exact[4]) == pytest.approx(0.5439, abs=1e-4)
-    agree(occupancy.shuffling(batches * size, size, 1, 1, group), dict(enumerate(exact)))
+    agree(paper_000_model.shuffling(batches * size, size, 1, 1, group), dict(enumerate(exact)))
 
 
 def test_independent_choices_are_stirling_numbers():
@@ -137,7 +138,7 @@ def test_equal_clip_groups_by_enumeration(population, size, groups, group):
         sum_of_squares(clip // groups for clip in {place // size for place in subset})
         for subset in itertools.combinations(range(population), group)
     )
-    agree(occupancy.shuffling(population, size, groups, 1, group), expected)
+    agree(paper_000_model.shuffling(population, size, groups, 1, group), expected)
 
 
 @pytest.mark.parametrize("repeats", [1, 2])
@@ -187,9 +188,13 @@ def test_subsampling_by_enumeration():
     """Two rounds of three out of six, a group of two."""
     batches = list(itertools.combinations(range(6), 3))
     hits = [len({0, 1} & set(batch)) for batch in batches]
-    agree(occupancy.subsampling(6, 1, 3, 2, 2), counted(a * a + b * b for a in hits for b in hits))
     agree(
-        occupancy.subsampling(6, 3, 1, 2, 2), counted(bool(a) + bool(b) for a in hits for b in hits)
+        paper_000_model.subsampling(6, 1, 3, 2, 2),
+        counted(a * a + b * b for a in hits for b in hits),
+    )
+    agree(
+        paper_000_model.subsampling(6, 3, 1, 2, 2),
+        counted(bool(a) + bool(b) for a in hits for b in hits),
     )
 
 
@@ -212,7 +217,7 @@ def test_the_general_formula_of_section_e1():
                 math.comb(population, batch) * ways(batch, [size] * groups),
             )
     assert sum(expected.values()) == 1
-    agree(occupancy.subsampling(population, size, groups, 1, group), expected)
+    agree(paper_000_model.subsampling(population, size, groups, 1, group), expected)
 
 
 @pytest.mark.parametrize("clipping", ["individual", "batch"])
@@ -228,12 +233,12 @@ def test_filtering_keeps_each_clip_group_with_its_probability(clipping):
                 1, 2 ** len(coins) * math.comb(6, 3)
             )
     size, groups = (1, 2) if clipping == "individual" else (2, 1)
-    agree(occupancy.shuffling(6, size, groups, 1, group, keep=0.5), expected)
+    agree(paper_000_model.shuffling(6, size, groups, 1, group, keep=0.5), expected)
 
 
 def test_filtering_halves_the_square_of_c_for_one_record():
     """So mu falls by sqrt(2), not by the 2 that appendix D hopes for."""
-    law = occupancy.shuffling(60_000, 1, 60, 100, 1, keep=0.5)
+    law = paper_000_model.shuffling(60_000, 1, 60, 100, 1, keep=0.5)
     binomial = stats.binom(100, 0.5)
     assert law.weights.tolist() == pytest.approx(binomial.pmf(law.lows).tolist(), rel=1e-11)
     assert law.mean == pytest.approx(50.0)
@@ -257,7 +262,7 @@ def test_hoeffding_without_its_n():
     for epochs in (5, 10, 20, 50, 100):
         steps = round(population * epochs / batch)
         edge = math.sqrt(epochs / 2)
-        law = occupancy.subsampling(population, 1, batch, steps, 1)
+        law = paper_000_model.subsampling(population, 1, batch, steps, 1)
         exact = stats.binom(steps, batch / population)
         above, below = law.above(epochs + edge), law.below(epochs - edge)
         assert above[0] <= exact.sf(epochs + edge) <= above[1] < above[0] * (1 + 1e-7)
@@ -273,7 +278,7 @@ def test_lemma_e4_holds(group, epochs, gamma):
     """Its tail bound e^{-gamma g E} is right, by a wide margin."""
     population, batch = 600, 10
     beta = math.exp(population / (population - group - batch)) + gamma
-    law = occupancy.subsampling(population, 1, batch, population // batch * epochs, group)
+    law = paper_000_model.subsampling(population, 1, batch, population // batch * epochs, group)
     cut = beta * min(batch, group) * group * epochs
     assert law.above(cut)[1] <= math.exp(-gamma * group * epochs)
 
@@ -319,23 +324,23 @@ def test_what_the_samplers_draw(sampler, population, law):
     ("call", "message"),
     [
         (
-            lambda: occupancy.shuffling(61, 6, 1, 1, 2),
+            lambda: paper_000_model.shuffling(61, 6, 1, 1, 2),
             "population must be a multiple of size \\* groups, 6, got 61",
         ),
         (
-            lambda: occupancy.subsampling(10, 6, 2, 1, 2),
+            lambda: paper_000_model.subsampling(10, 6, 2, 1, 2),
             "population must be a whole number of at least 12, got 10",
         ),
         (
-            lambda: occupancy.subsampling(10, 1, 2, 1, 11),
+            lambda: paper_000_model.subsampling(10, 1, 2, 1, 11),
             "group must be a whole number .* at most 10, got 11",
         ),
         (
-            lambda: occupancy.subsampling(10, 1, 2, 1, 1, keep=0.0),
+            lambda: paper_000_model.subsampling(10, 1, 2, 1, 1, keep=0.0),
             "keep must lie in \\(0, 1\\], got 0.0",
         ),
         (
-            lambda: occupancy.shuffling(10, 1, 2, 0, 1),
+            lambda: paper_000_model.shuffling(10, 1, 2, 0, 1),
             "epochs must be a whole number of at least 1, got 0",
         ),
     ],

@@ -28,8 +28,8 @@ from verax.privacy.curves.base import Curve
 from verax.privacy.curves.gaussian import black_box_group
 from verax.privacy.curves.triangle import Best
 from verax.privacy.guarantee import DEFAULT_RTOL, Guarantee
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8M, down, up
-from verax.privacy.pairs.gaussian_mixture import Array
 from verax.privacy.pld.composition import BOTH, UPPER, Composition, Sides
 from verax.privacy.pld.convolve import Composed
 

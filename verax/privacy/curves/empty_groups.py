@@ -17,12 +17,13 @@ import numpy as np
 from verax.mechanism import Individual, Mechanism, Mixed, Phases
 from verax.privacy.curves.base import Curve
 from verax.privacy.guarantee import Guarantee
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import hypergeometric_law
 from verax.privacy.numerics.rounding import OPS_8, OPS_8G, OPS_8000, occupancy_error, up
 from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Array
-from verax.privacy.pld.composition import BOTH, LOWER, UPPER, Composition, Round, Sides
-from verax.privacy.pricing import pricing_of
+from verax.privacy.pairs.rounds import Round
+from verax.privacy.pld.composition import BOTH, LOWER, UPPER, Composition, Sides
+from verax.privacy.samplers.base import pricing_of
 from verax.samplers.random_participation import RandomParticipation
 
 RARE = 1e-20

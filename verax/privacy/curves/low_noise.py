@@ -20,13 +20,13 @@ from scipy import special
 from verax.mechanism import Phases
 from verax.privacy.curves.base import Curve
 from verax.privacy.curves.triangle import Best
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import Law
 from verax.privacy.numerics.rounding import OPS_8M, OPS_8000, down, ulps, up
-from verax.privacy.pairs.gaussian_mixture import Array
 from verax.privacy.pld.composition import BOTH, LOWER, Sides
-from verax.privacy.pricing import Group, pricing_of
+from verax.privacy.samplers.base import Group, pricing_of
 from verax.privacy.strong.curve import SEEN, StrongCurve
-from verax.privacy.strong.moves import Laws
+from verax.privacy.strong.displacement import Laws
 
 LEAST_NOISE = 1e-140
 """Noise below which squares of what it hides overflow; it is then as good as none."""

@@ -22,11 +22,13 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import log_binomial_probability
 from verax.privacy.numerics.rounding import OPS_8M, down, ulps, up
-from verax.privacy.pairs.gaussian_mixture import Array, Pair
+from verax.privacy.pairs.gaussian_mixture import Pair
 from verax.privacy.pairs.one_of_many import Law, rounded
-from verax.privacy.pld.composition import BOTH, UPPER, Composition, Round, Sides
+from verax.privacy.pairs.rounds import Round
+from verax.privacy.pld.composition import BOTH, UPPER, Composition, Sides
 
 FEWEST = 4
 """Rounds joined, and rounds left out, from which on the bound is worth its time."""

@@ -25,11 +25,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import ulps
-
-Array = NDArray[np.float64]
 
 LARGEST = 2**53
 """Trials up to which doubles count one by one; with more an enclosure says no more than "between 0

@@ -15,8 +15,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8M, UNDERFLOW, down, ulps, up
-from verax.privacy.pairs.gaussian_mixture import Array
 
 CELLS = 4096  # more than this are merged in pairs
 _CUT = 1e-50  # probability that may be cut off each end of a law

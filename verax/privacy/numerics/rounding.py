@@ -12,10 +12,8 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+from verax.privacy.numerics import Array
 
-Array = NDArray[np.float64]
 Value = TypeVar("Value", float, Array)
 Size = TypeVar("Size", int, float, Array)
 

@@ -16,15 +16,17 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import BIN_MASS, ulps
-from verax.privacy.pairs.gaussian_mixture import Array, Cells, log_interval
+from verax.privacy.pairs.base import Cells, DominatingPair
+from verax.privacy.pairs.gaussian_mixture import log_interval
 
 _BIN = 0.01  # width of an attacker's bins, in standard deviations of the noise
 _LEAST = 1e-290  # bins with less mass are left out, which only hides from the attacker
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class Table(DominatingPair):
     """Mass exp(``log_p[i]``) of P at each loss log p/q, ascending; ``infinite`` P-mass besides.
 
     ``missing`` is Q-mass where P has none, at loss -infinity. ``error`` bounds how far the
@@ -91,9 +93,6 @@ class Table:
             else Table.of(np.ones(1), np.ones(1))
         )
 
-    is_gaussian = False
-    gaussian_shift = math.nan
-
     def reverse(self) -> Table:
         """Q against P; the same object every time, so that equal rounds stay equal."""
         return self._reversed
@@ -119,6 +118,10 @@ class Table:
     def q(self) -> Array:
         """The masses of Q; 0 where they are below the range of doubles."""
         return np.asarray(np.exp(self.log_q))
+
+    @property
+    def total_mass(self) -> float:
+        return float(self.p.sum())
 
     @property
     def infimum(self) -> float:
@@ -159,10 +162,6 @@ class Table:
         places = np.arange(len(self.log_p)) + 0.5 - self._middle
         gaps = np.gradient(self.loss_values) if len(self.log_p) > 1 else np.ones(1)
         return np.asarray(np.interp(x, places, self.log_p - np.log(np.maximum(gaps, 1e-12))))
-
-    def mean_loss_below(self, x: float) -> float:
-        """The loss of everything below a boundary."""
-        return float(self.cells(np.array([-self._middle, x])).loss[0])
 
     def cells(self, boundaries: Array) -> Cells:
         """Log P and loss between consecutive boundaries; atoms are split in proportion."""

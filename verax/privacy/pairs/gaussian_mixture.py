@@ -16,15 +16,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import LIBRARY_ULPS, UNIT, ulps
-
-Array = NDArray[np.float64]
+from verax.privacy.pairs.base import Cells, DominatingPair, tail_delta
 
 _FAR = 1e8  # where the search for an inverse stops: nothing has mass there
 _MOST_NODES = 20_000  # of a quadrature rule
@@ -180,65 +178,7 @@ def log_interval(y: Array) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True)
-class Cells:
-    """Consecutive cells of the line: log P, the loss log P/Q, and a bound on both errors."""
-
-    log_p: Array
-    loss: Array
-    error: Array
-
-
-class Losses(Protocol):
-    """Two distributions on a line along which the privacy loss increases: a pair, or a table.
-
-    Everything the discretisations of ``verax.privacy.pld.discretise`` need to know.
-    """
-
-    @property
-    def infimum(self) -> float:
-        """The smallest finite loss, or its limit."""
-
-    @property
-    def supremum(self) -> float:
-        """The largest loss, or its limit."""
-
-    @property
-    def infinite(self) -> float:
-        """P-mass at infinite loss."""
-
-    @property
-    def bulk(self) -> float:
-        """A loss where much of the mass lies."""
-
-    def nodes(self, left: float, far: float) -> tuple[Array, Array]:
-        """Ascending losses and log P-masses: nodes from ``left`` to ``far`` past the last shift."""
-
-    def cut(self, grid: Array) -> tuple[Array, float]:
-        """The boundaries at these losses, and by how much their losses miss them at most."""
-
-    def inverse(self, loss: Array) -> Array:
-        """Boundaries near these losses."""
-
-    def log_loss_density(self, x: Array) -> Array:
-        """About the log of P's mass per unit of loss at x."""
-
-    def mean_loss_below(self, x: float) -> float:
-        """The loss of everything left of x."""
-
-    def cells(self, boundaries: Array) -> Cells:
-        """Masses and losses between boundaries."""
-
-    def delta(self, epsilon: float) -> tuple[float, float]:
-        """Bounds on D_{e^eps}."""
-
-    def reverse(self) -> Losses:
-        """The other direction, mirrored."""
-
-    def __hash__(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class Pair:
+class Pair(DominatingPair):
     """P = ``up`` (shifts to the right) against Q = ``down`` (shifts to the left), unit variance.
 
     >>> pair = Pair.subsampled(rate=0.5, shift=1.0)
@@ -411,19 +351,11 @@ class Pair:
         tail = self._cells(np.array([x[0], np.inf]))
         # holds what a rounded x misses
         around = math.exp(float(self._cells(np.array([x[0] - 0.1, np.inf])).log_p[0]))
-        log_p, rise, error = (
-            float(tail.log_p[0]),
-            float(tail.loss[0]) - epsilon,
-            2.0 * float(tail.error[0]),
-        )
         over = float(self.loss(x)[0]) - epsilon if np.isfinite(x[0]) else 0.0
         if abs(over) > 1.0:  # too far out for the inverse; but left of x no loss exceeds that at x
-            return 0.0, min(math.exp(log_p + error) + self.up.lost, 1.0) if over < 0.0 else 1.0
-        miss = abs(over)
-        lower = math.exp(log_p - error) * -math.expm1(-max(rise - error, 0.0))
-        upper = math.exp(log_p + error) * -math.expm1(
-            -max(rise + error, 0.0)
-        ) + around * math.expm1(miss + ulps(8.0))
+            most = math.exp(float(tail.log_p[0]) + 2.0 * float(tail.error[0])) + self.up.lost
+            return 0.0, min(most, 1.0) if over < 0.0 else 1.0
+        lower, upper = tail_delta(tail, epsilon, around, abs(over))
         return lower, min(upper + self.up.lost, 1.0)
 
     def cells(self, boundaries: Array) -> Cells:

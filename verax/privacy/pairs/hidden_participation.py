@@ -18,15 +18,17 @@ function.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import ulps
-from verax.privacy.pairs.gaussian_mixture import Array, Cells, log_interval
+from verax.privacy.pairs.base import Cells, DominatingPair, tail_delta
+from verax.privacy.pairs.gaussian_mixture import log_interval
 
 _BLOCK = 400_000  # kinds times cells worked on at once
 _SOLVED = ulps(64.0)  # what is left is charged
@@ -39,7 +41,7 @@ _AROUND = 1e-9  # of a loss: what lies this close to a boundary holds all that r
 
 
 @dataclass(frozen=True)
-class Glued:
+class Glued(DominatingPair):
     """The chance of each kind of round and its distances in noises; ``away`` may be infinite.
 
     ``error`` bounds the relative error of the chances. ``sign`` is -1 for the other direction:
@@ -59,22 +61,10 @@ class Glued:
     absent: tuple[float, ...]
     error: float = 0.0
     sign: int = 1
-    is_gaussian = False
-    gaussian_shift = math.nan
-    infinite = 0.0
 
     def reverse(self) -> Glued:
         """The other direction."""
-        return Glued(
-            self.client,
-            self.record,
-            self.chances,
-            self.shift,
-            self.present,
-            self.absent,
-            self.error,
-            -self.sign,
-        )
+        return replace(self, sign=-self.sign)
 
     @cached_property
     def _least(self) -> float:
@@ -158,10 +148,6 @@ class Glued:
                 miss = max(miss, _places(branch, whole[cells.start : cells.stop + 1].tobytes())[1])
         return grid, miss
 
-    def inverse(self, loss: Array) -> Array:
-        """The losses themselves."""
-        return loss
-
     def log_loss_density(self, x: Array) -> Array:
         """About the log of P's mass per unit of loss at ascending x."""
         if len(x) == 1:
@@ -169,10 +155,6 @@ class Glued:
         middle = (x[:-1] + x[1:]) / 2.0
         ends = np.concatenate([[2.0 * x[0] - middle[0]], middle, [2.0 * x[-1] - middle[-1]]])
         return np.asarray(self.cells(ends).log_p - np.log(np.diff(ends)))
-
-    def mean_loss_below(self, x: float) -> float:
-        """The loss of everything below a loss."""
-        return float(self.cells(np.array([-np.inf, x])).loss[0])
 
     def cells(self, boundaries: Array) -> Cells:
         """Masses between consecutive losses, summed over the kinds."""
@@ -211,15 +193,7 @@ class Glued:
         _, miss = self.cut(np.array([epsilon]))
         near = epsilon - _AROUND * (1.0 + abs(epsilon)) - miss
         around = math.exp(float(self.cells(np.array([near, np.inf])).log_p[0]))
-        log_p, rise, error = (
-            float(tail.log_p[0]),
-            float(tail.loss[0]) - epsilon,
-            2.0 * float(tail.error[0]),
-        )
-        lower = math.exp(log_p - error) * -math.expm1(-max(rise - error, 0.0))
-        upper = math.exp(log_p + error) * -math.expm1(
-            -max(rise + error, 0.0)
-        ) + around * math.expm1(miss + ulps(8.0))
+        lower, upper = tail_delta(tail, epsilon, around, miss)
         return lower, min(upper, 1.0)
 
 

@@ -8,9 +8,9 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import LARGEST_SUM_MASS, ulps
 from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Array
 
 _STEP = 0.004  # width of the attacker's bins, in standard deviations of the noise
 # log of the probability of a bin, with the record or without it, below which it is not looked at

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import binomial_at_least, binomial_at_most
 from verax.privacy.numerics.rounding import down, mixture_weight_error, ulps
-from verax.privacy.pairs.gaussian_mixture import Array, Mixture, Pair
-from verax.privacy.pld.composition import Round
+from verax.privacy.pairs.gaussian_mixture import Mixture, Pair
+from verax.privacy.pairs.rounds import Round
 
 _FEW = 64  # components that are never worth rounding
 _NEGLIGIBLE = 1e-60  # total weight that may be rounded away, to the safe side on either bound

@@ -24,9 +24,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import ulps
 from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Array, Pair
+from verax.privacy.pairs.gaussian_mixture import Pair
+from verax.privacy.pairs.largest_sum import largest_sum
+from verax.privacy.pairs.rounds import Round
 
 FINE = 0.03  # grid points per scale of the law: widths below half a percent of epsilon
 LARGEST_SHIFT = 12.0  # beyond this the factors leave the range of doubles
@@ -226,3 +229,31 @@ def _spread_out(end: float, scale: float, fine: float, cap: float) -> Array:
     if last < end:
         parts.append(last + cap * np.arange(1.0, (end - last) / cap + 2.0))
     return np.concatenate(parts)
+
+
+# --- as rounds to compose ------------------------------------------------------------------
+
+
+def one_round_of(count: int, unit: float, fine: float) -> Round:
+    """One of ``count`` rounds shifted; known which one, where factors exceed doubles."""
+    if count == 1:
+        return Round(Pair.gaussian(unit))
+    if unit > LARGEST_SHIFT:
+        return Round(Pair.gaussian(unit), largest_sum(count, unit, 0.0))
+    return Round(*one_of(count, unit, fine))
+
+
+def at_most_one_round_of(count: int, unit: float, fine: float, log_tail: float = TAIL) -> Round:
+    """The same from above alone."""
+    if count == 1 or unit > LARGEST_SHIFT:
+        return Round(Pair.gaussian(unit))
+    return Round(at_most_one_of(count, unit, fine, log_tail))
+
+
+def at_least_one_round_of(count: int, unit: float, fine: float) -> Round:
+    """The same from below alone."""
+    if count == 1:
+        return Round(Pair.gaussian(unit))
+    if unit > LARGEST_SHIFT:
+        return Round(largest_sum(count, unit, 0.0))
+    return Round(at_least_one_of(count, unit, fine))

@@ -24,8 +24,9 @@ from functools import cached_property
 import numpy as np
 from scipy import special
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8000
-from verax.privacy.pairs.gaussian_mixture import Array, Mixture, Pair
+from verax.privacy.pairs.gaussian_mixture import Mixture, Pair
 
 
 @dataclass(frozen=True)

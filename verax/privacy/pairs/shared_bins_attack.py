@@ -22,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, special
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.roots import root
 from verax.privacy.numerics.rounding import transform_error, ulps
 from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Array, Pair, log_interval
+from verax.privacy.pairs.gaussian_mixture import Pair, log_interval
 from verax.privacy.pairs.shared_bins import SharedBins
 from verax.privacy.pairs.some_of_many import (
     ALIAS,

@@ -25,15 +25,18 @@ import numpy as np
 from scipy import special
 
 from verax.privacy.curves.random_subset import angles
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8, OPS_8G, OPS_8M, OPS_8000, down, ulps, up
+from verax.privacy.pairs.base import Cells
 from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Array, Cells, Pair
+from verax.privacy.pairs.gaussian_mixture import Pair
 from verax.privacy.pairs.one_of_many import LARGEST_SHIFT, at_most_one_of
+from verax.privacy.pairs.rounds import Round
 from verax.privacy.pairs.shared_bins import SharedBins
 from verax.privacy.pairs.sharing import parts, remaining_probability, sharings
 from verax.privacy.pairs.some_of_many import tilt_for
 from verax.privacy.pld import discretise
-from verax.privacy.pld.composition import Composition, Round
+from verax.privacy.pld.composition import Composition
 from verax.privacy.pld.convolve import convolve, infinite_mass
 from verax.privacy.pld.discretise import Discrete, Spacing
 

@@ -16,9 +16,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import binomial_law
 from verax.privacy.numerics.rounding import OPS_8, OPS_8M, OPS_8000, up
-from verax.privacy.pairs.gaussian_mixture import Array
 
 Sharing = tuple[int, ...]
 """Numbers of rounds with at least 1, 2, ... records, descending, all above 0."""

@@ -18,9 +18,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8000, ulps
 from verax.privacy.pairs.discrete import Table, log_sums
-from verax.privacy.pairs.gaussian_mixture import Array, Pair
+from verax.privacy.pairs.gaussian_mixture import Pair
 from verax.privacy.pld.convolve import Convolved, convolve
 from verax.privacy.pld.discretise import Discrete
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8, OPS_8M, OPS_8000, down, ulps, up
-from verax.privacy.pairs.gaussian_mixture import Array, Losses
+from verax.privacy.pairs.base import DominatingPair
 from verax.privacy.pld.discretise import Discrete
 
 _TILTS = np.geomspace(1e-9, 1e12, 85)
@@ -167,7 +168,9 @@ class OneRound:
     round] <= sum n q.
     """
 
-    def __init__(self, rounds: Sequence[tuple[Losses, int]], highs: Sequence[float]) -> None:
+    def __init__(
+        self, rounds: Sequence[tuple[DominatingPair, int]], highs: Sequence[float]
+    ) -> None:
         top = max(highs)
         losses = top * np.geomspace(1e-12, 1.0, _THRESHOLDS)
         stay, log_caught = np.zeros(_THRESHOLDS), np.full(_THRESHOLDS, -np.inf)
@@ -198,7 +201,7 @@ class OneRound:
         return max(down(float(logs.max()), OPS_8000) - OPS_8000, 0.0)
 
 
-def _tails(pair: Losses, losses: Array) -> tuple[Array, Array]:
+def _tails(pair: DominatingPair, losses: Array) -> tuple[Array, Array]:
     """Log masses of P (rounded down) and Q (rounded up) where losses exceed each threshold.
 
     Any events would do: these are tails of cells, whose boundaries need not be exact.

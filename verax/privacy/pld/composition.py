@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from verax.privacy.curves import gaussian
 from verax.privacy.numerics.roots import crossing
 from verax.privacy.numerics.rounding import OPS_8M, OPS_8000, up
-from verax.privacy.pairs.discrete import Table
 from verax.privacy.pairs.gaussian_mixture import Pair
-from verax.privacy.pairs.public_coin import Revealed
+from verax.privacy.pairs.rounds import Round
 from verax.privacy.pld import discretise
 from verax.privacy.pld.chernoff import Chernoff, OneRound
 from verax.privacy.pld.convolve import MAX_POINTS, Composed, compose, infinite_mass
@@ -37,34 +36,6 @@ _CLOSE = 1.01  # bounds that a convolution leaves this close together are left a
 _LOOSE = 0.9  # a delta from above that may be no more than what rounding leaves
 _FARTHEST = 1e12  # an epsilon whose place on the line can still be told
 _PERCENT, _LEAST_SCALE = 0.02, 2.0**-34  # of grids that nothing is convolved on
-
-
-@dataclass(frozen=True)
-class Round:
-    """A dominating pair; ``dominated`` is a pair that an attack achieves, if it is not the same.
-
-    ``symmetric`` rounds are dominated by the pair in either direction, as the attacker may choose
-    round by round.
-    """
-
-    pair: Pair | Table | Revealed
-    dominated: Pair | Table | Revealed | None = None
-    symmetric: bool = False
-
-    def __post_init__(self) -> None:
-        if self.symmetric and not isinstance(self.pair, Pair):
-            raise ValueError("symmetric rounds are known for pairs of mixtures only")
-
-    @property
-    def is_gaussian(self) -> bool:
-        """Whether closed forms apply."""
-        return self.pair.is_gaussian and self.dominated is None
-
-    def reverse(self) -> Round:
-        """The other direction."""
-        return Round(
-            self.pair.reverse(), self.dominated and self.dominated.reverse(), self.symmetric
-        )
 
 
 class _Cache:

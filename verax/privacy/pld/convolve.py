@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8M, OPS_80, UNIT, transform_error, ulps, up
-from verax.privacy.pairs.gaussian_mixture import Array
 from verax.privacy.pld.discretise import Discrete
 
 _LOG_DEAD = -80.0  # log of the modulus below which a frequency is dropped (and charged)

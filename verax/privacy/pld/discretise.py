@@ -17,9 +17,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.roots import root
 from verax.privacy.numerics.rounding import ulps
-from verax.privacy.pairs.gaussian_mixture import Array, Losses, Pair
+from verax.privacy.pairs.base import DominatingPair
+from verax.privacy.pairs.gaussian_mixture import Pair
 
 # how far a first cell reaches beyond its grid point, in steps: over half, as the density falls
 # there
@@ -69,7 +71,7 @@ class Discrete:
         return np.asarray(self.start + self.step * self.index)
 
 
-def origin(pair: Losses, step: float) -> float:
+def origin(pair: DominatingPair, step: float) -> float:
     """A grid point at the exact mean of the first cell of the law's range, or of its last cell.
 
     With a tiny sampling rate nearly all the mass sits in that cell, within far less than one step;
@@ -130,7 +132,7 @@ def _ticks(end: int, ratio: float) -> NDArray[np.int64]:
     return np.concatenate([np.arange(even + 1), wide.astype(np.int64), [end]])
 
 
-def upper(pair: Losses, spacing: Spacing, base: float | None = None) -> Discrete:
+def upper(pair: DominatingPair, spacing: Spacing, base: float | None = None) -> Discrete:
     """Connect the dots: dominates the pair.
 
     Masses and losses are first raised by their error bounds. Mass left of the grid moves up to the
@@ -183,7 +185,7 @@ def upper_symmetric(pair: Pair, spacing: Spacing) -> Discrete:
     )
 
 
-def lower(pair: Losses, spacing: Spacing) -> Discrete:
+def lower(pair: DominatingPair, spacing: Spacing) -> Discrete:
     """Tangents between grid points, bent so that they meet on the grid: dominated by the pair.
 
     Masses and losses are first lowered by their error bounds. The cell around each point is merged
@@ -219,7 +221,7 @@ def lower(pair: Losses, spacing: Spacing) -> Discrete:
     )
 
 
-def _cell_boundaries(pair: Losses, grid: Array, step: float) -> Array:
+def _cell_boundaries(pair: DominatingPair, grid: Array, step: float) -> Array:
     """Cell ends between grid points such that each cell's mean loss is near its grid point.
 
     Halfway where the density is flat, nearer to the next grid point where it falls steeply: the
@@ -248,7 +250,7 @@ def _log_mean(x: Array) -> Array:
     return np.asarray(np.where(np.abs(x) > 1e-6, np.log(-np.expm1(-x) / x), -x / 2.0))
 
 
-def _balance_ends(pair: Losses, grid: Array, boundaries: Array, step: float) -> None:
+def _balance_ends(pair: DominatingPair, grid: Array, boundaries: Array, step: float) -> None:
     """Set the first or last cell so that its loss is its grid point's and no mass is lost.
 
     Any boundary is a valid choice; this one only makes the bound good.
@@ -263,7 +265,7 @@ def _balance_ends(pair: Losses, grid: Array, boundaries: Array, step: float) -> 
         )
 
 
-def _balanced(pair: Losses, point: float, usual: float, limit: float) -> float:
+def _balanced(pair: DominatingPair, point: float, usual: float, limit: float) -> float:
     """The end of a first cell whose loss is ``point``, if below ``limit``; else the usual one."""
 
     def excess(x: float) -> float:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Array, Losses
+from verax.privacy.numerics import Array
+from verax.privacy.pairs.base import DominatingPair
 from verax.privacy.pld.discretise import Spacing
 
 _TAIL = 1e-4  # share of delta that cut-off tails may cost, at most
@@ -29,13 +29,17 @@ class Sketch:
     delta are left out, for a tilt would blow them up out of proportion.
     """
 
-    def __init__(self, rounds: Sequence[tuple[Losses, int]], log_delta: float, tail: float) -> None:
+    def __init__(
+        self, rounds: Sequence[tuple[DominatingPair, int]], log_delta: float, tail: float
+    ) -> None:
         pairs = [pair for pair, _ in rounds]
         self.counts = np.array([float(count) for _, count in rounds])[:, None]
         self._log_rounds = math.log(float(self.counts.sum()))
         self._log_tail = math.log(tail)
         self.made_for = (log_delta, tail)
-        log_cut = log_delta + self._log_tail - self._log_rounds - _log_total(rounds)
+        # of the composition, by which a tail cut off in one round counts
+        log_total = max(math.fsum(n * math.log(pair.total_mass) for pair, n in rounds), 0.0)
+        log_cut = log_delta + self._log_tail - self._log_rounds - log_total
         far = math.sqrt(-2.0 * log_cut) + 1.0
         left = -math.sqrt(2.0 * (self._log_rounds + 25.0))
         most = max(_NODES // len(pairs), _FEWEST_NODES)
@@ -171,19 +175,10 @@ def _thinned(loss: Array, log_mass: Array, most: int) -> tuple[Array, Array]:
     return middle, np.logaddexp.reduceat(log_mass, starts)
 
 
-def _log_total(rounds: Sequence[tuple[Losses, int]]) -> float:
-    """Log of the total mass of the composition, by which a tail cut off in one round counts.
-
-    Only tables are of measures that may have more mass than 1 (docs/proofs.md, theorem 10).
-    """
-    masses = [(float(pair.p.sum()), count) for pair, count in rounds if isinstance(pair, Table)]
-    return max(math.fsum(count * math.log(mass) for mass, count in masses), 0.0)
-
-
 class Sketches:
     """Sketches of one composition for deltas of any size, made when first needed."""
 
-    def __init__(self, rounds: Sequence[tuple[Losses, int]]) -> None:
+    def __init__(self, rounds: Sequence[tuple[DominatingPair, int]]) -> None:
         self._rounds = rounds
         self._made: dict[tuple[int, float], Sketch] = {}
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from verax import checks
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import down, ulps, up
 
-Floats = NDArray[np.float64]
 Numbers = Sequence[float]
 
 DIRECTIONS = ("remove", "add", "both")
@@ -82,7 +82,7 @@ class Round:
         )
         return cls((1.0 - q, q), (0.0, m))
 
-    def _log_ratio(self, x: Floats) -> tuple[Floats, Floats, Floats]:
+    def _log_ratio(self, x: Array) -> tuple[Array, Array, Array]:
         """At ``x``: log A, its derivative, and a bound on the rounding error of log A (docs/renyi.md section 5)."""
         # keep the arrays of components by nodes in the cache
         if x.size * len(self.shifts) > 2**19 and x.size > 1:
@@ -112,7 +112,7 @@ class Round:
         return log_a, slope, error
 
 
-def _psi_damped(y: Floats) -> Floats:
+def _psi_damped(y: Array) -> Array:
     """(exp(y) - 1 - y) exp(-max(y, 0)), without cancellation."""
     a = np.abs(y)
     e = np.expm1(-a)
@@ -141,7 +141,7 @@ def _spacing(
     return step, 2.0 * math.exp(float(growth[best]) - decay) / -math.expm1(-decay)
 
 
-def _nodes(pair: Round, p: Floats, step: float, digits: float) -> tuple[Floats, Floats] | None:
+def _nodes(pair: Round, p: Array, step: float, digits: float) -> tuple[Array, Array] | None:
     """Nodes that matter for phi A^p, each p, and the logarithm of what the others sum to (docs/renyi.md section 4)."""
     margin = math.sqrt(2 * digits)
     ends = np.outer(p, [pair.shifts[0], pair.shifts[-1]])
@@ -178,8 +178,8 @@ def _nodes(pair: Round, p: Floats, step: float, digits: float) -> tuple[Floats, 
 
 
 def _excess(
-    pair: Round, s: Floats, remove: bool, digits: float
-) -> tuple[Floats, Floats, Floats, Floats] | None:
+    pair: Round, s: Array, remove: bool, digits: float
+) -> tuple[Array, Array, Array, Array] | None:
     """E[F] exp(-scale), bounds on its analytic and its rounding error, and scale (docs/renyi.md sections 1 to 5)."""
     whole = bool(np.all(s == np.floor(s)))
     step, alias = _spacing(pair.shifts[-1] - pair.shifts[0], float(s.max()), remove, whole, digits)
@@ -215,7 +215,7 @@ def _excess(
     return total, analytic, rounding, scale
 
 
-def _batch(pair: Round, s: Floats, remove: bool) -> tuple[Floats, Floats]:
+def _batch(pair: Round, s: Array, remove: bool) -> tuple[Array, Array]:
     """Bracket of the log-moment at orders 1 + s of similar size, sharing their nodes."""
     low, top = pair.shifts[0], pair.shifts[-1]
     crude = s * (s + 1.0) * (top * top / 2)  # docs/renyi.md section 6
@@ -254,7 +254,7 @@ def _batch(pair: Round, s: Floats, remove: bool) -> tuple[Floats, Floats]:
     return ends[0], np.minimum(ends[1], crude)
 
 
-def _log_moment(pair: Round, s: Floats, direction: str) -> tuple[Floats, Floats]:
+def _log_moment(pair: Round, s: Array, direction: str) -> tuple[Array, Array]:
     lower, upper = np.empty((2, len(s)))
     key = 2 * np.floor(np.log2(np.maximum(s, 4.0)) / 3)
     # whole positive powers are entire: a wider spacing does
@@ -264,7 +264,7 @@ def _log_moment(pair: Round, s: Floats, direction: str) -> tuple[Floats, Floats]
     return lower, upper
 
 
-def _orders(order: Any) -> Floats:
+def _orders(order: Any) -> Array:
     values = np.asarray(order)
     flat = [checks.real("order", v) for v in values.ravel().tolist()]
     if wrong := [v for v in flat if not 1.0 < v < math.inf]:
@@ -274,7 +274,7 @@ def _orders(order: Any) -> Floats:
 
 def log_moment(
     weights: Numbers, shifts: Numbers, order: ArrayLike, direction: str = "both"
-) -> tuple[Floats, Floats]:
+) -> tuple[Array, Array]:
     """Certified bracket (lower, upper) of order - 1 times the Rényi divergence of one round.
 
     Args:
@@ -301,7 +301,7 @@ def log_moment(
 
 def renyi_divergence(
     weights: Numbers, shifts: Numbers, order: ArrayLike, direction: str = "both"
-) -> Floats:
+) -> Array:
     """Certified upper bound of the Rényi divergence of one round; arguments as for :func:`log_moment`.
 
     Example:
@@ -319,7 +319,7 @@ def rdp_poisson(
     order: ArrayLike,
     shift: float = 1.0,
     direction: str = "both",
-) -> Floats:
+) -> Array:
     """Certified upper bound of the Rényi divergence of one Poisson-sampled Gaussian round.
 
     ``shift`` is the sensitivity over the clip norm: 1 for individual clipping, 2 for batch
@@ -333,17 +333,17 @@ def rdp_poisson(
     return renyi_divergence(pair.weights, pair.shifts, order, direction)
 
 
-def _log_delta(s: Floats, moment: Floats, epsilon: float) -> Floats:
+def _log_delta(s: Array, moment: Array, epsilon: float) -> Array:
     rounding = ulps(8, of=moment + s * epsilon + s + 1.0)
     return np.asarray(moment - s * epsilon - s * np.log1p(1.0 / s) - np.log1p(s) + rounding)
 
 
-def _epsilon(s: Floats, moment: Floats, delta: float) -> Floats:
+def _epsilon(s: Array, moment: Array, delta: float) -> Array:
     rounding = ulps(8, of=moment - math.log(delta) + s + 1.0)
     return np.asarray((moment - math.log(delta) - np.log1p(s) + rounding) / s - np.log1p(1.0 / s))
 
 
-def _moments(orders: ArrayLike, rdp: ArrayLike) -> tuple[Floats, Floats]:
+def _moments(orders: ArrayLike, rdp: ArrayLike) -> tuple[Array, Array]:
     """Orders minus 1 and log-moments from a list of divergences."""
     s, divergence = (
         _orders(orders).ravel() - 1.0,
@@ -420,19 +420,19 @@ class Renyi:
     def __mul__(self, times: int) -> Renyi:
         return Renyi(tuple((pair, n * checks.count("times", times)) for pair, n in self.phases))
 
-    def _moment(self, s: Floats) -> Floats:
+    def _moment(self, s: Array) -> Array:
         # a record is present throughout one of the two runs: add, then take the worse
         moments = np.zeros((2, len(s)))
         for pair, times in self.phases:
             moments += [times * _log_moment(pair, s, direction)[1] for direction in DIRECTIONS[:2]]
         return np.asarray(moments.max(axis=0) * (1.0 + ulps(4.0, of=len(self.phases) + 2)))
 
-    def rdp(self, order: ArrayLike) -> Floats:
+    def rdp(self, order: ArrayLike) -> Array:
         """Certified upper bound of the Rényi divergence at ``order``, the worse of both directions."""
         alpha = _orders(order)
         return np.asarray(self._moment(alpha.ravel() - 1.0).reshape(alpha.shape) / (alpha - 1.0))
 
-    def _minimise(self, objective: Callable[[Floats, Floats, float], Floats], at: float) -> float:
+    def _minimise(self, objective: Callable[[Array, Array, float], Array], at: float) -> float:
         """Minimum over real orders: a coarse scan, then zooms; every order is valid, so a missed optimum is safe."""
         s, best = np.array(DEFAULT_ORDERS) - 1.0, math.inf
         for _ in range(5):

@@ -24,9 +24,10 @@ from verax.display import visible
 from verax.durable import START, append, chain, encode, hold, refuse_device, sync_directory
 from verax.mechanism import RELATIONS, Mechanism, Phases
 from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8000, ulps, up
 from verax.privacy.pld.composition import UPPER
-from verax.privacy.renyi.moments import DIRECTIONS, Floats, log_delta_bound, log_moments
+from verax.privacy.renyi.moments import DIRECTIONS, log_delta_bound, log_moments
 from verax.samplers.base import Sampler
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Budget:
         )
         self.orders = None if orders is None else _checked(orders)
         self.phases: tuple[Mechanism, ...] = ()
-        self._spent: dict[str, Floats] = {}
+        self._spent: dict[str, Array] = {}
         self._lock = threading.Lock()
         self._path, self._size, self._head = None if path is None else os.fspath(path), 0, START
         if self._path is not None:
@@ -229,7 +230,7 @@ class Budget:
 
     # --- the filter -------------------------------------------------------------------------------
 
-    def _with(self, phase: Mechanism) -> tuple[dict[float, float], dict[str, Floats]]:
+    def _with(self, phase: Mechanism) -> tuple[dict[float, float], dict[str, Array]]:
         """The orders, fixed by now, and the moments once the phase has run."""
         if not isinstance(phase, Mechanism):
             raise ValueError(f"phase must be a Mechanism, got {phase!r}; spend phases one by one")
@@ -254,12 +255,12 @@ class Budget:
         return {1.0 + float(best) * multiple: weight for multiple, weight in _HEDGE.items()}
 
     def _log_delta(
-        self, orders: Mapping[float, float], moments: Mapping[str, Floats], epsilon: float
+        self, orders: Mapping[float, float], moments: Mapping[str, Array], epsilon: float
     ) -> float:
         s, log_w = np.array(list(orders)) - 1.0, np.log(list(orders.values()))
         return max(log_delta_bound(s, log_w - moments[name], epsilon) for name in DIRECTIONS)
 
-    def _gauge(self, orders: Mapping[float, float], moments: Mapping[str, Floats]) -> float:
+    def _gauge(self, orders: Mapping[float, float], moments: Mapping[str, Array]) -> float:
         """The smallest epsilon at which these moments fit."""
         target, low, high = math.log(self.delta), 0.0, 1.0
         while self._log_delta(orders, moments, high) > target:
@@ -276,7 +277,7 @@ class Budget:
         return high
 
     def _over(
-        self, phase: Mechanism, orders: Mapping[float, float], after: Mapping[str, Floats]
+        self, phase: Mechanism, orders: Mapping[float, float], after: Mapping[str, Array]
     ) -> OverBudget:
         unit, length = _length(phase.sampler)
         most, noise = self.most_rounds(phase), self.least_noise(phase)

@@ -11,22 +11,21 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Mechanism
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import MOMENT_LOG, ulps, up
 from verax.privacy.pairs.gaussian_mixture import Mixture, Pair
 from verax.privacy.pairs.public_coin import Revealed
-from verax.privacy.pld.composition import Round
-from verax.privacy.pricing import Group, OneRecordOnly, analysis_of
+from verax.privacy.pairs.rounds import Round
 from verax.privacy.renyi.accountant import log_moment
+from verax.privacy.samplers.base import Group, OneRecordOnly, analysis_of
 
-Floats = NDArray[np.float64]
 DIRECTIONS = ("remove", "add")
 
 
-def log_moments(mechanism: Mechanism, orders: Floats, group: int = 1) -> Mapping[str, Floats]:
+def log_moments(mechanism: Mechanism, orders: Array, group: int = 1) -> Mapping[str, Array]:
     """Upper bounds on the log-moments of the whole mechanism at ``orders``, with the group removed and added.
 
     >>> from verax import Mechanism, Poisson
@@ -52,7 +51,7 @@ def log_moments(mechanism: Mechanism, orders: Floats, group: int = 1) -> Mapping
     return found
 
 
-def _once(mechanism: Mechanism, rnd: Round, orders: Floats) -> Floats:
+def _once(mechanism: Mechanism, rnd: Round, orders: Array) -> Array:
     if isinstance(rnd.pair, Revealed):  # a public coin picks the pair: moments average
         return _average(
             rnd.pair.chances, [_pair(mechanism, pair, orders) for pair in rnd.pair.pairs]
@@ -67,7 +66,7 @@ def _once(mechanism: Mechanism, rnd: Round, orders: Floats) -> Floats:
     return _pair(mechanism, rnd.pair, orders)
 
 
-def _average(weights: Sequence[float], logs: Sequence[Floats]) -> Floats:
+def _average(weights: Sequence[float], logs: Sequence[Array]) -> Array:
     """log(1 + sum_i w_i (exp(k_i) - 1)), rounded up; also where the exponentials overflow."""
     values, w = np.array(logs), np.array(weights)[:, None]
     top = values.max(axis=0)
@@ -76,7 +75,7 @@ def _average(weights: Sequence[float], logs: Sequence[Floats]) -> Floats:
     return np.asarray(up(np.where(top <= 1.0, small, large), ulps(32.0)) + 1e-300)
 
 
-def _pair(mechanism: Mechanism, pair: Pair, orders: Floats) -> Floats:
+def _pair(mechanism: Mechanism, pair: Pair, orders: Array) -> Array:
     """One side must be N(0, 1): that is what ``verax.privacy.renyi.accountant`` integrates."""
     if pair.is_gaussian:
         return np.asarray(up(orders * (orders - 1.0) * (pair.gaussian_shift**2 / 2.0), ulps(8.0)))
@@ -90,7 +89,7 @@ def _pair(mechanism: Mechanism, pair: Pair, orders: Floats) -> Floats:
     )
 
 
-def _mixture(mechanism: Mechanism, side: Mixture, orders: Floats, direction: str) -> Floats:
+def _mixture(mechanism: Mechanism, side: Mixture, orders: Array, direction: str) -> Array:
     if side.lost > 0.0:
         raise _unknown(
             mechanism, f"a group whose mixture has more than {len(side.shifts)} components"
@@ -107,7 +106,7 @@ def _unknown(mechanism: Mechanism, what: str) -> NoGuarantee:
     )
 
 
-def log_delta_bound(s: Floats, logs: Floats, epsilon: float) -> float:
+def log_delta_bound(s: Array, logs: Array, epsilon: float) -> float:
     """Upper bound on the largest log(1 - exp(epsilon - z)) - log(sum_k exp(logs[k] + s[k] z)) over z > epsilon.
 
     With logs = log weights - log-moments this is the log of the delta that docs/budget.md, theorem

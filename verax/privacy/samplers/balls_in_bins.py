@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from verax.mechanism import Mechanism, Mixed
-from verax.privacy.allocation import rounds_at_random, sharing_rounds
 from verax.privacy.curves.empty_groups import nobody_comes
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import Law
-from verax.privacy.pairs.gaussian_mixture import Array
 from verax.privacy.pairs.one_of_many import LARGEST_SHIFT, one_of
-from verax.privacy.pld.composition import Round
-from verax.privacy.pld.directions import Rounds
-from verax.privacy.pricing import (
-    Analysis,
-    Group,
-    SamplerPricing,
-    presence_shift,
-    prices,
-)
+from verax.privacy.pairs.rounds import Round, Rounds
+from verax.privacy.samplers.allocation import rounds_at_random, sharing_rounds
+from verax.privacy.samplers.base import Analysis, Group, SamplerPricing, presence_shift, prices
 from verax.privacy.strong.curve import Who, once_an_epoch
-from verax.privacy.strong.moves import Moves, seen
+from verax.privacy.strong.displacement import Moves, seen
 from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson

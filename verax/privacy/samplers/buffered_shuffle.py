@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from verax.mechanism import Mechanism
 from verax.privacy.curves.empty_groups import alone_in_fixed_batch
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import Law
-from verax.privacy.pairs.gaussian_mixture import Array
-from verax.privacy.pricing import (
-    Analysis,
-    Group,
-    SamplerPricing,
-    fixed_batches_only,
-    prices,
-)
+from verax.privacy.samplers.base import Analysis, Group, SamplerPricing, fixed_batches_only, prices
 from verax.privacy.samplers.shuffle import shuffled
 from verax.privacy.strong.curve import Who, anywhere
-from verax.privacy.strong.moves import Moves, seen
+from verax.privacy.strong.displacement import Moves, seen
 from verax.samplers.base import Sampler
 from verax.samplers.buffered_shuffle import BufferedShuffle
 from verax.samplers.deterministic import Deterministic

@@ -6,10 +6,11 @@ import math
 
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.privacy.curves.empty_groups import alone_in_fixed_batch
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import Law
-from verax.privacy.pairs.gaussian_mixture import Array, Pair
-from verax.privacy.pld.composition import Round
-from verax.privacy.pricing import (
+from verax.privacy.pairs.gaussian_mixture import Pair
+from verax.privacy.pairs.rounds import Round
+from verax.privacy.samplers.base import (
     Analysis,
     Group,
     SamplerPricing,
@@ -18,7 +19,7 @@ from verax.privacy.pricing import (
     prices,
 )
 from verax.privacy.strong.curve import Who, anywhere
-from verax.privacy.strong.moves import Moves, seen
+from verax.privacy.strong.displacement import Moves, seen
 from verax.samplers.deterministic import Deterministic
 
 

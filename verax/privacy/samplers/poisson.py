@@ -9,21 +9,16 @@ import numpy as np
 
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.privacy.curves.empty_groups import nobody_comes
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import binomial_law
 from verax.privacy.numerics.lattice import Law
 from verax.privacy.numerics.rounding import OPS_8000, up
-from verax.privacy.pairs.gaussian_mixture import Array, Pair
+from verax.privacy.pairs.gaussian_mixture import Pair
 from verax.privacy.pairs.mixture_weights import distinct_groups, mixture_round
-from verax.privacy.pld.composition import Round
-from verax.privacy.pricing import (
-    Analysis,
-    Group,
-    SamplerPricing,
-    presence_shift,
-    prices,
-)
+from verax.privacy.pairs.rounds import Round
+from verax.privacy.samplers.base import Analysis, Group, SamplerPricing, presence_shift, prices
 from verax.privacy.strong.curve import Who, independent_rounds
-from verax.privacy.strong.moves import Moves, seen, touched
+from verax.privacy.strong.displacement import Moves, seen, touched
 from verax.samplers.poisson import Poisson
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
-from verax.privacy.allocation import rounds_at_random, sharing_rounds
 from verax.privacy.curves.empty_groups import nobody_comes
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import Law
-from verax.privacy.pairs.gaussian_mixture import Array
-from verax.privacy.pricing import (
+from verax.privacy.samplers.allocation import rounds_at_random, sharing_rounds
+from verax.privacy.samplers.base import (
     Analysis,
     Group,
     SamplerPricing,
@@ -17,7 +17,7 @@ from verax.privacy.pricing import (
     pricing_of,
 )
 from verax.privacy.strong.curve import Who, seen_apart, surely
-from verax.privacy.strong.moves import Moves, places, seen, silent
+from verax.privacy.strong.displacement import Moves, places, seen, silent
 from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson

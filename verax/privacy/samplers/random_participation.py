@@ -8,10 +8,11 @@ from dataclasses import replace
 from verax.checks import NoGuarantee
 from verax.mechanism import Individual, Mechanism, Mixed
 from verax.privacy.curves.empty_groups import independent, nobody_comes
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import binomial_law
 from verax.privacy.numerics.lattice import Law
-from verax.privacy.pairs.gaussian_mixture import Array, Pair
-from verax.privacy.participation import (
+from verax.privacy.pairs.gaussian_mixture import Pair
+from verax.privacy.pairs.random_participation import (
     LARGEST_UNIT,
     both_ways,
     leaning,
@@ -19,8 +20,8 @@ from verax.privacy.participation import (
     participating,
     silent,
 )
-from verax.privacy.pld.composition import Round
-from verax.privacy.pricing import (
+from verax.privacy.pairs.rounds import Round
+from verax.privacy.samplers.base import (
     Analysis,
     Group,
     SamplerPricing,
@@ -32,7 +33,7 @@ from verax.privacy.pricing import (
 )
 from verax.privacy.samplers.poisson import in_two_steps
 from verax.privacy.strong.curve import Who
-from verax.privacy.strong.moves import Moves, seen
+from verax.privacy.strong.displacement import Moves, seen
 from verax.samplers.poisson import Poisson
 from verax.samplers.random_participation import RandomParticipation
 

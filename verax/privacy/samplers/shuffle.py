@@ -6,13 +6,12 @@ import math
 
 from verax.mechanism import Individual, Mechanism
 from verax.privacy.curves.empty_groups import alone_in_fixed_batch
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import Law
-from verax.privacy.pairs.gaussian_mixture import Array
 from verax.privacy.pairs.largest_sum import largest_sum
-from verax.privacy.pairs.one_round import at_least_one_round_of
-from verax.privacy.pld.composition import Round
-from verax.privacy.pld.directions import each_way
-from verax.privacy.pricing import (
+from verax.privacy.pairs.one_of_many import at_least_one_round_of
+from verax.privacy.pairs.rounds import Round, each_way
+from verax.privacy.samplers.base import (
     Analysis,
     Group,
     SamplerPricing,
@@ -21,7 +20,7 @@ from verax.privacy.pricing import (
     pricing_of,
 )
 from verax.privacy.strong.curve import Who, anywhere, once_an_epoch
-from verax.privacy.strong.moves import Moves, seen
+from verax.privacy.strong.displacement import Moves, seen
 from verax.samplers.base import Sampler
 from verax.samplers.deterministic import Deterministic
 from verax.samplers.shuffle import Shuffle

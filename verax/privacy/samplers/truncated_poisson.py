@@ -10,6 +10,7 @@ import numpy as np
 from verax.checks import NoGuarantee
 from verax.mechanism import Individual, Mechanism
 from verax.privacy.curves.empty_groups import nobody_comes
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import (
     binomial_at_least,
     binomial_at_most,
@@ -18,11 +19,11 @@ from verax.privacy.numerics.distributions import (
 )
 from verax.privacy.numerics.lattice import CELLS, Law
 from verax.privacy.numerics.rounding import ulps, up
-from verax.privacy.pairs.gaussian_mixture import Array, Pair
+from verax.privacy.pairs.gaussian_mixture import Pair
 from verax.privacy.pairs.mixture_weights import crowded, truncated_rate
 from verax.privacy.pairs.public_coin import Revealed
-from verax.privacy.pld.composition import Round
-from verax.privacy.pricing import (
+from verax.privacy.pairs.rounds import Round
+from verax.privacy.samplers.base import (
     Analysis,
     Group,
     SamplerPricing,
@@ -32,7 +33,7 @@ from verax.privacy.pricing import (
     prices,
 )
 from verax.privacy.strong.curve import Who
-from verax.privacy.strong.moves import Laws, Moves, seen, touched
+from verax.privacy.strong.displacement import Laws, Moves, seen, touched
 from verax.samplers.poisson import Poisson
 from verax.samplers.truncated_poisson import TruncatedPoisson
 

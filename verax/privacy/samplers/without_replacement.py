@@ -8,13 +8,13 @@ import numpy as np
 
 from verax.mechanism import Individual, Mechanism
 from verax.privacy.curves.empty_groups import alone_in_fixed_batch
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import hypergeometric_law
 from verax.privacy.numerics.lattice import Law
 from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Array, Pair
-from verax.privacy.pld.composition import Round
-from verax.privacy.pld.directions import each_way
-from verax.privacy.pricing import (
+from verax.privacy.pairs.gaussian_mixture import Pair
+from verax.privacy.pairs.rounds import Round, each_way
+from verax.privacy.samplers.base import (
     Analysis,
     Group,
     SamplerPricing,
@@ -24,7 +24,7 @@ from verax.privacy.pricing import (
     prices,
 )
 from verax.privacy.strong.curve import Who, independent_rounds
-from verax.privacy.strong.moves import Moves, seen
+from verax.privacy.strong.displacement import Moves, seen
 from verax.samplers.without_replacement import WithoutReplacement
 
 

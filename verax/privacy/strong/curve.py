@@ -25,14 +25,14 @@ from verax.mechanism import Batch, Individual, Mechanism, Mixed, Phases
 from verax.privacy.curves import gaussian
 from verax.privacy.curves.base import Curve
 from verax.privacy.curves.empty_groups import Charged, declared, lacking
-from verax.privacy.curves.gaussian_mixture import mixture_delta, mixture_tradeoff
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import CELLS, Law
 from verax.privacy.numerics.roots import crossing
 from verax.privacy.numerics.rounding import OPS_8000, down, outward, ulps, up
-from verax.privacy.pairs.gaussian_mixture import Array
 from verax.privacy.pld.composition import BOTH, LOWER, UPPER, Sides
-from verax.privacy.pricing import neighbour_shift, pricing_of
+from verax.privacy.samplers.base import neighbour_shift, pricing_of
 from verax.privacy.strong import occupancy
+from verax.privacy.strong.random_mu import mixture_delta, mixture_tradeoff
 
 MOST_TOGETHER = 128  # records whose joint places in shuffled batches are followed exactly
 MOST_IN_BATCHES = 4096  # the same if only touched batches count

@@ -10,20 +10,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
-from verax import checks
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import (
     binomial_law,
-    hypergeometric_law,
     law_error,
     poisson_law,
 )
 from verax.privacy.numerics.lattice import CELLS, Law, kept
 from verax.privacy.numerics.rounding import OPS_8M, ulps, up
-from verax.privacy.pairs.gaussian_mixture import Array
 
 Counts = Callable[[], Iterator[Array]]
 """Yields the law of the number of touched clip-groups of a batch that holds 0, 1, 2, ... of the
@@ -253,66 +250,3 @@ def epoch(
     lost = up(total.lost / mass, OPS_8M)
     error = 2.0 * total.error + ulps(len(weights) + 4.0) + lost
     return Law(float(start), 1.0, weights / mass, 0.0, lost, float(group) ** 2 * repeats, error)
-
-
-# --- the paper's own model: equal clip-groups -----------------------------------------------------
-
-
-def subsampling(
-    population: int,
-    size: int,
-    groups: int,
-    steps: int,
-    group: int = 1,
-    keep: float = 1.0,
-    cells: int = CELLS,
-) -> Law:
-    """q(c^2) of definition 5.1: every round draws ``groups`` clip-groups of ``size`` records each from all of them.
-
-    Individual clipping is ``size`` 1, batch clipping ``groups`` 1. ``keep`` below 1 filters
-    clip-groups (appendix D).
-
-    >>> law = subsampling(population=4, size=1, groups=2, steps=1, group=2)
-    >>> law.lows.tolist(), law.weights.round(12).tolist()
-    ([0.0, 1.0, 2.0, 3.0, 4.0], [0.166666666667, 0.666666666667, 0.0, 0.0, 0.166666666667])
-    """
-    hits = hypergeometric_law(*_places(population, size, groups, group))
-    return rounds(
-        hits, distinct(groups, size), checks.count("steps", steps), 2, cells, _share(keep)
-    )
-
-
-def shuffling(
-    population: int,
-    size: int,
-    groups: int,
-    epochs: int,
-    group: int = 1,
-    keep: float = 1.0,
-    cells: int = CELLS,
-) -> Law:
-    """q_E(c^2) of definition 5.1: every epoch cuts all records into rounds of ``groups`` clip-groups of ``size`` each.
-
-    >>> law = shuffling(population=80, size=8, groups=1, epochs=1, group=4)
-    >>> law.lows.tolist(), law.weights.round(3).tolist()
-    ([1.0, 2.0, 3.0, 4.0], [0.0, 0.048, 0.408, 0.544])
-    """
-    _, _, batch = _places(population, size, groups, group)
-    if population % batch:
-        raise ValueError(
-            f"population must be a multiple of size * groups, {batch}, got {population}"
-        )
-    counts = None if groups == 1 else partial(distinct, groups, size)
-    once = epoch(group, [(population // batch, batch)], counts, _share(keep))
-    return once.merged(cells).times(checks.count("epochs", epochs), cells)
-
-
-def _places(population: int, size: int, groups: int, group: int) -> tuple[int, int, int]:
-    checks.count("size", size)
-    checks.count("groups", groups)
-    checks.count("population", population, minimum=size * groups)
-    return population, checks.count("group", group, maximum=population), size * groups
-
-
-def _share(keep: float) -> float:
-    return checks.rate("keep", keep)

@@ -25,9 +25,10 @@ from verax.checks import NoGuarantee
 from verax.mechanism import GEOMETRIES, Batch, Individual, Mechanism, Mixed
 from verax.privacy.analysis import MAX_GROUP
 from verax.privacy.guarantee import Bracket
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import binomial_law
 from verax.privacy.numerics.rounding import OPS_8000
-from verax.privacy.pairs.gaussian_mixture import Array, Mixture
+from verax.privacy.pairs.gaussian_mixture import Mixture
 from verax.privacy.pairs.mixture_weights import distinct_groups
 from verax.samplers.poisson import Poisson
 

@@ -1,14 +1,43 @@
-"""Directions of a neighbouring relation, and attacks in them, followed through several phases."""
+"""Rounds to compose: their dominating pairs, by direction of the neighbouring relation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from verax.privacy.pld.composition import Round
+from verax.privacy.pairs.base import DominatingPair
+from verax.privacy.pairs.gaussian_mixture import Pair
+
+
+@dataclass(frozen=True)
+class Round:
+    """A dominating pair; ``dominated`` is a pair that an attack achieves, if it is not the same.
+
+    ``symmetric`` rounds are dominated by the pair in either direction, as the attacker may choose
+    round by round.
+    """
+
+    pair: DominatingPair
+    dominated: DominatingPair | None = None
+    symmetric: bool = False
+
+    def __post_init__(self) -> None:
+        if self.symmetric and not isinstance(self.pair, Pair):
+            raise ValueError("symmetric rounds are known for pairs of mixtures only")
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether closed forms apply."""
+        return self.pair.is_gaussian and self.dominated is None
+
+    def reverse(self) -> Round:
+        """The other direction."""
+        return Round(
+            self.pair.reverse(), self.dominated and self.dominated.reverse(), self.symmetric
+        )
+
 
 Rounds = Sequence[tuple[Round, int]]
-
-
 EITHER = ("any", "replace")
 """Names of rounds that are the same in both directions, and so go with either."""
 

@@ -13,22 +13,20 @@ import numpy as np
 from scipy import special
 
 from verax.privacy.curves.gaussian import gaussian_delta
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import Law
 from verax.privacy.numerics.rounding import (
     NORMAL_TAIL,
-    NORMAL_TRADEOFF,
     PRODUCT_ULPS,
     UNIT,
-    down,
     outward,
     ulps,
     up,
 )
-from verax.privacy.pairs.gaussian_mixture import Array
 from verax.privacy.pld.composition import LOWER, UPPER
 
 # relative error of mu = sqrt(c^2 unit^2)
-_ROUND = ulps(16.0)
+RELATIVE_MU = ulps(16.0)
 _FAR = 40.0  # standard deviations beyond which a double holds no probability
 _TINY = 1e-306  # what underflow may take from a probability: less than any delta that is asked for
 _HUGE = 1e150  # a mu whose square is still a double
@@ -71,7 +69,7 @@ def mixture_delta(law: Law, epsilon: float, side: int) -> float:
     slack = law.error + ulps(len(law.weights) + 8.0)
     mu, rest = _mu(law, side), 0.0
     if side == UPPER and law.lost > 0.0:
-        rest = law.lost * gaussian_delta(up(math.sqrt(law.top), _ROUND), epsilon, UPPER)
+        rest = law.lost * gaussian_delta(up(math.sqrt(law.top), RELATIVE_MU), epsilon, UPPER)
     if side == UPPER and law.top > 0.0:
         rest += _TINY  # small weights times small curves
     total = outward(float(law.weights @ gaussian_deltas(mu, epsilon, side)), side, slack) + rest
@@ -80,7 +78,7 @@ def mixture_delta(law: Law, epsilon: float, side: int) -> float:
 
 def _mu(law: Law, side: int) -> Array:
     """mu in every cell, where it makes delta largest (UPPER) or smallest."""
-    return outward(np.sqrt(law.highs if side == UPPER else law.lows), side, _ROUND)
+    return outward(np.sqrt(law.highs if side == UPPER else law.lows), side, RELATIVE_MU)
 
 
 # --- the trade-off curve --------------------------------------------------------------------------
@@ -171,51 +169,3 @@ def _edge(holds: Callable[[float], bool], sign: float) -> float | None:
         if abs(good - bad) <= 1e-13 * abs(good):
             break
     return good
-
-
-# --- the bounds of definitions 5.3 and 5.4 --------------------------------------------------------
-
-
-def lower_bound(law: Law, cut: float, alpha: float) -> float:
-    """f^L of definition 5.4 at mu^2 = ``cut``, with the exact tail above it: never above the curve.
-
-    >>> law = Law.of([1.0, 4.0], [0.9, 0.1])
-    >>> lower_bound(law, 1.0, 0.05) < mixture_tradeoff(law, 0.05, LOWER) < upper_bound(
-    ...     law, 1.0, 0.05
-    ... )
-    True
-    """
-    mu, tail = up(math.sqrt(cut), _ROUND), law.above(cut)[1]
-    there = down(gaussian_tradeoff(mu, alpha), NORMAL_TRADEOFF) - tail
-    beyond = down(gaussian_tradeoff(mu, min(up(alpha + tail, ulps(4.0)), 1.0)), NORMAL_TRADEOFF)
-    return max(there, beyond, 0.0)
-
-
-def upper_bound(law: Law, cut: float, alpha: float) -> float:
-    """f^U of definition 5.3 at mu^2 = ``cut``, with the exact tail: never below the curve."""
-    mu, tail = down(math.sqrt(cut), _ROUND), law.below(cut)[1]
-    if tail >= 1.0 or mu == 0.0:
-        return 1.0 - alpha
-    log_rest = math.log1p(-tail) / mu
-    first = float(special.ndtr(log_rest - mu / 2.0))
-    last = tail + (1.0 - tail) * float(special.ndtr(-mu / 2.0 - log_rest))
-    if alpha <= first:
-        value = tail + (1.0 - tail) * gaussian_tradeoff(mu, alpha)
-    elif alpha < last:
-        value = first + last - alpha
-    else:
-        value = gaussian_tradeoff(mu, max((alpha - tail) / (1.0 - tail) - ulps(4.0), 0.0))
-    return min(up(value, NORMAL_TRADEOFF) + ulps(4.0), 1.0 - alpha)
-
-
-def bounds(law: Law, alpha: float) -> tuple[float, float]:
-    """The best of all f^L and of all f^U at ``alpha``."""
-    return (
-        max(lower_bound(law, cut, alpha) for cut in law.highs.tolist()),
-        min(upper_bound(law, cut, alpha) for cut in law.lows.tolist()),
-    )
-
-
-def gaussian_tradeoff(mu: float, alpha: float) -> float:
-    """G_mu(alpha) = Phi(Phi^{-1}(1 - alpha) - mu), not rounded to either side."""
-    return float(special.ndtr(-special.ndtri(alpha) - mu))

@@ -6,7 +6,7 @@ import mpmath
 import pytest
 
 from verax import Batch, Individual, Mechanism, Mixed, RandomAllocation, TruncatedPoisson
-from verax.privacy.pricing import Group, pricing_of
+from verax.privacy.samplers.base import Group, pricing_of
 
 
 def squares(clipping, hits):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.privacy.numerics.lattice import Law
-from verax.privacy.pricing import Group, neighbour_shift, pricing_of
+from verax.privacy.samplers.base import Group, neighbour_shift, pricing_of
 from verax.privacy.strong.curve import Who
 
 Laws = Callable[[int], Law]

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from verax.checks import NoGuarantee
 from verax.mechanism import Individual, Mechanism
 from verax.privacy.curves.base import Curve
-from verax.privacy.pairs.gaussian_mixture import Array
+from verax.privacy.numerics import Array
 from verax.privacy.pairs.one_of_many import FINE
-from verax.privacy.pld.directions import Rounds
+from verax.privacy.pairs.rounds import Rounds
 from verax.samplers.base import Sampler
 
 if TYPE_CHECKING:
     from verax.privacy.numerics.lattice import Law
     from verax.privacy.strong.curve import Who
-    from verax.privacy.strong.moves import Moves
+    from verax.privacy.strong.displacement import Moves
 
 S = TypeVar("S", bound=Sampler)
 P = TypeVar("P", bound="type[SamplerPricing[Any]]")

@@ -2,8 +2,7 @@
 
 from verax import Batch, Mechanism, Poisson, RandomParticipation
 from verax.privacy.pairs.gaussian_mixture import Pair
-from verax.privacy.pld.composition import Round
-from verax.privacy.pld.directions import join
+from verax.privacy.pairs.rounds import Round, join
 
 ONE, OTHER = Round(Pair.subsampled(0.1, 1.0)), Round(Pair.subsampled(0.2, 1.0))
 

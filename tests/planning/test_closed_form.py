@@ -7,8 +7,8 @@ import pytest
 from scipy import optimize
 
 from verax import Mechanism, Phases, Poisson
-from verax.privacy import proactive
-from verax.privacy.proactive import Moment, SampleSizes, Work, theorem_31, theorem_b2, theorem_b4
+from verax.planning import closed_form
+from verax.planning.closed_form import Moment, SampleSizes, Work, theorem_31, theorem_b2, theorem_b4
 from verax.privacy.renyi import accountant
 
 SETTINGS = 2000
@@ -28,12 +28,12 @@ def settings(count, seed):
         epsilon = float(rng.uniform(0.2, 0.5)) if readable else float(10 ** rng.uniform(-1.5, 0.9))
         delta = float(10 ** rng.uniform(-1.0, 0.0)) / population
         epochs = float(rng.uniform(4.5, 10.0)) if readable else float(10 ** rng.uniform(0.0, 1.7))
-        least = proactive.sigma(epsilon, delta)
+        least = closed_form.sigma(epsilon, delta)
         noise = least * float(rng.choice([0.99, 0.99, 1.0, 1.5]))
         sizes = rng.uniform(1.0, 3.0, int(rng.choice([1, 1, 2, 3])))
         theta = sizes.max() / sizes.mean()
         rounds = (
-            proactive.gamma(least, epsilon, epochs)
+            closed_form.gamma(least, epsilon, epochs)
             * (epochs * theta) ** 2
             / epsilon
             * rng.uniform(0.6, 1.2)
@@ -79,7 +79,7 @@ def test_what_b4_grants_b2_grants():
     """B.4 is derived from B.2 by coarser and coarser bounds; here both are computed on their own."""
     both = 0
     for sizes, _, epsilon, delta in settings(600, seed=11):
-        if verdict := theorem_b4(sizes.work, proactive.sigma(epsilon, delta), epsilon, delta):
+        if verdict := theorem_b4(sizes.work, closed_form.sigma(epsilon, delta), epsilon, delta):
             both += 1
             assert theorem_b2(sizes, verdict.sigma * (1 + 1e-9), epsilon, delta)
     assert both > 100
@@ -99,30 +99,30 @@ def test_what_31_grants_b4_grants():
 
 @pytest.mark.parametrize("x", [1.5, 2.5, 6.0, 50.0])
 def test_h_and_g(x):
-    a = proactive.h(x)
+    a = closed_form.h(x)
     assert 2.0 * math.e * math.sqrt(a) / (1.0 - a) == pytest.approx(x, rel=1e-9)
-    assert proactive.g(x) == min(a, 1.0 / (math.e * x))
+    assert closed_form.g(x) == min(a, 1.0 / (math.e * x))
 
 
 def test_sigma_and_epsilon_are_inverse():
     for noise in (1.5, 6.572, 300.0):
-        epsilon = proactive.epsilon_of(noise, 1e-5)
-        assert proactive.sigma(epsilon, 1e-5) <= noise
-        assert proactive.sigma(epsilon * (1 - 1e-10), 1e-5) > noise
+        epsilon = closed_form.epsilon_of(noise, 1e-5)
+        assert closed_form.sigma(epsilon, 1e-5) <= noise
+        assert closed_form.sigma(epsilon * (1 - 1e-10), 1e-5) > noise
 
 
 @pytest.mark.parametrize("more", [1e-3, 1e-6, 1e-9, 2e-11])
 def test_a_little_more_noise_than_the_square_root_of_two(more):
     noise = math.sqrt(2.0) + more
-    epsilon = proactive.epsilon_of(noise, 1e-5)
-    assert proactive.sigma(epsilon, 1e-5) <= noise
+    epsilon = closed_form.epsilon_of(noise, 1e-5)
+    assert closed_form.sigma(epsilon, 1e-5) <= noise
     assert epsilon == pytest.approx(
         math.log(1e5) / (math.sqrt(2.0) * more), rel=max(more, 0.2e-11 / more)
     )
 
 
 def test_deltas_whose_inverse_is_too_large():
-    assert proactive.sigma(1.0, 5e-324) == pytest.approx(
+    assert closed_form.sigma(1.0, 5e-324) == pytest.approx(
         math.sqrt(2.0 * (1.0 + 1074.0 * math.log(2.0)))
     )
 
@@ -131,30 +131,30 @@ def test_deltas_whose_inverse_is_too_large():
     ("noise", "ratio"), [(19.3, 0.01), (6.0, 0.1), (3.0, 0.5), (2.0, 3.0), (1.5, 40.0)]
 )
 def test_gamma_is_the_fixed_point(noise, ratio):
-    found = proactive.gamma(noise, ratio, 1.0)
-    low = ratio / min(proactive.h(noise), proactive.LARGEST_ALPHA) * (1 + 1e-9)
-    other = optimize.brentq(lambda x: x - proactive.gamma_at(ratio / x, noise), low, 1e6)
+    found = closed_form.gamma(noise, ratio, 1.0)
+    low = ratio / min(closed_form.h(noise), closed_form.LARGEST_ALPHA) * (1 + 1e-9)
+    other = optimize.brentq(lambda x: x - closed_form.gamma_at(ratio / x, noise), low, 1e6)
     assert found == pytest.approx(other, rel=1e-7)
-    assert found >= proactive.gamma_at(ratio / found, noise)
-    assert ratio <= found * proactive.h(noise)  # condition (33)
+    assert found >= closed_form.gamma_at(ratio / found, noise)
+    assert ratio <= found * closed_form.h(noise)  # condition (33)
 
 
 def test_gamma_starts_as_the_paper_says():
     noise, a = 10.0, 1e-10
     slope = 2.0 + 16.0 * (noise + math.e**3 / noise**2) * math.exp(3.0 / noise**2)
-    assert (proactive.gamma_at(a, noise) - 2.0) / a == pytest.approx(slope, rel=1e-3)
+    assert (closed_form.gamma_at(a, noise) - 2.0) / a == pytest.approx(slope, rel=1e-3)
 
 
 @pytest.mark.parametrize(("noise", "population", "epochs", "batch", "printed"), ROWS)
 def test_the_largest_batches(noise, population, epochs, batch, printed):
     """The fixed point of the corrected gamma allows these; the printed one up to 1.4 % more."""
-    epsilon = proactive.epsilon_of(noise, 1 / population)
+    epsilon = closed_form.epsilon_of(noise, 1 / population)
 
     def largest(value):
         return math.floor(epsilon * population / (value * epochs))
 
-    assert largest(proactive.gamma(noise, epsilon, epochs)) == batch
-    top = proactive.h(noise) * (1 - 1e-9)
+    assert largest(closed_form.gamma(noise, epsilon, epochs)) == batch
+    top = closed_form.h(noise) * (1 - 1e-9)
     wrong = optimize.brentq(
         lambda x: x - printed_gamma(epsilon / epochs / x, noise), epsilon / epochs / top, 1e4
     )
@@ -187,7 +187,7 @@ def test_the_first_denominator_of_39(alpha):
         * math.exp(3 / noise**2)
     )
     right = 2 * r / (1 - alpha) ** 2 + 2 / (1 - alpha)
-    assert proactive.gamma_at(alpha, noise) == pytest.approx(right, rel=1e-12)
+    assert closed_form.gamma_at(alpha, noise) == pytest.approx(right, rel=1e-12)
     assert printed_gamma(alpha, noise) < right * (1 - alpha / 100)
 
 
@@ -198,15 +198,15 @@ def test_the_ratio_in_the_proof_of_lemma_b3_is_not_u_0():
     left = 2 * order * rate * math.exp(order / (2 * noise**2)) / ((1 - rate) * noise)
     right = 2 * math.sqrt(order * rate) / ((1 - rate) * noise)
     assert left > 1.4 > 0.4 > right
-    assert proactive.moment_bound(rate, noise, order)  # what the lemma says is true all the same
+    assert closed_form.moment_bound(rate, noise, order)  # what the lemma says is true all the same
 
 
 def test_more_noise_than_35_asks_for_needs_another_argument_than_the_printed_one():
     """(37) wants a <= 1/(e sigma); from a <= 1/(e s) and sigma >= s it does not follow."""
     epsilon, delta = 2.0, 1e-5
-    least = proactive.sigma(epsilon, delta)
+    least = closed_form.sigma(epsilon, delta)
     noise = 3.0 * least
-    run = Work(100_000, rounds=400.0, epochs=0.95 * proactive.g(least) * 400.0)
+    run = Work(100_000, rounds=400.0, epochs=0.95 * closed_form.g(least) * 400.0)
     assert run.largest_rate > 1.0 / (math.e * noise)
     sizes = SampleSizes(100_000, ((run.largest_rate * 100_000, 400),))
     assert theorem_b2(sizes, noise, epsilon, delta).condition == "on r_0"
@@ -224,7 +224,7 @@ def test_the_moment_bound_holds():
         order = max(
             1, int(noise**2 * math.log(1 / (rate * noise)) * rng.choice([1.0, 0.5, rng.uniform()]))
         )
-        found = proactive.moment_bound(rate, noise, order)
+        found = closed_form.moment_bound(rate, noise, order)
         if isinstance(found, Moment):
             bounded += 1
             exact = float(
@@ -241,7 +241,9 @@ def test_the_series_by_adding_up():
     for noise in (2.0, 3.3, 5.0, 8.0, 15.0):
         order = math.floor(noise**2) - 1
         for rate in (
-            np.geomspace(1e-4, 1.0, 20) * min(proactive.g(noise), proactive.LARGEST_ALPHA) * 0.999
+            np.geomspace(1e-4, 1.0, 20)
+            * min(closed_form.g(noise), closed_form.LARGEST_ALPHA)
+            * 0.999
         ):
             u_1 = 2 * math.e * math.sqrt(rate) / (noise * (1 - rate))
             first = second = 0.0
@@ -252,7 +254,7 @@ def test_the_series_by_adding_up():
                 first += step / math.prod(range(t, 0, -2))
                 second += step / noise ** (t - 3) * (t**t / math.factorial(t))
             share = max(first, second * (1 - u_1) / math.e**3)
-            assert share <= proactive._tail(float(rate), noise, order, u_1) <= 1.0
+            assert share <= closed_form._tail(float(rate), noise, order, u_1) <= 1.0
 
 
 # --- sizes, refusals, input -----------------------------------------------------------------------
@@ -310,10 +312,10 @@ WORK = Work(60_000, 4000, 10.0)
             2 * math.e * math.sqrt(0.05) / 1.045,
         ),
         (theorem_b2, (SampleSizes(1000, ((10, 500),)), 5.0, 0.2, 1e-5), "(31)", 5.0),
-        (proactive.moment_bound, (0.5, 2.5, 2), "on r_0", 1.25),
-        (proactive.moment_bound, (0.01, 1.0, 2), "on sigma", 1.0),
-        (proactive.moment_bound, (0.01, 2.0, 99), "on lambda", 99),
-        (proactive.moment_bound, (0.3, 1.5, 1), "on U_0", 2 * math.sqrt(0.3) / 1.05),
+        (closed_form.moment_bound, (0.5, 2.5, 2), "on r_0", 1.25),
+        (closed_form.moment_bound, (0.01, 1.0, 2), "on sigma", 1.0),
+        (closed_form.moment_bound, (0.01, 2.0, 99), "on lambda", 99),
+        (closed_form.moment_bound, (0.3, 1.5, 1), "on U_0", 2 * math.sqrt(0.3) / 1.05),
     ],
 )
 def test_the_first_condition_that_fails(theorem, arguments, condition, value):
@@ -331,7 +333,7 @@ def test_the_first_condition_that_fails(theorem, arguments, condition, value):
 
 
 def test_a_small_order_at_small_noise_that_is_not_proved():
-    refused = proactive.moment_bound(1.04e-4, 1.2073, 13)
+    refused = closed_form.moment_bound(1.04e-4, 1.2073, 13)
     assert (refused.condition, refused.value > 1.0) == ("(16)", True)
 
 
@@ -353,28 +355,28 @@ def test_a_small_order_at_small_noise_that_is_not_proved():
         ),
         (lambda: Work(1000, 10, 1e200), "epochs must lie between 1e-50 and 1e[+]50, got 1e[+]200"),
         (
-            lambda: proactive.epsilon_of(1e200, 1e-5),
+            lambda: closed_form.epsilon_of(1e200, 1e-5),
             "noise_multiplier must lie between 1e-50 and 1e[+]50",
         ),
         (
             lambda: theorem_b2(SampleSizes(10, ((1, 2),)), 5.0, 1e300, 0.1),
             "epsilon must lie between",
         ),
-        (lambda: proactive.moment_bound(1e-300, 1000.0, 2**53), "rate must lie between"),
+        (lambda: closed_form.moment_bound(1e-300, 1000.0, 2**53), "rate must lie between"),
         (
-            lambda: proactive.gamma(0.05, 1.0, 1.0),
+            lambda: closed_form.gamma(0.05, 1.0, 1.0),
             "noise_multiplier must be at least 216/215, got 0.05",
         ),
-        (lambda: proactive.gamma_at(-1.0, 5.0), "alpha must lie in .0, 1., got -1.0"),
-        (lambda: proactive.h(0.0), "x must be positive and finite, got 0.0"),
+        (lambda: closed_form.gamma_at(-1.0, 5.0), "alpha must lie in .0, 1., got -1.0"),
+        (lambda: closed_form.h(0.0), "x must be positive and finite, got 0.0"),
         (
-            lambda: proactive.epsilon_of(math.nextafter(math.sqrt(2.0), 2.0), 1e-5),
+            lambda: closed_form.epsilon_of(math.nextafter(math.sqrt(2.0), 2.0), 1e-5),
             "noise_multiplier must exceed sqrt",
         ),
-        (lambda: proactive.epsilon_of(1.4, 1e-5), "noise_multiplier must exceed sqrt"),
-        (lambda: proactive.sigma(0.0, 1e-5), "epsilon must be positive"),
+        (lambda: closed_form.epsilon_of(1.4, 1e-5), "noise_multiplier must exceed sqrt"),
+        (lambda: closed_form.sigma(0.0, 1e-5), "epsilon must be positive"),
         (lambda: theorem_b4(WORK, 5.0, 1.0, 2.0), "delta must lie strictly between 0 and 1"),
-        (lambda: proactive.moment_bound(0.1, 2.0, 0), "order must be a whole number"),
+        (lambda: closed_form.moment_bound(0.1, 2.0, 0), "order must be a whole number"),
     ],
 )
 def test_bad_input(call, message):

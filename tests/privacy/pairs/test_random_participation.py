@@ -21,16 +21,12 @@ from verax import (
     Poisson,
     RandomParticipation,
 )
+from verax.federated.observers import BASELINES, baseline
 from verax.privacy.pairs.hidden_participation import Glued
-from verax.privacy.participation import (
-    BASELINES,
-    baseline,
-    leaning,
-    other_records,
-    participating,
-    published,
-)
-from verax.privacy.pld.composition import Composition, Round
+from verax.privacy.pairs.random_participation import leaning, other_records, participating
+from verax.privacy.pairs.rounds import Round
+from verax.privacy.pld.composition import Composition
+from verax.reproduce.paper_003_formula import published
 
 CASES = [(0.001, 0.1, 30), (0.1, 0.001, 1000)]  # the two of the paper's section 6
 

@@ -11,15 +11,20 @@ from verax.privacy.curves.base import Curve
 from verax.privacy.curves.random_subset import Subset
 from verax.privacy.pairs.gaussian_mixture import Pair
 from verax.privacy.pairs.largest_sum import largest_sum
-from verax.privacy.pairs.one_of_many import DEEP_TAIL, FINE, LARGEST_SHIFT
-from verax.privacy.pairs.one_round import at_most_one_round_of, one_round_of
+from verax.privacy.pairs.one_of_many import (
+    DEEP_TAIL,
+    FINE,
+    LARGEST_SHIFT,
+    at_most_one_round_of,
+    one_round_of,
+)
+from verax.privacy.pairs.rounds import Round, Rounds, each_way
 from verax.privacy.pairs.shared_bins import SharedBins
 from verax.privacy.pairs.shared_bins_attack import ALL_COUNTED, group_attack
 from verax.privacy.pairs.shared_bins_bound import group_bounds
 from verax.privacy.pairs.some_of_many import some_of
-from verax.privacy.pld.composition import Composition, Round
-from verax.privacy.pld.directions import Rounds, each_way
-from verax.privacy.pricing import FEW_PHASES, Analysis, Group, one_record_only, presence_shift
+from verax.privacy.pld.composition import Composition
+from verax.privacy.samplers.base import FEW_PHASES, Analysis, Group, one_record_only, presence_shift
 
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
 _MORE_LEANS = (0.7, 0.25, 0.12)  # and where one round's noise is low

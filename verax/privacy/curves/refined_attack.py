@@ -1,0 +1,45 @@
+"""Attacks with heavy atoms, composed on ever finer grids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from verax.privacy.pld.composition import BOTH, LOWER, Composition, Sides
+
+_ROUGH = 1e-2  # accuracy of an attack's curve: attacks do not reach the upper bound anyway
+_FINER = (0.1, 0.02)  # shares of it that are tried until the curve stays
+_STAYS = 0.02
+
+
+class Sure(Composition):
+    """An attack whose law has heavy atoms, which coarse grids may tell badly: its lower bound is refined till it stays.
+
+    Any of them is valid.
+    """
+
+    def epsilon(
+        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
+        """Lower and upper bound on epsilon(delta)."""
+        if sides != (LOWER,):
+            return super().epsilon(delta, rtol, sides, enough)
+        return _steady(lambda finer: super(Sure, self).epsilon(delta, finer, sides, enough), rtol)
+
+    def delta(
+        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
+    ) -> tuple[float, float]:
+        """Lower and upper bound on delta(epsilon)."""
+        if sides != (LOWER,):
+            return super().delta(epsilon, rtol, sides, enough)
+        return _steady(lambda finer: super(Sure, self).delta(epsilon, finer, sides, enough), rtol)
+
+
+def _steady(bounds: Callable[[float], tuple[float, float]], rtol: float) -> tuple[float, float]:
+    best = bounds(max(rtol, _ROUGH))
+    for finer in _FINER:
+        found = bounds(max(rtol, _ROUGH) * finer)
+        steady = best[0] > 0.0 and found[0] <= best[0] * (1.0 + _STAYS)
+        best = max(best, found)
+        if steady:
+            break
+    return best
