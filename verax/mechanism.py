@@ -155,19 +155,19 @@ class Phases:
         from verax.privacy.samplers import base
 
         orthogonal = checks.choice("geometry", geometry, GEOMETRIES) == "orthogonal"
-        who = base.Group(checks.count("group", group), orthogonal)
+        who = base.ProtectedGroup(checks.count("group", group), orthogonal)
         if population is not None:
             checks.count("population", population)
         if checks.choice("adversary", adversary, ADVERSARIES) == "A1":
             return analysis.analyse_strong(self, who, population)
         return analysis.analyse(self, who)
 
-    def guarantee_beside(self, others: int) -> Guarantee:
+    def guarantee_with_more_records(self, others: int) -> Guarantee:
         """One record's guarantee where there may be ``others`` more records than declared."""
         from verax.privacy import analysis
         from verax.privacy.samplers import base
 
-        return analysis.analyse(self, base.Group(beside=others))
+        return analysis.analyse(self, base.ProtectedGroup(extra_records=others))
 
     def __add__(self, other: Mechanism | Phases) -> Phases:
         return Phases(

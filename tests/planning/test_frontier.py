@@ -26,7 +26,7 @@ from verax.planning import (
 )
 from verax.planning.accountant import upper_only
 from verax.planning.central_limit import gaussian_limit, gaussian_shift
-from verax.planning.closed_form import Granted, Refused
+from verax.planning.closed_form import FailedCondition, GrantedGuarantee
 from verax.planning.grid import spread, usual_batches
 from verax.planning.insight import closed_form
 from verax.planning.search import smallest_noise
@@ -482,8 +482,8 @@ def test_too_little_noise_names_what_would_do():
 def test_the_closed_form_never_asks_for_less(epsilon, batch, epochs):
     plan = Planner(Target(60_000, epsilon, 1e-5)).plan("poisson", batch, epochs)
     asked = closed_form(plan)
-    assert isinstance(asked, Granted | Refused)
-    if isinstance(asked, Granted):
+    assert isinstance(asked, GrantedGuarantee | FailedCondition)
+    if isinstance(asked, GrantedGuarantee):
         assert asked.sigma >= plan.noise_multiplier
 
 

@@ -14,7 +14,7 @@ from verax import Batch, Deterministic, Individual, Mechanism, Mixed, NoGuarante
 from verax.privacy.analysis import MAX_GROUP
 from verax.privacy.curves.gaussian import black_box_group, gaussian_delta, gaussian_epsilon
 from verax.privacy.guarantee import Bracket, Guarantee
-from verax.privacy.pairs.gaussian_mixture import Pair
+from verax.privacy.pairs.gaussian_mixture import MixturePair
 
 WIDTH = 1e-3
 
@@ -80,7 +80,7 @@ def test_a_full_batch_group_shifts_by_its_size():
 def test_one_round_of_poisson_is_the_pair_in_its_worse_direction():
     for clipping, shift in ((Individual(), 1.0), (Batch(), 2.0), (Mixed(groups=7), 2.0)):
         bracket = run(Poisson(0.1, 1), 1.5, clipping).delta(0.5)
-        pair = Pair.subsampled(0.1, shift / 1.5)
+        pair = MixturePair.subsampled(0.1, shift / 1.5)
         worst = max(pair.delta(0.5)[1], pair.reverse().delta(0.5)[1])
         assert bracket.upper == pytest.approx(worst, rel=1e-9)
         assert bracket.lower == pytest.approx(worst, rel=1e-9)
@@ -88,9 +88,9 @@ def test_one_round_of_poisson_is_the_pair_in_its_worse_direction():
 
 def test_replacing_one_record_in_one_round_is_the_opposite_sided_pair():
     """Schuchardt et al. 2024: (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1)."""
-    side = Pair.subsampled(0.1, 1.0 / 1.5).up
+    side = MixturePair.subsampled(0.1, 1.0 / 1.5).up
     bracket = run(Poisson(0.1, 1), 1.5, relation="replace").delta(0.3)
-    assert bracket.upper == pytest.approx(Pair(side, side).delta(0.3)[1], rel=1e-9)
+    assert bracket.upper == pytest.approx(MixturePair(side, side).delta(0.3)[1], rel=1e-9)
 
 
 def test_a_group_of_one_is_a_record():

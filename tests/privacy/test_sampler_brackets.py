@@ -30,7 +30,7 @@ from verax import (
 from verax.privacy.curves.black_box import BlackBox
 from verax.privacy.curves.gaussian import gaussian_delta, gaussian_epsilon
 from verax.privacy.guarantee import Guarantee
-from verax.privacy.pairs.mixture_weights import crowded, truncated_rate
+from verax.privacy.pairs.mixture_weights import truncated_rate, truncated_round_cases
 from verax.privacy.tuning import PoissonTrials, tuned
 
 WIDTH = 1e-3
@@ -501,14 +501,14 @@ def test_the_rate_of_a_truncated_record(rate, max_batch, population):
     ("rate", "max_batch", "others"), [(0.3, 1, 3), (0.05, 12, 99), (0.01, 30, 2000)]
 )
 def test_a_crowd_is_at_least_as_likely_as_it_is(rate, max_batch, others):
-    (room, first, one), (crowd, second, two) = crowded(rate, max_batch, others)
+    (room, first, one), (crowd, second, two) = truncated_round_cases(rate, max_batch, others)
     assert (first, one, second, two) == (rate, 1, rate, 2)
     exact = float(stats.binom.sf(max_batch - 1, others, rate))
     # scipy's own tail is off by a few units in the last place
     assert exact * (1.0 - 1e-14) <= crowd <= exact * 1.001
     assert room + crowd == pytest.approx(1.0, rel=1e-15)
-    assert crowded(rate, others + 1, others) == [(1.0, rate, 1)]
-    assert crowded(1.0, 1, 5) == [(1.0, 1.0, 2)]
+    assert truncated_round_cases(rate, others + 1, others) == [(1.0, rate, 1)]
+    assert truncated_round_cases(1.0, 1, 5) == [(1.0, 1.0, 2)]
 
 
 def test_more_others_never_make_the_bound_smaller():

@@ -10,7 +10,7 @@ from scipy.special import ndtr, ndtri
 
 from verax import BallsInBins, Batch, Deterministic, Mechanism, Poisson, Shuffle
 from verax.privacy.curves.gaussian import gaussian_delta, gaussian_epsilon
-from verax.privacy.tradeoff import TradeOff, between
+from verax.privacy.tradeoff import TradeOff, from_brackets
 
 ALPHAS = np.concatenate([np.geomspace(1e-6, 0.5, 200), np.linspace(0.5, 1.0, 101)])
 mus = st.floats(0.05, 5.0)
@@ -203,7 +203,7 @@ def test_brackets_of_a_known_curve_enclose_it(raw, slack):
     mu = 0.3 + sum(raw)
     epsilons = np.linspace(0.0, mu * mu / 2 + 5 * mu, 12)
     exact = np.array([gaussian_delta(mu, e) for e in epsilons])
-    curve = between(
+    curve = from_brackets(
         epsilons.tolist(),
         (exact * (1 - slack)).tolist(),
         np.minimum(exact * (1 + slack), 1.0).tolist(),

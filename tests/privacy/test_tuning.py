@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from verax import Batch, Mechanism, NoGuarantee, Poisson, Shuffle
 from verax.privacy.renyi.accountant import DEFAULT_ORDERS, Renyi, epsilon_from_rdp
-from verax.privacy.tuning import PoissonTrials, TruncatedNegativeBinomial, _Selected, tuned
+from verax.privacy.tuning import PoissonTrials, TruncatedNegativeBinomial, _BestOfTrials, tuned
 
 LAWS = [
     TruncatedNegativeBinomial(5.0),
@@ -81,7 +81,7 @@ def test_brute_force_stays_below(trials, seed, size, spread):
     chances = law_of(trials)
     if chances.sum() < 1.0 - 1e-12:  # the tail that was left out
         chances[-1] += 1.0 - chances.sum()
-    bound = _Selected(Exact(p, q), trials)
+    bound = _BestOfTrials(Exact(p, q), trials)
     for order, epsilon in itertools.product(
         itertools.islice(itertools.permutations(range(size)), 4), (0.1, 0.5, 1.0, 2.0)
     ):
@@ -98,7 +98,7 @@ def test_the_bound_is_not_vacuous():
     chance = math.exp(0.5) / (1.0 + math.exp(0.5))
     p, q = np.array([chance, 1.0 - chance]), np.array([1.0 - chance, chance])
     trials = TruncatedNegativeBinomial(1000.0, 1.0)
-    bound = _Selected(Exact(p, q), trials)
+    bound = _BestOfTrials(Exact(p, q), trials)
     assert bound.shift == pytest.approx(2 * 0.5, abs=0.01)
     assert bound.delta(1.5 + 1e-3, 0.0)[1] < 1e-6
     a, b = best_of(p, law_of(trials, 40_000)), best_of(q, law_of(trials, 40_000))
@@ -109,7 +109,7 @@ def test_the_bound_is_not_vacuous():
 def test_draws_follow_the_law(trials):
     chances = law_of(trials)
     assert float(np.arange(len(chances)) @ chances) == pytest.approx(trials.mean, rel=1e-6)
-    assert 1.0 - chances[0] == pytest.approx(trials.some, rel=1e-9)
+    assert 1.0 - chances[0] == pytest.approx(trials.some_probability, rel=1e-9)
     rng = np.random.default_rng(5)
     drawn = np.array([trials.draw(rng) for _ in range(4000)])
     for k in range(4):

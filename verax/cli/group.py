@@ -18,7 +18,7 @@ from verax.mechanism import Clipping
 from verax.privacy.curves.black_box import DEEPEST
 from verax.privacy.curves.simulation import default_samples
 from verax.privacy.group_uses import crossover
-from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
+from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting import groups as tables
 from verax.reporting.figures import drawable
@@ -217,8 +217,8 @@ def _show(
                 str(row.group),
                 _low(row.tight),
                 _high(row.tight),
-                shown(row.black_box, UPPER),
-                shown(row.f_dp, UPPER),
+                format_bound(row.black_box, UPPER),
+                format_bound(row.f_dp, UPPER),
                 *drawn,
                 end_section=i == len(block.rows) - 1,
             )
@@ -247,11 +247,11 @@ def _show(
 
 
 def _low(bracket: Bracket) -> str:
-    return shown(bracket.lower, LOWER)
+    return format_bound(bracket.lower, LOWER)
 
 
 def _high(bracket: Bracket) -> str:
-    return shown(bracket.upper, UPPER)
+    return format_bound(bracket.upper, UPPER)
 
 
 def _clippings(

@@ -11,7 +11,7 @@ from rich.table import Table
 from verax import checks
 from verax.cli import common
 from verax.planning.calculator import Phase, Setting, budget, next_phase, simple
-from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.guarantee import Bracket, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 
 
@@ -100,7 +100,7 @@ def _number(value: float) -> str:
 
 
 def _bracket(bracket: Bracket) -> str:
-    return f"{shown(bracket.lower, LOWER)} to {shown(bracket.upper, UPPER)}"
+    return f"{format_bound(bracket.lower, LOWER)} to {format_bound(bracket.upper, UPPER)}"
 
 
 def _phase(

@@ -7,7 +7,7 @@ times larger than the epsilon of the accountant.
 
 Two steps of the printed proof are repaired (docs/reproduce-004.md): the first denominator in gamma
 is 1 - a - 2 sqrt(a), and the geometric series in the proof of lemma B.3 are replaced by those of
-:func:`_tail`.
+:func:`_series_share`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SampleSizes:
         for block in self.blocks:
             size, rounds = _pair(block)
             checks.count("rounds of a block", rounds)
-            if _moderate("size", size) >= self.population:
+            if _require_moderate("size", size) >= self.population:
                 raise ValueError(
                     f"size must be below the population {self.population}, got {size!r}"
                 )
@@ -108,9 +108,9 @@ class Work:
 
     def __post_init__(self) -> None:
         checks.count("population", self.population, minimum=2)
-        _moderate("rounds", self.rounds)
-        _moderate("epochs", self.epochs)
-        if _moderate("theta", self.theta) < 1.0:
+        _require_moderate("rounds", self.rounds)
+        _require_moderate("epochs", self.epochs)
+        if _require_moderate("theta", self.theta) < 1.0:
             raise ValueError(f"theta must be at least 1, got {self.theta!r}")
 
     @property
@@ -120,7 +120,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Granted:
+class GrantedGuarantee:
     """(epsilon, delta) for one record, add-remove, by this theorem, for Poisson batches with at least this noise."""
 
     theorem: str
@@ -138,7 +138,7 @@ class Granted:
 
 
 @dataclass(frozen=True)
-class Refused:
+class FailedCondition:
     """The first condition of a theorem that fails: ``quantity`` is ``value`` and must be ``sense`` ``bound``.
 
     >>> print(theorem_31(Work(60_000, rounds=10, epochs=6), 12.2, epsilon=0.15, delta=1 / 60_000))
@@ -180,7 +180,7 @@ def _pair(block: object) -> Sequence[float]:
     return block
 
 
-def _moderate(name: str, value: float) -> float:
+def _require_moderate(name: str, value: float) -> float:
     number = checks.positive(name, value)
     if not 1.0 / _EXTREME <= number <= _EXTREME:
         raise ValueError(
@@ -198,7 +198,7 @@ def h(x: float) -> float:
     >>> round(h(6.0), 2), round(h(10.0), 2)
     (0.42, 0.58)
     """
-    ratio = _E / _moderate("x", x)
+    ratio = _E / _require_moderate("x", x)
     return 1.0 / (math.sqrt(1.0 + ratio**2) + ratio) ** 2
 
 
@@ -213,7 +213,7 @@ def sigma(epsilon: float, delta: float) -> float:
     >>> round(sigma(0.05, 1e-4), 3)
     19.246
     """
-    epsilon, delta = _moderate("epsilon", epsilon), checks.probability("delta", delta)
+    epsilon, delta = _require_moderate("epsilon", epsilon), checks.probability("delta", delta)
     return math.sqrt(2.0 * (1.0 - math.log(delta) / epsilon)) * _SAFE
 
 
@@ -224,7 +224,11 @@ def epsilon_of(noise_multiplier: float, delta: float) -> float:
     0.0497
     """
     # what rounding may take
-    room = (_moderate("noise_multiplier", noise_multiplier) / _SAFE) ** 2 / 2.0 - 1.0 - 2.0 * OPS_8
+    room = (
+        (_require_moderate("noise_multiplier", noise_multiplier) / _SAFE) ** 2 / 2.0
+        - 1.0
+        - 2.0 * OPS_8
+    )
     if room <= 0.0:
         raise ValueError(
             f"noise_multiplier must exceed sqrt(2) = {math.sqrt(2.0):.11f} by 1e-11 for the closed form, "
@@ -238,7 +242,7 @@ def epsilon_of(noise_multiplier: float, delta: float) -> float:
 
 def gamma_at(alpha: float, noise_multiplier: float) -> float:
     """The right-hand side of (55) with its first denominator as the proof has it; infinite where a series diverges."""
-    z, a = _moderate("noise_multiplier", noise_multiplier), checks.real("alpha", alpha)
+    z, a = _require_moderate("noise_multiplier", noise_multiplier), checks.real("alpha", alpha)
     if z < LEAST_NOISE:
         raise ValueError(f"noise_multiplier must be at least 216/215, got {noise_multiplier!r}")
     if not 0.0 <= a < 1.0:
@@ -260,8 +264,8 @@ def gamma(noise_multiplier: float, epsilon: float, epochs: float) -> float:
     >>> round(gamma(19.29962, epsilon=0.04972, epochs=5), 4)
     3.131
     """
-    ratio = _moderate("epsilon", epsilon) / _moderate("epochs", epochs)
-    z = _moderate("noise_multiplier", noise_multiplier)
+    ratio = _require_moderate("epsilon", epsilon) / _require_moderate("epochs", epochs)
+    z = _require_moderate("noise_multiplier", noise_multiplier)
 
     # at its end a gamma_at(a) >= 2 a is too large
     low, high = 0.0, min(h(z), LARGEST_ALPHA, ratio / 2.0)
@@ -276,7 +280,7 @@ def gamma(noise_multiplier: float, epsilon: float, epochs: float) -> float:
 # --- lemma B.3 and the theorems -------------------------------------------------------------------
 
 
-def _tail(rate: float, noise_multiplier: float, order: int, u_1: float) -> float:
+def _series_share(rate: float, noise_multiplier: float, order: int, u_1: float) -> float:
     """How much of what lemma B.3 allows for its series they use at most, for all orders up to this one; 1 is too much.
 
     The proof bounds term t = 3, ..., order + 1 of (16) by a geometric series in U_0 and U_1, but
@@ -310,43 +314,43 @@ def _tail(rate: float, noise_multiplier: float, order: int, u_1: float) -> float
     return max(first, second * (1.0 - u_1) / _E**3) * _SAFE
 
 
-def _unproved(
+def _tail_failure(
     name: str, rate: float, noise_multiplier: float, order: int, u_1: float
-) -> Refused | None:
-    share = _tail(rate, noise_multiplier, order, u_1)
+) -> FailedCondition | None:
+    share = _series_share(rate, noise_multiplier, order, u_1)
     if share <= 1.0:
         return None
-    return Refused(
+    return FailedCondition(
         name, "(16)", "the tail's series over what is allowed for them", "<=", "1", share, 1.0
     )
 
 
-def moment_bound(rate: float, noise_multiplier: float, order: int) -> Moment | Refused:
+def moment_bound(rate: float, noise_multiplier: float, order: int) -> Moment | FailedCondition:
     """Lemma B.3: the log-moment alpha(order) of one Poisson round, in both directions, or what fails.
 
     >>> moment_bound(rate=0.001, noise_multiplier=5.0, order=10)
     Moment(order=10, bound=4.50...e-06)
     """
     q, z = (
-        _moderate("rate", checks.rate("rate", rate)),
-        _moderate("noise_multiplier", noise_multiplier),
+        _require_moderate("rate", checks.rate("rate", rate)),
+        _require_moderate("noise_multiplier", noise_multiplier),
     )
     order = checks.count("order", order)
     name = "lemma B.3"
     if z < LEAST_NOISE:
-        return Refused(name, "on sigma", "noise sigma", ">=", "216/215", z, LEAST_NOISE)
+        return FailedCondition(name, "on sigma", "noise sigma", ">=", "216/215", z, LEAST_NOISE)
     if q * z * _SAFE >= 1.0:
-        return Refused(name, "on r_0", "rate times sigma", "<", "1", q * z, 1.0)
+        return FailedCondition(name, "on r_0", "rate times sigma", "<", "1", q * z, 1.0)
     if order * _SAFE > (most := -z * z * math.log(q * z)):
-        return Refused(
+        return FailedCondition(
             name, "on lambda", "order", "<=", "sigma^2 ln(1 / (rate sigma))", order, most
         )
     u_0 = 2.0 * math.sqrt(order * q) / ((1.0 - q) * z)  # with r_0 = rate * sigma, the smallest
     u_1 = _E * u_0 / z
     for label, value in (("U_0", u_0), ("U_1", u_1)):
         if value * _SAFE >= 1.0:
-            return Refused(name, f"on {label}", label, "<", "1", value, 1.0)
-    if (refused := _unproved(name, q, z, order, u_1)) is not None:
+            return FailedCondition(name, f"on {label}", label, "<", "1", value, 1.0)
+    if (refused := _tail_failure(name, q, z, order, u_1)) is not None:
         return refused
     spread = 8.0 * (1.0 / (1.0 - u_0) + (_E / z) ** 3 / (1.0 - u_1)) * math.exp(3.0 / (z * z))
     square = q * q / (1.0 - q) * order * (order + 1.0) / (z * z)
@@ -356,27 +360,29 @@ def moment_bound(rate: float, noise_multiplier: float, order: int) -> Moment | R
 
 def theorem_b2(
     sizes: SampleSizes, noise_multiplier: float, epsilon: float, delta: float
-) -> Granted | Refused:
+) -> GrantedGuarantee | FailedCondition:
     """Theorem B.2, for sample sizes that vary in any way, with the smallest r_0, rho and rho-hat.
 
     >>> sizes = SampleSizes(50_000, ((200, 300), (400, 300)))
     >>> theorem_b2(sizes, 8.0, epsilon=0.5, delta=1e-5).epsilon
     0.5
     """
-    z = _moderate("noise_multiplier", noise_multiplier)
-    epsilon, delta = _moderate("epsilon", epsilon), checks.probability("delta", delta)
+    z = _require_moderate("noise_multiplier", noise_multiplier)
+    epsilon, delta = _require_moderate("epsilon", epsilon), checks.probability("delta", delta)
     name, q = "theorem B.2", sizes.largest_rate
     r_0 = q * z
     if z < LEAST_NOISE:
-        return Refused(name, "on sigma", "noise sigma", ">=", "216/215", z, LEAST_NOISE)
+        return FailedCondition(name, "on sigma", "noise sigma", ">=", "216/215", z, LEAST_NOISE)
     if r_0 * _SAFE > 1.0 / _E:
-        return Refused(name, "on r_0", "largest rate times sigma", "<=", "1/e", r_0, 1.0 / _E)
+        return FailedCondition(
+            name, "on r_0", "largest rate times sigma", "<=", "1/e", r_0, 1.0 / _E
+        )
     u_0 = 2.0 * math.sqrt(q) / (1.0 - q)
     u_1 = _E * u_0 / z
     for label, value in (("u_0", u_0), ("u_1", u_1)):
         if value * _SAFE >= 1.0:
-            return Refused(name, f"on {label}", label, "<", "1", value, 1.0)
-    if (refused := _unproved(name, q, z, _largest_order(z), u_1)) is not None:
+            return FailedCondition(name, f"on {label}", label, "<", "1", value, 1.0)
+    if (refused := _tail_failure(name, q, z, _largest_order(z), u_1)) is not None:
         return refused
     r = r_0 * 8.0 * (1.0 / (1.0 - u_0) + (_E / z) ** 3 / (1.0 - u_1)) * math.exp(3.0 / z**2)
     one, two, three = (sizes.moment(j) for j in (1, 2, 3))
@@ -392,9 +398,9 @@ def theorem_b2(
     )
     if z < least:
         what = "2 sqrt(S_2 T (epsilon + ln(1/delta)) / c_0) / epsilon"
-        return Refused(name, "(31)", "noise sigma", ">=", what, z, least)
+        return FailedCondition(name, "(31)", "noise sigma", ">=", what, z, least)
     order = math.floor(c_0 * epsilon * z * z / (2.0 * two * sizes.rounds)) - 1  # (30)
-    return Granted(name, epsilon, delta, least, None, order)
+    return GrantedGuarantee(name, epsilon, delta, least, None, order)
 
 
 def _largest_order(noise_multiplier: float) -> int:
@@ -402,25 +408,27 @@ def _largest_order(noise_multiplier: float) -> int:
     return math.floor(noise_multiplier**2 * _SAFE) - 1
 
 
-def _enough_noise(name: str, noise_multiplier: float, least: float) -> Refused | None:
-    if _moderate("noise_multiplier", noise_multiplier) >= least:
+def _noise_failure(name: str, noise_multiplier: float, least: float) -> FailedCondition | None:
+    if _require_moderate("noise_multiplier", noise_multiplier) >= least:
         return None
     what = "sqrt(2 (epsilon + ln(1/delta)) / epsilon)"
-    return Refused(name, "(35)", "noise sigma", ">=", what, noise_multiplier, least)
+    return FailedCondition(name, "(35)", "noise sigma", ">=", what, noise_multiplier, least)
 
 
-def _enough_rounds(
+def _rounds_failure(
     name: str, label: str, work: Work, epsilon: float, gamma: float
-) -> Refused | None:
+) -> FailedCondition | None:
     least = gamma * work.theta**2 * work.epochs**2 / epsilon * _SAFE
     if work.rounds >= least:
         return None
-    return Refused(name, label, "rounds T", ">=", "gamma theta^2 k^2 / epsilon", work.rounds, least)
+    return FailedCondition(
+        name, label, "rounds T", ">=", "gamma theta^2 k^2 / epsilon", work.rounds, least
+    )
 
 
 def theorem_b4(
     work: Work, noise_multiplier: float, epsilon: float, delta: float
-) -> Granted | Refused:
+) -> GrantedGuarantee | FailedCondition:
     """Theorem B.4, for any epsilon.
 
     Its conditions are checked at the least noise s of (35); more is post-processing. (The printed
@@ -435,24 +443,26 @@ def theorem_b4(
     (0.1521, 3.686)
     """
     name, least = "theorem B.4", sigma(epsilon, delta)
-    if (refused := _enough_noise(name, noise_multiplier, least)) is not None:
+    if (refused := _noise_failure(name, noise_multiplier, least)) is not None:
         return refused
     if work.largest_rate * _SAFE > (most := g(least)):
         what = "min(1 / (e sigma), h(sigma))"
-        return Refused(name, "(32)", "largest batch over N", "<=", what, work.largest_rate, most)
+        return FailedCondition(
+            name, "(32)", "largest batch over N", "<=", what, work.largest_rate, most
+        )
     found = gamma(least, epsilon, work.epochs)
-    if (refused := _enough_rounds(name, "(34)", work, epsilon, found)) is not None:
+    if (refused := _rounds_failure(name, "(34)", work, epsilon, found)) is not None:
         return refused
     rate = work.largest_rate
     u_1 = 2.0 * _E * math.sqrt(rate) / (least * (1.0 - rate))
-    if (refused := _unproved(name, rate, least, _largest_order(least), u_1)) is not None:
+    if (refused := _tail_failure(name, rate, least, _largest_order(least), u_1)) is not None:
         return refused
-    return Granted(name, epsilon, delta, least, found, None)
+    return GrantedGuarantee(name, epsilon, delta, least, found, None)
 
 
 def theorem_31(
     work: Work, noise_multiplier: float, epsilon: float, delta: float
-) -> Granted | Refused:
+) -> GrantedGuarantee | FailedCondition:
     """Theorem 3.1, the readable one, for epsilon below one half.
 
     >>> run = Work(60_000, rounds=4000, epochs=10)
@@ -461,19 +471,21 @@ def theorem_31(
     """
     name, least = "theorem 3.1", sigma(epsilon, delta)
     if epsilon >= LARGEST_EPSILON:
-        return Refused(name, "(6)", "epsilon", "<", "1/2", epsilon, LARGEST_EPSILON)
+        return FailedCondition(name, "(6)", "epsilon", "<", "1/2", epsilon, LARGEST_EPSILON)
     if delta > 1.0 / work.population:
-        return Refused(name, "(6)", "delta", "<=", "1/N", delta, 1.0 / work.population)
+        return FailedCondition(name, "(6)", "delta", "<=", "1/N", delta, 1.0 / work.population)
     if work.population < FEWEST_RECORDS:
-        return Refused(name, "on N", "records N", ">=", "10000", work.population, FEWEST_RECORDS)
+        return FailedCondition(
+            name, "on N", "records N", ">=", "10000", work.population, FEWEST_RECORDS
+        )
     if work.theta > LARGEST_THETA:
-        return Refused(name, "on theta", "theta", "<=", "6.85", work.theta, LARGEST_THETA)
-    if (refused := _enough_noise(name, noise_multiplier, least)) is not None:
+        return FailedCondition(name, "on theta", "theta", "<=", "6.85", work.theta, LARGEST_THETA)
+    if (refused := _noise_failure(name, noise_multiplier, least)) is not None:
         return refused
     spent, need = (2.0 / _E * work.epochs) ** 2, (0.5 - math.log(delta)) * _SAFE
     if spent < need:
-        return Refused(name, "(7)", "(2/e)^2 k^2", ">=", "1/2 + ln(1/delta)", spent, need)
+        return FailedCondition(name, "(7)", "(2/e)^2 k^2", ">=", "1/2 + ln(1/delta)", spent, need)
     found = gamma(least, epsilon, work.epochs)
-    if (refused := _enough_rounds(name, "(8)", work, epsilon, found)) is not None:
+    if (refused := _rounds_failure(name, "(8)", work, epsilon, found)) is not None:
         return refused
-    return Granted(name, epsilon, delta, least, found, None)
+    return GrantedGuarantee(name, epsilon, delta, least, found, None)

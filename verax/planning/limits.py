@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from verax import checks
 from verax.planning.frontier import RANKINGS, Plan, ranked
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import UPPER
 
 
@@ -46,7 +46,7 @@ def _nearest(name: str, limit: float, plan: Plan, value: float) -> str:
     noise = plan.noise_multiplier * limit / value
     epsilon = plan.target.epsilon_at(plan.sampler, noise)
     return (
-        f"{name} = {limit!r} leaves no plan: the least is {shown(value, UPPER)} "
+        f"{name} = {limit!r} leaves no plan: the least is {format_bound(value, UPPER)} "
         f"(sampler {plan.way}, batch {plan.batch}, epochs {plan.epochs}); allow that much, "
-        f"or epsilon {shown(epsilon, UPPER)} there"
+        f"or epsilon {format_bound(epsilon, UPPER)} there"
     )

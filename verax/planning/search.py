@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import UPPER
 
 LARGEST_NOISE = 1e7
@@ -87,4 +87,4 @@ def rounded_up(noise: float) -> float:
     >>> rounded_up(1.41213562)
     1.41214
     """
-    return float(shown(noise, UPPER, _DIGITS))
+    return float(format_bound(noise, UPPER, _DIGITS))

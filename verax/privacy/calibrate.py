@@ -46,11 +46,11 @@ def noise_multiplier(
     target = checks.positive("epsilon", epsilon)
 
     def run(noise: float, batches: Sampler = sampler) -> Guarantee:
-        return Mechanism(batches, noise, _or_default(clipping), relation).guarantee(group)
+        return Mechanism(batches, noise, _default_clipping(clipping), relation).guarantee(group)
 
     if run(0.0).epsilon(delta).upper <= target:
         return 0.0
-    start = _rough(
+    start = _rough_solution(
         lambda noise: run(noise, pricing_of(sampler).similar()),
         target,
         delta,
@@ -59,7 +59,7 @@ def noise_multiplier(
         _LARGEST_NOISE,
         rising=False,
     )
-    found = _boundary(
+    found = _solve(
         run, target, delta, start, lowest=_SMALLEST_NOISE, highest=_LARGEST_NOISE, rising=False
     )
     if math.isinf(found):
@@ -71,7 +71,7 @@ def noise_multiplier(
     return found
 
 
-def _or_default(clipping: Clipping | None) -> Clipping:
+def _default_clipping(clipping: Clipping | None) -> Clipping:
     return Individual() if clipping is None else clipping
 
 
@@ -92,7 +92,7 @@ def steps(
     True
     """
     target = checks.positive("epsilon", epsilon)
-    mechanism = Mechanism(Poisson(rate, 1), noise_multiplier, _or_default(clipping), relation)
+    mechanism = Mechanism(Poisson(rate, 1), noise_multiplier, _default_clipping(clipping), relation)
 
     def run(count: float) -> Guarantee:
         return replace(mechanism, sampler=Poisson(rate, int(count))).guarantee(group)
@@ -103,8 +103,8 @@ def steps(
             "raise noise_multiplier "
             f"(now {noise_multiplier!r}) or epsilon"
         )
-    start = round(_rough(run, target, delta, 1e3, 1.0, _MOST_STEPS, rising=True))
-    found = _boundary(
+    start = round(_rough_solution(run, target, delta, 1e3, 1.0, _MOST_STEPS, rising=True))
+    found = _solve(
         run, target, delta, start, lowest=1.0, highest=_MOST_STEPS, rising=True, whole=True
     )
     if math.isinf(found):
@@ -132,15 +132,17 @@ def rate(
     True
     """
     target = checks.positive("epsilon", epsilon)
-    mechanism = Mechanism(Poisson(1.0, steps), noise_multiplier, _or_default(clipping), relation)
+    mechanism = Mechanism(
+        Poisson(1.0, steps), noise_multiplier, _default_clipping(clipping), relation
+    )
 
     def run(q: float) -> Guarantee:
         return replace(mechanism, sampler=Poisson(q, steps)).guarantee(group)
 
     if run(1.0).epsilon(delta).upper <= target:
         return 1.0
-    start = _rough(run, target, delta, 0.01, _SMALLEST_RATE, 1.0, rising=True)
-    found = _boundary(run, target, delta, start, lowest=_SMALLEST_RATE, highest=1.0, rising=True)
+    start = _rough_solution(run, target, delta, 0.01, _SMALLEST_RATE, 1.0, rising=True)
+    found = _solve(run, target, delta, start, lowest=_SMALLEST_RATE, highest=1.0, rising=True)
     if math.isnan(found):
         raise ValueError(
             f"epsilon = {epsilon!r} at delta = {delta!r} allows no rate above {_SMALLEST_RATE:g}: "
@@ -149,7 +151,7 @@ def rate(
     return found
 
 
-def _boundary(
+def _solve(
     run: Callable[[float], Guarantee],
     target: float,
     delta: float,
@@ -188,10 +190,10 @@ def _boundary(
         other = float(math.ceil(other) if up else math.floor(other)) if whole else other
         factor = factor * factor
     good, bad = (value, other) if meets else (other, value)
-    return _search(excess, good, bad, whole)
+    return _close_in(excess, good, bad, whole)
 
 
-def _rough(
+def _rough_solution(
     run: Callable[[float], Guarantee],
     target: float,
     delta: float,
@@ -220,7 +222,7 @@ def _rough(
     return math.exp(root(excess, low, high, xtol=0.01)) if low < high else math.exp(low)
 
 
-def _search(excess: Callable[[float], float], good: float, bad: float, whole: bool) -> float:
+def _close_in(excess: Callable[[float], float], good: float, bad: float, whole: bool) -> float:
     """Close in on the boundary between a value that meets the target and one that does not.
 
     Regula falsi on log epsilon against log of the parameter (nearly a straight line), with the

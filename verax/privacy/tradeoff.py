@@ -204,7 +204,7 @@ class TradeOff:
         """The double conjugate: the lower convex hull."""
         hull: list[tuple[float, float]] = []
         for point in zip(self.alpha.tolist(), self.beta.tolist(), strict=True):
-            while len(hull) > 1 and _turns_down(hull[-2], hull[-1], point):
+            while len(hull) > 1 and _is_above_chord(hull[-2], hull[-1], point):
                 hull.pop()
             hull.append(point)
         alpha, beta = np.array(hull).T
@@ -274,11 +274,11 @@ class TradeOff:
         return TradeOff._from_lines(slope, heights)
 
 
-def _turns_down(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
+def _is_above_chord(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
     return (b[0] - a[0]) * (c[1] - a[1]) <= (b[1] - a[1]) * (c[0] - a[0])
 
 
-def between(
+def from_brackets(
     epsilons: Sequence[float], lowers: Sequence[float], uppers: Sequence[float]
 ) -> TradeOff:
     """A certified curve from brackets on delta at ascending epsilons that start at 0, with its companion above.

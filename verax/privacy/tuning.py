@@ -39,7 +39,7 @@ class Trials(Protocol):
         """E[K] = f'(1)."""
 
     @property
-    def some(self) -> float:
+    def some_probability(self) -> float:
         """The chance that there is a trial at all."""
 
     def log_ratio(self, better: Array, better_beside: Array) -> Array:
@@ -92,7 +92,7 @@ class TruncatedNegativeBinomial:
         return math.exp(found)
 
     @property
-    def some(self) -> float:
+    def some_probability(self) -> float:
         """There is always a trial."""
         return 1.0
 
@@ -122,7 +122,7 @@ class TruncatedNegativeBinomial:
 class PoissonTrials:
     """K ~ Poisson(mean). With K = 0 nothing is released. Cheap for a few trials, dear for many.
 
-    >>> PoissonTrials(mean=3.0).some < 1
+    >>> PoissonTrials(mean=3.0).some_probability < 1
     True
     """
 
@@ -133,7 +133,7 @@ class PoissonTrials:
             raise ValueError(f"mean must be at most 1e6, got {self.mean!r}")
 
     @property
-    def some(self) -> float:
+    def some_probability(self) -> float:
         """1 - exp(-mean)."""
         return -math.expm1(-self.mean)
 
@@ -187,7 +187,7 @@ def tuned(
         lowers=[curve for g in ones for curve in g.lowers],
         upper_by="; ".join(dict.fromkeys(g.upper_by for g in ones)),
         lower_by="; ".join(dict.fromkeys(g.lower_by for g in ones)),
-        visible=max(g.visible for g in ones),
+        exposure=max(g.exposure for g in ones),
     )
     one = replace(one, lowers=one.uppers) if all(g.uppers is g.lowers for g in ones) else one
     picked = (
@@ -196,11 +196,11 @@ def tuned(
     return Tuned(
         first.mechanism,
         group,
-        [_Selected(one, trials)],
-        [_Diluted(curve, trials.some) for curve in one.lowers],
+        [_BestOfTrials(one, trials)],
+        [_RareAttack(curve, trials.some_probability) for curve in one.lowers],
         f"the best of a random number of trials (docs/tuning.md, theorem 1); each trial: {one.upper_by}",
         f"trials that all score the same, so that the first is released{picked}; each trial: {one.lower_by}",
-        min(up(trials.mean * one.visible, OPS_8M), 1.0),
+        min(up(trials.mean * one.exposure, OPS_8M), 1.0),
         f"that the number of trials is drawn from {trials!r} and kept secret, and that only the best trial is released",
         one=one,
         trials=trials,
@@ -218,7 +218,7 @@ class Tuned(Guarantee):
 
 
 @dataclass(frozen=True)
-class _Selected:
+class _BestOfTrials:
     """delta(eps) <= E[K] delta_one(eps - r), where exp(r) bounds f'(q) / f'(q') (docs/tuning.md, theorem 1)."""
 
     one: Guarantee
@@ -269,7 +269,7 @@ class _Selected:
 
 
 @dataclass(frozen=True)
-class _Diluted:
+class _RareAttack:
     """An attack that has something to see with this ``chance`` only."""
 
     curve: Curve

@@ -19,11 +19,11 @@ from scipy import special
 
 from verax.mechanism import Batch, Clipping, Individual, Mechanism, Mixed
 from verax.privacy.curves.gaussian import black_box_group, gaussian_delta, gaussian_epsilon
-from verax.privacy.guarantee import shown
-from verax.privacy.numerics.lattice import Law
+from verax.privacy.guarantee import format_bound
+from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.strong.curve import StrongCurve
-from verax.privacy.strong.occupancy import thinned
+from verax.privacy.strong.occupancy import thin_pmf
 from verax.privacy.strong.random_mu import mixture_tradeoff
 from verax.reproduce import paper_000_model
 from verax.reproduce.rows import (
@@ -88,7 +88,7 @@ class Case:
         """m, the clip-groups of a round."""
         return {"individual": BATCH, "batch": 1, "mixed": CLIP_GROUPS}[self.clipping]
 
-    def law(self) -> Law:
+    def law(self) -> LatticePmf:
         """The exact law of c^2."""
         return exact(self.sampling, self.groups, self.epochs, self.group)
 
@@ -107,7 +107,7 @@ class Case:
 
 
 @cache
-def exact(sampling: str, groups: int, epochs: int, group: int) -> Law:
+def exact(sampling: str, groups: int, epochs: int, group: int) -> LatticePmf:
     """The law of c^2 in the paper's model, ``groups`` equal clip-groups a round."""
     size = BATCH // groups
     if sampling == "shuffling":
@@ -117,7 +117,7 @@ def exact(sampling: str, groups: int, epochs: int, group: int) -> Law:
     )
 
 
-def curve(law: Law, sigma: float = SIGMA) -> StrongCurve:
+def curve(law: LatticePmf, sigma: float = SIGMA) -> StrongCurve:
     """What A1 sees at this sigma."""
     return StrongCurve(lambda _: law.scaled(sigma**-2.0))
 
@@ -171,15 +171,15 @@ def judge(case: Case) -> tuple[Row, list[object]]:
     least = 0.0 if case.floor is None else gaussian_epsilon(case.floor, DELTA, LOWER)
     found, remark = _verdict(case, low, high, most, least)
     what = f"ε, {case.clipping}, {case.sampling}, g={case.group}, E={case.epochs}"
-    here = f"{shown(low, LOWER)} to {shown(high, UPPER)}; A0 <= {shown(a0, UPPER)}"
+    here = f"{format_bound(low, LOWER)} to {format_bound(high, UPPER)}; A0 <= {format_bound(a0, UPPER)}"
     if case.ceiling is None:
         remark += (
-            f"; alone it gives {shown(standard.upper, UPPER)}, but what holds for A1 holds for A0"
+            f"; alone it gives {format_bound(standard.upper, UPPER)}, but what holds for A1 holds for A0"
             if a0 == high
             else ""
         )
-        below = shown(min(standard.lower, a0), LOWER)
-        here = f"A0 {below} to {shown(a0, UPPER)}; A1 {shown(high, UPPER)}"
+        below = format_bound(min(standard.lower, a0), LOWER)
+        here = f"A0 {below} to {format_bound(a0, UPPER)}; A1 {format_bound(high, UPPER)}"
     row = Row(
         f"table {case.table}, row {case.row}",
         what,
@@ -276,7 +276,7 @@ def _tails() -> Iterator[Row]:
         "E.2 and E.5",
         f"P[c² > E + √(E/2)], N={population}, m={batch}, E={epochs}",
         f"<= {math.exp(-epochs):.3g}",
-        f">= {shown(tail, LOWER, 3)}",
+        f">= {format_bound(tail, LOWER, 3)}",
         ERRATUM,
         "Hoeffding's inequality without its 1/n: with it the bound is e^(-m/N) = "
         f"{math.exp(-batch / population):.4f}",
@@ -287,7 +287,7 @@ def _tails() -> Iterator[Row]:
         "lemma E.2",
         "ε of the same run",
         f"<= {claimed:.5g}",
-        f"{shown(low, LOWER)} to {shown(high, UPPER)}",
+        f"{format_bound(low, LOWER)} to {format_bound(high, UPPER)}",
         ERRATUM,
         "the lower end of the range is false; no counterexample to its upper end was found",
     )
@@ -299,19 +299,19 @@ def _tails() -> Iterator[Row]:
         "E.2",
         "C_{m/N}(G_{1/σ})^⊗ is tight for A1",
         "ε is the same",
-        f"A0 <= {shown(standard.upper, UPPER)}, A1 >= {shown(low, LOWER)}",
+        f"A0 <= {format_bound(standard.upper, UPPER)}, A1 >= {format_bound(low, LOWER)}",
         ERRATUM,
         "that curve is A0's, as appendix G says; lemma E.2's range excludes it",
     )
 
 
-def printed_occupancy(batches: int, group: int) -> Law:
+def printed_occupancy(batches: int, group: int) -> LatticePmf:
     """The law of touched batches as section F.3 has it."""
     ways = math.comb(batches - 1 + group, group)
     chances = [
         math.comb(batches, j) * math.comb(group - 1, j - 1) / ways for j in range(1, group + 1)
     ]
-    return Law.of(np.arange(1.0, group + 1.0), chances)
+    return LatticePmf.of(np.arange(1.0, group + 1.0), chances)
 
 
 def _occupancy() -> Iterator[Row]:
@@ -334,7 +334,7 @@ def _occupancy() -> Iterator[Row]:
         "lemma F.4",
         f"f({alpha:g}) from that law, σ={sigma:g}",
         f">= {claimed:.4g}",
-        f"<= {shown(beta, UPPER, 4)}",
+        f"<= {format_bound(beta, UPPER, 4)}",
         ERRATUM,
         "promises more privacy than there is",
     )
@@ -345,7 +345,7 @@ def _occupancy() -> Iterator[Row]:
         "theorem F.1",
         f"tail u at g={group}, N/s={rounds}",
         f"{group**2 / (rounds - group - group**2):.3g}",
-        f">= {shown(tail, LOWER, 3)}",
+        f">= {format_bound(tail, LOWER, 3)}",
         ERRATUM,
         "no probability: the condition 2g² + g <= N/s is missing",
     )
@@ -371,19 +371,19 @@ def _definitions() -> Iterator[Row]:
         ERRATUM,
         "2kC is met by parallel differences; orthogonal ones give 2√k C",
     )
-    kept = Law.of([0.0, 1.0], thinned(np.array([0.0, 1.0]), 0.5))
+    kept = LatticePmf.of([0.0, 1.0], thin_pmf(np.array([0.0, 1.0]), 0.5))
     low = curve(kept, 1.0).delta(2.0, 1e-6)[0]
     yield Row(
         "D",
         "filtered, k=1, σ=1: δ at ε=2",
         f"~{gaussian_delta(0.5, 2.0):.3g} (G_{{k/2σ}})",
-        f">= {shown(low, LOWER, 3)}",
+        f">= {format_bound(low, LOWER, 3)}",
         ERRATUM,
         "the average shift is no bound; over many rounds c falls by √2 at g = 1, not by 2",
     )
 
 
-def blind_range(law: Law) -> tuple[float, float]:
+def blind_range(law: LatticePmf) -> tuple[float, float]:
     """The false-alarm rates between rejecting none and all runs without the group."""
     seen = law.lows > 0.0
     few = float(law.weights[seen] @ special.ndtr(-np.sqrt(law.lows[seen]) / 2.0))

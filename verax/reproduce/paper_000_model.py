@@ -8,10 +8,10 @@ from functools import partial
 from scipy import special
 
 from verax import checks
-from verax.privacy.numerics.distributions import hypergeometric_law
-from verax.privacy.numerics.lattice import CELLS, Law
+from verax.privacy.numerics.distributions import hypergeometric_pmf
+from verax.privacy.numerics.lattice import CELLS, LatticePmf
 from verax.privacy.numerics.rounding import NORMAL_TRADEOFF, down, ulps, up
-from verax.privacy.strong.occupancy import distinct, epoch, rounds
+from verax.privacy.strong.occupancy import epoch_pmf, independent_rounds_pmf, occupied_bins_pmfs
 from verax.privacy.strong.random_mu import RELATIVE_MU
 
 
@@ -23,7 +23,7 @@ def subsampling(
     group: int = 1,
     keep: float = 1.0,
     cells: int = CELLS,
-) -> Law:
+) -> LatticePmf:
     """q(c^2) of definition 5.1: every round draws ``groups`` clip-groups of ``size`` records each from all of them.
 
     Individual clipping is ``size`` 1, batch clipping ``groups`` 1. ``keep`` below 1 filters
@@ -33,9 +33,9 @@ def subsampling(
     >>> law.lows.tolist(), law.weights.round(12).tolist()
     ([0.0, 1.0, 2.0, 3.0, 4.0], [0.166666666667, 0.666666666667, 0.0, 0.0, 0.166666666667])
     """
-    hits = hypergeometric_law(*_places(population, size, groups, group))
-    return rounds(
-        hits, distinct(groups, size), checks.count("steps", steps), 2, cells, _share(keep)
+    hits = hypergeometric_pmf(*_places(population, size, groups, group))
+    return independent_rounds_pmf(
+        hits, occupied_bins_pmfs(groups, size), checks.count("steps", steps), 2, cells, _share(keep)
     )
 
 
@@ -47,7 +47,7 @@ def shuffling(
     group: int = 1,
     keep: float = 1.0,
     cells: int = CELLS,
-) -> Law:
+) -> LatticePmf:
     """q_E(c^2) of definition 5.1: every epoch cuts all records into rounds of ``groups`` clip-groups of ``size`` each.
 
     >>> law = shuffling(population=80, size=8, groups=1, epochs=1, group=4)
@@ -59,8 +59,8 @@ def shuffling(
         raise ValueError(
             f"population must be a multiple of size * groups, {batch}, got {population}"
         )
-    counts = None if groups == 1 else partial(distinct, groups, size)
-    once = epoch(group, [(population // batch, batch)], counts, _share(keep))
+    counts = None if groups == 1 else partial(occupied_bins_pmfs, groups, size)
+    once = epoch_pmf(group, [(population // batch, batch)], counts, _share(keep))
     return once.merged(cells).times(checks.count("epochs", epochs), cells)
 
 
@@ -78,10 +78,10 @@ def _share(keep: float) -> float:
 # --- the bounds of definitions 5.3 and 5.4 --------------------------------------------------------
 
 
-def lower_bound(law: Law, cut: float, alpha: float) -> float:
+def lower_bound(law: LatticePmf, cut: float, alpha: float) -> float:
     """f^L of definition 5.4 at mu^2 = ``cut``, with the exact tail above it: never above the curve.
 
-    >>> law = Law.of([1.0, 4.0], [0.9, 0.1])
+    >>> law = LatticePmf.of([1.0, 4.0], [0.9, 0.1])
     >>> lower_bound(law, 1.0, 0.05) < mixture_tradeoff(law, 0.05, LOWER) < upper_bound(
     ...     law, 1.0, 0.05
     ... )
@@ -93,7 +93,7 @@ def lower_bound(law: Law, cut: float, alpha: float) -> float:
     return max(there, beyond, 0.0)
 
 
-def upper_bound(law: Law, cut: float, alpha: float) -> float:
+def upper_bound(law: LatticePmf, cut: float, alpha: float) -> float:
     """f^U of definition 5.3 at mu^2 = ``cut``, with the exact tail: never below the curve."""
     mu, tail = down(math.sqrt(cut), RELATIVE_MU), law.below(cut)[1]
     if tail >= 1.0 or mu == 0.0:
@@ -110,7 +110,7 @@ def upper_bound(law: Law, cut: float, alpha: float) -> float:
     return min(up(value, NORMAL_TRADEOFF) + ulps(4.0), 1.0 - alpha)
 
 
-def bounds(law: Law, alpha: float) -> tuple[float, float]:
+def bounds(law: LatticePmf, alpha: float) -> tuple[float, float]:
     """The best of all f^L and of all f^U at ``alpha``."""
     return (
         max(lower_bound(law, cut, alpha) for cut in law.highs.tolist()),

@@ -20,7 +20,7 @@ import numpy as np
 from verax.mechanism import Mechanism
 from verax.privacy.curves.black_box import BlackBox
 from verax.privacy.curves.simulation import simulate
-from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.guarantee import Bracket, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.tradeoff import TradeOff
 from verax.reporting.figures import OKABE_ITO, drawing, panels
@@ -357,18 +357,18 @@ def _claims_2(noise: float, table: Sequence[tuple[Any, ...]]) -> list[Row]:
             where,
             f"delta at epsilon 2, 1 to {last[2]} records",
             "grows really fast",
-            f"{shown(grown, LOWER, 2)} times",
+            f"{format_bound(grown, LOWER, 2)} times",
             AGREES,
         ),
         Row(
             where,
             f"delta at epsilon k/2, 1 to {last[2]} records",
             "almost constant",
-            f"within {shown(spread, UPPER, 2)} times",
+            f"within {format_bound(spread, UPPER, 2)} times",
             AGREES if spread < 10.0 else DIFFERS,
-            f"within {shown(near, UPPER, 2)} times up to 16 records; from "
-            f"{shown(start[5], UPPER, 2)} it {'rises' if rises else 'falls'} to "
-            f"{shown(last[5], UPPER, 2)}"
+            f"within {format_bound(near, UPPER, 2)} times up to 16 records; from "
+            f"{format_bound(start[5], UPPER, 2)} it {'rises' if rises else 'falls'} to "
+            f"{format_bound(last[5], UPPER, 2)}"
             + (f"; the black box says 1 from {full} records on" if full else ""),
         ),
         Row(
@@ -495,8 +495,8 @@ def _graceful(small: Equal, large: Equal, what: str, sizes: Sequence[int]) -> Ro
         worst = max(dearer, key=lambda k: small.epsilons[k].lower / large.epsilons[k].upper)
         low, high = small.epsilons[worst].lower, large.epsilons[worst].upper
         remark = (
-            f"dearer for {_listed(dearer)} records, most for {worst}: {shown(low, LOWER)} or more "
-            f"against {shown(high, UPPER)} or less; "
+            f"dearer for {_listed(dearer)} records, most for {worst}: {format_bound(low, LOWER)} or more "
+            f"against {format_bound(high, UPPER)} or less; "
             + (remark or "in delta at epsilon 1 it is never worse")
         )
     gain = max(large.epsilons[k].lower / small.epsilons[k].upper for k in sizes)

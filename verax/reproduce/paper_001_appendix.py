@@ -13,7 +13,7 @@ from typing import Any
 
 from verax.mechanism import Mechanism
 from verax.privacy import calibrate
-from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.guarantee import Bracket, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.figures import OKABE_ITO, matplotlib, panels
 from verax.reproduce.rows import AGREES, DIFFERS, Row, write_csv
@@ -46,7 +46,7 @@ def files(folder: Path, name: str) -> tuple[Path, Path]:
 
 def between(low: float, high: float, digits: int = 4) -> str:
     """A bracket in words, rounded outwards."""
-    return f"{shown(low, LOWER, digits)} to {shown(high, UPPER, digits)}"
+    return f"{format_bound(low, LOWER, digits)} to {format_bound(high, UPPER, digits)}"
 
 
 def power(small: int, low: float, large: int, high: float) -> float:

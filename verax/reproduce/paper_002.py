@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from verax.mechanism import Mechanism
-from verax.privacy.guarantee import Guarantee, shown
+from verax.privacy.guarantee import Guarantee, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.renyi.accountant import Renyi
 from verax.reporting.figures import OKABE_ITO, drawing
@@ -251,8 +251,8 @@ def judge(setting: Setting, claim: Claim) -> Row:
 def _number(setting: Setting, claim: Claim, x: float) -> str:
     low, high = setting.bracket(claim.curve, x)
     if claim.sense == "~":
-        return f"{shown(low, LOWER)} to {shown(high, UPPER)}"
-    return f"{claim.sense} {shown(low, LOWER) if claim.sense == '>=' else shown(high, UPPER)}"
+        return f"{format_bound(low, LOWER)} to {format_bound(high, UPPER)}"
+    return f"{claim.sense} {format_bound(low, LOWER) if claim.sense == '>=' else format_bound(high, UPPER)}"
 
 
 def _statements(setting: Setting, table: Sequence[Sequence[float]]) -> list[Row]:
@@ -263,7 +263,7 @@ def _statements(setting: Setting, table: Sequence[Sequence[float]]) -> list[Row]
             return [_crossing(where, table)]
         case 3:
             (low, _), (_, high) = setting.bracket("shuffle", 12.0), setting.bracket("poisson", 4.0)
-            times = shown(low / high, LOWER, 2)
+            times = format_bound(low / high, LOWER, 2)
             return [
                 Row(
                     where,
@@ -277,12 +277,14 @@ def _statements(setting: Setting, table: Sequence[Sequence[float]]) -> list[Row]
             exact, moments = setting.bracket("poisson", 4.0)[1], setting.bracket("renyi", 4.0)[1]
             remark = (
                 "the paper suspects its accountant's numerics, rightly: delta_P(4) <= "
-                f"{shown(exact, UPPER)}"
+                f"{format_bound(exact, UPPER)}"
             )
-            times = shown(exact / moments, UPPER, 2)
+            times = format_bound(exact / moments, UPPER, 2)
             return [Row(where, "delta_P(4) over Rényi's", "> 1", f"<= {times}", TIGHTER, remark)]
         case 7:
-            one, four = (shown(setting.bracket("poisson", x)[1], UPPER, 3) for x in (1.0, 4.0))
+            one, four = (
+                format_bound(setting.bracket("poisson", x)[1], UPPER, 3) for x in (1.0, 4.0)
+            )
             remark = "numerics again, as the paper suspects: the true curve keeps falling"
             return [
                 Row(

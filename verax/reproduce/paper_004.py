@@ -21,7 +21,7 @@ from verax.planning import closed_form
 from verax.planning.calculator import budget, simple
 from verax.planning.closed_form import SampleSizes, theorem_b4
 from verax.privacy.curves.gaussian import gaussian_epsilon
-from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.guarantee import Bracket, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reproduce.rows import (
     AGREES,
@@ -192,7 +192,7 @@ def judge(line: Line) -> tuple[list[Row], list[object]]:
         line.sigma,
         f"{needed:.5f}",
         ERRATUM if mislabelled else DIFFERS,
-        f"{origin}{short}; the accountant gives ε <= {shown(tight.upper, UPPER, 4)} for the "
+        f"{origin}{short}; the accountant gives ε <= {format_bound(tight.upper, UPPER, 4)} for the "
         "printed line",
     )
     size = Row(
@@ -323,7 +323,7 @@ def _f_dp(table: Comparison, epsilon: float, column: int, twice: bool) -> Iterat
 
 
 def _shown(bracket: Bracket) -> str:
-    return f"{shown(bracket.lower, LOWER)} to {shown(bracket.upper, UPPER)}"
+    return f"{format_bound(bracket.lower, LOWER)} to {format_bound(bracket.upper, UPPER)}"
 
 
 # --- the errata, each with its counterexample -----------------------------------------------------

@@ -17,9 +17,9 @@ from verax import (
     TruncatedPoisson,
     WithoutReplacement,
 )
-from verax.privacy.curves.black_box import DEEPEST, MOST_STEPS, BlackBox, Shared
+from verax.privacy.curves.black_box import DEEPEST, MOST_STEPS, BlackBox, BlackBoxCurve
 from verax.privacy.curves.gaussian import black_box_group, gaussian_delta, gaussian_epsilon
-from verax.privacy.curves.triangle import Chain
+from verax.privacy.curves.triangle import TriangleInequality
 from verax.privacy.pld.composition import UPPER, Composition
 
 
@@ -125,7 +125,7 @@ def test_a_delta_below_the_range_of_doubles_is_not_taken_for_none():
     truncated = Mechanism(TruncatedPoisson(0.9, 10, 200, 200), 1.0)
     assert truncated.guarantee(100).epsilon(1e-5).upper >= truth.lower
     one = truncated.guarantee()
-    assert Chain(((one.uppers[0], 100),)).epsilon(1e-5, 1e-3)[1] >= truth.lower
+    assert TriangleInequality(((one.uppers[0], 100),)).epsilon(1e-5, 1e-3)[1] >= truth.lower
 
 
 def test_groups_without_an_analysis_of_their_own_are_a_black_box():
@@ -144,7 +144,7 @@ def test_the_best_shares_beat_the_chain_and_agree_with_powers_of_the_trade_off_c
     group = 8 if relation == "add-remove" else 4
     priced = Mechanism(sampler, 1.0, relation=relation).guarantee(group)
     composed = one.tradeoff().group(8)
-    equal = Chain(((one.uppers[0], 8),)).epsilon(1e-5, 1e-3)[1]
+    equal = TriangleInequality(((one.uppers[0], 8),)).epsilon(1e-5, 1e-3)[1]
     assert priced.epsilon(1e-5).upper < 0.6 * equal
     assert priced.epsilon(1e-5).upper <= composed.epsilon(1e-5) * 1.001  # which has fewer lines
     assert priced.delta(5.0).upper == pytest.approx(composed.delta(5.0), rel=0.05)
@@ -168,7 +168,7 @@ def test_only_upper_laws_are_composed_and_few_of_them(monkeypatch):
 @pytest.mark.parametrize("sampler", [Poisson(0.01, 10), BallsInBins(100, epochs=5)], ids=str)
 def test_an_answer_depends_on_the_question_alone(sampler):
     def guarantee():
-        return Mechanism(sampler, 1.0).guarantee().remembering()
+        return Mechanism(sampler, 1.0).guarantee().with_shared_plds()
 
     questions = [
         lambda box: box.epsilon(4, 1e-3, "any"),
@@ -201,7 +201,7 @@ def test_so_many_steps_that_shares_are_not_searched_for(figure_1):
 
 
 def test_as_a_curve_it_says_the_same_and_knows_nothing_from_below(figure_1):
-    curve = Shared(figure_1, 4)
+    curve = BlackBoxCurve(figure_1, 4)
     assert curve.epsilon(1e-3, 1e-3) == (0.0, figure_1.epsilon(4, 1e-3, "any"))
     assert curve.delta(0.5, 1e-3) == (0.0, figure_1.delta(4, 0.5, "any"))
     assert curve.estimate(1e-3) == 4 * max(one.estimate(1e-3) for one in figure_1.one.uppers)

@@ -8,12 +8,12 @@ import math
 import pytest
 
 from verax import Batch, Deterministic, Mechanism, Poisson, Shuffle, TruncatedPoisson
-from verax.privacy.curves.exposure import Noiseless
+from verax.privacy.curves.exposure import NoiselessRounds
 from verax.privacy.curves.gaussian import gaussian_delta
 
 
 def test_curve():
-    curve = Noiseless(0.1)
+    curve = NoiselessRounds(0.1)
     assert curve.epsilon(0.05, 1e-3) == (math.inf, math.inf)
     assert curve.epsilon(0.1, 1e-3) == (0.0, 0.0)
     assert curve.delta(0.0, 1e-3) == curve.delta(100.0, 1e-3) == (0.1, 0.1)

@@ -21,7 +21,7 @@ from verax import (
 )
 from verax.mechanism import Phases
 from verax.privacy.curves import low_noise
-from verax.privacy.samplers.base import Group
+from verax.privacy.samplers.base import ProtectedGroup
 
 SAMPLERS = [
     Poisson(0.01, 1000),
@@ -46,7 +46,7 @@ def test_the_closed_forms_agree_with_the_convolution_where_both_can_be_had(noise
         else Mechanism(Poisson(0.02, 200), noise, clipping)
     )
     found = run.guarantee(group=group)
-    uppers, (search,), _, _ = low_noise.bounds(Phases((run,)), Group(group))
+    uppers, (search,), _, _ = low_noise.bounds(Phases((run,)), ProtectedGroup(group))
     for delta in (0.1, 1e-3, 1e-6):
         bracket = found.epsilon(delta)
         assert search.epsilon(delta, 1e-3)[0] <= bracket.upper
@@ -59,7 +59,7 @@ def test_the_closed_forms_agree_with_the_convolution_where_both_can_be_had(noise
 
 def test_replacing_a_record_agrees_with_the_convolution():
     run = Mechanism(Poisson(0.02, 200), 0.05, relation="replace")
-    uppers, (search,), _, _ = low_noise.bounds(Phases((run,)), Group())
+    uppers, (search,), _, _ = low_noise.bounds(Phases((run,)), ProtectedGroup())
     for delta in (0.1, 1e-3, 1e-6):
         bracket = run.guarantee().epsilon(delta)
         assert search.epsilon(delta, 1e-3)[0] <= bracket.upper

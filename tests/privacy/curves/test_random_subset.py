@@ -10,9 +10,16 @@ import pytest
 from scipy import special
 
 from verax import Mechanism, RandomAllocation
-from verax.privacy.curves.random_subset import Subset, _choices, _factor, _parts, _round, angles
+from verax.privacy.curves.random_subset import (
+    RandomSubsetBound,
+    _choices,
+    _factor,
+    _parts,
+    _round,
+    angles,
+)
 from verax.privacy.numerics.distributions import log_binomial_probability
-from verax.privacy.pairs.some_of_many import some_of
+from verax.privacy.pairs.some_of_many import some_of_many_attack
 from verax.privacy.pld import composition
 from verax.privacy.pld.composition import UPPER, Composition
 from verax.privacy.pld.convolve import compose
@@ -109,7 +116,7 @@ def simulated(
 
 @pytest.mark.parametrize(("times", "steps", "shift"), [(10, 20, 1.0), (5, 10, 2.0), (6, 30, 1.4)])
 def test_delta_is_never_below_simulation_and_near_it(times, steps, shift):
-    subset = Subset(times, steps, shift)
+    subset = RandomSubsetBound(times, steps, shift)
     epsilon = subset.epsilon(1e-6, 0.01)[1]
     found, error = simulated(times, steps, shift, epsilon)
     assert found <= 1e-6 + 4.0 * error
@@ -123,17 +130,17 @@ def test_brackets_are_two_percent_wide_where_blocks_gave_six_to_ten(times, steps
     bracket = guarantee.epsilon(1e-6)
     blocks, subset = guarantee.uppers[0].curves
     assert isinstance(blocks, Composition)
-    assert isinstance(subset, Subset)
+    assert isinstance(subset, RandomSubsetBound)
     assert bracket.upper <= 1.02 * bracket.lower
     assert blocks.epsilon(1e-6, 1e-3, (UPPER,))[1] > 1.06 * bracket.lower
     assert "theorem 10" in bracket.upper_by
-    seen = some_of(times, steps, 1.0 / noise, 1.0)
+    seen = some_of_many_attack(times, steps, 1.0 / noise, 1.0)
     for epsilon in (0.5 * bracket.upper, bracket.upper):
         assert seen.delta(epsilon)[0] <= subset.delta(epsilon, 1e-3)[1]
 
 
 def test_delta_and_epsilon_agree_and_small_epsilons_say_nothing_wrong():
-    subset = Subset(10, 100, 1.0)
+    subset = RandomSubsetBound(10, 100, 1.0)
     epsilon = subset.epsilon(1e-6, 1e-3)[1]
     assert subset.delta(epsilon, 1e-3)[1] == pytest.approx(1e-6, rel=0.1)
     assert subset.delta(0.0, 1e-3)[1] >= simulated(10, 100, 1.0, 0.0, 20_000)[0] - 0.02
@@ -149,10 +156,10 @@ def test_measures_with_too_much_mass_are_trivial_not_cut():
 
 
 def test_only_a_single_epoch_of_several_rounds_with_little_noise_is_worth_it():
-    assert Subset.applies(10, 100, 1.0)
-    assert not Subset.applies(3, 100, 1.0)
-    assert not Subset.applies(98, 100, 1.0)
-    assert not Subset.applies(10, 100, 0.2)
+    assert RandomSubsetBound.applies(10, 100, 1.0)
+    assert not RandomSubsetBound.applies(3, 100, 1.0)
+    assert not RandomSubsetBound.applies(98, 100, 1.0)
+    assert not RandomSubsetBound.applies(10, 100, 0.2)
     assert (
         "theorem 10" not in Mechanism(RandomAllocation(10, 100, epochs=2), 1.0).guarantee().upper_by
     )
@@ -176,7 +183,7 @@ def test_tails_are_charged_for_the_mass_of_all_rounds(monkeypatch, times, steps,
 
     monkeypatch.setattr(composition, "compose", watched)
     _parts.cache_clear()
-    epsilon = Subset(times, steps, 1.0 / noise).epsilon(1e-6, 1e-3)[1]
+    epsilon = RandomSubsetBound(times, steps, 1.0 / noise).epsilon(1e-6, 1e-3)[1]
     _parts.cache_clear()
     for exact, charged, _ in charges:
         assert exact <= charged * (1.0 + 1e-12)

@@ -12,14 +12,14 @@ from scipy import special
 
 from verax import BallsInBins, Batch, Individual, Mechanism, RandomAllocation, WithoutReplacement
 from verax.privacy.curves.gaussian import black_box_group, gaussian_delta
-from verax.privacy.curves.triangle import Best, Chain
-from verax.privacy.pairs.gaussian_mixture import Pair
-from verax.privacy.pairs.rounds import Round
+from verax.privacy.curves.triangle import SmallestBound, TriangleInequality
+from verax.privacy.pairs.gaussian_mixture import MixturePair
+from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.pld.composition import Composition
 
 
 def gaussian(shift: float) -> Composition:
-    return Composition([(Round(Pair.gaussian(shift)), 1)])
+    return Composition([(PricedRound(MixturePair.gaussian(shift)), 1)])
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Line:
 @pytest.mark.parametrize("epsilon", [0.0, 0.7, 4.0])
 def test_equal_steps_are_the_black_box_of_group_privacy(steps, epsilon):
     """(k eps, (e^(k eps) - 1)/(e^eps - 1) delta): "optimal group privacy", theorem 4, without its extra factor k."""
-    found = Chain(((gaussian(0.5), steps),)).delta(epsilon, 1e-3)[1]
+    found = TriangleInequality(((gaussian(0.5), steps),)).delta(epsilon, 1e-3)[1]
     each = epsilon / steps
     total = (
         black_box_group(each, gaussian_delta(0.5, each), steps)[1]
@@ -69,7 +69,7 @@ def test_unequal_links_are_added_up_in_order():
         total += math.exp(used) * bound
         used += mine
     assert used == pytest.approx(epsilon)
-    assert Chain(((one, 3), (other, 2))).delta(epsilon, 1e-3) == (
+    assert TriangleInequality(((one, 3), (other, 2))).delta(epsilon, 1e-3) == (
         0.0,
         pytest.approx(total, rel=1e-11),
     )
@@ -79,26 +79,26 @@ def test_any_division_is_an_upper_bound_for_gaussians():
     """Steps of shifts 1 and 2 lead to a shift of 3 at most."""
     for epsilon in (0.0, 1.0, 5.0, 12.0):
         for links in (((gaussian(1.0), 1), (gaussian(2.0), 1)), ((gaussian(1.0), 3),)):
-            assert Chain(links).delta(epsilon, 1e-3)[1] >= gaussian_delta(3.0, epsilon)
+            assert TriangleInequality(links).delta(epsilon, 1e-3)[1] >= gaussian_delta(3.0, epsilon)
 
 
 def test_epsilon_is_an_end_that_holds():
     for links in (((gaussian(0.5), 2),), ((gaussian(0.3), 1), (gaussian(0.6), 1))):
-        chain = Chain(links)
+        chain = TriangleInequality(links)
         for delta in (1e-9, 1e-3, 0.2):
             lower, upper = chain.epsilon(delta, 1e-3)
             assert lower == 0.0
             assert chain.delta(upper, 1e-3)[1] <= delta
             assert upper == 0.0 or chain.delta(0.99 * upper, 1e-3)[1] > delta
-    assert Chain(((gaussian(0.1), 2),)).epsilon(0.9, 1e-3) == (0.0, 0.0)
+    assert TriangleInequality(((gaussian(0.1), 2),)).epsilon(0.9, 1e-3) == (0.0, 0.0)
 
 
 def test_what_overflows_is_trivial():
-    assert Chain(((gaussian(50.0), 9),)).delta(5000.0, 1e-3) == (0.0, 1.0)
+    assert TriangleInequality(((gaussian(50.0), 9),)).delta(5000.0, 1e-3) == (0.0, 1.0)
 
 
 def test_the_best_of_several_bounds_counts():
-    best = Best((gaussian(1.0), Chain(((gaussian(0.5), 2),))))
+    best = SmallestBound((gaussian(1.0), TriangleInequality(((gaussian(0.5), 2),))))
     assert best.delta(1.0, 1e-3)[1] == pytest.approx(gaussian_delta(1.0, 1.0), rel=1e-9)
     assert best.delta(1.0, 1e-3)[0] == best.epsilon(1e-5, 1e-3)[0] == 0.0
     assert best.epsilon(1e-5, 1e-3)[1] == gaussian(1.0).epsilon(1e-5, 1e-3)[1]

@@ -17,12 +17,12 @@ from verax.privacy.numerics.distributions import (
     Enclosure,
     binomial_at_least,
     binomial_at_most,
-    binomial_law,
+    binomial_pmf,
     binomial_probability,
-    hypergeometric_law,
-    law_error,
+    hypergeometric_pmf,
     log_binomial_probability,
-    poisson_law,
+    pmf_error,
+    poisson_pmf,
 )
 
 COUNTS = [m * 10**e for e in range(13) for m in (1, 2, 5) if m * 10**e <= 10**12]
@@ -215,7 +215,7 @@ def test_tails_and_probabilities_add_up(n, rate, k):
 
 
 def agree(law: np.ndarray, exact: list[mpmath.mpf]) -> None:
-    error = law_error(law)
+    error = pmf_error(law)
     assert len(law) == len(exact)
     for found, truth in zip(law.tolist(), exact, strict=True):
         if truth > mpmath.mpf("1e-290"):
@@ -233,7 +233,7 @@ def normalised(logs: list[mpmath.mpf]) -> list[mpmath.mpf]:
 def test_binomial_laws_are_as_accurate_as_they_say(trials, most, rate):
     with mpmath.workdps(60):
         logs = [log_probability(trials, chances(rate), k) for k in range(most + 1)]
-        agree(binomial_law(trials, rate, most), normalised(logs))
+        agree(binomial_pmf(trials, rate, most), normalised(logs))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_hypergeometric_laws_are_as_accurate_as_they_say(population, marked, dra
             for k in range(least, min(marked, drawn) + 1)
         ]
         agree(
-            hypergeometric_law(population, marked, drawn),
+            hypergeometric_pmf(population, marked, drawn),
             [mpmath.mpf(0)] * least + normalised(logs),
         )
 
@@ -262,4 +262,4 @@ def test_hypergeometric_laws_are_as_accurate_as_they_say(population, marked, dra
 def test_poisson_laws_are_as_accurate_as_they_say(mean, most):
     with mpmath.workdps(60):
         logs = [k * mpmath.log(mpmath.mpf(mean)) - mpmath.loggamma(k + 1) for k in range(most + 1)]
-        agree(poisson_law(mean, most), normalised(logs))
+        agree(poisson_pmf(mean, most), normalised(logs))

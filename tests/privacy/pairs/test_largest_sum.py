@@ -15,7 +15,7 @@ from verax import Batch, Deterministic, Mechanism, Mixed, Shuffle
 from verax.privacy.curves.gaussian import gaussian_delta
 from verax.privacy.numerics.rounding import LARGEST_SUM_MASS
 from verax.privacy.pairs.largest_sum import _log_masses, largest_sum
-from verax.privacy.pairs.rounds import Round
+from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.pld.composition import Composition
 
 
@@ -146,7 +146,7 @@ def test_two_epochs_written_out():
     # coarser bins
     p, q = (law[: 7 * (len(law) // 7)].reshape(-1, 7).sum(axis=1) for law in (table.p, table.q))
     pp, qq = np.multiply.outer(p, p).reshape(-1), np.multiply.outer(q, q).reshape(-1)
-    both = Composition([(Round(table), 2)])
+    both = Composition([(PricedRound(table), 2)])
     for epsilon in (0.0, 1.0, 3.0):
         truth = float(np.maximum(pp - math.exp(epsilon) * qq, 0.0).sum())
         low, high = both.delta(epsilon, 1e-3)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verax.mechanism import Mechanism
-from verax.privacy.numerics.distributions import binomial_law
-from verax.privacy.pairs.gaussian_mixture import Mixture, Pair
+from verax.privacy.numerics.distributions import binomial_pmf
+from verax.privacy.pairs.gaussian_mixture import Mixture, MixturePair
 from verax.privacy.pairs.mixture_weights import distinct_groups, mixture_round
 from verax.samplers import TruncatedPoisson
 
@@ -42,7 +42,7 @@ def exact_distinct(trials: int, rate: float, groups: int) -> list[Fraction]:
     [(1, 0.01), (2, 0.5), (8, 1e-4), (50, 0.3), (1000, 0.01), (10000, 0.3), (100000, 0.02)],
 )
 def test_binomial_weights_are_within_the_error_that_the_mixture_declares(trials, rate):
-    weights = binomial_law(trials, rate)
+    weights = binomial_pmf(trials, rate)
     declared = mixture_round(weights, np.arange(trials + 1.0), trials).pair.up.error
     assert len(weights) == trials + 1
     matter = np.flatnonzero(weights > 1e-60)
@@ -53,9 +53,9 @@ def test_binomial_weights_are_within_the_error_that_the_mixture_declares(trials,
 
 
 def test_binomial_edges():
-    assert binomial_law(3, 1.0).tolist() == [0.0, 0.0, 0.0, 1.0]
-    assert binomial_law(1, 0.25) == pytest.approx([0.75, 0.25], rel=1e-15)
-    tiny = binomial_law(3, 1e-12)
+    assert binomial_pmf(3, 1.0).tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert binomial_pmf(1, 0.25) == pytest.approx([0.75, 0.25], rel=1e-15)
+    tiny = binomial_pmf(3, 1e-12)
     assert tiny[1:] == pytest.approx([3e-12, 3e-24, 1e-36], rel=1e-11)
 
 
@@ -69,7 +69,7 @@ def test_distinct_groups_is_the_occupancy_law(trials, rate, groups):
 
 def test_one_clip_group_is_batch_clipping_and_many_are_individual():
     assert distinct_groups(5, 0.1, 1) == pytest.approx([0.9**5, 1 - 0.9**5], rel=1e-13)
-    assert distinct_groups(3, 0.1, 10**9)[:4] == pytest.approx(binomial_law(3, 0.1), rel=1e-6)
+    assert distinct_groups(3, 0.1, 10**9)[:4] == pytest.approx(binomial_pmf(3, 0.1), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def half_line_delta(
     ("trials", "rate", "unit"), [(60, 0.01, 0.2), (60, 0.97, 0.1), (100, 0.3, 0.05)]
 )
 def test_truncated_mixtures_bracket_the_whole_one(trials, rate, unit, two_sided):
-    weights, shifts = binomial_law(trials, rate), unit * np.arange(trials + 1.0)
+    weights, shifts = binomial_pmf(trials, rate), unit * np.arange(trials + 1.0)
     once = mixture_round(weights, shifts, len(weights), two_sided)
     for epsilon in (0.0, 2.0):
         truth = half_line_delta(weights, shifts, epsilon, two_sided)
@@ -138,7 +138,7 @@ def test_truncated_mixtures_bracket_the_whole_one(trials, rate, unit, two_sided)
 
 
 def test_truncation_drops_components_and_keeps_what_it_owes():
-    weights, shifts = binomial_law(200, 0.01), 0.1 * np.arange(201.0)
+    weights, shifts = binomial_pmf(200, 0.01), 0.1 * np.arange(201.0)
     once = mixture_round(weights, shifts, len(weights))
     assert len(once.pair.up.shifts) < 60
     assert 0.0 < once.pair.up.lost < 1e-59
@@ -149,8 +149,10 @@ def test_truncation_drops_components_and_keeps_what_it_owes():
 
 
 def test_two_points_are_never_truncated():
-    once = mixture_round(binomial_law(1, 1e-100), np.array([0.0, 1.0]), 1)
-    assert once.pair == Pair(Mixture(once.pair.up.log_weights, (0.0, 1.0), 0.0, once.pair.up.error))
+    once = mixture_round(binomial_pmf(1, 1e-100), np.array([0.0, 1.0]), 1)
+    assert once.pair == MixturePair(
+        Mixture(once.pair.up.log_weights, (0.0, 1.0), 0.0, once.pair.up.error)
+    )
     assert once.pair.up.log_weights[1] == pytest.approx(-100 * math.log(10), rel=1e-14)
     assert once.dominated is None
 

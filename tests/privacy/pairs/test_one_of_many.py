@@ -14,8 +14,8 @@ from scipy import special
 from verax.privacy.curves.gaussian import gaussian_delta
 from verax.privacy.numerics.rounding import UNIT
 from verax.privacy.pairs import one_of_many
-from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.one_of_many import FINE, LARGEST_SHIFT, one_of
+from verax.privacy.pairs.discrete import DiscretePair
+from verax.privacy.pairs.one_of_many import FINE, LARGEST_SHIFT, one_of_many_pairs
 
 # --- references -----------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ def laplace(count: int, shift: float, strike: float) -> float:
             return total * centre / 6.0 / math.pi
 
 
-def epsilon_at(table: Table, share: float) -> float:
+def epsilon_at(table: DiscretePair, share: float) -> float:
     """Where the table's upper bound is this share of what it is at 0."""
     low, high = 0.0, 200.0
     delta = share * table.delta(0.0)[1]
@@ -123,8 +123,10 @@ def epsilon_at(table: Table, share: float) -> float:
     return low
 
 
-def curves(count: int, shift: float, put: bool, fine: float = FINE) -> tuple[Table, Table]:
-    upper, lower = one_of(count, shift, fine)
+def curves(
+    count: int, shift: float, put: bool, fine: float = FINE
+) -> tuple[DiscretePair, DiscretePair]:
+    upper, lower = one_of_many_pairs(count, shift, fine)
     return (upper.reverse(), lower.reverse()) if put else (upper, lower)
 
 
@@ -197,7 +199,7 @@ def test_the_two_references_agree():
 
 @pytest.mark.parametrize("shift", [0.1, 1.0, 4.0])
 def test_one_round_is_gaussian(shift):
-    upper, lower = one_of(1, shift)
+    upper, lower = one_of_many_pairs(1, shift)
     for table, side in ((upper, 1), (lower, 0), (upper.reverse(), 1), (lower.reverse(), 0)):
         for epsilon in (0.0, 0.3, 2.0, 7.0):
             truth = gaussian_delta(shift, epsilon)
@@ -213,7 +215,7 @@ CASES = [(2, 0.01), (7, 0.05), (100, 0.05), (100, 8.0), (9, 11.9), (4097, 0.3), 
 @pytest.mark.parametrize(("count", "shift"), CASES)
 def test_total_masses(count, shift):
     """Above P and Q have all their mass or a little more, below all of it or a little less; the tails cost nothing."""
-    upper, lower = one_of(count, shift)
+    upper, lower = one_of_many_pairs(count, shift)
     slack = 1e-11 * (10 + count)
     for table, sign in ((upper, 1.0), (lower, -1.0)):
         for total in (float(table.p.sum()) + table.infinite, float(table.q.sum()) + table.missing):
@@ -227,7 +229,7 @@ def test_total_masses(count, shift):
 
 def test_rounding_of_a_million_products_is_charged_to_the_masses():
     """A unit of round-off for each of a million factors at least: above there is that much more, below less."""
-    upper, lower = one_of(10**6, 0.5)
+    upper, lower = one_of_many_pairs(10**6, 0.5)
     assert upper.q.sum() - 1.0 > 10**6 * UNIT
     assert 1.0 - lower.q.sum() > 10**6 * UNIT
 
@@ -235,8 +237,8 @@ def test_rounding_of_a_million_products_is_charged_to_the_masses():
 @pytest.mark.parametrize("shift", [0.01, 1.0, 8.0, LARGEST_SHIFT])
 def test_one_factor_is_within_its_stated_errors(shift):
     """Masses and means of the cells of one factor, against 40 digits."""
-    law = one_of_many._single(shift, 0.2, 0.1 * shift, spread=False)
-    grid = one_of_many._ticks(
+    law = one_of_many._single_factor(shift, 0.2, 0.1 * shift, spread=False)
+    grid = one_of_many._grid_points(
         -shift * shift / 2.0 - math.sqrt(184.0) * shift,
         shift * shift / 2.0 + math.sqrt(184.0) * shift,
         -shift * shift / 2.0,
@@ -268,7 +270,7 @@ def test_one_factor_is_within_its_stated_errors(shift):
 def test_little_noise_and_many_rounds_do_not_leave_the_range_of_doubles():
     with np.errstate(all="raise", under="ignore"):
         for count in (2, 3, 200):
-            upper, lower = one_of(count, LARGEST_SHIFT, 0.06)
+            upper, lower = one_of_many_pairs(count, LARGEST_SHIFT, 0.06)
             for table in (upper, lower, upper.reverse(), lower.reverse()):
                 low, high = table.delta(20.0)
                 assert 0.0 <= low <= high <= 1.0
@@ -300,7 +302,7 @@ def test_more_rounds_hide_better_and_larger_shifts_worse(put):
 
 
 def test_a_finer_grid_gives_a_narrower_bracket_around_the_same_value():
-    coarse, fine = one_of(50, 1.0, 0.16), one_of(50, 1.0, 0.04)
+    coarse, fine = one_of_many_pairs(50, 1.0, 0.16), one_of_many_pairs(50, 1.0, 0.04)
     for epsilon in (0.1, 0.5, 1.0):
         (a, b), (c, d) = (
             (pair[1].delta(epsilon)[0], pair[0].delta(epsilon)[1]) for pair in (coarse, fine)
@@ -317,7 +319,7 @@ def test_a_law_with_itself_is_no_other_than_with_a_copy_of_itself(spread):
     assert len(law.q) % one_of_many._ROWS
     grid = one_of_many._grid(law, law, 0.5, 0.2, 0.1, one_of_many.TAIL)
     one, two = (
-        one_of_many._combine(law, other, 0.5, grid, spread) for other in (law, replace(law))
+        one_of_many._convolve(law, other, 0.5, grid, spread) for other in (law, replace(law))
     )
     np.testing.assert_allclose(one.q, two.q, rtol=1e-12)
     np.testing.assert_allclose(one.places, two.places, rtol=1e-12)

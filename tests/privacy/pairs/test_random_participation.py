@@ -22,9 +22,13 @@ from verax import (
     RandomParticipation,
 )
 from verax.federated.observers import BASELINES, baseline
-from verax.privacy.pairs.hidden_participation import Glued
-from verax.privacy.pairs.random_participation import leaning, other_records, participating
-from verax.privacy.pairs.rounds import Round
+from verax.privacy.pairs.hidden_participation import HiddenParticipationPair
+from verax.privacy.pairs.random_participation import (
+    angled_attack,
+    other_records,
+    participation_pair,
+)
+from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.pld.composition import Composition
 from verax.reproduce.paper_003_formula import published
 
@@ -125,7 +129,7 @@ def on_a_line(p, q, i, unit, epsilon, other_way=False):
 )
 def test_one_round_is_the_sum_of_the_theorem(p, q, records, noise, epsilon):
     unit = 1.0 / noise
-    pair = participating(p, q, records, unit, False)
+    pair = participation_pair(p, q, records, unit, False)
     chances = stats.binom.pmf(np.arange(records + 1), records, q)
     for other_way in (False, True):
         expected = sum(
@@ -186,7 +190,7 @@ def test_no_geometry_of_the_plane_beats_the_theorem():
         p, q, others = rng.uniform(0.05, 0.95), rng.uniform(0.1, 0.95), int(rng.integers(1, 4))
         noise = rng.uniform(0.6, 2.5)
         present, absent, area = in_the_plane(p, q, planes(rng, others), noise)
-        pair = participating(p, q, others, 1.0 / noise, False)
+        pair = participation_pair(p, q, others, 1.0 / noise, False)
         for epsilon in (0.0, 0.05, 0.2, 0.6):
             a = math.exp(epsilon)
             for first, second, law in ((present, absent, pair), (absent, present, pair.reverse())):
@@ -203,7 +207,7 @@ def test_the_attack_is_the_plane_seen_in_bins(lean):
     p, q, others, noise = 0.3, 0.4, 3, 0.9
     record = np.array([lean, math.sqrt(1 - lean**2)])
     present, absent, area = in_the_plane(p, q, np.array([[1.0, 0.0]] * others + [record]), noise)
-    table = leaning(p, q, others, 1.0 / noise, lean)
+    table = angled_attack(p, q, others, 1.0 / noise, lean)
     for epsilon in (0.0, 0.1, 0.5, 1.0):
         for first, second, law in ((present, absent, table), (absent, present, table.reverse())):
             found = float(np.maximum(first - math.exp(epsilon) * second, 0.0).sum()) * area
@@ -227,7 +231,7 @@ def test_orthogonal_others_tell_the_posterior_of_participation():
         - np.exp(larger + special.log_ndtr(-unit / 2 - larger / unit))
     )
     truth = float(np.trapezoid(density * given, x))
-    low = leaning(p, q, records, unit, 0.0).delta(epsilon)[0]
+    low = angled_attack(p, q, records, unit, 0.0).delta(epsilon)[0]
     assert low <= truth
     assert low == pytest.approx(truth, rel=5e-3)
     assert truth <= run(p, q, records, noise).delta(epsilon).upper
@@ -250,7 +254,9 @@ def test_far_tails_in_sixty_digits():
         truth = float(
             pm * qm * tails[2] - (a - 1) * (1 - pm) * tails[0] - pm * (a - 1 + qm) * tails[1]
         )
-    low, high = Glued(p, q, (1.0,), (unit,), ((i + 1) * unit,), (i * unit,)).delta(epsilon)
+    low, high = HiddenParticipationPair(
+        p, q, (1.0,), (unit,), ((i + 1) * unit,), (i * unit,)
+    ).delta(epsilon)
     assert truth < 1e-14
     assert low * (1 - 1e-9) <= truth <= high * (1 + 1e-9)
     assert high <= low * (1 + 1e-6)
@@ -267,7 +273,7 @@ def test_far_tails_in_sixty_digits():
 )
 def test_the_pair_is_a_pair(p, q, shift, absent, more, sign):
     """Masses sum to one on both sides, losses rise along the cells, distances obey the triangle inequality."""
-    pair = Glued(
+    pair = HiddenParticipationPair(
         p, q, (0.25, 0.75), (shift,) * 2, (shift + absent, math.inf), (absent, math.inf), sign=sign
     )
     grid = np.sort(np.concatenate([np.linspace(-3.0, 3.0, 41), [0.0, more, -more]]))
@@ -357,7 +363,7 @@ def test_many_rounds_by_monte_carlo():
 def test_two_rounds_by_quadrature():
     """The composed curve of two rounds, from the one-round curve alone: delta_2(eps) = E[...] over a fine partition."""
     p, q, records, noise, epsilon = 0.4, 0.5, 3, 1.0, 0.4
-    pair = participating(p, q, records, 1.0 / noise, False)
+    pair = participation_pair(p, q, records, 1.0 / noise, False)
     ends = np.concatenate([[-np.inf], np.linspace(-0.9, 6.0, 401), [np.inf]])
     cells = pair.cells(ends)
     mass, loss = np.exp(cells.log_p), cells.loss
@@ -366,7 +372,7 @@ def test_two_rounds_by_quadrature():
     second = np.array([pair.delta(epsilon - x)[0] for x in loss[some]])
     # sum over the first round of q(x) D(P e^x || e^eps Q) = p(x) D_{eps - x}
     expected = float(mass[some] @ second)
-    low, high = Composition([(Round(pair), 2)]).delta(epsilon, 1e-4)
+    low, high = Composition([(PricedRound(pair), 2)]).delta(epsilon, 1e-4)
     assert low <= expected * (1 + 1e-3)
     assert high >= expected * (1 - 1e-3)
     assert high - low <= 1e-3 * high
@@ -384,11 +390,13 @@ def test_noise_for_the_papers_two_cases(p, q, records):
         )
 
     assert noise(
-        lambda z: participating(p, q, records, 1 / z, False).delta(0.015)[1]
+        lambda z: participation_pair(p, q, records, 1 / z, False).delta(0.015)[1]
     ) == pytest.approx(known[0], rel=2e-4)
-    orthogonal = noise(lambda z: max(leaning(p, q, records, 1 / z, 0.0).delta(0.015)[0], 1e-300))
+    orthogonal = noise(
+        lambda z: max(angled_attack(p, q, records, 1 / z, 0.0).delta(0.015)[0], 1e-300)
+    )
     assert orthogonal == pytest.approx(known[1], rel=3e-3)
-    leaned = noise(lambda z: max(leaning(p, q, records, 1 / z, 0.4).delta(0.015)[0], 1e-300))
+    leaned = noise(lambda z: max(angled_attack(p, q, records, 1 / z, 0.4).delta(0.015)[0], 1e-300))
     assert orthogonal < leaned < known[0]
     for name, value in zip(("WCS", "OLS"), known[2:], strict=True):
         assert noise(

@@ -13,7 +13,7 @@ from scipy import special
 from verax import BallsInBins, Batch, Mechanism, Poisson
 from verax.privacy.curves.gaussian import gaussian_epsilon
 from verax.privacy.curves.random_subset import angles
-from verax.privacy.pairs.rounds import Round
+from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.pairs.shared_bins import SharedBins
 from verax.privacy.pairs.shared_bins_attack import _scores, shared_bins_attack
 from verax.privacy.pairs.shared_bins_bound import (
@@ -21,8 +21,8 @@ from verax.privacy.pairs.shared_bins_bound import (
     _kinds,
     _posterior,
     group_bounds,
-    told_how_many,
-    with_against_without,
+    known_sharing_pair,
+    presence_pair,
 )
 from verax.privacy.pld.composition import LOWER, UPPER, Composition
 
@@ -73,8 +73,8 @@ GROUPS = [
 @pytest.mark.parametrize("back", [False, True], ids=["remove", "add"])
 def test_the_true_curve_lies_between_attack_and_bound(group, back):
     attack = shared_bins_attack(group, 0.8)
-    told = told_how_many(group, backwards=back)
-    others = [] if back else [with_against_without(group, lean) for lean in (1.0, 0.87)]
+    told = known_sharing_pair(group, backwards=back)
+    others = [] if back else [presence_pair(group, lean) for lean in (1.0, 0.87)]
     for epsilon in (0.0, 0.5, 1.5):
         truth = true_delta(group, epsilon, back)
         assert (attack.reverse() if back else attack).delta(epsilon)[0] <= truth * (1.0 + 5e-3)
@@ -220,16 +220,16 @@ def test_bounds_of_large_groups_are_below_those_of_known_places():
     together = SharedBins(33, 10, 1.0, adds_up=True)
     assert together.reach == 33.0
     for bound in group_bounds(together, 1):
-        assert Composition([(Round(bound), 1)]).epsilon(1e-6, 1e-3, (UPPER,))[1] < gaussian_epsilon(
-            33.0, 1e-6
-        )
+        assert Composition([(PricedRound(bound), 1)]).epsilon(1e-6, 1e-3, (UPPER,))[
+            1
+        ] < gaussian_epsilon(33.0, 1e-6)
     assert SharedBins(33, 10, 1.0, adds_up=False).reach == math.sqrt(10.0)
 
 
 def test_composed_attack_stays_below_composed_bound():
     group = SharedBins(3, 12, 1.0, adds_up=True)
-    attack, bound = shared_bins_attack(group, 0.8), with_against_without(group, 1.0)
+    attack, bound = shared_bins_attack(group, 0.8), presence_pair(group, 1.0)
     for epochs in (2, 5):
-        low = Composition([(Round(attack), epochs)]).epsilon(1e-6, 1e-3, (LOWER,))[0]
-        high = Composition([(Round(bound), epochs)]).epsilon(1e-6, 1e-3, (UPPER,))[1]
+        low = Composition([(PricedRound(attack), epochs)]).epsilon(1e-6, 1e-3, (LOWER,))[0]
+        high = Composition([(PricedRound(bound), epochs)]).epsilon(1e-6, 1e-3, (UPPER,))[1]
         assert low < high

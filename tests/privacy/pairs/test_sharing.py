@@ -13,7 +13,7 @@ from verax.privacy.pairs.sharing import (
     _one_pick_each,
     _quantile,
     _record_by_record,
-    parts,
+    records_per_round,
     sharings,
 )
 
@@ -53,7 +53,7 @@ def test_the_sharings_of_32_records_leave_hardly_anything_out(rounds):
 
 
 def test_parts_are_what_the_rounds_hold():
-    assert parts((4, 2, 1)) == (3, 2, 1, 1)
+    assert records_per_round((4, 2, 1)) == (3, 2, 1, 1)
 
 
 def test_unlikely_sharings_are_rounded_up():

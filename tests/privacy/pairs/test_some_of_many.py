@@ -12,9 +12,9 @@ from scipy import special
 from verax import Mechanism, RandomAllocation
 from verax.privacy.curves.gaussian import gaussian_delta
 from verax.privacy.pairs import some_of_many
-from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Pair
-from verax.privacy.pairs.some_of_many import some_of
+from verax.privacy.pairs.discrete import DiscretePair
+from verax.privacy.pairs.gaussian_mixture import MixturePair
+from verax.privacy.pairs.some_of_many import some_of_many_attack
 
 STEP = 0.03
 SCORES = np.arange(-9.0, 9.0, STEP)
@@ -62,7 +62,7 @@ def test_two_of_three_rounds_by_quadrature(shift, epsilon, put):
     truth = true_delta(2, shift, epsilon, put)
     best = 0.0
     for lean in (1.0, 0.5, 0.1):
-        table = some_of(2, 3, shift, lean)
+        table = some_of_many_attack(2, 3, shift, lean)
         best = max(best, (table.reverse() if put else table).delta(epsilon)[0])
     assert best <= truth * (1.0 + 1e-4)
     assert best >= 0.85 * truth
@@ -76,7 +76,7 @@ def test_one_round_of_several_is_the_likelihood_ratio_itself_nearly():
     """With k = 1 of 3 the scores' sum is not the ratio; as an attack it stays below it."""
     for epsilon in (0.1, 0.6):
         for put in (False, True):
-            table = some_of(1, 3, 0.8, 1.0)
+            table = some_of_many_attack(1, 3, 0.8, 1.0)
             seen, truth = (
                 (table.reverse() if put else table).delta(epsilon)[0],
                 true_delta(1, 0.8, epsilon, put),
@@ -88,7 +88,7 @@ def test_one_round_of_several_is_the_likelihood_ratio_itself_nearly():
 def test_the_laws_are_convolutions_of_the_scores(times, count, lean, monkeypatch):
     """The masses with and without the record, by plain convolution, within the stated error; bins not merged."""
     monkeypatch.setattr(some_of_many, "_MERGE", 1e-9)
-    table = some_of.__wrapped__(times, count, 1.1, lean)
+    table = some_of_many_attack.__wrapped__(times, count, 1.1, lean)
     plain, shifted = some_of_many._scores(lean * times / count, 1.1)
     laws = [np.exp(law.log_mass) for law in (plain, shifted)]
     assert [law.sum() for law in laws] == pytest.approx([1.0, 1.0], rel=1e-12)
@@ -110,9 +110,9 @@ def test_the_laws_are_convolutions_of_the_scores(times, count, lean, monkeypatch
 
 def test_what_a_transform_cannot_resolve_is_not_used(monkeypatch):
     """Without tilts nothing below 1e-16 or so is known at all, and no bin to five digits much below 1e-10."""
-    full = some_of(5, 100, 1.0, 1.0)
+    full = some_of_many_attack(5, 100, 1.0, 1.0)
     monkeypatch.setattr(some_of_many, "_RARE", (0.0,))
-    table = some_of.__wrapped__(5, 100, 1.0, 1.0)
+    table = some_of_many_attack.__wrapped__(5, 100, 1.0, 1.0)
     assert min(table.p.min(), table.q.min()) > 1e-11
     assert min(full.p.min(), full.q.min()) < 1e-14
     for epsilon in (0.1, 1.0):
@@ -122,7 +122,7 @@ def test_what_a_transform_cannot_resolve_is_not_used(monkeypatch):
 
 def test_scores_of_a_round_are_gaussian_masses_of_its_cells():
     plain, shifted = some_of_many._scores(0.01, 1.0)
-    pair = Pair.subsampled(0.01, 1.0)
+    pair = MixturePair.subsampled(0.01, 1.0)
     x = np.random.default_rng(0).standard_normal(200_000)
     for law, moved in ((plain, 0.0), (shifted, 1.0)):
         index = np.clip(
@@ -134,7 +134,7 @@ def test_scores_of_a_round_are_gaussian_masses_of_its_cells():
 
 def test_every_round_joined_is_a_gaussian_mechanism_and_the_attack_stays_below_it():
     """All but one of many rounds: nearly sqrt(T) u."""
-    table = some_of(49, 50, 0.2, 1.0)
+    table = some_of_many_attack(49, 50, 0.2, 1.0)
     for epsilon in (0.5, 2.0):
         assert table.delta(epsilon)[0] <= gaussian_delta(0.2 * math.sqrt(50.0), epsilon)
         assert table.delta(epsilon)[0] >= 0.8 * gaussian_delta(0.2 * math.sqrt(48.0), epsilon)
@@ -144,8 +144,8 @@ def test_every_round_joined_is_a_gaussian_mechanism_and_the_attack_stays_below_i
 @pytest.mark.parametrize(("times", "count"), [(2, 3), (5, 100)])
 def test_extreme_noise_gives_a_table_in_no_time(times, count, shift):
     for lean in (1.0, 0.5):
-        table = some_of(times, count, shift, lean)
-        assert isinstance(table, Table)
+        table = some_of_many_attack(times, count, shift, lean)
+        assert isinstance(table, DiscretePair)
         assert len(table.p) >= 1
         assert 0.999 < table.p.sum() <= 1.0 + 1e-4
         assert 0.999 < table.q.sum() <= 1.0 + 1e-4
@@ -163,12 +163,12 @@ def test_shifts_far_apart_show_how_often_the_record_was_there(times, count, shif
     known = times * shift**2 / 2.0 - math.log(math.comb(count, times))
     for quantile in (-1.0, 0.0, 1.0):
         epsilon = known + quantile * math.sqrt(times) * shift
-        seen = some_of(times, count, shift, 1.0).delta(epsilon)[0]
+        seen = some_of_many_attack(times, count, shift, 1.0).delta(epsilon)[0]
         assert special.ndtr(-quantile) - 0.06 <= seen <= special.ndtr(-quantile) + 1e-3
 
 
 def test_more_of_the_rounds_show_more():
-    seen = [some_of(k, 20, 1.0, 1.0).delta(1.0)[0] for k in (1, 2, 5, 10, 19)]
+    seen = [some_of_many_attack(k, 20, 1.0, 1.0).delta(1.0)[0] for k in (1, 2, 5, 10, 19)]
     assert seen == sorted(seen)
     assert seen[0] < 0.2 * seen[-1]
 

@@ -25,12 +25,12 @@ from verax import (
     RandomAllocation,
     Shuffle,
 )
-from verax.privacy.curves.base import remembering
+from verax.privacy.curves.base import with_shared_plds
 from verax.privacy.curves.gaussian import gaussian_epsilon
-from verax.privacy.curves.triangle import Best
+from verax.privacy.curves.triangle import SmallestBound
 from verax.privacy.guarantee import Bracket, Guarantee
-from verax.privacy.pairs.gaussian_mixture import Mixture, Pair
-from verax.privacy.pairs.rounds import Round
+from verax.privacy.pairs.gaussian_mixture import Mixture, MixturePair
+from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.pld import composition
 from verax.privacy.pld.composition import Composition
 
@@ -183,8 +183,8 @@ def test_two_and_three_rounds_against_nested_quadrature(noise, rate, rounds):
 
 @pytest.mark.parametrize("forward", [True, False])
 def test_each_direction_against_nested_quadrature(forward):
-    pair = Pair.subsampled(0.05, 1.25)
-    run = Composition([(Round(pair if forward else pair.reverse()), 3)])
+    pair = MixturePair.subsampled(0.05, 1.25)
+    run = Composition([(PricedRound(pair if forward else pair.reverse()), 3)])
     for epsilon in (0.0, 0.04, 0.1):
         truth = float(nested(0.05, 1.25, 3, np.array([epsilon]), forward)[0])
         lower, upper = run.delta(epsilon, rtol=1e-3)
@@ -295,8 +295,8 @@ def test_different_rounds_against_nested_quadrature():
 
 def test_a_single_round_is_exact_without_composing(monkeypatch):
     monkeypatch.setattr(composition, "compose", None)
-    pair = Pair.subsampled(0.05, 1.25)
-    run = Composition([(Round(pair), 1)])
+    pair = MixturePair.subsampled(0.05, 1.25)
+    run = Composition([(PricedRound(pair), 1)])
     assert run.delta(0.02, 1e-3) == pair.delta(0.02)
     lower, upper = run.epsilon(1e-3, 1e-3)
     assert pair.delta(upper)[1] <= 1e-3 <= pair.delta(lower)[1] * (1.0 + 1e-9)
@@ -305,26 +305,30 @@ def test_a_single_round_is_exact_without_composing(monkeypatch):
 
 def test_above_the_largest_loss_delta_is_zero():
     """Absent against present: the loss is at most -T log(1 - q)."""
-    run = Composition([(Round(Pair.subsampled(0.01, 1.0).reverse()), 10)])
+    run = Composition([(PricedRound(MixturePair.subsampled(0.01, 1.0).reverse()), 10)])
     assert run.delta(-10 * math.log1p(-0.01) * 1.01, 1e-3) == (0.0, 0.0)
 
 
 def test_dominated_and_dominating_pairs_may_differ():
-    wide = Round(Pair.subsampled(0.011, 1.0), dominated=Pair.subsampled(0.009, 1.0))
+    wide = PricedRound(
+        MixturePair.subsampled(0.011, 1.0), dominated=MixturePair.subsampled(0.009, 1.0)
+    )
     lower, upper = Composition([(wide, 500)]).epsilon(1e-6, 1e-3)
-    under = Composition([(Round(Pair.subsampled(0.009, 1.0)), 500)]).epsilon(1e-6, 1e-3)
-    over = Composition([(Round(Pair.subsampled(0.011, 1.0)), 500)]).epsilon(1e-6, 1e-3)
+    under = Composition([(PricedRound(MixturePair.subsampled(0.009, 1.0)), 500)]).epsilon(
+        1e-6, 1e-3
+    )
+    over = Composition([(PricedRound(MixturePair.subsampled(0.011, 1.0)), 500)]).epsilon(1e-6, 1e-3)
     assert under[0] * (1.0 - WIDTH) <= lower <= under[1]
     assert over[0] <= upper <= over[1] * (1.0 + WIDTH)
 
 
 def test_symmetric_rounds_cost_at_least_either_direction():
-    pair = Pair.subsampled(0.02, 1.0)
-    both = Composition([(Round(pair, symmetric=True), 300)]).epsilon(
+    pair = MixturePair.subsampled(0.02, 1.0)
+    both = Composition([(PricedRound(pair, symmetric=True), 300)]).epsilon(
         1e-6, 1e-3, sides=(composition.UPPER,)
     )[1]
     for one in (pair, pair.reverse()):
-        assert both >= Composition([(Round(one), 300)]).epsilon(1e-6, 1e-3)[0]
+        assert both >= Composition([(PricedRound(one), 300)]).epsilon(1e-6, 1e-3)[0]
 
 
 # --- laws, on cheap settings ----------------------------------------------------------------------
@@ -412,10 +416,11 @@ def test_doubling_each_parameter_moves_epsilon_by_more_than_the_width():
 
 
 def test_the_worse_direction_counts():
-    pair = Pair.subsampled(0.01, 1.0)
+    pair = MixturePair.subsampled(0.01, 1.0)
     for delta in (1e-8, 1e-3):
         each = [
-            Composition([(Round(one), 1000)]).epsilon(delta, 1e-3) for one in (pair, pair.reverse())
+            Composition([(PricedRound(one), 1000)]).epsilon(delta, 1e-3)
+            for one in (pair, pair.reverse())
         ]
         bracket = poisson(1.0, 0.01, 1000).epsilon(delta)
         assert bracket.lower <= max(upper for _, upper in each)
@@ -434,7 +439,7 @@ def test_a_hundred_questions_compose_a_handful_of_laws(monkeypatch):
         return plain(*args, **kwargs)
 
     monkeypatch.setattr(composition, "compose", counted)
-    guarantee = poisson(1.0, 0.01, 1000).remembering()
+    guarantee = poisson(1.0, 0.01, 1000).with_shared_plds()
     wanted = np.geomspace(1e-9, 1e-3, 100).tolist()
     answers = [guarantee.epsilon(delta) for delta in wanted]
     assert len(calls) <= 30
@@ -485,8 +490,8 @@ def test_a_trade_off_curve_leaves_other_answers_alone():
 
 
 def test_only_a_curve_that_remembers_answers_from_what_it_composed_before(monkeypatch):
-    plain = Composition([(Round(Pair.subsampled(0.1, 1.0)), 20)])
-    curve = remembering(Best((plain, plain)))
+    plain = Composition([(PricedRound(MixturePair.subsampled(0.1, 1.0)), 20)])
+    curve = with_shared_plds(SmallestBound((plain, plain)))
     first = curve.curves[0].epsilon(1e-5, 1e-3)
     calls = []
 
@@ -510,9 +515,14 @@ def test_only_a_curve_that_remembers_answers_from_what_it_composed_before(monkey
 
 
 def test_rounds_are_merged():
-    pair, other = Round(Pair.subsampled(0.1, 1.0)), Round(Pair.gaussian(0.3))
-    run = Composition([(pair, 2), (other, 1), (pair, 3), (Round(Pair.gaussian(0.4)), 1)])
-    assert run.rounds == [(pair, 5), (Round(Pair.gaussian(0.5)), 1)]
+    pair, other = (
+        PricedRound(MixturePair.subsampled(0.1, 1.0)),
+        PricedRound(MixturePair.gaussian(0.3)),
+    )
+    run = Composition(
+        [(pair, 2), (other, 1), (pair, 3), (PricedRound(MixturePair.gaussian(0.4)), 1)]
+    )
+    assert run.rounds == [(pair, 5), (PricedRound(MixturePair.gaussian(0.5)), 1)]
     assert Composition([(other, 4)]).gaussian_mu == pytest.approx(0.6)
     assert run.gaussian_mu is None
 
@@ -589,7 +599,7 @@ def test_low_rate_and_noise_near_two():
 
 def test_a_lossy_mixture_keeps_its_loss_in_the_upper_bound_only():
     lossy = Mixture((math.log(0.99 - 1e-9), math.log(0.01)), (0.0, 1.0), lost=1e-9)
-    run = Composition([(Round(Pair(lossy), Pair.subsampled(0.01, 1.0)), 100)])
+    run = Composition([(PricedRound(MixturePair(lossy), MixturePair.subsampled(0.01, 1.0)), 100)])
     lower, upper = run.delta(30.0, 1e-3)
     assert upper >= 1e-7 * (1.0 - 1e-6)
     assert lower < 1e-20

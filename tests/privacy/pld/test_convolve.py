@@ -12,25 +12,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verax.privacy.curves.gaussian import gaussian_delta, gaussian_epsilon
-from verax.privacy.pairs.gaussian_mixture import Pair
+from verax.privacy.pairs.gaussian_mixture import MixturePair
 from verax.privacy.pld import convolve as module
 from verax.privacy.pld import discretise
 from verax.privacy.pld.convolve import compose
-from verax.privacy.pld.discretise import Discrete, Spacing
+from verax.privacy.pld.discretise import DiscretePld, Spacing
 
 
-def random_law(rng: np.random.Generator, size: int, step: float, infinite: float = 0.0) -> Discrete:
+def random_law(
+    rng: np.random.Generator, size: int, step: float, infinite: float = 0.0
+) -> DiscretePld:
     """Any masses on a sparse set of grid points."""
     mass = rng.dirichlet(np.full(size, 0.5)) * (1.0 - infinite)
     index = np.cumsum(rng.integers(1, 4, size))
     index -= index[0]
     with np.errstate(divide="ignore"):
-        return Discrete(
+        return DiscretePld(
             float(rng.uniform(-1.0, 0.0)), step, index.astype(np.int64), np.log(mass), infinite, 0.0
         )
 
 
-def direct(rounds: list[tuple[Discrete, int]]) -> tuple[float, float, np.ndarray, float]:
+def direct(rounds: list[tuple[DiscretePld, int]]) -> tuple[float, float, np.ndarray, float]:
     """Start, step, masses and mass at infinity of the sum of all losses, by plain convolution."""
     total, start, finite = np.ones(1), 0.0, 1.0
     for law, count in rounds:
@@ -43,7 +45,7 @@ def direct(rounds: list[tuple[Discrete, int]]) -> tuple[float, float, np.ndarray
     return start, rounds[0][0].step, total, 1.0 - finite
 
 
-def direct_delta(rounds: list[tuple[Discrete, int]], epsilon: float) -> float:
+def direct_delta(rounds: list[tuple[DiscretePld, int]], epsilon: float) -> float:
     start, step, mass, infinite = direct(rounds)
     losses = start + step * np.arange(len(mass))
     above = losses > epsilon
@@ -101,9 +103,9 @@ def test_splitting_the_count_changes_nothing():
 
 def gaussian_laws(
     mu: float, count: int, tilt: float, step: float
-) -> tuple[module.Composed, module.Composed]:
+) -> tuple[module.PrivacyLossDistribution, module.PrivacyLossDistribution]:
     """N(mu) against N(0), ``count`` times, forced through the discretisation and the transform."""
-    pair = Pair.gaussian(mu)
+    pair = MixturePair.gaussian(mu)
     reach = 16.0 + tilt * mu  # what is cut off is far below the smallest delta asked for
     low, high = pair.loss(np.array([-reach, reach + mu])).tolist()
     spacing = Spacing(step, low, high)
@@ -169,7 +171,7 @@ def test_curves_fall_in_epsilon():
 
 def test_a_law_longer_than_the_window_is_folded_soundly():
     """Far tails with next to no mass make one round's support longer than the window of the sum."""
-    pair = Pair.subsampled(0.01, 1.0)
+    pair = MixturePair.subsampled(0.01, 1.0)
     spacing = Spacing(0.01, -0.02, 40.0)
     above, below = discretise.upper(pair, spacing), discretise.lower(pair, spacing)
     top, bottom = compose([(above, 3)], 0.0, 1), compose([(below, 3)], 0.0, -1)
@@ -182,7 +184,7 @@ def test_a_law_longer_than_the_window_is_folded_soundly():
 def test_rounding_of_the_losses_is_charged_per_round():
     rng = np.random.default_rng(6)
     law = random_law(rng, 12, 0.05)
-    shifted = Discrete(law.start, law.step, law.index, law.log_mass, law.infinite, 1e-3)
+    shifted = DiscretePld(law.start, law.step, law.index, law.log_mass, law.infinite, 1e-3)
     for sign in (1, -1):
         plain, charged = compose([(law, 10)], 0.0, sign), compose([(shifted, 10)], 0.0, sign)
         assert charged.shift == pytest.approx(1e-2)
@@ -190,13 +192,13 @@ def test_rounding_of_the_losses_is_charged_per_round():
 
 
 def test_too_large_a_window_is_refused():
-    law = discretise.upper(Pair.gaussian(0.1), Spacing(0.005, -1.0, 1.0))
+    law = discretise.upper(MixturePair.gaussian(0.1), Spacing(0.005, -1.0, 1.0))
     with pytest.raises(MemoryError, match="more than 10; ask for a larger rtol"):
         compose([(law, 100)], 0.0, 1, most=10)
 
 
 def test_a_law_that_has_gone_wrong_proves_nothing():
-    pair = Pair.subsampled(0.1, 1.0)
+    pair = MixturePair.subsampled(0.1, 1.0)
     for rounded, sign, trivial in ((discretise.upper, 1, 1.0), (discretise.lower, -1, 0.0)):
         law = compose([(rounded(pair, Spacing(0.01, -0.1, 3.0)), 5)], 0.5, sign)
         assert 0.0 < law.delta(0.5) < 1.0
@@ -223,5 +225,5 @@ def test_infinite_mass_of_measures_with_more_mass_than_one(seed, count, scale, i
 
 
 def test_a_mass_beyond_the_range_of_doubles_is_infinite():
-    law = Discrete(0.0, 0.1, np.arange(2), np.log(np.array([1.0, 1.0])), 1e-9, 0.0)
+    law = DiscretePld(0.0, 0.1, np.arange(2), np.log(np.array([1.0, 1.0])), 1e-9, 0.0)
     assert compose([(law, 2000)], 0.0, 1).infinite == math.inf

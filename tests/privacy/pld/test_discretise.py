@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verax.privacy.pairs.gaussian_mixture import Mixture, Pair
+from verax.privacy.pairs.gaussian_mixture import Mixture, MixturePair
 from verax.privacy.pld import discretise
-from verax.privacy.pld.discretise import Discrete, Spacing
+from verax.privacy.pld.discretise import DiscretePld, Spacing
 
 
 def mixture(weights: list[float], shifts: list[float]) -> Mixture:
@@ -20,27 +20,27 @@ def mixture(weights: list[float], shifts: list[float]) -> Mixture:
 
 BINOMIAL = mixture([0.9**3, 3 * 0.1 * 0.81, 3 * 0.01 * 0.9, 0.001], [0.0, 0.8, 1.6, 2.4])
 PAIRS = {
-    "gaussian": Pair.gaussian(0.7),
-    "rate .01": Pair.subsampled(0.01, 1.0),
-    "rate .5": Pair.subsampled(0.5, 0.4),
-    "rate 1e-4, noise 2": Pair.subsampled(1e-4, 0.5),
-    "rate 1e-6, noise .4": Pair.subsampled(1e-6, 2.5),
-    "group of 3": Pair(BINOMIAL),
-    "replace": Pair(mixture([0.95, 0.05], [0.0, 1.0]), mixture([0.95, 0.05], [0.0, 1.0])),
-    "replace a group": Pair(BINOMIAL, BINOMIAL),
+    "gaussian": MixturePair.gaussian(0.7),
+    "rate .01": MixturePair.subsampled(0.01, 1.0),
+    "rate .5": MixturePair.subsampled(0.5, 0.4),
+    "rate 1e-4, noise 2": MixturePair.subsampled(1e-4, 0.5),
+    "rate 1e-6, noise .4": MixturePair.subsampled(1e-6, 2.5),
+    "group of 3": MixturePair(BINOMIAL),
+    "replace": MixturePair(mixture([0.95, 0.05], [0.0, 1.0]), mixture([0.95, 0.05], [0.0, 1.0])),
+    "replace a group": MixturePair(BINOMIAL, BINOMIAL),
 }
 ALL = {**PAIRS, **{f"{name}, reversed": pair.reverse() for name, pair in PAIRS.items()}}
 STEPS = [0.3, 0.05, 0.004]
 scales = st.one_of(st.just(math.inf), st.floats(0.1, 3.0))
 
 
-def spaced(pair: Pair, step: float, scale: float = math.inf) -> Spacing:
+def spaced(pair: MixturePair, step: float, scale: float = math.inf) -> Spacing:
     """Losses from 8 standard deviations on the left to 10 beyond the largest shift on the right."""
     low, high = pair.loss(np.array([-8.0 - pair.max_shift, 10.0 + pair.max_shift])).tolist()
     return Spacing(step, low, high, scale)
 
 
-def lower_law(pair: Pair, spacing: Spacing) -> Discrete:
+def lower_law(pair: MixturePair, spacing: Spacing) -> DiscretePld:
     """The lower law; a grid that it refuses as too coarse is refined as the engine refines it, a few times at most."""
     for _ in range(4):
         try:
@@ -50,14 +50,14 @@ def lower_law(pair: Pair, spacing: Spacing) -> Discrete:
     raise AssertionError(f"no grid is fine enough for {pair}")
 
 
-def curve(law: Discrete, epsilon: float) -> float:
+def curve(law: DiscretePld, epsilon: float) -> float:
     """D_{e^eps} of a discretised law: all terms are positive, so this sum is accurate."""
     above = law.losses > epsilon
     terms = np.exp(law.log_mass[above]) * -np.expm1(epsilon - law.losses[above])
     return law.infinite + math.fsum(terms.tolist())
 
 
-def places(pair: Pair, law: Discrete, count: int = 12) -> list[float]:
+def places(pair: MixturePair, law: DiscretePld, count: int = 12) -> list[float]:
     """Epsilons on the grid, between grid points and off both ends, negative ones (a < 1) included."""
     rng = np.random.default_rng(len(law.log_mass))
     some = np.sort(rng.choice(len(law.log_mass), min(count, len(law.log_mass)), replace=False))
@@ -67,7 +67,7 @@ def places(pair: Pair, law: Discrete, count: int = 12) -> list[float]:
     return [*on.tolist(), *between.tolist(), 0.0, law.start - 1.0, float(law.losses[-1]) + 0.5]
 
 
-def assert_sandwiched(pair: Pair, spacing: Spacing) -> None:
+def assert_sandwiched(pair: MixturePair, spacing: Spacing) -> None:
     above, below = discretise.upper(pair, spacing), lower_law(pair, spacing)
     assert above.step == spacing.step
     for law in (above, below):
@@ -101,7 +101,7 @@ def test_the_exact_curve_lies_between_the_two_laws(pair, step, scale):
 def test_the_exact_curve_lies_between_the_two_laws_for_any_subsampled_pair(
     rate, shift, step, scale, forward
 ):
-    pair = Pair.subsampled(rate, shift)
+    pair = MixturePair.subsampled(rate, shift)
     pair = pair if forward else pair.reverse()
     assert_sandwiched(pair, spaced(pair, step, scale))
 
@@ -120,7 +120,7 @@ def test_the_exact_curve_lies_between_the_two_laws_for_any_mixture(
     total = math.fsum(weights)
     shifts = [0.0, *np.cumsum(gaps).tolist()][: len(weights)]
     side = mixture([w / total for w in weights], shifts)
-    pair = Pair(side, side) if kind == "both sides" else Pair(side)
+    pair = MixturePair(side, side) if kind == "both sides" else MixturePair(side)
     pair = pair.reverse() if kind == "reversed" else pair
     assert_sandwiched(pair, spaced(pair, step, scale))
 
@@ -158,7 +158,7 @@ def test_error_falls_like_the_square_of_the_step(name, side, forward):
 
 
 def test_a_cut_off_tail_goes_to_infinity_above_and_is_lost_below():
-    pair, spacing = Pair.subsampled(0.1, 1.0), Spacing(0.01, -0.05, 1.0)
+    pair, spacing = MixturePair.subsampled(0.1, 1.0), Spacing(0.01, -0.05, 1.0)
     above, below = discretise.upper(pair, spacing), discretise.lower(pair, spacing)
     tail = pair.delta(float(above.losses[-1]))
     assert tail[0] <= above.infinite <= tail[1] * (1.0 + 1e-9)
@@ -169,14 +169,14 @@ def test_a_cut_off_tail_goes_to_infinity_above_and_is_lost_below():
 
 def test_weight_lost_by_the_mixture_is_mass_at_infinity():
     side = Mixture((math.log(0.9 - 1e-6), math.log(0.1)), (0.0, 1.0), lost=1e-6)
-    law = discretise.upper(Pair(side), Spacing(0.01, -0.2, 12.0))
+    law = discretise.upper(MixturePair(side), Spacing(0.01, -0.2, 12.0))
     assert 1e-6 <= law.infinite < 1.001e-6
-    assert discretise.lower(Pair(side), Spacing(0.01, -0.2, 12.0)).infinite == 0.0
+    assert discretise.lower(MixturePair(side), Spacing(0.01, -0.2, 12.0)).infinite == 0.0
 
 
 @pytest.mark.parametrize(("rate", "shift"), [(0.01, 1.0), (0.3, 0.6), (1e-4, 2.0)])
 def test_the_symmetric_law_is_above_both_directions(rate, shift):
-    pair = Pair.subsampled(rate, shift)
+    pair = MixturePair.subsampled(rate, shift)
     for step in (0.1, 0.01):
         law = discretise.upper_symmetric(pair, spaced(pair, step))
         assert np.exp(law.log_mass).sum() + law.infinite == pytest.approx(1.0, abs=1e-9)
@@ -188,14 +188,14 @@ def test_the_symmetric_law_is_above_both_directions(rate, shift):
 
 def test_the_origin_is_the_mean_of_the_bulk():
     """At a tiny rate nearly all mass is in one cell; a grid point sits where it does."""
-    pair = Pair.subsampled(1e-6, 1.0)
+    pair = MixturePair.subsampled(1e-6, 1.0)
     point = discretise.origin(pair, 0.01)
     assert pair.infimum <= point < 0.0
     assert discretise.origin(pair.reverse(), 0.01) == -point
 
 
 def test_coarse_tails_save_points():
-    pair = Pair.subsampled(0.01, 1.0)
+    pair = MixturePair.subsampled(0.01, 1.0)
     even, coarse = (
         discretise.upper(pair, spaced(pair, 0.004)),
         discretise.upper(pair, spaced(pair, 0.004, 0.05)),
@@ -222,7 +222,7 @@ def test_convexify_lowers_the_curve_and_leaves_no_negative_mass():
 def test_cells_wider_than_a_unit_of_loss_keep_their_mass_from_below(step):
     """A round that is joined with probability .02, and then surely seen: a loss around 50^2 / 2 + log .02."""
     mass_at = discretise.lower(
-        Pair.subsampled(0.02, 50.0), discretise.Spacing(step, -0.0203, 1530.0, 176.0)
+        MixturePair.subsampled(0.02, 50.0), discretise.Spacing(step, -0.0203, 1530.0, 176.0)
     )
     mass = np.exp(mass_at.log_mass)
     assert 0.9999 < mass.sum() < 1.0 + 1e-9

@@ -26,7 +26,7 @@ from verax import (
     WithoutReplacement,
 )
 from verax.privacy.calibrate import steps
-from verax.privacy.pairs.gaussian_mixture import Pair
+from verax.privacy.pairs.gaussian_mixture import MixturePair
 from verax.privacy.renyi import filter as module
 from verax.privacy.renyi.accountant import Renyi, delta_from_rdp, renyi_divergence
 from verax.privacy.renyi.filter import Budget, DamagedBudget, OverBudget, pretend_lowest
@@ -180,7 +180,7 @@ def test_moments_of_truncated_poisson_average_over_the_crowd():
 )
 def test_moments_of_symmetric_rounds_cover_the_larger_curve(run):
     """E exp(sZ) = 1 + a(a-1) int (e^{s eps} + e^{-a eps}) delta(eps), with the curve of either direction."""
-    pair = Pair.subsampled(0.1, 2.0 / 3.0)
+    pair = MixturePair.subsampled(0.1, 2.0 / 3.0)
     epsilons = np.linspace(0.0, 12.0, 1201)
     deltas = np.array([max(pair.delta(e)[0], pair.reverse().delta(e)[0]) for e in epsilons])
     for order in (1.5, 2.0, 4.0):

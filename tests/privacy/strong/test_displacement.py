@@ -6,7 +6,7 @@ import mpmath
 import pytest
 
 from verax import Batch, Individual, Mechanism, Mixed, RandomAllocation, TruncatedPoisson
-from verax.privacy.samplers.base import Group, pricing_of
+from verax.privacy.samplers.base import ProtectedGroup, pricing_of
 
 
 def squares(clipping, hits):
@@ -28,7 +28,7 @@ def test_the_range_of_a_group_allocated_at_random_is_that_of_all_placements(
     clipping, times, steps, size
 ):
     run = Mechanism(RandomAllocation(times, steps), 1.0, clipping)
-    found = pricing_of(run.sampler).moves(run, Group(size))
+    found = pricing_of(run.sampler).displacement(run, ProtectedGroup(size))
     seen = set()
     subsets = list(itertools.combinations(range(steps), times))
     for rounds in itertools.product(subsets, repeat=size):
@@ -38,11 +38,11 @@ def test_the_range_of_a_group_allocated_at_random_is_that_of_all_placements(
             totals = {total + square for total in totals for square in squares(clipping, hit)}
         seen |= totals
     unit = 1.0 if isinstance(clipping, Individual) else 4.0
-    assert found.told(64).highs[-1] >= unit * max(seen)
-    assert found.sought(64).lows[0] <= unit * min(seen)
-    assert found.sought(64).highs[-1] >= unit * max(seen)
+    assert found.upper(64).highs[-1] >= unit * max(seen)
+    assert found.lower(64).lows[0] <= unit * min(seen)
+    assert found.lower(64).highs[-1] >= unit * max(seen)
     if isinstance(clipping, Individual):
-        assert found.told(64).highs[-1] == max(seen)
+        assert found.upper(64).highs[-1] == max(seen)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_range_of_a_group_allocated_at_random_is_that_of_all_placements(
 def test_what_truncated_batches_show_is_covered_for_all_coins(rate, most, people, size, orthogonal):
     """With j hits of the group and n others, min(j, most) of them may be in and max(n + j - most, 0) may give way."""
     run = Mechanism(TruncatedPoisson(rate, 1, most, people), 1.0)
-    law = pricing_of(run.sampler).moves(run, Group(size, orthogonal)).told(64)
+    law = pricing_of(run.sampler).displacement(run, ProtectedGroup(size, orthogonal)).upper(64)
 
     def tail(chances, value):
         return mpmath.fsum(chance for square, chance in chances if square >= value - 1e-9)
@@ -80,7 +80,7 @@ def test_what_truncated_batches_show_is_covered_for_all_coins(rate, most, people
 def test_what_is_looked_for_in_truncated_batches_is_there(rate, most, people, size):
     """One round, the group's gradients alike: as many as are in the batch is how far the sum moves."""
     run = Mechanism(TruncatedPoisson(rate, 1, most, people), 1.0)
-    law = pricing_of(run.sampler).moves(run, Group(size)).sought(64)
+    law = pricing_of(run.sampler).displacement(run, ProtectedGroup(size)).lower(64)
     with mpmath.workdps(50):
         q, inside = mpmath.mpf(rate), [mpmath.mpf(0)] * (size + 1)
         for picked in range(people + 1):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from verax.privacy.numerics.distributions import binomial_law, hypergeometric_law
+from verax.privacy.numerics.distributions import binomial_pmf, hypergeometric_pmf
 from verax.privacy.strong import occupancy
 from verax.reproduce import paper_000_model
 from verax.samplers import BallsInBins, Poisson, Shuffle, WithoutReplacement
@@ -57,7 +57,7 @@ def inclusion_exclusion(batches, size, group):
     ("population", "marked", "drawn"), [(5, 2, 2), (60_000, 32, 64), (50, 40, 30), (9, 9, 4)]
 )
 def test_hypergeometric(population, marked, drawn):
-    ours = hypergeometric_law(population, marked, drawn)
+    ours = hypergeometric_pmf(population, marked, drawn)
     exact = [
         Fraction(
             math.comb(marked, k) * math.comb(population - marked, drawn - k),
@@ -73,7 +73,7 @@ def test_hypergeometric(population, marked, drawn):
     ("trials", "rate"), [(32, 1e-3), (32, 0.5), (200, 0.97), (1, 1e-9), (3, 1.0)]
 )
 def test_binomial(trials, rate):
-    ours = binomial_law(trials, rate)
+    ours = binomial_pmf(trials, rate)
     exact = [
         math.comb(trials, k) * Fraction(rate) ** k * (1 - Fraction(rate)) ** (trials - k)
         for k in range(len(ours))
@@ -85,7 +85,7 @@ def test_binomial(trials, rate):
     ("batches", "size", "group"), [(10, 8, 4), (1000, 60, 32), (7, 3, 21), (4, 2, 5)]
 )
 def test_occupancy_is_inclusion_exclusion(batches, size, group):
-    ours = next(itertools.islice(occupancy.distinct(batches, size), group, None))
+    ours = next(itertools.islice(occupancy.occupied_bins_pmfs(batches, size), group, None))
     exact = inclusion_exclusion(batches, size, group)
     ours = ours.tolist() + [0.0] * (len(exact) - len(ours))
     assert ours == pytest.approx([float(p) for p in exact], rel=1e-12, abs=0.0)
@@ -109,7 +109,7 @@ def test_the_printed_occupancy_law_is_wrong():
 
 
 def test_independent_choices_are_stirling_numbers():
-    law = next(itertools.islice(occupancy.distinct(6), 4, None))
+    law = next(itertools.islice(occupancy.occupied_bins_pmfs(6), 4, None))
     expected = counted(len(set(choice)) for choice in itertools.product(range(6), repeat=4))
     assert law.tolist() == pytest.approx([float(expected.get(k, 0)) for k in range(5)], rel=1e-14)
 
@@ -125,8 +125,11 @@ def test_shuffled_batches_by_enumeration(sizes, group):
     chosen = [
         [places[i] for i in subset] for subset in itertools.combinations(range(len(places)), group)
     ]
-    agree(occupancy.epoch(group, sizes, occupancy.every), counted(map(sum_of_squares, chosen)))
-    agree(occupancy.epoch(group, sizes, None), counted(len(set(labels)) for labels in chosen))
+    agree(
+        occupancy.epoch_pmf(group, sizes, occupancy.one_group_per_record),
+        counted(map(sum_of_squares, chosen)),
+    )
+    agree(occupancy.epoch_pmf(group, sizes, None), counted(len(set(labels)) for labels in chosen))
 
 
 @pytest.mark.parametrize(
@@ -158,17 +161,17 @@ def test_clip_groups_picked_at_random_by_enumeration(repeats):
             itertools.product(range(groups), repeat=group), repeat=repeats
         )
     )
-    law = occupancy.epoch(
-        group, [(1, 2), (1, 1)], lambda: occupancy.distinct(groups), repeats=repeats
+    law = occupancy.epoch_pmf(
+        group, [(1, 2), (1, 1)], lambda: occupancy.occupied_bins_pmfs(groups), repeats=repeats
     )
     agree(law, expected)
 
 
 def test_balls_in_bins_by_enumeration():
     expected = counted(map(sum_of_squares, itertools.product(range(5), repeat=4)))
-    agree(occupancy.epoch(4, [(5, None)], occupancy.every), expected)
+    agree(occupancy.epoch_pmf(4, [(5, None)], occupancy.one_group_per_record), expected)
     expected = counted(len(set(labels)) for labels in itertools.product(range(5), repeat=4))
-    agree(occupancy.epoch(4, [(5, None)], None), expected)
+    agree(occupancy.epoch_pmf(4, [(5, None)], None), expected)
 
 
 @pytest.mark.parametrize("sizes", [[(4, 2)], [(1, 3), (3, 2)], [(4, 7)], [(4, 1000)]])
@@ -176,8 +179,8 @@ def test_balls_in_bins_have_the_largest_squares(sizes):
     """Stochastically, whatever the population (docs/strong-adversary.md)."""
     group = 6
     bins, batches = (
-        occupancy.epoch(group, [(4, None)], occupancy.every),
-        occupancy.epoch(group, sizes, occupancy.every),
+        occupancy.epoch_pmf(group, [(4, None)], occupancy.one_group_per_record),
+        occupancy.epoch_pmf(group, sizes, occupancy.one_group_per_record),
     )
     for value in range(group * group):
         assert bins.above(value)[1] >= batches.above(value)[0]
@@ -249,7 +252,7 @@ def test_the_mean_at_full_size(group):
     """E[c^2] = g + g(g-1) P[two given records share a batch]."""
     population = 60_000
     together = (906 * 64 * 63 + 32 * 63 * 62) / (population * (population - 1))
-    law = occupancy.epoch(group, [(906, 64), (32, 63)], occupancy.every)
+    law = occupancy.epoch_pmf(group, [(906, 64), (32, 63)], occupancy.one_group_per_record)
     assert law.mean == pytest.approx(group + group * (group - 1) * together, rel=1e-12)
     assert law.weights.sum() == pytest.approx(1.0, rel=1e-12)
     assert law.lost < 1e-40
@@ -289,18 +292,24 @@ def test_lemma_e4_holds(group, epochs, gamma):
         (
             Shuffle(batches=7, epochs=2),
             30,
-            lambda: occupancy.epoch(6, [(2, 5), (5, 4)], occupancy.every).times(2),
+            lambda: occupancy.epoch_pmf(6, [(2, 5), (5, 4)], occupancy.one_group_per_record).times(
+                2
+            ),
         ),
         (
             WithoutReplacement(batch=8, population=30, steps=4),
             30,
-            lambda: occupancy.rounds(hypergeometric_law(30, 6, 8), None, 4),
+            lambda: occupancy.independent_rounds_pmf(hypergeometric_pmf(30, 6, 8), None, 4),
         ),
-        (Poisson(rate=0.2, steps=5), 30, lambda: occupancy.rounds(binomial_law(6, 0.2), None, 5)),
+        (
+            Poisson(rate=0.2, steps=5),
+            30,
+            lambda: occupancy.independent_rounds_pmf(binomial_pmf(6, 0.2), None, 5),
+        ),
         (
             BallsInBins(bins=5, epochs=2),
             30,
-            lambda: occupancy.epoch(6, [(5, None)], occupancy.every).times(2),
+            lambda: occupancy.epoch_pmf(6, [(5, None)], occupancy.one_group_per_record).times(2),
         ),
     ],
     ids=lambda value: type(value).__name__,

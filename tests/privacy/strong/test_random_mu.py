@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 from verax.privacy.curves.gaussian import gaussian_delta
-from verax.privacy.numerics.lattice import Law
+from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.strong import random_mu
 from verax.reproduce import paper_000_model
 
 ATOMS = [0.0, 1.0, 4.0, 9.0]
 CHANCES = [0.4, 0.3, 0.2, 0.1]
-LAW = Law.of(ATOMS, CHANCES).scaled(0.5)
+LAW = LatticePmf.of(ATOMS, CHANCES).scaled(0.5)
 MUS = [math.sqrt(x / 2) for x in ATOMS]
 
 
@@ -88,7 +88,7 @@ def test_the_trade_off_curve_is_the_conjugate_of_delta(alpha):
 
 
 def test_the_trade_off_curve_is_the_infimum_of_equation_6():
-    law, mus, chances = Law.of([1.0, 4.0], [0.7, 0.3]), [1.0, 2.0], [0.7, 0.3]
+    law, mus, chances = LatticePmf.of([1.0, 4.0], [0.7, 0.3]), [1.0, 2.0], [0.7, 0.3]
     for alpha in (0.01, 0.1, 0.4):
 
         def misses(first, alpha=alpha):
@@ -135,10 +135,10 @@ def test_ends():
     for side in (LOWER, UPPER):
         assert random_mu.mixture_tradeoff(LAW, 0.0, side) == 1.0
         assert random_mu.mixture_tradeoff(LAW, 1.0, side) == 0.0
-    nothing = Law.of([0.0], [1.0])
+    nothing = LatticePmf.of([0.0], [1.0])
     assert random_mu.mixture_tradeoff(nothing, 0.3, LOWER) == pytest.approx(0.7, abs=1e-14)
     assert random_mu.mixture_tradeoff(nothing, 0.3, UPPER) == 0.7
-    everything = Law.of([1e8], [1.0])
+    everything = LatticePmf.of([1e8], [1.0])
     assert random_mu.mixture_tradeoff(everything, 0.3, UPPER) < 1e-299
 
 
@@ -149,7 +149,9 @@ def test_ends():
     st.one_of(st.floats(1e-9, 1e-3), st.floats(1e-3, 0.999)),
 )
 def test_bounds_with_exact_tails_enclose_the_curve(weights, scale, alpha):
-    law = Law.of(np.arange(float(len(weights))), np.array(weights) / sum(weights)).scaled(scale)
+    law = LatticePmf.of(np.arange(float(len(weights))), np.array(weights) / sum(weights)).scaled(
+        scale
+    )
     low, high = (random_mu.mixture_tradeoff(law, alpha, side) for side in (LOWER, UPPER))
     floor, ceiling = paper_000_model.bounds(law, alpha)
     assert low <= high
@@ -162,7 +164,7 @@ def test_bounds_with_exact_tails_enclose_the_curve(weights, scale, alpha):
 
 
 def test_the_bounds_of_one_atom_are_gaussian():
-    law = Law.of([4.0], [1.0]).scaled(0.25)
+    law = LatticePmf.of([4.0], [1.0]).scaled(0.25)
     for alpha in (1e-6, 0.1, 0.9):
         truth = stats.norm.cdf(stats.norm.isf(alpha) - 1.0)
         assert paper_000_model.bounds(law, alpha) == pytest.approx((truth, truth), rel=1e-10)
@@ -172,7 +174,7 @@ def test_the_bounds_of_one_atom_are_gaussian():
 
 def test_definition_5_3_is_the_convex_hull():
     """f^U is the largest convex curve below u + (1-u)G and its inverse: symmetric, with slope -1 in the middle."""
-    law = Law.of([1.0, 4.0], [0.3, 0.7])
+    law = LatticePmf.of([1.0, 4.0], [0.3, 0.7])
     grid = np.linspace(0.001, 0.999, 999)
     values = np.array([paper_000_model.upper_bound(law, 4.0, a) for a in grid])
     assert (np.diff(values, 2) > -1e-9).all()
@@ -186,5 +188,5 @@ def test_definition_5_3_is_the_convex_hull():
 
 def test_the_average_shift_is_no_bound():
     """Appendix D suggests G_{k/2 sigma} for clip-groups kept by a coin; k = 1, sigma = 1, epsilon 2: .0105 > 9.4e-6."""
-    law = Law.of([0.0, 1.0], [0.5, 0.5])
+    law = LatticePmf.of([0.0, 1.0], [0.5, 0.5])
     assert random_mu.mixture_delta(law, 2.0, LOWER) > 0.0104 > 1000 * gaussian_delta(0.5, 2.0)

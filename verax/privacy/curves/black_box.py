@@ -26,12 +26,12 @@ from verax import checks
 from verax.checks import NoGuarantee
 from verax.privacy.curves.base import Curve
 from verax.privacy.curves.gaussian import black_box_group
-from verax.privacy.curves.triangle import Best
+from verax.privacy.curves.triangle import SmallestBound
 from verax.privacy.guarantee import DEFAULT_RTOL, Guarantee
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8M, down, up
 from verax.privacy.pld.composition import BOTH, UPPER, Composition, Sides
-from verax.privacy.pld.convolve import Composed
+from verax.privacy.pld.convolve import PrivacyLossDistribution
 
 DEEPEST = 1e-150
 """The smallest delta of one record that is looked at: where a group would need less, its epsilon is
@@ -122,14 +122,14 @@ class BlackBox:
         """
         phases = self.one.mechanism
         counted = any(m.sampler.declared_population is not None for m in phases.mechanisms)
-        if not counted or phases.relation != "add-remove" or self.one.beside >= group - 1:
+        if not counted or phases.relation != "add-remove" or self.one.extra_records >= group - 1:
             return self
         if type(self.one) is not Guarantee:
             raise NoGuarantee(
                 "one record's guarantee holds for the declared population only, "
                 "and a group exceeds it"
             )
-        return BlackBox(phases.guarantee_beside(group - 1))
+        return BlackBox(phases.guarantee_with_more_records(group - 1))
 
     # --- any shares -------------------------------------------------------------------------------
 
@@ -217,14 +217,14 @@ class _OneRecord:
     """One record's delta from above, in the worse direction."""
 
     def __init__(self, guarantee: Guarantee) -> None:
-        self._visible = guarantee.visible
+        self._exposure = guarantee.exposure
         self._uppers = guarantee.uppers
         self._curves = [_readings(curve) for curve in guarantee.uppers]
 
     def delta(self, epsilon: float, rtol: float = DEFAULT_RTOL) -> float:
         """An upper bound on delta(epsilon)."""
         bound = max(read(epsilon, rtol) for read in self._curves)
-        return max(min(bound, self._visible), _LEAST)
+        return max(min(bound, self._exposure), _LEAST)
 
     def rough_epsilon(self) -> float:
         """About how large an epsilon matters."""
@@ -238,7 +238,7 @@ class _OneRecord:
 
 def _readings(curve: Curve) -> Callable[[float, float], float]:
     """Upper bounds on delta for the questions of a black box, by epsilon and accuracy."""
-    if isinstance(curve, Best):
+    if isinstance(curve, SmallestBound):
         parts = [_readings(part) for part in curve.curves]
         return lambda epsilon, rtol: min(read(epsilon, rtol) for read in parts)
     if isinstance(curve, Composition) and not curve.is_single and curve.gaussian_mu is None:
@@ -255,7 +255,7 @@ class _Readings:
 
     def __init__(self, composition: Composition) -> None:
         self._composition = composition
-        self._plds: list[Composed | None] = []
+        self._plds: list[PrivacyLossDistribution | None] = []
 
     def __call__(self, epsilon: float, rtol: float) -> float:
         """Upper bound on delta(epsilon)."""
@@ -269,7 +269,7 @@ class _Readings:
                 break
         return bound
 
-    def _pld(self, number: int) -> Composed | None:
+    def _pld(self, number: int) -> PrivacyLossDistribution | None:
         if number == len(self._plds):
             self._plds.append(self._composition.upper_pld(-_SPAN * number, _SPAN, DEFAULT_RTOL))
         return self._plds[number]
@@ -362,7 +362,7 @@ class _Lines:
 
 
 @dataclass(frozen=True)
-class Shared:
+class BlackBoxCurve:
     """A black box as a curve, with the best shares of epsilon. It has no lower bound."""
 
     box: BlackBox

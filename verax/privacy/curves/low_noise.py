@@ -19,14 +19,14 @@ from scipy import special
 
 from verax.mechanism import Phases
 from verax.privacy.curves.base import Curve
-from verax.privacy.curves.triangle import Best
+from verax.privacy.curves.triangle import SmallestBound
 from verax.privacy.numerics import Array
-from verax.privacy.numerics.lattice import Law
+from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.numerics.rounding import OPS_8M, OPS_8000, down, ulps, up
 from verax.privacy.pld.composition import BOTH, LOWER, Sides
-from verax.privacy.samplers.base import Group, pricing_of
-from verax.privacy.strong.curve import SEEN, StrongCurve
-from verax.privacy.strong.displacement import Laws
+from verax.privacy.samplers.base import ProtectedGroup, pricing_of
+from verax.privacy.strong.curve import A1_THEOREM, StrongCurve
+from verax.privacy.strong.displacement import PmfInCells
 
 LEAST_NOISE = 1e-140
 """Noise below which squares of what it hides overflow; it is then as good as none."""
@@ -51,28 +51,28 @@ def applies(phases: Phases) -> bool:
     )
 
 
-def bounds(phases: Phases, group: Group) -> tuple[list[Curve], list[Curve], str, str]:
+def bounds(phases: Phases, group: ProtectedGroup) -> tuple[list[Curve], list[Curve], str, str]:
     """Upper curves and attacks, with the theorem on each side."""
-    found = [pricing_of(m.sampler).moves(m, group) for m in phases.mechanisms]
-    upper: Curve = _sum([part.told for part in found])
-    above = f"almost no noise, so the sampling may as well be told: {SEEN}"
-    removed = [part.removed for part in found if part.removed is not None]
+    found = [pricing_of(m.sampler).displacement(m, group) for m in phases.mechanisms]
+    upper: Curve = _sum_of_phases([part.upper for part in found])
+    above = f"almost no noise, so the sampling may as well be told: {A1_THEOREM}"
+    removed = [part.removal for part in found if part.removal is not None]
     if len(removed) == len(found):
-        absence = up(math.fsum(part.absence for part in found), ulps(4.0))
-        upper = Best((Added(_sum(removed), absence), upper))
+        absence = up(math.fsum(part.absence_loss for part in found), ulps(4.0))
+        upper = SmallestBound((TwoStepBound(_sum_of_phases(removed), absence), upper))
         above += "; removed first, then added, which shows at most where it is missing"
         above += " (docs/proofs.md, lemma 5)"
-    places, least = sum(part.places for part in found), min(part.least for part in found)
-    search = Search(_sum([part.sought for part in found]), places, least)
+    places, least = sum(part.entries for part in found), min(part.smallest for part in found)
+    search = SamplingSearch(_sum_of_phases([part.lower for part in found]), places, least)
     below = "almost no noise: the likeliest sampling is looked for (docs/proofs.md, theorem 12)"
     return [upper], [search], above, below
 
 
-def _sum(parts: Sequence[Laws]) -> StrongCurve:
+def _sum_of_phases(parts: Sequence[PmfInCells]) -> StrongCurve:
     """The curve of all phases together, for an attacker who is told by how much each is moved."""
 
-    def laws(cells: int) -> Law:
-        total = Law.of([0.0], [1.0])
+    def laws(cells: int) -> LatticePmf:
+        total = LatticePmf.of([0.0], [1.0])
         for part in parts:
             total = total.plus(part(cells), cells)
         return total
@@ -83,7 +83,7 @@ def _sum(parts: Sequence[Laws]) -> StrongCurve:
 
 
 @dataclass(frozen=True)
-class Added:
+class TwoStepBound:
     """An upper curve of one step of two, the other of which has no larger loss than ``most``."""
 
     curve: Curve
@@ -108,7 +108,7 @@ class Added:
 
 
 @dataclass(frozen=True, eq=False)
-class Search:
+class SamplingSearch:
     """The attack max_v <v, x>/|v| >= c, where |v|^2 has distribution ``law``.
 
     With the records there the maximum is at least a normal around |v|; without them it is that of
@@ -123,7 +123,7 @@ class Search:
     @cached_property
     def _law(self) -> tuple[Array, Array, float]:
         """Lengths |v| in ascending order, rounded down, their chances, and what may be missing."""
-        law: Law = self.curve.law()
+        law: LatticePmf = self.curve.law()
         error = law.error + ulps(len(law.weights))
         return np.sqrt(law.lows), down(law.weights, error), law.lost
 

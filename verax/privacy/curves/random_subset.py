@@ -25,9 +25,9 @@ from scipy import special
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import log_binomial_probability
 from verax.privacy.numerics.rounding import OPS_8M, down, ulps, up
-from verax.privacy.pairs.gaussian_mixture import Pair
-from verax.privacy.pairs.one_of_many import Law, rounded
-from verax.privacy.pairs.rounds import Round
+from verax.privacy.pairs.gaussian_mixture import MixturePair
+from verax.privacy.pairs.one_of_many import RatioPmf, round_to_grid
+from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.pld.composition import BOTH, UPPER, Composition, Sides
 
 FEWEST = 4
@@ -48,7 +48,7 @@ _LEAST = 1e-300
 
 
 @dataclass(frozen=True)
-class Coins:
+class CoinChoice:
     """A chance c, the V and the epsilon where it serves best, and about the log delta there."""
 
     chance: float
@@ -58,12 +58,12 @@ class Coins:
 
 
 @dataclass(frozen=True)
-class Subset:
+class RandomSubsetBound:
     """The curve of ``times`` of ``steps`` rounds shifted by ``shift``, against none, from above.
 
-    ``beside`` is the shift of a Gaussian mechanism that is seen as well.
+    ``constant_shift`` is the shift of a Gaussian mechanism that is seen as well.
 
-    >>> lower, upper = Subset(10, 100, 1.0).epsilon(1e-6, 1e-3)
+    >>> lower, upper = RandomSubsetBound(10, 100, 1.0).epsilon(1e-6, 1e-3)
     >>> 6.51 < upper < 6.65  # blocks of rounds give 6.91, the best attack known 6.515
     True
     """
@@ -71,7 +71,7 @@ class Subset:
     times: int
     steps: int
     shift: float
-    beside: float = 0.0
+    constant_shift: float = 0.0
 
     @staticmethod
     def applies(times: int, steps: int, shift: float) -> bool:
@@ -88,7 +88,7 @@ class Subset:
     ) -> tuple[float, float]:
         """Upper bound on delta(epsilon)."""
         coins = min(
-            _choices(self.times, self.steps, self.shift, self.beside),
+            _choices(self.times, self.steps, self.shift, self.constant_shift),
             key=lambda c: abs(c.epsilon - epsilon),
         )
         return 0.0, _delta(self._parts(coins), epsilon, rtol)
@@ -125,12 +125,14 @@ class Subset:
             )
         return 0.0, high
 
-    def _for_delta(self, delta: float) -> Coins:
-        choices = _choices(self.times, self.steps, self.shift, self.beside)
+    def _for_delta(self, delta: float) -> CoinChoice:
+        choices = _choices(self.times, self.steps, self.shift, self.constant_shift)
         return min(choices, key=lambda c: abs(c.log_delta - math.log(delta)))
 
-    def _parts(self, coins: Coins) -> _Parts:
-        return _parts(self.times, self.steps, self.shift, coins.chance, coins.variance, self.beside)
+    def _parts(self, coins: CoinChoice) -> _Parts:
+        return _parts(
+            self.times, self.steps, self.shift, coins.chance, coins.variance, self.constant_shift
+        )
 
 
 _Parts = tuple[tuple[float, Composition], ...]
@@ -146,7 +148,12 @@ def _delta(parts: _Parts, epsilon: float, rtol: float) -> float:
 
 @lru_cache(maxsize=32)
 def _parts(
-    times: int, steps: int, shift: float, chance: float, variance: float, beside: float = 0.0
+    times: int,
+    steps: int,
+    shift: float,
+    chance: float,
+    variance: float,
+    constant_shift: float = 0.0,
 ) -> _Parts:
     """Shares of Q that add up to 1, and for each node the product over rounds."""
     weights, nodes = angles(variance)
@@ -159,8 +166,10 @@ def _parts(
         _round(chance, shift, s, a / steps).table(spread=True)
         for s, a in zip(nodes, log_scales.tolist(), strict=True)
     ]
-    always = [(Round(Pair.gaussian(beside)), 1)] if beside > 0.0 else []
-    curves = [Composition([(Round(table), steps), *always]) for table in tables]
+    always = (
+        [(PricedRound(MixturePair.gaussian(constant_shift)), 1)] if constant_shift > 0.0 else []
+    )
+    curves = [Composition([(PricedRound(table), steps), *always]) for table in tables]
     return tuple(zip(shares.tolist(), curves, strict=True))
 
 
@@ -182,7 +191,7 @@ def angles(variance: float) -> tuple[Array, Array]:
     return weights / math.pi, nodes
 
 
-def _round(chance: float, shift: float, node: float, log_scale: float) -> Law:
+def _round(chance: float, shift: float, node: float, log_scale: float) -> RatioPmf:
     """One round's factor (1 - c + c Y) exp(-s v) under Q, times a constant, rounded up.
 
     It rises along the line, as its log has the slope p (1 - s (1 - p) (1 - 2 p)), which is not
@@ -195,7 +204,7 @@ def _round(chance: float, shift: float, node: float, log_scale: float) -> Law:
     _, kept = np.unique(np.floor(rise / _FLAT), return_index=True)
     kept = kept[rise[kept] > _FLAT]
     x, v = x[kept], v[kept]
-    cells = Pair.subsampled(chance, shift).cells(np.concatenate([[-np.inf], x, [np.inf]]))
+    cells = MixturePair.subsampled(chance, shift).cells(np.concatenate([[-np.inf], x, [np.inf]]))
     least = np.concatenate([[0.0], np.minimum(v[:-1], v[1:]), [0.0]])
     corners = np.exp(np.concatenate([[0.0], rise[kept]]) + math.log1p(-chance) + log_scale)
     q, places = np.exp(cells.log_p - cells.loss), np.exp(cells.loss - node * least + log_scale)
@@ -203,7 +212,7 @@ def _round(chance: float, shift: float, node: float, log_scale: float) -> Law:
     error = 2.0 * float(cells.error.max()) + ulps(
         8.0, of=2.0 + float(np.abs(cells.loss).max()) + abs(log_scale)
     )
-    return rounded(
+    return round_to_grid(
         q, q * np.maximum(places - corners, 0.0), corners, 0.0, 2.0 * error, error, spread=True
     )
 
@@ -218,7 +227,9 @@ def _factor(x: Array, chance: float, shift: float) -> tuple[Array, Array]:
 
 
 @lru_cache(maxsize=64)
-def _choices(times: int, steps: int, shift: float, beside: float = 0.0) -> tuple[Coins, ...]:
+def _choices(
+    times: int, steps: int, shift: float, constant_shift: float = 0.0
+) -> tuple[CoinChoice, ...]:
     """Coins of several rates, each with the epsilon where k is the likely number of hits."""
     x = np.linspace(-9.0, 9.0 + (1.0 + _TILTED) * shift, 6000)
     found = []
@@ -237,11 +248,11 @@ def _choices(times: int, steps: int, shift: float, beside: float = 0.0) -> tuple
         extra = (
             math.log(special.i0e(variance)) - log_binomial_probability(steps, chance, times).lower
         )
-        spread = math.hypot(spread, math.sqrt(2.0 * math.pi) * beside)
-        epsilon = steps * mean + extra + beside**2 * (0.5 + tilt)
-        total = steps * value + (1.0 + tilt) * extra + 0.5 * beside**2 * tilt * (1.0 + tilt)
+        spread = math.hypot(spread, math.sqrt(2.0 * math.pi) * constant_shift)
+        epsilon = steps * mean + extra + constant_shift**2 * (0.5 + tilt)
+        total = steps * value + (1.0 + tilt) * extra + 0.5 * constant_shift**2 * tilt * (1.0 + tilt)
         log_delta = total - tilt * epsilon - math.log1p(tilt * (1.0 + tilt) * spread)
-        found.append(Coins(chance, variance, epsilon, log_delta))
+        found.append(CoinChoice(chance, variance, epsilon, log_delta))
     return tuple(found)
 
 

@@ -11,7 +11,7 @@ _FINER = (0.1, 0.02)  # shares of it that are tried until the curve stays
 _STAYS = 0.02
 
 
-class Sure(Composition):
+class RefinedAttack(Composition):
     """An attack whose law has heavy atoms, which coarse grids may tell badly: its lower bound is refined till it stays.
 
     Any of them is valid.
@@ -23,7 +23,9 @@ class Sure(Composition):
         """Lower and upper bound on epsilon(delta)."""
         if sides != (LOWER,):
             return super().epsilon(delta, rtol, sides, enough)
-        return _steady(lambda finer: super(Sure, self).epsilon(delta, finer, sides, enough), rtol)
+        return _refine(
+            lambda finer: super(RefinedAttack, self).epsilon(delta, finer, sides, enough), rtol
+        )
 
     def delta(
         self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
@@ -31,10 +33,12 @@ class Sure(Composition):
         """Lower and upper bound on delta(epsilon)."""
         if sides != (LOWER,):
             return super().delta(epsilon, rtol, sides, enough)
-        return _steady(lambda finer: super(Sure, self).delta(epsilon, finer, sides, enough), rtol)
+        return _refine(
+            lambda finer: super(RefinedAttack, self).delta(epsilon, finer, sides, enough), rtol
+        )
 
 
-def _steady(bounds: Callable[[float], tuple[float, float]], rtol: float) -> tuple[float, float]:
+def _refine(bounds: Callable[[float], tuple[float, float]], rtol: float) -> tuple[float, float]:
     best = bounds(max(rtol, _ROUGH))
     for finer in _FINER:
         found = bounds(max(rtol, _ROUGH) * finer)

@@ -26,7 +26,7 @@ from verax.mechanism import GEOMETRIES, Batch, Individual, Mechanism, Mixed
 from verax.privacy.analysis import MAX_GROUP
 from verax.privacy.guarantee import Bracket
 from verax.privacy.numerics import Array
-from verax.privacy.numerics.distributions import binomial_law
+from verax.privacy.numerics.distributions import binomial_pmf
 from verax.privacy.numerics.rounding import OPS_8000
 from verax.privacy.pairs.gaussian_mixture import Mixture
 from verax.privacy.pairs.mixture_weights import distinct_groups
@@ -188,9 +188,9 @@ def _rounds(mechanism: Mechanism, group: int, geometry: str) -> tuple[int, Mixtu
         case Individual() if (
             geometry == "orthogonal"
         ):  # each record is seen in a direction of its own
-            rounds, weights, unit = rounds * group, binomial_law(1, sampler.rate), 1.0
+            rounds, weights, unit = rounds * group, binomial_pmf(1, sampler.rate), 1.0
         case Individual():
-            weights, unit = binomial_law(group, sampler.rate), 1.0
+            weights, unit = binomial_pmf(group, sampler.rate), 1.0
         case Batch():
             weights, unit = distinct_groups(group, sampler.rate, 1), 2.0
         case Mixed():

@@ -16,7 +16,7 @@ _TYPICAL_DELTA = 1e-6  # where epsilon is divided among unequal links; any divis
 
 
 @dataclass(frozen=True)
-class Chain:
+class TriangleInequality:
     """Steps between data sets, each with its privacy curve; ``links`` are (curve, steps).
 
     For any eps_1 + ... + eps_k = eps,
@@ -67,7 +67,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Best:
+class SmallestBound:
     """Several upper bounds on the same curve: the smallest one counts. Nothing is known from below.
 
     Those that by their estimates are far from it are not looked at, which costs no more than a

@@ -26,13 +26,13 @@ _LEAST = 1e-290  # bins with less mass are left out, which only hides from the a
 
 
 @dataclass(frozen=True, eq=False)
-class Table(DominatingPair):
+class DiscretePair(DominatingPair):
     """Mass exp(``log_p[i]``) of P at each loss log p/q, ascending; ``infinite`` P-mass besides.
 
     ``missing`` is Q-mass where P has none, at loss -infinity. ``error`` bounds how far the
     logarithms of p and of p/q may each be off.
 
-    >>> coin = Table.of(np.array([0.25, 0.75]), np.array([0.5, 0.5]))
+    >>> coin = DiscretePair.of(np.array([0.25, 0.75]), np.array([0.5, 0.5]))
     >>> [round(bound, 6) for bound in coin.delta(0.0)]
     [0.25, 0.25]
     """
@@ -46,27 +46,27 @@ class Table(DominatingPair):
     @staticmethod
     def of(
         p: Array, q: Array, infinite: float = 0.0, missing: float = 0.0, error: float = 0.0
-    ) -> Table:
+    ) -> DiscretePair:
         """A table from masses in any order; atoms that only one of P and Q sees go to the ends."""
         infinite += float(p[q <= 0.0].sum())
         missing += float(q[p <= 0.0].sum())
         seen = (p > 0.0) & (q > 0.0)
-        return Table.of_logs(np.log(p[seen]), np.log(q[seen]), infinite, missing, error)
+        return DiscretePair.of_logs(np.log(p[seen]), np.log(q[seen]), infinite, missing, error)
 
     @staticmethod
     def of_logs(
         log_p: Array, log_q: Array, infinite: float = 0.0, missing: float = 0.0, error: float = 0.0
-    ) -> Table:
+    ) -> DiscretePair:
         """A table from logarithms of masses, in any order and as small as one likes."""
         loss = log_p - log_q
         order = np.argsort(loss, kind="stable")
         largest = max(float(np.abs(log_p).max(initial=0.0)), float(np.abs(log_q).max(initial=0.0)))
-        return Table(
+        return DiscretePair(
             log_p[order], loss[order], infinite, missing, error + ulps(8.0 + 2.0 * largest)
         )
 
     @staticmethod
-    def binned(up: tuple[Array, Array], down: tuple[Array, Array]) -> Table:
+    def binned(up: tuple[Array, Array], down: tuple[Array, Array]) -> DiscretePair:
         """Two Gaussian mixtures on a line, as (weights, shifts) of P and of Q, seen in bins.
 
         For attacks whose likelihood ratio need not increase along the line. What is further than 16
@@ -78,29 +78,29 @@ class Table(DominatingPair):
             sum(w * np.exp(log_interval(x - m)[0]) for w, m in zip(*side, strict=True))
             for side in (up, down)
         )
-        return Table.seen(p, q, error=BIN_MASS + ulps(len(shifts)))
+        return DiscretePair.seen(p, q, error=BIN_MASS + ulps(len(shifts)))
 
     @staticmethod
-    def seen(p: Array, q: Array, error: float) -> Table:
+    def seen(p: Array, q: Array, error: float) -> DiscretePair:
         """What an attacker sees in bins of these masses: those too small to be known are left out.
 
         If that is all of them, the attacker is blind.
         """
         kept = (p > _LEAST) & (q > _LEAST)
         return (
-            Table.of(p[kept], q[kept], error=error)
+            DiscretePair.of(p[kept], q[kept], error=error)
             if kept.any()
-            else Table.of(np.ones(1), np.ones(1))
+            else DiscretePair.of(np.ones(1), np.ones(1))
         )
 
-    def reverse(self) -> Table:
+    def reverse(self) -> DiscretePair:
         """Q against P; the same object every time, so that equal rounds stay equal."""
         return self._reversed
 
     @cached_property
-    def _reversed(self) -> Table:
+    def _reversed(self) -> DiscretePair:
         missing = self.missing * math.exp(2.0 * self.error)
-        return Table(
+        return DiscretePair(
             self.log_q[::-1], -self.loss_values[::-1], missing, self.infinite, 2.0 * self.error
         )
 

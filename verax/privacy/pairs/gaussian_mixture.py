@@ -178,10 +178,10 @@ def log_interval(y: Array) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True)
-class Pair(DominatingPair):
+class MixturePair(DominatingPair):
     """P = ``up`` (shifts to the right) against Q = ``down`` (shifts to the left), unit variance.
 
-    >>> pair = Pair.subsampled(rate=0.5, shift=1.0)
+    >>> pair = MixturePair.subsampled(rate=0.5, shift=1.0)
     >>> float(np.round(pair.loss(np.array([0.5]))[0], 6))
     0.0
     """
@@ -190,20 +190,22 @@ class Pair(DominatingPair):
     down: Mixture = TRIVIAL
 
     @staticmethod
-    def gaussian(shift: float) -> Pair:
+    def gaussian(shift: float) -> MixturePair:
         """N(shift) against N(0)."""
-        return Pair(Mixture((0.0,), (float(shift),)))
+        return MixturePair(Mixture((0.0,), (float(shift),)))
 
     @staticmethod
-    def subsampled(rate: float, shift: float) -> Pair:
+    def subsampled(rate: float, shift: float) -> MixturePair:
         """(1-rate) N(0) + rate N(shift) against N(0)."""
         if rate >= 1.0:
-            return Pair.gaussian(shift)
-        return Pair(Mixture((float(np.log1p(-rate)), float(np.log(rate))), (0.0, float(shift))))
+            return MixturePair.gaussian(shift)
+        return MixturePair(
+            Mixture((float(np.log1p(-rate)), float(np.log(rate))), (0.0, float(shift)))
+        )
 
-    def reverse(self) -> Pair:
+    def reverse(self) -> MixturePair:
         """The other direction, Q against P, mirrored so that the loss increases again."""
-        return Pair(self.down, self.up)
+        return MixturePair(self.down, self.up)
 
     @property
     def is_gaussian(self) -> bool:

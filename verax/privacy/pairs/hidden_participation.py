@@ -41,14 +41,14 @@ _AROUND = 1e-9  # of a loss: what lies this close to a boundary holds all that r
 
 
 @dataclass(frozen=True)
-class Glued(DominatingPair):
+class HiddenParticipationPair(DominatingPair):
     """The chance of each kind of round and its distances in noises; ``away`` may be infinite.
 
     ``error`` bounds the relative error of the chances. ``sign`` is -1 for the other direction:
     without the record against with it.
 
     >>> from verax.privacy.pairs.gaussian_mixture import Pair
-    >>> poisson = Glued(0.5, 0.1, (1.0,), (1.0,), (1.0,), (0.0,))
+    >>> poisson = HiddenParticipationPair(0.5, 0.1, (1.0,), (1.0,), (1.0,), (0.0,))
     >>> [round(bound, 8) for bound in (*poisson.delta(0.5), *Pair.subsampled(0.05, 1.0).delta(0.5))]
     [0.00021864, 0.00021864, 0.00021864, 0.00021864]
     """
@@ -62,7 +62,7 @@ class Glued(DominatingPair):
     error: float = 0.0
     sign: int = 1
 
-    def reverse(self) -> Glued:
+    def reverse(self) -> HiddenParticipationPair:
         """The other direction."""
         return replace(self, sign=-self.sign)
 

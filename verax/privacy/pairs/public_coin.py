@@ -10,24 +10,24 @@ from scipy import special
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_80, down, ulps, up
 from verax.privacy.pairs.base import Cells, DominatingPair
-from verax.privacy.pairs.gaussian_mixture import Pair
+from verax.privacy.pairs.gaussian_mixture import MixturePair
 
 
 @dataclass(frozen=True)
-class Revealed(DominatingPair):
+class PublicCoinPair(DominatingPair):
     """Pairs with their chances. Its curve is the average of theirs; its "line" is the loss itself.
 
-    >>> both = Revealed((0.5, 0.5), (Pair.gaussian(1.0), Pair.gaussian(2.0)))
+    >>> both = PublicCoinPair((0.5, 0.5), (MixturePair.gaussian(1.0), MixturePair.gaussian(2.0)))
     >>> [round(bound, 6) for bound in both.delta(1.0)]
     [0.318399, 0.318399]
     """
 
     chances: tuple[float, ...]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[MixturePair, ...]
 
-    def reverse(self) -> Revealed:
+    def reverse(self) -> PublicCoinPair:
         """The other direction."""
-        return Revealed(self.chances, tuple(pair.reverse() for pair in self.pairs))
+        return PublicCoinPair(self.chances, tuple(pair.reverse() for pair in self.pairs))
 
     @property
     def infimum(self) -> float:

@@ -16,13 +16,13 @@ import numpy as np
 
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import ulps
-from verax.privacy.pairs.discrete import Table
+from verax.privacy.pairs.discrete import DiscretePair
 from verax.privacy.pairs.gaussian_mixture import log_interval
-from verax.privacy.pairs.hidden_participation import Glued
-from verax.privacy.pairs.rounds import Round
+from verax.privacy.pairs.hidden_participation import HiddenParticipationPair
+from verax.privacy.pairs.rounds import PricedRound
 
 if TYPE_CHECKING:
-    from verax.privacy.pairs.public_coin import Revealed
+    from verax.privacy.pairs.public_coin import PublicCoinPair
 
 LARGEST_UNIT = 6.0  # with less noise a record alone shows as well as any
 
@@ -56,9 +56,9 @@ def other_records(records: int, rate: float) -> tuple[Array, Array, float]:
 
 
 @lru_cache(maxsize=64)
-def participating(
+def participation_pair(
     client_rate: float, record_rate: float, records: int, unit: float, revealed: bool
-) -> Glued:
+) -> HiddenParticipationPair:
     """The pair that dominates a round, individual clipping, a record moving the sum by ``unit`` noises at most.
 
     Given i other records the distances are ``unit``, i + 1 and i of them
@@ -66,7 +66,9 @@ def participating(
     larger one, and beyond ``_FAR`` to infinity.
     """
     if revealed:
-        return Glued(client_rate, record_rate, (1.0,), (unit,), (math.inf,), (math.inf,))
+        return HiddenParticipationPair(
+            client_rate, record_rate, (1.0,), (unit,), (math.inf,), (math.inf,)
+        )
     number, chances, error = other_records(records, record_rate)
     known = number * unit > _FAR + math.sqrt(2.0 * abs(math.log(client_rate)))
     lot = np.minimum(np.cumsum(~known), np.count_nonzero(~known))
@@ -78,7 +80,7 @@ def participating(
     kept = weights > 0.0
     weights, far = np.append(weights[kept], _TAILS), np.append(most[kept], np.inf)
     kinds = len(weights)
-    return Glued(
+    return HiddenParticipationPair(
         client_rate,
         record_rate,
         tuple(weights.tolist()),
@@ -89,21 +91,25 @@ def participating(
     )
 
 
-def silent(client_rate: float, record_rate: float, unit: float, revealed: bool) -> Glued:
+def clipped_sum_participation_pair(
+    client_rate: float, record_rate: float, unit: float, revealed: bool
+) -> HiddenParticipationPair:
     """The same for clipped aggregates: any two of the three sums are ``unit`` apart at most."""
     far = (math.inf if revealed else unit,)
-    return Glued(client_rate, record_rate, (1.0,), (unit,), far, far)
+    return HiddenParticipationPair(client_rate, record_rate, (1.0,), (unit,), far, far)
 
 
-def both_ways(pair: Glued, count: int) -> dict[str, list[tuple[Round, int]]]:
+def both_directions(
+    pair: HiddenParticipationPair, count: int
+) -> dict[str, list[tuple[PricedRound, int]]]:
     """So many rounds in either direction."""
     return {
-        name: [(Round(cast("Revealed", law)), count)]
+        name: [(PricedRound(cast("PublicCoinPair", law)), count)]
         for name, law in (("remove", pair), ("add", pair.reverse()))
     }
 
 
-def leans(used: float) -> tuple[float, ...]:
+def attack_cosines(used: float) -> tuple[float, ...]:
     """Cosines of the attacks worth a try, the best first, if so many other records are used on average.
 
     Few others: the record may stand for the client. Many: it must not hide among them.
@@ -112,9 +118,9 @@ def leans(used: float) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=64)
-def leaning(
+def angled_attack(
     client_rate: float, record_rate: float, records: int, unit: float, lean: float
-) -> Table:
+) -> DiscretePair:
     """What an attacker sees of a round in bins: the others' gradients all alike, the record's at an angle to them.
 
     ``lean`` is the cosine of the angle; 0 is the orthogonal construction, 1 what the paper takes
@@ -132,23 +138,27 @@ def leaning(
     x = np.concatenate([[-np.inf], np.linspace(-6.0, last + 6.0, bins[0]), [np.inf]])
     y = np.concatenate([[-np.inf], bins[1], [np.inf]])
     places = (number * unit)[:, None]
-    (silent, e1), (still, e2), (shifted, e3) = _seen(x), _seen(y), _seen(y - across)
-    (used, e4), (moved, e5) = (_seen(x - places - more) for more in (0.0, along))
+    (silent, e1), (still, e2), (shifted, e3) = (
+        _bin_masses(x),
+        _bin_masses(y),
+        _bin_masses(y - across),
+    )
+    (used, e4), (moved, e5) = (_bin_masses(x - places - more) for more in (0.0, along))
     used, moved = chances @ used, chances @ moved
     here, away = client_rate, 1.0 - client_rate
     q = np.multiply.outer(away * silent + here * used, still).ravel()
     p = np.multiply.outer(away * silent + here * (1.0 - record_rate) * used, still).ravel()
     p += here * record_rate * np.multiply.outer(moved, shifted).ravel()
-    return _merged(p, q, e2 + e3 + max(e1, e4, e5) + error + ulps(64.0 + len(number)))
+    return _merge_close_losses(p, q, e2 + e3 + max(e1, e4, e5) + error + ulps(64.0 + len(number)))
 
 
-def _seen(ends: Array) -> tuple[Array, float]:
+def _bin_masses(ends: Array) -> tuple[Array, float]:
     """Masses of N(0, 1) between these ends and the largest relative error of those that count."""
     log_mass, error = log_interval(ends)
     return np.exp(log_mass), float(error[log_mass > math.log(_LEAST)].max(initial=0.0))
 
 
-def _merged(p: Array, q: Array, error: float) -> Table:
+def _merge_close_losses(p: Array, q: Array, error: float) -> DiscretePair:
     """Bins of nearly the same loss put together, finely where losses are of their usual size."""
     kept = (p > _LEAST) & (q > _LEAST)
     p, q = p[kept], q[kept]
@@ -158,4 +168,4 @@ def _merged(p: Array, q: Array, error: float) -> Table:
     lot = (place - place.min()).astype(np.int64)
     many = ulps(float(np.bincount(lot).max()))
     p, q = (np.bincount(lot, weights=mass).astype(np.float64) for mass in (p, q))
-    return Table.of(p[q > 0.0], q[q > 0.0], error=error + many)
+    return DiscretePair.of(p[q > 0.0], q[q > 0.0], error=error + many)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from verax.privacy.pairs.base import DominatingPair
-from verax.privacy.pairs.gaussian_mixture import Pair
+from verax.privacy.pairs.gaussian_mixture import MixturePair
 
 
 @dataclass(frozen=True)
-class Round:
+class PricedRound:
     """A dominating pair; ``dominated`` is a pair that an attack achieves, if it is not the same.
 
     ``symmetric`` rounds are dominated by the pair in either direction, as the attacker may choose
@@ -22,7 +22,7 @@ class Round:
     symmetric: bool = False
 
     def __post_init__(self) -> None:
-        if self.symmetric and not isinstance(self.pair, Pair):
+        if self.symmetric and not isinstance(self.pair, MixturePair):
             raise ValueError("symmetric rounds are known for pairs of mixtures only")
 
     @property
@@ -30,19 +30,19 @@ class Round:
         """Whether closed forms apply."""
         return self.pair.is_gaussian and self.dominated is None
 
-    def reverse(self) -> Round:
+    def reverse(self) -> PricedRound:
         """The other direction."""
-        return Round(
+        return PricedRound(
             self.pair.reverse(), self.dominated and self.dominated.reverse(), self.symmetric
         )
 
 
-Rounds = Sequence[tuple[Round, int]]
-EITHER = ("any", "replace")
+Rounds = Sequence[tuple[PricedRound, int]]
+BOTH_DIRECTIONS = ("any", "replace")
 """Names of rounds that are the same in both directions, and so go with either."""
 
 
-def join(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:
+def join_phases(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:
     """Concatenate the phases' rounds direction by direction: one pair of data sets in each.
 
     Names are a direction, or a direction, a comma and an attack; where a phase lacks the attack,
@@ -60,12 +60,14 @@ def join(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:
 def _in_direction(phase: Mapping[str, Rounds], name: str) -> Rounds | None:
     direction = name.split(",")[0]
     alike = (
-        rounds for other, rounds in phase.items() if other.split(",")[0] in (direction, *EITHER)
+        rounds
+        for other, rounds in phase.items()
+        if other.split(",")[0] in (direction, *BOTH_DIRECTIONS)
     )
     return phase.get(name) or next(alike, None)
 
 
-def each_way(attacks: Mapping[str, Round], count: int) -> dict[str, Rounds]:
+def both_directions_of_attacks(attacks: Mapping[str, PricedRound], count: int) -> dict[str, Rounds]:
     """Attacks in both directions, under their names."""
     forth: dict[str, Rounds] = {f"remove, {name}": [(rnd, count)] for name, rnd in attacks.items()}
     back: dict[str, Rounds] = {

@@ -25,21 +25,21 @@ from scipy import fft, special
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.roots import root
 from verax.privacy.numerics.rounding import transform_error, ulps
-from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Pair, log_interval
+from verax.privacy.pairs.discrete import DiscretePair
+from verax.privacy.pairs.gaussian_mixture import MixturePair, log_interval
 from verax.privacy.pairs.shared_bins import SharedBins
 from verax.privacy.pairs.some_of_many import (
     ALIAS,
-    View,
-    law_of_sum,
+    TiltedView,
+    binned_pair,
     means_when_tilted,
     merge_views,
-    seen_in_bins,
+    pmf_of_sum,
     standard_deviation,
     tilt_to,
 )
 from verax.privacy.pld.convolve import MAX_POINTS, sum_window
-from verax.privacy.pld.discretise import Discrete
+from verax.privacy.pld.discretise import DiscretePld
 
 ALL_COUNTED = 48
 """Records up to which every number in a bin counts. Beyond it the law with the group is a part of
@@ -56,7 +56,7 @@ _DEAD = 1e-26  # modulus of a frequency that is left out
 _MOST_WORK = 2**27  # nodes times frequencies; more is refused
 
 
-def group_attack(group: SharedBins, coarser: float = 1.0) -> Pair | Table:
+def group_attack(group: SharedBins, coarser: float = 1.0) -> MixturePair | DiscretePair:
     """What an attacker sees of one epoch; the sum of all outputs where scores are too far apart.
 
     The sum is shifted by size * unit if shifts add up, by a unit at least if not. Grids may be
@@ -65,7 +65,7 @@ def group_attack(group: SharedBins, coarser: float = 1.0) -> Pair | Table:
     if group.unit <= _LARGEST_UNIT and group.size * group.bins <= _LARGEST:
         rare = _RARE if coarser == 1.0 else _RARE[:1]
         return shared_bins_attack(group, _LEAN, _FINE * coarser, rare)
-    return Pair.gaussian(
+    return MixturePair.gaussian(
         group.unit * (group.size if group.adds_up else 1.0) / math.sqrt(group.bins)
     )
 
@@ -73,7 +73,7 @@ def group_attack(group: SharedBins, coarser: float = 1.0) -> Pair | Table:
 @lru_cache(maxsize=64)
 def shared_bins_attack(
     group: SharedBins, lean: float, fine: float = _FINE, rare: tuple[float, ...] = _RARE
-) -> Table:
+) -> DiscretePair:
     """The binned sum of scores with the group against without it.
 
     ``lean`` scales rho = size / bins of the scores.
@@ -84,20 +84,20 @@ def shared_bins_attack(
     """
     laws = _scores(group, lean, fine)
     plain = [(laws[0], group.bins)]
-    mixed = [(_mixed(group, laws), group.bins)]
+    mixed = [(_independent_score(group, laws), group.bins)]
     means = [mean for law in (mixed, plain) for mean in means_when_tilted(law, rare)]
     views = []
     for mean in means:
         try:
-            views.append(_with_group(group, laws, tilt_to(mixed, mean)))
+            views.append(_sum_with_group(group, laws, tilt_to(mixed, mean)))
         except (FloatingPointError, MemoryError):
             continue
-    with_group, without = merge_views(views), law_of_sum(plain, means)
+    with_group, without = merge_views(views), pmf_of_sum(plain, means)
     spread = standard_deviation(laws[0], group.bins)
-    return seen_in_bins(with_group, without, laws[0].step, spread, group.bins)
+    return binned_pair(with_group, without, laws[0].step, spread, group.bins)
 
 
-def _scores(group: SharedBins, lean: float, fine: float) -> list[Discrete]:
+def _scores(group: SharedBins, lean: float, fine: float) -> list[DiscretePld]:
     """The score of a bin on a grid, if it holds 0, 1, ... records of the group.
 
     In groups too large for that, bins with more records than are ever likely are left out.
@@ -118,22 +118,22 @@ def _scores(group: SharedBins, lean: float, fine: float) -> list[Discrete]:
     between = np.concatenate([[-np.inf], np.maximum.accumulate(inner), [np.inf]])
     index = np.arange(len(grid), dtype=np.int64)
     return [
-        Discrete(float(grid[0]), step, index, log_interval(between - shift)[0], 0.0, 0.0)
+        DiscretePld(float(grid[0]), step, index, log_interval(between - shift)[0], 0.0, 0.0)
         for shift in shifts.tolist()
     ]
 
 
-def _mixed(group: SharedBins, laws: list[Discrete]) -> Discrete:
+def _independent_score(group: SharedBins, laws: list[DiscretePld]) -> DiscretePld:
     """One bin's score if the numbers in different bins were independent; to choose tilts by."""
     log_weights, _ = group.log_weights(group.size / group.bins, len(laws) - 1)
     logs = special.logsumexp(
         np.stack([law.log_mass for law in laws]) + log_weights[:, None], axis=0
     )
-    return Discrete(laws[0].start, laws[0].step, laws[0].index, np.asarray(logs), 0.0, 0.0)
+    return DiscretePld(laws[0].start, laws[0].step, laws[0].index, np.asarray(logs), 0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class _Tilted:
+class _TiltedScores:
     """Tilted scores of bins by the number they hold, of mass 1, and weights that add up to 1."""
 
     laws: Array
@@ -146,7 +146,7 @@ class _Tilted:
         return np.asarray(self.weights @ self.laws)
 
 
-def _tilted(group: SharedBins, laws: list[Discrete], tilt: float) -> _Tilted:
+def _tilt_scores(group: SharedBins, laws: list[DiscretePld], tilt: float) -> _TiltedScores:
     """With rho such that bins hold ``size`` records on average: then the coefficient is not small."""
     logs = np.stack([law.log_mass for law in laws]) + tilt * laws[0].losses
     log_norms = np.asarray(special.logsumexp(logs, axis=1))
@@ -169,12 +169,12 @@ def _tilted(group: SharedBins, laws: list[Discrete], tilt: float) -> _Tilted:
         - group.size * (math.log(group.bins) + log_rho)
         + group.bins * log_z
     )
-    return _Tilted(np.exp(logs - log_norms[:, None]), np.exp(terms - log_z), log_scale)
+    return _TiltedScores(np.exp(logs - log_norms[:, None]), np.exp(terms - log_z), log_scale)
 
 
-def _with_group(group: SharedBins, laws: list[Discrete], tilt: float) -> View:
+def _sum_with_group(group: SharedBins, laws: list[DiscretePld], tilt: float) -> TiltedView:
     """First index, log masses and relative errors of the sum with the group, from one tilt."""
-    found = _tilted(group, laws, tilt)
+    found = _tilt_scores(group, laws, tilt)
     index, step = laws[0].index, laws[0].step
     low, high = sum_window(index, found.mixed, group.bins, ALIAS)
     points = fft.next_fast_len(high - low + 1, real=True)

@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from verax.privacy.numerics import Array
-from verax.privacy.numerics.distributions import binomial_law
+from verax.privacy.numerics.distributions import binomial_pmf
 from verax.privacy.numerics.rounding import OPS_8, OPS_8M, OPS_8000, up
 
 Sharing = tuple[int, ...]
@@ -45,12 +45,12 @@ def sharings(size: int, times: int, rounds: int) -> tuple[tuple[tuple[float, Sha
     if times == 1 and size <= _MOST_RECORDS:
         law = _one_pick_each(size, rounds)
     elif size * times > _MOST_PICKS or meetings > _MOST_MEETINGS:
-        return _usual(size, times, rounds)
+        return _single_sharing_bound(size, times, rounds)
     else:
         law = _record_by_record(size, times, rounds)
         if len(law) > _MOST:
-            return _usual(size, times, rounds)
-    law = _rounded_up(law)
+            return _single_sharing_bound(size, times, rounds)
+    law = _round_up_rare(law)
     found = sorted(((chance, sharing) for sharing, chance in law.items()), reverse=True)
     return tuple(found), remaining_probability(law.values())
 
@@ -60,7 +60,7 @@ def remaining_probability(chances: Iterable[float]) -> float:
     return max(1.0 - math.fsum(chances) * (1.0 - OPS_8000), 0.0)
 
 
-def parts(sharing: Sharing) -> tuple[int, ...]:
+def records_per_round(sharing: Sharing) -> tuple[int, ...]:
     """How many records the rounds hold, in descending order."""
     return tuple(sum(1 for at_least in sharing if at_least > rank) for rank in range(sharing[0]))
 
@@ -110,7 +110,7 @@ def _record_by_record(size: int, times: int, rounds: int) -> dict[Sharing, float
     for _ in range(size):
         after: dict[Sharing, float] = {}
         for sharing, chance in law.items():
-            for more, share in _one_more(sharing, times, rounds, _RARE / chance):
+            for more, share in _add_record(sharing, times, rounds, _RARE / chance):
                 after[more] = after.get(more, 0.0) + chance * share
         law = {sharing: chance for sharing, chance in after.items() if chance > _RARE}
         if len(law) > _MOST:
@@ -118,7 +118,7 @@ def _record_by_record(size: int, times: int, rounds: int) -> dict[Sharing, float
     return law
 
 
-def _one_more(
+def _add_record(
     sharing: Sharing, times: int, rounds: int, rare: float
 ) -> Iterator[tuple[Sharing, float]]:
     """One more record's rounds, by how many others they hold, with whole-number probabilities."""
@@ -141,7 +141,7 @@ def _one_more(
             yield tuple(number for number in more if number > 0), chance
 
 
-def _rounded_up(law: dict[Sharing, float]) -> dict[Sharing, float]:
+def _round_up_rare(law: dict[Sharing, float]) -> dict[Sharing, float]:
     """Unlikely sharings merged with those about as likely and as deep, at the largest numbers."""
     found: dict[Sharing, float] = {}
     alike: dict[tuple[int, int], tuple[Sharing, float]] = {}
@@ -157,14 +157,16 @@ def _rounded_up(law: dict[Sharing, float]) -> dict[Sharing, float]:
     return found
 
 
-def _usual(size: int, times: int, rounds: int) -> tuple[tuple[tuple[float, Sharing], ...], float]:
+def _single_sharing_bound(
+    size: int, times: int, rounds: int
+) -> tuple[tuple[tuple[float, Sharing], ...], float]:
     """One sharing that is hardly ever exceeded in any place.
 
     The numbers of records in different rounds are negatively associated (Joag-Dev and Proschan
     1983), so the number of rounds with at least l of them has the Chernoff bound of independent
     ones.
     """
-    law = binomial_law(size, times / rounds)
+    law = binomial_pmf(size, times / rounds)
     found: list[int] = []
     for number in range(1, size + 1):
         chance = min(up(float(law[number:].sum()), OPS_8M) + OPS_8 / rounds, 1.0)

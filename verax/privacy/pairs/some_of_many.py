@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8000, ulps
-from verax.privacy.pairs.discrete import Table, log_sums
-from verax.privacy.pairs.gaussian_mixture import Pair
-from verax.privacy.pld.convolve import Convolved, convolve
-from verax.privacy.pld.discretise import Discrete
+from verax.privacy.pairs.discrete import DiscretePair, log_sums
+from verax.privacy.pairs.gaussian_mixture import MixturePair
+from verax.privacy.pld.convolve import TiltedPmf, convolve
+from verax.privacy.pld.discretise import DiscretePld
 
 _FINE = 0.1  # grid step, in standard deviations of one round's score
 _MERGE = 0.02  # width of the bins the attacker looks at, in standard deviations of the sum
@@ -40,27 +40,27 @@ _HALVINGS = 36  # of the search for a tilt: with a shift of 1000, means jump wit
 # log of the probability of a sum, with the record or without it, below which it is not looked at
 _LEAST = -600.0
 
-View = tuple[int, Array, Array]
+TiltedView = tuple[int, Array, Array]
 """First index on a grid, log masses from there on, and their relative errors."""
-_Rounds = list[tuple[Discrete, int]]
+_Rounds = list[tuple[DiscretePld, int]]
 
 
 @lru_cache(maxsize=64)
-def some_of(times: int, count: int, shift: float, lean: float) -> Table:
+def some_of_many_attack(times: int, count: int, shift: float, lean: float) -> DiscretePair:
     """The binned sum of scores when ``times`` of ``count`` rounds are shifted, against none.
 
     ``lean`` is c as a share of times / count, at most count / times; every value gives a valid
     attack.
 
-    >>> table = some_of(10, 1000, 1.0, lean=1.0)
+    >>> table = some_of_many_attack(10, 1000, 1.0, lean=1.0)
     >>> bool(0.95 < table.p.sum() < 1.0 + 1e-9)
     True
     """
     plain, shifted = _scores(min(lean * times / count, 1.0), shift)
     present, absent = [(plain, count - times), (shifted, times)], [(plain, count)]
     means = [mean for law in (present, absent) for mean in means_when_tilted(law, _RARE)]
-    with_record, without = (law_of_sum(law, means) for law in (present, absent))
-    return seen_in_bins(with_record, without, plain.step, standard_deviation(plain, count), count)
+    with_record, without = (pmf_of_sum(law, means) for law in (present, absent))
+    return binned_pair(with_record, without, plain.step, standard_deviation(plain, count), count)
 
 
 def means_when_tilted(rounds: _Rounds, rarities: tuple[float, ...]) -> list[float]:
@@ -71,7 +71,9 @@ def means_when_tilted(rounds: _Rounds, rarities: tuple[float, ...]) -> list[floa
     return means
 
 
-def seen_in_bins(present: View, absent: View, step: float, spread: float, rounds: int) -> Table:
+def binned_pair(
+    present: TiltedView, absent: TiltedView, step: float, spread: float, rounds: int
+) -> DiscretePair:
     """What an attacker sees of sums on a grid, with the record and without it.
 
     Sums whose masses are not known well enough, or hardly occur on either side, are left out; the
@@ -85,25 +87,25 @@ def seen_in_bins(present: View, absent: View, step: float, spread: float, rounds
     )
     known = (p_error < _KNOWN) & (q_error < _KNOWN) & (np.maximum(log_p, log_q) > _LEAST)
     if not known.any():
-        return Table.seen(np.zeros(1), np.zeros(1), 0.0)
+        return DiscretePair.seen(np.zeros(1), np.zeros(1), 0.0)
     share = step / max(_MERGE * spread, step)
     bins = np.floor(np.arange(first, first + len(known))[known] * share).astype(np.int64)
     bins = np.unique(bins, return_inverse=True)[1]
     count = int(bins[-1]) + 1
     logs = [log_sums(log[known], bins, count) for log in (log_p, log_q)]
-    return Table.of_logs(logs[0], logs[1], error=2.0 * _KNOWN + OPS_8000 * rounds)
+    return DiscretePair.of_logs(logs[0], logs[1], error=2.0 * _KNOWN + OPS_8000 * rounds)
 
 
-def standard_deviation(law: Discrete, count: int) -> float:
+def standard_deviation(law: DiscretePld, count: int) -> float:
     """The standard deviation of a sum."""
     mass = np.exp(law.log_mass)
     mean = float(mass @ law.losses)
     return math.sqrt(count * float(mass @ (law.losses - mean) ** 2))
 
 
-def _scores(rate: float, shift: float) -> tuple[Discrete, Discrete]:
+def _scores(rate: float, shift: float) -> tuple[DiscretePld, DiscretePld]:
     """One round's score on a grid, for a round without the record and for one with it."""
-    pair = Pair.subsampled(rate, shift)
+    pair = MixturePair.subsampled(rate, shift)
     x = np.linspace(-9.0, 9.0, 2001)
     weight = np.exp(-x * x / 2.0)
     values = pair.loss(x)
@@ -116,10 +118,10 @@ def _scores(rate: float, shift: float) -> tuple[Discrete, Discrete]:
     between = np.concatenate(
         [[-np.inf], pair.inverse(np.asarray(grid[1:] - step / 2.0, dtype=np.float64)), [np.inf]]
     )
-    masses = Pair.gaussian(shift).cells(between)
+    masses = MixturePair.gaussian(shift).cells(between)
     index = np.arange(len(grid), dtype=np.int64)
     laws = [
-        Discrete(float(grid[0]), step, index, log_mass, 0.0, 0.0)
+        DiscretePld(float(grid[0]), step, index, log_mass, 0.0, 0.0)
         for log_mass in (masses.log_p - masses.loss, masses.log_p)
     ]
     return laws[0], laws[1]
@@ -185,19 +187,19 @@ def _bisect(
     return np.where(sought, signs * high, 0.0)
 
 
-def law_of_sum(rounds: _Rounds, means: list[float]) -> View:
+def pmf_of_sum(rounds: _Rounds, means: list[float]) -> TiltedView:
     """The law of the sum, from tilts that move its mean to these places."""
     rounds = [(law, count) for law, count in rounds if count > 0]
     views = []
     for tilt in _tilts_to(rounds, np.array(means)).tolist():
         try:
-            views.append(_untilted(convolve(rounds, tilt, ALIAS), tilt))
+            views.append(_untilt(convolve(rounds, tilt, ALIAS), tilt))
         except (FloatingPointError, MemoryError):
             continue
     return merge_views(views)
 
 
-def merge_views(views: list[View]) -> View:
+def merge_views(views: list[TiltedView]) -> TiltedView:
     """Each mass from the view that knows it best."""
     start = min((first for first, _, _ in views), default=0)
     stop = max((first + len(logs) for first, logs, _ in views), default=start)
@@ -210,7 +212,7 @@ def merge_views(views: list[View]) -> View:
     return start, log_mass, error
 
 
-def _untilted(view: Convolved, tilt: float) -> View:
+def _untilt(view: TiltedPmf, tilt: float) -> TiltedView:
     sums = view.base + view.step * (view.first + np.arange(len(view.law)))
     off = view.bin_error + 2.0 * ALIAS
     known = view.law > 2.0 * off

@@ -15,7 +15,7 @@ import numpy as np
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8, OPS_8M, OPS_8000, down, ulps, up
 from verax.privacy.pairs.base import DominatingPair
-from verax.privacy.pld.discretise import Discrete
+from verax.privacy.pld.discretise import DiscretePld
 
 _TILTS = np.geomspace(1e-9, 1e12, 85)
 _THRESHOLDS = 400
@@ -41,7 +41,7 @@ def _log_masses(parts: Sequence[_Part]) -> list[float]:
     return logs
 
 
-class Chernoff:
+class ChernoffBound:
     """Upper bounds on delta(eps) from moments, and from moments of all losses but one large one.
 
     *Chernoff*: delta(eps) <= E e^{t (L - eps)} max_u e^{-tu} (1 - e^{-u}) for every tilt t > 0, L
@@ -61,7 +61,7 @@ class Chernoff:
     mass than 1.
     """
 
-    def __init__(self, rounds: Sequence[tuple[Discrete, int]], infinite: float) -> None:
+    def __init__(self, rounds: Sequence[tuple[DiscretePld, int]], infinite: float) -> None:
         self._parts = [
             (law.log_mass[(some := law.log_mass > -np.inf)], law.losses[some], law.shift, count)
             for law, count in rounds
@@ -161,7 +161,7 @@ _LARGEST = 1e250  # an epsilon; delta falls, so what holds here holds further ou
 _MUCH = 1.5  # mass of measures that the second bound is of no use for
 
 
-class OneRound:
+class OneRoundAttack:
     """The attack that says "present" if the loss of any round exceeds a threshold.
 
     With p and q the chances of that in one round, P[some round] = 1 - prod (1 - p)^n and Q[some

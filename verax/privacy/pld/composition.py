@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from verax.privacy.curves import gaussian
 from verax.privacy.numerics.roots import crossing
 from verax.privacy.numerics.rounding import OPS_8M, OPS_8000, up
-from verax.privacy.pairs.gaussian_mixture import Pair
-from verax.privacy.pairs.rounds import Round
+from verax.privacy.pairs.gaussian_mixture import MixturePair
+from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.pld import discretise
-from verax.privacy.pld.chernoff import Chernoff, OneRound
-from verax.privacy.pld.convolve import MAX_POINTS, Composed, compose, infinite_mass
-from verax.privacy.pld.saddle_point import Sketch, Sketches
+from verax.privacy.pld.chernoff import ChernoffBound, OneRoundAttack
+from verax.privacy.pld.convolve import MAX_POINTS, PrivacyLossDistribution, compose, infinite_mass
+from verax.privacy.pld.saddle_point import SaddlePointEstimate, SaddlePointEstimates
 
 UPPER, LOWER = 1, -1
 Sides = tuple[int, ...]
@@ -42,9 +42,11 @@ class _Cache:
     """Composed PLDs by side and parameters; the oldest are dropped where they get too large."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[tuple[float, ...], Composed] = OrderedDict()
+        self._found: OrderedDict[tuple[float, ...], PrivacyLossDistribution] = OrderedDict()
 
-    def get(self, key: tuple[float, ...], make: Callable[[], Composed]) -> Composed:
+    def get(
+        self, key: tuple[float, ...], make: Callable[[], PrivacyLossDistribution]
+    ) -> PrivacyLossDistribution:
         """The PLD of this key, composed if it is not there."""
         found = self._found.pop(key, None) or make()
         self._found[key] = found
@@ -55,7 +57,7 @@ class _Cache:
             self._found.popitem(last=False)
         return found
 
-    def on(self, side: int) -> list[Composed]:
+    def on(self, side: int) -> list[PrivacyLossDistribution]:
         """All on one side."""
         return [found for key, found in self._found.items() if key[0] == side]
 
@@ -64,19 +66,19 @@ class Composition:
     """A product of rounds, each repeated. Equal rounds, and all Gaussian ones, are merged first.
 
     PLDs are cached under all that they depend on, which saves time and changes no answer. Only a
-    composition that is told to ``remember`` reads later questions off PLDs composed for other ones,
+    composition that is told to ``share_plds`` reads later questions off PLDs composed for other ones,
     sooner and sometimes a little closer.
     """
 
-    def __init__(self, rounds: Sequence[tuple[Round, int]], remember: bool = False) -> None:
+    def __init__(self, rounds: Sequence[tuple[PricedRound, int]], share_plds: bool = False) -> None:
         self.rounds = _merge(rounds)
-        self._remember = remember
+        self._share_plds = share_plds
         self._cache = _Cache()
-        self._sketches = Sketches([(rnd.pair, count) for rnd, count in self.rounds])
+        self._estimates = SaddlePointEstimates([(rnd.pair, count) for rnd, count in self.rounds])
 
-    def remembering(self) -> Composition:
+    def with_shared_plds(self) -> Composition:
         """A copy for many questions about the same curve."""
-        return type(self)(self.rounds, remember=True)
+        return type(self)(self.rounds, share_plds=True)
 
     @property
     def gaussian_mu(self) -> float | None:
@@ -100,8 +102,8 @@ class Composition:
             return gaussian.gaussian_epsilon(mu, delta)
         # few distinct values, which the estimate remembers
         near = 10.0 ** round(math.log10(delta)) if delta < 0.3 else 0.5
-        sketch = self._sketches.at(math.log(near), 1.0)
-        return sketch.cumulants(sketch.tilt_for_delta(near))[1]
+        estimate = self._estimates.at(math.log(near), 1.0)
+        return estimate.cumulants(estimate.tilt_for_delta(near))[1]
 
     def epsilon(
         self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
@@ -120,20 +122,20 @@ class Composition:
             return self._single_epsilon(delta, LOWER), self._single_epsilon(delta, UPPER)
 
         def plan(lower: float, upper: float) -> _Plan:
-            sketch = self._sketches.at(math.log(delta), rtol)
+            estimate = self._estimates.at(math.log(delta), rtol)
             if math.isinf(upper):
-                tilt = sketch.tilt_for_delta(delta)
-                if not sketch.is_regular(tilt):
+                tilt = estimate.tilt_for_delta(delta)
+                if not estimate.is_regular(tilt):
                     tilt = 0.0 if delta > _LARGE else tilt
-                    return _Plan(sketch, tilt, _COARSE, 0.0, _most_points(rtol), coarse=True)
-                upper = sketch.cumulants(tilt)[1]
+                    return _Plan(estimate, tilt, _COARSE, 0.0, _most_points(rtol), coarse=True)
+                upper = estimate.cumulants(tilt)[1]
             else:
-                tilt = sketch.tilt_for_epsilon(upper)
-                tilt = 0.0 if delta > _LARGE and not sketch.is_regular(tilt) else tilt
-            spread = max(math.sqrt(sketch.cumulants(tilt)[2]), 1e-12)
+                tilt = estimate.tilt_for_epsilon(upper)
+                tilt = 0.0 if delta > _LARGE and not estimate.is_regular(tilt) else tilt
+            spread = max(math.sqrt(estimate.cumulants(tilt)[2]), 1e-12)
             floor = rtol * _SMALL * spread
             width = max(tilt, 0.5 / spread) * max(rtol * upper, floor)
-            return _Plan(sketch, tilt, width, floor, _most_points(rtol))
+            return _Plan(estimate, tilt, width, floor, _most_points(rtol))
 
         def allowed(plan: _Plan, upper: float) -> float:
             return max(rtol * upper, plan.floor)
@@ -168,7 +170,7 @@ class Composition:
             return (rnd.dominated or rnd.pair).delta(epsilon)[0], rnd.pair.delta(epsilon)[1]
         if epsilon > up(self._supremum, OPS_8M):
             return 0.0, 0.0
-        log_delta = max(self._sketches.log_delta(epsilon, rtol), _NOTHING)
+        log_delta = max(self._estimates.log_delta(epsilon, rtol), _NOTHING)
         if (
             log_delta == _NOTHING
             and (below := self._chernoff(self._spacings(_NOTHING)).delta(epsilon)) < _LEAST
@@ -176,10 +178,10 @@ class Composition:
             return 0.0, below
 
         def plan(lower: float, upper: float) -> _Plan:
-            sketch = self._sketches.at(math.log(lower) if lower > 0.0 else log_delta - 5.0, rtol)
-            tilt = sketch.tilt_for_epsilon(epsilon)
-            tilt = 0.0 if log_delta > math.log(_LARGE) and not sketch.is_regular(tilt) else tilt
-            return _Plan(sketch, tilt, rtol, 0.0, _most_points(rtol))
+            estimate = self._estimates.at(math.log(lower) if lower > 0.0 else log_delta - 5.0, rtol)
+            tilt = estimate.tilt_for_epsilon(epsilon)
+            tilt = 0.0 if log_delta > math.log(_LARGE) and not estimate.is_regular(tilt) else tilt
+            return _Plan(estimate, tilt, rtol, 0.0, _most_points(rtol))
 
         def allowed(plan: _Plan, upper: float) -> float:
             return rtol * upper
@@ -193,36 +195,38 @@ class Composition:
             upper = min(upper, self._chernoff(spacings).delta(epsilon))
         return lower, min(upper, 1.0)
 
-    def upper_pld(self, log_delta: float, span: float, rtol: float) -> Composed | None:
+    def upper_pld(
+        self, log_delta: float, span: float, rtol: float
+    ) -> PrivacyLossDistribution | None:
         """A PLD close to the curve from above, for log deltas from ``log_delta`` down by ``span``.
 
         None if its window is too large.
         """
-        sketch = self._sketches.at(log_delta - span, rtol)
-        tilt = sketch.tilt_for_delta(math.exp(log_delta - 0.5 * span))
-        if log_delta > math.log(_LARGE) and not sketch.is_regular(tilt):
+        estimate = self._estimates.at(log_delta - span, rtol)
+        tilt = estimate.tilt_for_delta(math.exp(log_delta - 0.5 * span))
+        if log_delta > math.log(_LARGE) and not estimate.is_regular(tilt):
             tilt = 0.0
         try:
-            return self._composed(UPPER, _Plan(sketch, tilt, rtol, 0.0, _most_points(rtol)), rtol)
+            return self._composed(UPPER, _Plan(estimate, tilt, rtol, 0.0, _most_points(rtol)), rtol)
         except (FloatingPointError, MemoryError):
             return None
 
     def _spacings(self, log_delta: float) -> list[discretise.Spacing]:
         """Points close together near the bulk of each PLD, a percent apart far from it."""
-        found = self._sketches.at(log_delta, 1e-3).spacings(0.0, 1.0)
+        found = self._estimates.at(log_delta, 1e-3).spacings(0.0, 1.0)
         reach = [max(abs(s.low), abs(s.high)) for s in found]
         scales = [max(min(s.scale, r), r * _LEAST_SCALE) for s, r in zip(found, reach, strict=True)]
         pairs = zip(found, scales, strict=True)
         return [discretise.Spacing(_PERCENT * scale, s.low, s.high, scale) for s, scale in pairs]
 
-    def _chernoff(self, spacings: Sequence[discretise.Spacing]) -> Chernoff:
+    def _chernoff(self, spacings: Sequence[discretise.Spacing]) -> ChernoffBound:
         pairs = zip(self.rounds, spacings, strict=True)
         laws = [(_discretise(rnd, UPPER, spacing), count) for (rnd, count), spacing in pairs]
-        return Chernoff(laws, infinite_mass(laws))
+        return ChernoffBound(laws, infinite_mass(laws))
 
-    def _one_round(self, spacings: Sequence[discretise.Spacing]) -> OneRound:
+    def _one_round(self, spacings: Sequence[discretise.Spacing]) -> OneRoundAttack:
         seen = [(rnd.dominated or rnd.pair, count) for rnd, count in self.rounds]
-        return OneRound(seen, [spacing.high for spacing in spacings])
+        return OneRoundAttack(seen, [spacing.high for spacing in spacings])
 
     @property
     def is_single(self) -> bool:
@@ -249,7 +253,7 @@ class Composition:
         self,
         make_plan: Callable[[float, float], _Plan],
         allowed: Callable[[_Plan, float], float],
-        read: Callable[[Composed], float],
+        read: Callable[[PrivacyLossDistribution], float],
         sides: Sides,
         enough: float,
     ) -> tuple[float, float, bool]:
@@ -257,7 +261,7 @@ class Composition:
         finer, done = _SHARE, False
         # what was too fine for the memory, and too coarse for a bound
         finest, coarsest = 0.0, math.inf
-        laws = {side: self._cache.on(side) if self._remember else [] for side in BOTH}
+        laws = {side: self._cache.on(side) if self._share_plds else [] for side in BOTH}
 
         def best() -> tuple[float, float]:
             lower = max((read(law) for law in laws[LOWER]), default=0.0)
@@ -299,24 +303,24 @@ class Composition:
                 finer *= min(0.5, max(0.7 * allowed(planned, upper) / gap, 0.02))
         return lower, upper, upper <= _CLOSE * lower
 
-    def _compose(self, side: int, plan: _Plan, width: float) -> Composed:
-        key = (side, *plan.sketch.made_for, plan.tilt, width, plan.most)
+    def _compose(self, side: int, plan: _Plan, width: float) -> PrivacyLossDistribution:
+        key = (side, *plan.estimate.key, plan.tilt, width, plan.most)
         return self._cache.get(key, lambda: self._composed(side, plan, width))
 
-    def _composed(self, side: int, plan: _Plan, width: float) -> Composed:
+    def _composed(self, side: int, plan: _Plan, width: float) -> PrivacyLossDistribution:
         tilt = plan.tilt
-        spacings = plan.sketch.spacings(tilt, width)
+        spacings = plan.estimate.spacings(tilt, width)
         pairs = zip(self.rounds, spacings, strict=True)
         laws = [(_discretise(rnd, side, spacing), count) for (rnd, count), spacing in pairs]
-        alias = _ALIAS if tilt == 0.0 or plan.sketch.is_regular(tilt) else _ALIAS_IRREGULAR
+        alias = _ALIAS if tilt == 0.0 or plan.estimate.is_regular(tilt) else _ALIAS_IRREGULAR
         return compose(laws, tilt, side, alias, plan.most)
 
 
-def _reusable(laws: Sequence[Composed], plan: _Plan) -> bool:
+def _reusable(laws: Sequence[PrivacyLossDistribution], plan: _Plan) -> bool:
     """Whether one of these PLDs is fine enough and about equally tilted; none is unsound."""
     if not laws:
         return False
-    step = plan.sketch.spacings(plan.tilt, _SHARE * plan.width)[0].step
+    step = plan.estimate.spacings(plan.tilt, _SHARE * plan.width)[0].step
     return any(
         law.step <= 1.2 * step and 0.5 <= (law.tilt + 0.1) / (plan.tilt + 0.1) <= 2.0
         for law in laws
@@ -331,7 +335,7 @@ class _Plan:
     points that it may take. A ``coarse`` plan only finds out where the answer lies.
     """
 
-    sketch: Sketch
+    estimate: SaddlePointEstimate
     tilt: float
     width: float
     floor: float
@@ -344,31 +348,33 @@ def _most_points(rtol: float) -> int:
     return _USUAL_POINTS if rtol >= _USUAL_ACCURACY else MAX_POINTS
 
 
-def _discretise(rnd: Round, side: int, spacing: discretise.Spacing) -> discretise.Discrete:
+def _discretise(rnd: PricedRound, side: int, spacing: discretise.Spacing) -> discretise.DiscretePld:
     if side == LOWER:
         if rnd.symmetric:
             raise ValueError(
                 "a symmetric round has no lower law of its own; compose its attacks instead"
             )
         return discretise.lower(rnd.dominated or rnd.pair, spacing)
-    if rnd.symmetric and isinstance(rnd.pair, Pair):
+    if rnd.symmetric and isinstance(rnd.pair, MixturePair):
         return discretise.upper_symmetric(rnd.pair, spacing)
     return discretise.upper(rnd.pair, spacing)
 
 
-def _merge(rounds: Sequence[tuple[Round, int]]) -> list[tuple[Round, int]]:
+def _merge(rounds: Sequence[tuple[PricedRound, int]]) -> list[tuple[PricedRound, int]]:
     """Add up equal rounds; all Gaussian ones become one, with the root of the summed squares."""
-    counts: dict[Round, int] = {}
+    counts: dict[PricedRound, int] = {}
     for rnd, count in ((rnd, count) for rnd, count in rounds if count > 0):
         counts[rnd] = counts.get(rnd, 0) + count
     gaussian = math.fsum([r.pair.gaussian_shift**2 * n for r, n in counts.items() if r.is_gaussian])
     merged = [(r, n) for r, n in counts.items() if not r.is_gaussian]
     return merged + (
-        [(Round(Pair.gaussian(math.sqrt(gaussian))), 1)] if gaussian > 0.0 or not merged else []
+        [(PricedRound(MixturePair.gaussian(math.sqrt(gaussian))), 1)]
+        if gaussian > 0.0 or not merged
+        else []
     )
 
 
-def _solve_epsilon(law: Composed, delta: float) -> float:
+def _solve_epsilon(law: PrivacyLossDistribution, delta: float) -> float:
     """Where the law's bound on delta(eps) crosses delta, on the safe side of the crossing."""
 
     def excess(epsilon: float) -> float:

@@ -25,7 +25,7 @@ from scipy import fft
 
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8M, OPS_80, UNIT, transform_error, ulps, up
-from verax.privacy.pld.discretise import Discrete
+from verax.privacy.pld.discretise import DiscretePld
 
 _LOG_DEAD = -80.0  # log of the modulus below which a frequency is dropped (and charged)
 MAX_POINTS = 2**23
@@ -34,7 +34,7 @@ _RARE_RATES = np.array([5.0, 20.0, 80.0, 320.0])
 
 
 @dataclass(frozen=True)
-class Composed:
+class PrivacyLossDistribution:
     """A composed PLD on a window of the grid; delta(eps) is read with errors on the safe side."""
 
     sign: int  # +1: an upper bound on delta, -1: a lower bound
@@ -103,7 +103,7 @@ def _weight(tilt: float, distance: float) -> float:
 
 
 @dataclass(frozen=True)
-class _Tilted:
+class _TiltedPld:
     """One round's law, tilted and normalised, with the error of its weights in total variation."""
 
     index: NDArray[np.int64]
@@ -115,7 +115,7 @@ class _Tilted:
     centre: int  # index of the heaviest point
 
 
-def _tilt(discrete: Discrete, tilt: float) -> _Tilted:
+def _tilt(discrete: DiscretePld, tilt: float) -> _TiltedPld:
     some = np.isfinite(discrete.log_mass)
     index, log_mass, losses = discrete.index[some], discrete.log_mass[some], discrete.losses[some]
     logs = log_mass + tilt * losses
@@ -127,7 +127,7 @@ def _tilt(discrete: Discrete, tilt: float) -> _Tilted:
     spread = 32.0 + 4.0 * (np.abs(losses * tilt) + abs(log_norm) + np.abs(log_mass))
     mean = float(law @ index)
     variance = float(law @ (index - mean) ** 2)
-    return _Tilted(
+    return _TiltedPld(
         index, law, log_norm, ulps(float(law @ spread)), mean, variance, int(index[np.argmax(law)])
     )
 
@@ -142,7 +142,7 @@ class _Window:
     spread: float
 
 
-def _window(parts: Sequence[tuple[_Tilted, int]], step: float, log_alias: float) -> _Window:
+def _window(parts: Sequence[tuple[_TiltedPld, int]], step: float, log_alias: float) -> _Window:
     mean = step * math.fsum([count * part.mean for part, count in parts])
     spread = step * math.sqrt(math.fsum([count * part.variance for part, count in parts]))
     farthest = max(
@@ -173,7 +173,7 @@ def sum_window(index: NDArray[np.int64], law: Array, count: int, alias: float) -
     """Integers beyond which a sum of ``count`` draws has mass below ``alias`` on either side."""
     mean = float(law @ index)
     variance = float(law @ (index - mean) ** 2)
-    part = _Tilted(index, law, 0.0, 0.0, mean, variance, int(index[np.argmax(law)]))
+    part = _TiltedPld(index, law, 0.0, 0.0, mean, variance, int(index[np.argmax(law)]))
     window = _window([(part, count)], 1.0, math.log(alias))
     if not math.isfinite(window.high - window.low):
         raise FloatingPointError("the law has no moments to bound its tails by")
@@ -197,7 +197,7 @@ class _Spectrum:
         self.wrong: Array | float = 0.0
         self.dead = 0.0
 
-    def times(self, part: _Tilted, count: int) -> None:
+    def times(self, part: _TiltedPld, count: int) -> None:
         """Multiply by the count-th power of the law's transform."""
         if not self.alive.size:
             return
@@ -223,7 +223,7 @@ class _Spectrum:
         self.log_size = log_size + log_most
         self.value = value * np.exp(count * logs)
 
-    def _transform(self, part: _Tilted) -> tuple[NDArray[np.complex128], float]:
+    def _transform(self, part: _TiltedPld) -> tuple[NDArray[np.complex128], float]:
         """The transform at the frequencies still alive, and a bound on its error.
 
         With the heaviest point at 0 the phases stay small and powers exact.
@@ -255,7 +255,7 @@ class _Spectrum:
 
 
 @dataclass(frozen=True)
-class Convolved:
+class TiltedPmf:
     """Tilted probabilities ``law[i]`` of ``base + (first + i) * step``, each within ``bin_error``.
 
     Besides, up to ``alias`` of mass may lie beyond either end of the window; it appears in the law,
@@ -273,8 +273,8 @@ class Convolved:
 
 
 def convolve(
-    rounds: Sequence[tuple[Discrete, int]], tilt: float, alias: float, most: int = MAX_POINTS
-) -> Convolved:
+    rounds: Sequence[tuple[DiscretePld, int]], tilt: float, alias: float, most: int = MAX_POINTS
+) -> TiltedPmf:
     """The tilted PLD of the sum of ``count`` losses of each kind, on at most ``most`` points."""
     step = rounds[0][0].step
     parts = [(_tilt(discrete, tilt), count) for discrete, count in rounds]
@@ -294,12 +294,12 @@ def convolve(
     law = np.roll(law, (origin - first) % points)
     base = math.fsum([count * discrete.start for discrete, count in rounds])
     log_scale = math.fsum([count * part.log_norm for part, count in parts])
-    return Convolved(
+    return TiltedPmf(
         law, base, first, step, log_scale, bin_error, base + window.mean, window.spread
     )
 
 
-def infinite_mass(rounds: Sequence[tuple[Discrete, int]]) -> float:
+def infinite_mass(rounds: Sequence[tuple[DiscretePld, int]]) -> float:
     """The product's mass at infinity: M^T - (M - m)^T for rounds of mass M with m at infinity.
 
     Upper laws may have more mass than 1 (docs/proofs.md, theorem 10), all of which a single
@@ -317,12 +317,12 @@ def infinite_mass(rounds: Sequence[tuple[Discrete, int]]) -> float:
 
 
 def compose(
-    rounds: Sequence[tuple[Discrete, int]],
+    rounds: Sequence[tuple[DiscretePld, int]],
     tilt: float,
     sign: int,
     alias: float = 1e-15,
     most: int = MAX_POINTS,
-) -> Composed:
+) -> PrivacyLossDistribution:
     """Compose ``count`` rounds of each PLD: upper (``sign`` +1) or lower (-1) discretisations.
 
     ``alias`` is the tilted mass that may lie outside the window, on either side; ``most`` its
@@ -333,7 +333,7 @@ def compose(
     infinite = infinite_mass(rounds)
     reach = points if tilt * step * points <= 45.0 else int(45.0 / (tilt * step)) + 2
     decay = np.exp(-tilt * step * np.arange(reach))
-    return Composed(
+    return PrivacyLossDistribution(
         sign=sign,
         tilt=tilt,
         start=sums.base + step * sums.first,

@@ -21,7 +21,7 @@ from verax.privacy.numerics import Array
 from verax.privacy.numerics.roots import root
 from verax.privacy.numerics.rounding import ulps
 from verax.privacy.pairs.base import DominatingPair
-from verax.privacy.pairs.gaussian_mixture import Pair
+from verax.privacy.pairs.gaussian_mixture import MixturePair
 
 # how far a first cell reaches beyond its grid point, in steps: over half, as the density falls
 # there
@@ -51,7 +51,7 @@ class Spacing:
 
 
 @dataclass(frozen=True)
-class Discrete:
+class DiscretePld:
     """Masses exp(log_mass[i]) of P at loss ``start + index[i] * step``; ``infinite`` at infinity.
 
     ``shift`` bounds how far the grid itself may be off through rounding: an upper bound must be
@@ -78,11 +78,11 @@ def origin(pair: DominatingPair, step: float) -> float:
     a grid point at its mean makes both discretisations leave it (almost) where it is. Any other
     origin would be as valid.
     """
-    return _origin(pair, step) if isinstance(pair, Pair) else pair.bulk
+    return _origin(pair, step) if isinstance(pair, MixturePair) else pair.bulk
 
 
 @lru_cache(maxsize=1024)
-def _origin(pair: Pair, step: float) -> float:
+def _origin(pair: MixturePair, step: float) -> float:
     if np.isfinite(pair.supremum):
         return -_origin(pair.reverse(), step)
     if not np.isfinite(pair.infimum):
@@ -132,7 +132,7 @@ def _ticks(end: int, ratio: float) -> NDArray[np.int64]:
     return np.concatenate([np.arange(even + 1), wide.astype(np.int64), [end]])
 
 
-def upper(pair: DominatingPair, spacing: Spacing, base: float | None = None) -> Discrete:
+def upper(pair: DominatingPair, spacing: Spacing, base: float | None = None) -> DiscretePld:
     """Connect the dots: dominates the pair.
 
     Masses and losses are first raised by their error bounds. Mass left of the grid moves up to the
@@ -161,12 +161,12 @@ def upper(pair: DominatingPair, spacing: Spacing, base: float | None = None) -> 
     infinite = pair.infinite + (
         float(np.exp(log_p[-1]) * -np.expm1(-rest)) if np.isfinite(log_p[-1]) else 0.0
     )
-    return Discrete(
+    return DiscretePld(
         start, step, index, log_mass, infinite, residual + ulps(4.0, of=float(np.abs(grid).max()))
     )
 
 
-def upper_symmetric(pair: Pair, spacing: Spacing) -> Discrete:
+def upper_symmetric(pair: MixturePair, spacing: Spacing) -> DiscretePld:
     """Dominates a subsampled Gaussian pair and its reverse: the larger of both curves at every a.
 
     The pair itself has the larger curve for a >= 1 (docs/proofs.md, theorem 3); the curve for a < 1
@@ -180,12 +180,12 @@ def upper_symmetric(pair: Pair, spacing: Spacing) -> Discrete:
     log_mass = np.concatenate([left, [np.log(max(centre, 0.0) + ulps(4.0))], right])
     index = np.concatenate([-forward.index[:0:-1], forward.index])
     start = float(index[0] * spacing.step)
-    return Discrete(
+    return DiscretePld(
         start, spacing.step, index - index[0], log_mass, forward.infinite, forward.shift
     )
 
 
-def lower(pair: DominatingPair, spacing: Spacing) -> Discrete:
+def lower(pair: DominatingPair, spacing: Spacing) -> DiscretePld:
     """Tangents between grid points, bent so that they meet on the grid: dominated by the pair.
 
     Masses and losses are first lowered by their error bounds. The cell around each point is merged
@@ -216,7 +216,7 @@ def lower(pair: DominatingPair, spacing: Spacing) -> Discrete:
     mass, slack = _meet_on_grid(np.exp(log_q - scale), rise, cells.error, grid, step)
     with np.errstate(divide="ignore"):
         log_mass = scale + np.log(mass)
-    return Discrete(
+    return DiscretePld(
         start, step, index, log_mass, 0.0, slack + ulps(4.0, of=float(np.abs(grid).max()))
     )
 

@@ -19,13 +19,13 @@ _TAIL = 1e-4  # share of delta that cut-off tails may cost, at most
 # in units of 1/spread; beyond this nothing is gained: epsilon is at the end of the loss's range
 _LARGEST_TILT = 1e4
 _NODES, _FEWEST_NODES = 2**16, 500  # of all kinds of rounds together, and of one of very many kinds
-_BLUR = 4.0  # sketches are shared between values of log delta this close
+_BLUR = 4.0  # estimates are shared between values of log delta this close
 
 
-class Sketch:
+class SaddlePointEstimate:
     """Quadrature nodes of each kind of round, and cumulants of their composition under any tilt.
 
-    A sketch is made for deltas of a certain size: losses so rare that they cannot matter at that
+    A estimate is made for deltas of a certain size: losses so rare that they cannot matter at that
     delta are left out, for a tilt would blow them up out of proportion.
     """
 
@@ -36,7 +36,7 @@ class Sketch:
         self.counts = np.array([float(count) for _, count in rounds])[:, None]
         self._log_rounds = math.log(float(self.counts.sum()))
         self._log_tail = math.log(tail)
-        self.made_for = (log_delta, tail)
+        self.key = (log_delta, tail)
         # of the composition, by which a tail cut off in one round counts
         log_total = max(math.fsum(n * math.log(pair.total_mass) for pair, n in rounds), 0.0)
         log_cut = log_delta + self._log_tail - self._log_rounds - log_total
@@ -175,27 +175,27 @@ def _thinned(loss: Array, log_mass: Array, most: int) -> tuple[Array, Array]:
     return middle, np.logaddexp.reduceat(log_mass, starts)
 
 
-class Sketches:
-    """Sketches of one composition for deltas of any size, made when first needed."""
+class SaddlePointEstimates:
+    """Estimates of one composition for deltas of any size, made when first needed."""
 
     def __init__(self, rounds: Sequence[tuple[DominatingPair, int]]) -> None:
         self._rounds = rounds
-        self._made: dict[tuple[int, float], Sketch] = {}
+        self._made: dict[tuple[int, float], SaddlePointEstimate] = {}
 
-    def at(self, log_delta: float, rtol: float) -> Sketch:
+    def at(self, log_delta: float, rtol: float) -> SaddlePointEstimate:
         """The estimate for deltas of this size, tails cut that do not matter at this accuracy."""
         size = math.floor(max(log_delta, -3e4) / _BLUR)
         tail = min(_TAIL, 0.1 * 10.0 ** math.floor(math.log10(rtol)))
         if (size, tail) not in self._made:
-            self._made[size, tail] = Sketch(self._rounds, size * _BLUR, tail)
+            self._made[size, tail] = SaddlePointEstimate(self._rounds, size * _BLUR, tail)
         return self._made[size, tail]
 
     def log_delta(self, epsilon: float, rtol: float) -> float:
         """A guess from above at the log delta at this epsilon."""
         log_delta = 0.0
         for _ in range(3):
-            sketch = self.at(log_delta, rtol)
-            tilt = sketch.tilt_for_epsilon(epsilon)
-            value, first, _ = sketch.cumulants(tilt)
+            estimate = self.at(log_delta, rtol)
+            tilt = estimate.tilt_for_epsilon(epsilon)
+            value, first, _ = estimate.cumulants(tilt)
             log_delta = min(value - tilt * max(first, epsilon), 0.0)
         return log_delta

@@ -38,15 +38,15 @@ _PSI = tuple((-1.0) ** k / math.factorial(k) for k in range(14, 1, -1))
 
 
 @dataclass(frozen=True)
-class Round:
+class RenyiRound:
     """One round: N(0, 1) against the mixture of N(shifts[j], 1) with weights[j].
 
     Weights are normalised (they must sum to 1 up to 1e-9): the weight of the smallest shift is the
     complement of the others when it is at least one half, otherwise the others are rescaled.
 
     Example:
-        >>> Round.poisson(rate=0.25, noise_multiplier=2.0)
-        Round(weights=(0.75, 0.25), shifts=(0.0, 0.5))
+        >>> RenyiRound.poisson(rate=0.25, noise_multiplier=2.0)
+        RenyiRound(weights=(0.75, 0.25), shifts=(0.0, 0.5))
     """
 
     weights: tuple[float, ...]
@@ -74,7 +74,7 @@ class Round:
         object.__setattr__(self, "shifts", (low, *(m for m, _ in rest)))
 
     @classmethod
-    def poisson(cls, rate: float, noise_multiplier: float, shift: float = 1.0) -> Round:
+    def poisson(cls, rate: float, noise_multiplier: float, shift: float = 1.0) -> RenyiRound:
         """A Poisson-sampled round: weight ``rate`` on ``shift / noise_multiplier``, the rest on 0."""
         q = checks.rate("rate", rate)
         m = checks.nonnegative("shift", shift) / checks.positive(
@@ -141,7 +141,7 @@ def _spacing(
     return step, 2.0 * math.exp(float(growth[best]) - decay) / -math.expm1(-decay)
 
 
-def _nodes(pair: Round, p: Array, step: float, digits: float) -> tuple[Array, Array] | None:
+def _nodes(pair: RenyiRound, p: Array, step: float, digits: float) -> tuple[Array, Array] | None:
     """Nodes that matter for phi A^p, each p, and the logarithm of what the others sum to (docs/renyi.md section 4)."""
     margin = math.sqrt(2 * digits)
     ends = np.outer(p, [pair.shifts[0], pair.shifts[-1]])
@@ -178,7 +178,7 @@ def _nodes(pair: Round, p: Array, step: float, digits: float) -> tuple[Array, Ar
 
 
 def _excess(
-    pair: Round, s: Array, remove: bool, digits: float
+    pair: RenyiRound, s: Array, remove: bool, digits: float
 ) -> tuple[Array, Array, Array, Array] | None:
     """E[F] exp(-scale), bounds on its analytic and its rounding error, and scale (docs/renyi.md sections 1 to 5)."""
     whole = bool(np.all(s == np.floor(s)))
@@ -215,7 +215,7 @@ def _excess(
     return total, analytic, rounding, scale
 
 
-def _batch(pair: Round, s: Array, remove: bool) -> tuple[Array, Array]:
+def _moment_brackets(pair: RenyiRound, s: Array, remove: bool) -> tuple[Array, Array]:
     """Bracket of the log-moment at orders 1 + s of similar size, sharing their nodes."""
     low, top = pair.shifts[0], pair.shifts[-1]
     crude = s * (s + 1.0) * (top * top / 2)  # docs/renyi.md section 6
@@ -254,13 +254,15 @@ def _batch(pair: Round, s: Array, remove: bool) -> tuple[Array, Array]:
     return ends[0], np.minimum(ends[1], crude)
 
 
-def _log_moment(pair: Round, s: Array, direction: str) -> tuple[Array, Array]:
+def _log_moment(pair: RenyiRound, s: Array, direction: str) -> tuple[Array, Array]:
     lower, upper = np.empty((2, len(s)))
     key = 2 * np.floor(np.log2(np.maximum(s, 4.0)) / 3)
     # whole positive powers are entire: a wider spacing does
     key += (key > 0.0) & (s == np.floor(s))
     for k in np.unique(key):
-        lower[key == k], upper[key == k] = _batch(pair, s[key == k], direction == "remove")
+        lower[key == k], upper[key == k] = _moment_brackets(
+            pair, s[key == k], direction == "remove"
+        )
     return lower, upper
 
 
@@ -294,7 +296,7 @@ def log_moment(
         if checks.choice("direction", direction, DIRECTIONS) == "both"
         else (direction,)
     )
-    pair, alpha = Round(tuple(weights), tuple(shifts)), _orders(order)
+    pair, alpha = RenyiRound(tuple(weights), tuple(shifts)), _orders(order)
     lower, upper = np.max([_log_moment(pair, alpha.ravel() - 1.0, d) for d in both], axis=0)
     return lower.reshape(alpha.shape), upper.reshape(alpha.shape)
 
@@ -329,7 +331,7 @@ def rdp_poisson(
         >>> print(f"{rdp_poisson(0.01, 1.0, 2.0):.6e}")
         1.718134e-04
     """
-    pair = Round.poisson(rate, noise_multiplier, shift)
+    pair = RenyiRound.poisson(rate, noise_multiplier, shift)
     return renyi_divergence(pair.weights, pair.shifts, order, direction)
 
 
@@ -403,7 +405,7 @@ class Renyi:
         (2.1013, '1.98e-05')
     """
 
-    phases: tuple[tuple[Round, int], ...] = ()
+    phases: tuple[tuple[RenyiRound, int], ...] = ()
 
     def __post_init__(self) -> None:
         for _, times in self.phases:
@@ -412,7 +414,9 @@ class Renyi:
     @classmethod
     def poisson(cls, rate: float, noise_multiplier: float, steps: int, shift: float = 1.0) -> Renyi:
         """``steps`` Poisson-sampled rounds."""
-        return cls(((Round.poisson(rate, noise_multiplier, shift), checks.count("steps", steps)),))
+        return cls(
+            ((RenyiRound.poisson(rate, noise_multiplier, shift), checks.count("steps", steps)),)
+        )
 
     def __add__(self, other: Renyi) -> Renyi:
         return Renyi(self.phases + other.phases)

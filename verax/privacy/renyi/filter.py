@@ -21,9 +21,17 @@ import numpy as np
 from verax import checks
 from verax.description import describe, restore
 from verax.display import visible
-from verax.durable import START, append, chain, encode, hold, refuse_device, sync_directory
+from verax.durable import (
+    FIRST_HASH,
+    append,
+    chain_line,
+    encode,
+    lock_file,
+    refuse_device,
+    sync_directory,
+)
 from verax.mechanism import RELATIONS, Mechanism, Phases
-from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.guarantee import Bracket, format_bound
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8000, ulps, up
 from verax.privacy.pld.composition import UPPER
@@ -110,11 +118,15 @@ class Budget:
             checks.choice("relation", relation, RELATIONS),
             checks.count("group", group),
         )
-        self.orders = None if orders is None else _checked(orders)
+        self.orders = None if orders is None else _require_orders(orders)
         self.phases: tuple[Mechanism, ...] = ()
         self._spent: dict[str, Array] = {}
         self._lock = threading.Lock()
-        self._path, self._size, self._head = None if path is None else os.fspath(path), 0, START
+        self._path, self._size, self._head = (
+            None if path is None else os.fspath(path),
+            0,
+            FIRST_HASH,
+        )
         if self._path is not None:
             self._begin(self._path)
 
@@ -216,13 +228,13 @@ class Budget:
         from verax.reporting.statement import Statement
 
         notes = [
-            f"Phases: {len(self.phases)}; a budget of epsilon {shown(self.used, UPPER)} would be full by now."
+            f"Phases: {len(self.phases)}; a budget of epsilon {format_bound(self.used, UPPER)} would be full by now."
         ]
         static, pretended = self.static(), self.pretended()
         if static is not None and pretended is not None:
             notes.append(
-                f"For comparison, {IN_ADVANCE}: epsilon at most {shown(static.upper, UPPER)} by composing loss "
-                f"distributions, {shown(pretended.upper, UPPER)} if every phase had the lowest noise."
+                f"For comparison, {IN_ADVANCE}: epsilon at most {format_bound(static.upper, UPPER)} by composing loss "
+                f"distributions, {format_bound(pretended.upper, UPPER)} if every phase had the lowest noise."
             )
         if self._path is not None:
             notes.append(f"Recorded in {visible(self._path)}; hash of its last line: {self._head}.")
@@ -283,8 +295,11 @@ class Budget:
         most, noise = self.most_rounds(phase), self.least_noise(phase)
         ways = f"{most} {unit} of it fit" if most else f"not even one of its {unit} fits"
         if noise is not None:
-            ways += f", or noise_multiplier {shown(noise, UPPER, 4)} makes all {length} fit"
-        needed, used = shown(self._gauge(orders, after), UPPER), shown(self.used, UPPER)
+            ways += f", or noise_multiplier {format_bound(noise, UPPER, 4)} makes all {length} fit"
+        needed, used = (
+            format_bound(self._gauge(orders, after), UPPER),
+            format_bound(self.used, UPPER),
+        )
         return OverBudget(
             f"the phase would need epsilon {needed} in total, the budget is {self.epsilon!r} at delta = "
             f"{self.delta!r}, of which {used} is used; {ways}",
@@ -312,7 +327,9 @@ class Budget:
         refuse_device(name)
         try:
             with open(name, "rb") as file:
-                hold(file.fileno())  # a line that somebody is writing is not one that was cut short
+                lock_file(
+                    file.fileno()
+                )  # a line that somebody is writing is not one that was cut short
                 return cls._read(name, file.read())
         except OSError as error:
             raise ValueError(
@@ -323,9 +340,9 @@ class Budget:
     def _read(cls, name: str, content: bytes) -> Budget:
         """The budget that these bytes of the file say, which is made whole."""
         lines: list[bytes] = []
-        head = START
+        head = FIRST_HASH
         for number, line in enumerate(content.splitlines(keepends=True), start=1):
-            expected, chained = chain(line.rpartition(b',"hash":"')[0], head)
+            expected, chained = chain_line(line.rpartition(b',"hash":"')[0], head)
             if line.rstrip(b"\n") + b"\n" == expected:
                 lines, head = [*lines, line.rstrip(b"\n")], chained
             elif line.endswith(b"\n") or number == 1:
@@ -386,7 +403,7 @@ class Budget:
         """One line more, forced to disk; the hash of each covers all before it."""
         if self._path is None:
             return
-        line, head = chain(encode(content), self._head)
+        line, head = chain_line(encode(content), self._head)
         _write(self._path, line, self._size)
         self._size, self._head = self._size + len(line), head
 
@@ -395,7 +412,7 @@ def _write(name: str, line: bytes, size: int) -> None:
     """Append to a file of this size, and force it to disk."""
     fd = os.open(name, os.O_WRONLY | os.O_APPEND)
     try:
-        hold(fd)
+        lock_file(fd)
         if os.fstat(fd).st_size != size:
             raise DamagedBudget(
                 f"{name}: someone else wrote to it, or a write failed; Budget.open it again"
@@ -417,7 +434,7 @@ def pretend_lowest(phases: tuple[Mechanism, ...]) -> tuple[Mechanism, ...]:
     return tuple(replace(phase, noise_multiplier=lowest) for phase in phases)
 
 
-def _checked(orders: Mapping[float, float]) -> dict[float, float]:
+def _require_orders(orders: Mapping[float, float]) -> dict[float, float]:
     found = {
         checks.real("orders", order): checks.positive("orders", weight)
         for order, weight in orders.items()

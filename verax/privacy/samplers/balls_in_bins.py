@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from verax.mechanism import Mechanism, Mixed
-from verax.privacy.curves.empty_groups import nobody_comes
+from verax.privacy.curves.empty_groups import none_joins
 from verax.privacy.numerics import Array
-from verax.privacy.numerics.lattice import Law
-from verax.privacy.pairs.one_of_many import LARGEST_SHIFT, one_of
-from verax.privacy.pairs.rounds import Round, Rounds
+from verax.privacy.numerics.lattice import LatticePmf
+from verax.privacy.pairs.one_of_many import LARGEST_SHIFT, one_of_many_pairs
+from verax.privacy.pairs.rounds import PricedRound, Rounds
 from verax.privacy.samplers.allocation import rounds_at_random, sharing_rounds
-from verax.privacy.samplers.base import Analysis, Group, SamplerPricing, presence_shift, prices
-from verax.privacy.strong.curve import Who, once_an_epoch
-from verax.privacy.strong.displacement import Moves, seen
+from verax.privacy.samplers.base import (
+    Analysis,
+    ProtectedGroup,
+    SamplerPricing,
+    presence_shift,
+    prices,
+)
+from verax.privacy.strong.curve import one_batch_per_epoch
+from verax.privacy.strong.displacement import Displacement, displacement_of_batches
 from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
@@ -26,7 +32,7 @@ class BallsInBinsPricing(SamplerPricing[BallsInBins]):
 
     slow_bound, slow_attack, slow_groups = True, True, True
 
-    def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
+    def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
         """One of ``bins`` rounds at random, each epoch anew (docs/proofs.md, theorem 5; groups: docs/allocation.md)."""
         sampler = self.sampler
         _, size = group.split(mechanism)
@@ -38,17 +44,17 @@ class BallsInBinsPricing(SamplerPricing[BallsInBins]):
             return sharing_rounds(mechanism, group, 1, sampler.bins, sampler.epochs)
         return rounds_at_random(mechanism, group, 1, sampler.bins, sampler.epochs)
 
-    def moves(self, mechanism: Mechanism, group: Group) -> Moves:
-        return seen(mechanism, group)
+    def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
+        return displacement_of_batches(mechanism, group)
 
-    def touched(self, mechanism: Mechanism, who: Who) -> Law:
+    def touched_clip_groups(self, mechanism: Mechanism, group: ProtectedGroup) -> LatticePmf:
         sampler = self.sampler
-        return once_an_epoch([(sampler.bins, None)], 1, sampler.epochs, mechanism, who)
+        return one_batch_per_epoch([(sampler.bins, None)], 1, sampler.epochs, mechanism, group)
 
     def empty_group_probability(
         self, clip_groups: int, group: int, population: int, relation: str
     ) -> float:
-        return clip_groups * nobody_comes(
+        return clip_groups * none_joins(
             1.0 / self.sampler.bins / clip_groups, max(population - group, 0)
         )
 
@@ -63,6 +69,6 @@ class BallsInBinsPricing(SamplerPricing[BallsInBins]):
         bins, unit = self.sampler.bins, presence_shift(mechanism)
         if mechanism.relation == "replace" or bins == 1 or not 0.0 < unit <= LARGEST_SHIFT:
             return None
-        once, epochs = Round(one_of(bins, unit, _COARSE)[0]), self.sampler.epochs
+        once, epochs = PricedRound(one_of_many_pairs(bins, unit, _COARSE)[0]), self.sampler.epochs
         theorem = "one round of many at random: an average of likelihood ratios (docs/proofs.md, theorem 5)"
         return [[(once, epochs)], [(once.reverse(), epochs)]], theorem

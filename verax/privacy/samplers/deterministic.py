@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
-from verax.privacy.curves.empty_groups import alone_in_fixed_batch
+from verax.privacy.curves.empty_groups import fixed_batch_empty_group
 from verax.privacy.numerics import Array
-from verax.privacy.numerics.lattice import Law
-from verax.privacy.pairs.gaussian_mixture import Pair
-from verax.privacy.pairs.rounds import Round
+from verax.privacy.numerics.lattice import LatticePmf
+from verax.privacy.pairs.gaussian_mixture import MixturePair
+from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.samplers.base import (
     Analysis,
-    Group,
+    ProtectedGroup,
     SamplerPricing,
-    fixed_batches_only,
     presence_shift,
     prices,
+    refuse_add_remove,
 )
-from verax.privacy.strong.curve import Who, anywhere
-from verax.privacy.strong.displacement import Moves, seen
+from verax.privacy.strong.curve import worst_placement
+from verax.privacy.strong.displacement import Displacement, displacement_of_batches
 from verax.samplers.deterministic import Deterministic
 
 
@@ -29,10 +29,10 @@ class DeterministicPricing(SamplerPricing[Deterministic]):
 
     slow_bound, slow_attack, slow_groups, closed_form = False, False, False, True
 
-    def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
+    def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
         """One Gaussian mechanism, with the group wherever it hurts most (docs/proofs.md, theorem 4)."""
         sampler = self.sampler
-        fixed_batches_only(mechanism)
+        refuse_add_remove(mechanism)
         unit, epochs, batches = presence_shift(mechanism), sampler.epochs, sampler.batches
         copies, size = group.split(mechanism)
         match mechanism.clipping:
@@ -45,12 +45,12 @@ class DeterministicPricing(SamplerPricing[Deterministic]):
             case Mixed(groups=clip_groups):
                 full, rest = divmod(min(size, clip_groups * batches), clip_groups)
                 squared = float(full * clip_groups**2 + rest**2)
-        worst = Round(Pair.gaussian(unit * math.sqrt(squared)))
+        worst = PricedRound(MixturePair.gaussian(unit * math.sqrt(squared)))
         theorem = "a Gaussian mechanism, with the group's records where they shift the sums most (docs/proofs.md, theorem 4)"
         if isinstance(mechanism.clipping, Mixed) and size > 1:
             return Analysis(
                 {"any": [(worst, epochs)]},
-                {"any": [(Round(Pair.gaussian(unit)), epochs)]},
+                {"any": [(PricedRound(MixturePair.gaussian(unit)), epochs)]},
                 theorem,
                 "one record of the group alone",
                 1.0,
@@ -63,19 +63,21 @@ class DeterministicPricing(SamplerPricing[Deterministic]):
             1.0,
         )
 
-    def moves(self, mechanism: Mechanism, group: Group) -> Moves:
-        return seen(mechanism, group, opposed=True)
+    def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
+        return displacement_of_batches(mechanism, group, opposed=True)
 
-    def touched(self, mechanism: Mechanism, who: Who) -> Law:
+    def touched_clip_groups(self, mechanism: Mechanism, group: ProtectedGroup) -> LatticePmf:
         sampler = self.sampler
-        fixed_batches_only(mechanism)
-        return anywhere(sampler.batches, sampler.epochs, mechanism, who, chosen=True)
+        refuse_add_remove(mechanism)
+        return worst_placement(sampler.batches, sampler.epochs, mechanism, group, chosen=True)
 
     def empty_group_probability(
         self, clip_groups: int, group: int, population: int, relation: str
     ) -> float:
         size = population // self.sampler.batches
-        return alone_in_fixed_batch(clip_groups, group, population, relation, size, at_random=False)
+        return fixed_batch_empty_group(
+            clip_groups, group, population, relation, size, at_random=False
+        )
 
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
         return None

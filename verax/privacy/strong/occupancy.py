@@ -14,12 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from verax.privacy.numerics import Array
-from verax.privacy.numerics.distributions import (
-    binomial_law,
-    law_error,
-    poisson_law,
-)
-from verax.privacy.numerics.lattice import CELLS, Law, kept
+from verax.privacy.numerics.distributions import binomial_pmf, pmf_error, poisson_pmf
+from verax.privacy.numerics.lattice import CELLS, LatticePmf, significant_slice
 from verax.privacy.numerics.rounding import OPS_8M, ulps, up
 
 Counts = Callable[[], Iterator[Array]]
@@ -32,7 +28,7 @@ _ALL = 2**62  # cells of a law that must stay exact
 _STEP = ulps(8.0)
 
 
-def distinct(bins: int, size: int | None = None) -> Iterator[Array]:
+def occupied_bins_pmfs(bins: int, size: int | None = None) -> Iterator[Array]:
     """The law of the number of bins hit by 0, 1, 2, ... balls in ``bins`` bins of ``size`` places each.
 
     Balls take distinct places; without ``size`` each picks its bin uniformly and independently. The
@@ -40,7 +36,7 @@ def distinct(bins: int, size: int | None = None) -> Iterator[Array]:
     exact law of batches hit by g shuffled records, for which section F.3 of the paper prints
     another (docs/errata.md).
 
-    >>> next(itertools.islice(distinct(10, 8), 4, None)).round(3).tolist()
+    >>> next(itertools.islice(occupied_bins_pmfs(10, 8), 4, None)).round(3).tolist()
     [0.0, 0.0, 0.048, 0.408, 0.544]
     """
     law = np.ones(1)
@@ -55,29 +51,29 @@ def distinct(bins: int, size: int | None = None) -> Iterator[Array]:
         law = (np.append(law * stay, 0.0) + np.append(0.0, law * grow))[: bins + 1]
 
 
-def every() -> Iterator[Array]:
+def one_group_per_record() -> Iterator[Array]:
     """Individual clipping: every record is a clip-group of its own."""
     for hits in itertools.count():
         yield np.append(np.zeros(hits), 1.0)
 
 
-def thinned(law: Array, keep: float) -> Array:
+def thin_pmf(law: Array, keep: float) -> Array:
     """The law of how many are left if each is kept with probability ``keep`` (appendix D of the paper).
 
-    >>> thinned(np.array([0.0, 0.0, 1.0]), 0.5).tolist()
+    >>> thin_pmf(np.array([0.0, 0.0, 1.0]), 0.5).tolist()
     [0.25, 0.5, 0.25]
     """
     if keep == 1.0:
         return law
     left = np.zeros(len(law))
     for count in np.flatnonzero(law).tolist():
-        left[: count + 1] += law[count] * binomial_law(count, keep)
+        left[: count + 1] += law[count] * binomial_pmf(count, keep)
     return left
 
 
-def touched(hits: Array, counts: Iterator[Array]) -> tuple[Array, float]:
+def touched_groups_pmf(hits: Array, counts: Iterator[Array]) -> tuple[Array, float]:
     """The law of touched clip-groups of a batch, from the law of the records in it, and the probability left out."""
-    last = kept(hits)[1]
+    last = significant_slice(hits)[1]
     total = np.zeros(1)
     for chance, law in zip(hits[:last].tolist(), counts, strict=False):
         if len(law) > len(total):
@@ -86,14 +82,14 @@ def touched(hits: Array, counts: Iterator[Array]) -> tuple[Array, float]:
     return total, float(hits[last:].sum())
 
 
-def rounds(
+def independent_rounds_pmf(
     hits: Array,
     counts: Iterator[Array] | None,
     steps: int,
     power: int = 2,
     cells: int = CELLS,
     keep: float = 1.0,
-) -> Law:
+) -> LatticePmf:
     """The law of c^2 of ``steps`` rounds with independent batches.
 
     Args:
@@ -105,11 +101,13 @@ def rounds(
         cells: how finely the law is kept.
         keep: probability that a clip-group is kept.
     """
-    law, left_out = (hits, 0.0) if counts is None else touched(hits, counts)
-    error = law_error(hits) + _STEP * (3.0 * len(law) + len(hits) + 2.0)
+    law, left_out = (hits, 0.0) if counts is None else touched_groups_pmf(hits, counts)
+    error = pmf_error(hits) + _STEP * (3.0 * len(law) + len(hits) + 2.0)
     if power == 0:
         law = np.array([law[0], law[1:].sum()])
-    once = Law.of(np.arange(float(len(law))) ** max(power, 1), thinned(law, keep), error, cells)
+    once = LatticePmf.of(
+        np.arange(float(len(law))) ** max(power, 1), thin_pmf(law, keep), error, cells
+    )
     return replace(once, lost=once.lost + left_out).times(steps, cells)
 
 
@@ -117,18 +115,18 @@ def rounds(
 
 
 @dataclass(frozen=True, eq=False)
-class Layers:
+class RecordsAndCost:
     """For every number of records in some batches (``rows``), the joint law of that number and of a sum of costs.
 
     A row is its first cost and the probabilities of this and the following ones. ``lost`` and
-    ``error`` as in Law.
+    ``error`` as in LatticePmf.
     """
 
     rows: dict[int, tuple[int, Array]]
     lost: float
     error: float
 
-    def product(self, other: Layers, most: int, least: int = 0) -> Layers:
+    def product(self, other: RecordsAndCost, most: int, least: int = 0) -> RecordsAndCost:
         """The joint law for both sets of batches together, for ``least`` to ``most`` records."""
         found: dict[int, list[tuple[int, Array]]] = {}
         terms = 0
@@ -142,11 +140,11 @@ class Layers:
                     )
                     terms = max(terms, min(len(a), len(b)))
         error = self.error + other.error + self.error * other.error + ulps(terms + most + 4.0)
-        return _layers(found, self.lost + other.lost, error)
+        return _add_rows(found, self.lost + other.lost, error)
 
-    def power(self, count: int, most: int) -> Layers:
+    def power(self, count: int, most: int) -> RecordsAndCost:
         """The joint law of ``count`` such sets of batches."""
-        total: Layers | None = None
+        total: RecordsAndCost | None = None
         double = self
         while count:
             if count % 2:
@@ -154,10 +152,12 @@ class Layers:
             count //= 2
             if count:
                 double = double.product(double, most)
-        return total if total is not None else Layers({0: (0, np.ones(1))}, 0.0, 0.0)
+        return total if total is not None else RecordsAndCost({0: (0, np.ones(1))}, 0.0, 0.0)
 
 
-def _layers(found: dict[int, list[tuple[int, Array]]], lost: float, error: float) -> Layers:
+def _add_rows(
+    found: dict[int, list[tuple[int, Array]]], lost: float, error: float
+) -> RecordsAndCost:
     """Add up what was found for each number of records and drop what is negligible."""
     rows: dict[int, tuple[int, Array]] = {}
     for records, parts in found.items():
@@ -165,53 +165,55 @@ def _layers(found: dict[int, list[tuple[int, Array]]], lost: float, error: float
         row = np.zeros(max(first + len(part) for first, part in parts) - start)
         for first, part in parts:
             row[first - start : first - start + len(part)] += part
-        first, last, cut = kept(row)
+        first, last, cut = significant_slice(row)
         lost += cut
         rows[records] = (start + first, row[first:last])
-    return Layers(rows, lost, error)
+    return RecordsAndCost(rows, lost, error)
 
 
-def one_batch(hits: Array, counts: Iterator[Array], keep: float, repeats: int) -> Layers:
+def one_batch_layer(
+    hits: Array, counts: Iterator[Array], keep: float, repeats: int
+) -> RecordsAndCost:
     """One batch: the records in it, and the squared number of touched clip-groups, added up over ``repeats`` rounds."""
     found: dict[int, list[tuple[int, Array]]] = {}
-    error = law_error(hits)
-    last = kept(hits)[1]
+    error = pmf_error(hits)
+    last = significant_slice(hits)[1]
     lost = float(hits[last:].sum())
     for records, (chance, law) in enumerate(zip(hits[:last].tolist(), counts, strict=False)):
         if chance > 0.0:
-            once = Law.of(
+            once = LatticePmf.of(
                 np.arange(float(len(law))) ** 2,
-                thinned(law, keep),
+                thin_pmf(law, keep),
                 _STEP * (3.0 * records + 2.0),
                 _ALL,
             )
             cost = once.times(repeats, _ALL)
             lost, error = (
                 lost + chance * cost.lost,
-                max(error, law_error(hits) + cost.error + ulps(1.0)),
+                max(error, pmf_error(hits) + cost.error + ulps(1.0)),
             )
             found[records] = [(round(cost.start), chance * cost.weights)]
-    return _layers(found, lost, error)
+    return _add_rows(found, lost, error)
 
 
-def occupied(batches: int, size: int | None, hits: Array) -> Layers:
+def occupied_batches(batches: int, size: int | None, hits: Array) -> RecordsAndCost:
     """``batches`` batches at once if a touched batch costs 1, as under batch clipping."""
     found: dict[int, list[tuple[int, Array]]] = {}
     for records, (chance, law) in enumerate(
-        zip(hits.tolist(), distinct(batches, size), strict=False)
+        zip(hits.tolist(), occupied_bins_pmfs(batches, size), strict=False)
     ):
         if chance > 0.0:
             found[records] = [(0, chance * law)]
-    return _layers(found, 0.0, law_error(hits) + _STEP * len(hits))
+    return _add_rows(found, 0.0, pmf_error(hits) + _STEP * len(hits))
 
 
-def epoch(
+def epoch_pmf(
     group: int,
     sizes: Sequence[tuple[int, int | None]],
     counts: Counts | None,
     keep: float = 1.0,
     repeats: int = 1,
-) -> Law:
+) -> LatticePmf:
     """The law of c^2 of one epoch: each of ``group`` records is in one batch, uniformly among all places.
 
     Records per batch are independent binomials given that they add up to ``group``: the law is read
@@ -226,27 +228,29 @@ def epoch(
         keep: probability that a clip-group is kept.
         repeats: how many times the same batches are used.
 
-    >>> law = epoch(2, [(5, 2)], None)  # two records in five batches of two
+    >>> law = epoch_pmf(2, [(5, 2)], None)  # two records in five batches of two
     >>> law.lows.tolist(), law.weights.round(12).tolist()
     ([1.0, 2.0], [0.111111111111, 0.888888888889])
     """
     places = sum(batches * (size or 1) for batches, size in sizes)
-    total = Layers({0: (0, np.ones(1))}, 0.0, 0.0)
+    total = RecordsAndCost({0: (0, np.ones(1))}, 0.0, 0.0)
     for part, (batches, size) in enumerate(sizes, start=1):
         if counts is None and keep == 1.0:
             if size is None:
-                hits = poisson_law(float(group), group)
+                hits = poisson_pmf(float(group), group)
             else:
-                hits = binomial_law(batches * size, group / places, group)
-            layers = occupied(batches, size, hits)
+                hits = binomial_pmf(batches * size, group / places, group)
+            layers = occupied_batches(batches, size, hits)
         else:
             rate = group / places
-            hits = poisson_law(rate, group) if size is None else binomial_law(size, rate, group)
-            each = distinct(1, size) if counts is None else counts()
-            layers = one_batch(hits, each, keep, repeats).power(batches, group)
+            hits = poisson_pmf(rate, group) if size is None else binomial_pmf(size, rate, group)
+            each = occupied_bins_pmfs(1, size) if counts is None else counts()
+            layers = one_batch_layer(hits, each, keep, repeats).power(batches, group)
         total = total.product(layers, group, least=group if part == len(sizes) else 0)
     start, weights = total.rows[group]
     mass = float(weights.sum())
     lost = up(total.lost / mass, OPS_8M)
     error = 2.0 * total.error + ulps(len(weights) + 4.0) + lost
-    return Law(float(start), 1.0, weights / mass, 0.0, lost, float(group) ** 2 * repeats, error)
+    return LatticePmf(
+        float(start), 1.0, weights / mass, 0.0, lost, float(group) ** 2 * repeats, error
+    )

@@ -14,7 +14,7 @@ from scipy import special
 
 from verax.privacy.curves.gaussian import gaussian_delta
 from verax.privacy.numerics import Array
-from verax.privacy.numerics.lattice import Law
+from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.numerics.rounding import (
     NORMAL_TAIL,
     PRODUCT_ULPS,
@@ -64,7 +64,7 @@ def gaussian_deltas(mu: Array, epsilon: float, side: int) -> Array:
     return np.asarray(np.where(mu > 0.0, value, 0.0))
 
 
-def mixture_delta(law: Law, epsilon: float, side: int) -> float:
+def mixture_delta(law: LatticePmf, epsilon: float, side: int) -> float:
     """delta(epsilon) of the mixture, rounded up (``side`` UPPER) or down."""
     slack = law.error + ulps(len(law.weights) + 8.0)
     mu, rest = _mu(law, side), 0.0
@@ -76,7 +76,7 @@ def mixture_delta(law: Law, epsilon: float, side: int) -> float:
     return min(max(total, 0.0), 1.0)
 
 
-def _mu(law: Law, side: int) -> Array:
+def _mu(law: LatticePmf, side: int) -> Array:
     """mu in every cell, where it makes delta largest (UPPER) or smallest."""
     return outward(np.sqrt(law.highs if side == UPPER else law.lows), side, RELATIVE_MU)
 
@@ -92,7 +92,7 @@ class _Tests:
     rejected.
     """
 
-    def __init__(self, law: Law, side: int) -> None:
+    def __init__(self, law: LatticePmf, side: int) -> None:
         mu = _mu(law, -side)
         self.side, self.slack = side, law.error + ulps(len(law.weights) + 8.0)
         self.lost = law.lost + _TINY if side == UPPER else 0.0
@@ -127,7 +127,7 @@ class _Tests:
         return min(max(outward(total, self.side, self.slack), 0.0) + self.lost, 1.0)
 
 
-def mixture_tradeoff(law: Law, alpha: float, side: int) -> float:
+def mixture_tradeoff(law: LatticePmf, alpha: float, side: int) -> float:
     """The least miss rate at false-alarm rate ``alpha``, rounded up (``side`` UPPER) or down.
 
     The curve of definition 5.2: every threshold gives a point on it. A point with at least
