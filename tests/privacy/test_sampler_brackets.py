@@ -203,7 +203,7 @@ EDGES = np.concatenate([[-np.inf], np.arange(-8.0, 9.01, 0.1), [np.inf]])
 
 
 def line(points: dict[float, float]) -> np.ndarray:
-    """The law of one noisy sum, seen in bins: weights by mean."""
+    """The pmf of one noisy sum, seen in bins: weights by mean."""
     return sum(weight * np.diff(special.ndtr(EDGES - mean)) for mean, weight in points.items())
 
 
@@ -302,11 +302,11 @@ def test_shuffling_three_batches_written_out(sampler):
     edges = np.concatenate([[-np.inf], np.arange(-6.0, 8.0, 0.2), [np.inf]])
     mass = {m: np.diff(special.ndtr(edges - m)) for m in (0.0, 1.0, 2.0)}
 
-    def law(shift: float) -> np.ndarray:
+    def pmf(shift: float) -> np.ndarray:
         parts = [[shift if i == t else 0.0 for i in range(3)] for t in range(3)]
         return sum(np.einsum("i,j,k->ijk", *(mass[m] for m in part)) for part in parts) / 3.0
 
-    p, q, silent = law(2.0), law(1.0), law(0.0)
+    p, q, silent = pmf(2.0), pmf(1.0), pmf(0.0)
     guarantee = run(sampler, 1.0)
     for epsilon in (0.0, 0.5, 1.5):
         bracket = guarantee.delta(epsilon)
@@ -318,7 +318,7 @@ def test_shuffling_three_batches_written_out(sampler):
 # --- without replacement --------------------------------------------------------------------------
 
 
-def subset_law(batch: int, gradients: tuple[int, ...], noise: float) -> np.ndarray:
+def subset_pmf(batch: int, gradients: tuple[int, ...], noise: float) -> np.ndarray:
     points: dict[float, float] = {}
     subsets = list(itertools.combinations(gradients, batch))
     for subset in subsets:
@@ -337,7 +337,7 @@ def test_three_records_without_replacement(batch, relation):
             (-1, 0, 1), (0,) if relation == "zero-out" else (-1, 0, 1)
         ):
             pairs += [
-                (subset_law(batch, (g, *others), noise), subset_law(batch, (h, *others), noise))
+                (subset_pmf(batch, (g, *others), noise), subset_pmf(batch, (h, *others), noise))
                 for g, h in ((old, new), (new, old))
             ]
     once = [
@@ -396,7 +396,7 @@ def test_whole_batches_are_gaussian():
 # --- truncated Poisson ----------------------------------------------------------------------------
 
 
-def truncated_law(rate: float, most: int, gradients: tuple[int, ...], noise: float) -> np.ndarray:
+def truncated_pmf(rate: float, most: int, gradients: tuple[int, ...], noise: float) -> np.ndarray:
     points: dict[float, float] = {}
     for coins in itertools.product((0, 1), repeat=len(gradients)):
         picked = [g for g, coin in zip(gradients, coins, strict=True) if coin]
@@ -421,8 +421,8 @@ def test_few_records_truncated(rate, most, population, noise):
     best = [0.0] * len(epsilons)
     for size in (population - 1, population):
         for others in itertools.combinations_with_replacement((-1, 0, 1), size):
-            p = truncated_law(rate, most, (*others, 1), noise)
-            q = truncated_law(rate, most, others, noise)
+            p = truncated_pmf(rate, most, (*others, 1), noise)
+            q = truncated_pmf(rate, most, others, noise)
             for i, (epsilon, bound) in enumerate(zip(epsilons, bounds, strict=True)):
                 attained = max(delta(p, q, epsilon), delta(q, p, epsilon))
                 assert attained <= bound.upper * (1.0 + 1e-9) + 1e-13, (others, epsilon)
@@ -434,12 +434,12 @@ def test_few_records_truncated(rate, most, population, noise):
 
 def test_two_truncated_rounds():
     guarantee = run(TruncatedPoisson(0.3, 2, 1, 3), 0.8)
-    laws = [
-        (truncated_law(0.3, 1, (*others, 1), 0.8), truncated_law(0.3, 1, others, 0.8))
+    pmfs = [
+        (truncated_pmf(0.3, 1, (*others, 1), 0.8), truncated_pmf(0.3, 1, others, 0.8))
         for others in itertools.combinations_with_replacement((-1, 0, 1), 2)
     ]
     bounds = {epsilon: guarantee.delta(epsilon).upper for epsilon in (0.0, 0.5, 2.0)}
-    for first, second in itertools.combinations_with_replacement(laws, 2):
+    for first, second in itertools.combinations_with_replacement(pmfs, 2):
         p, q = (np.multiply.outer(a, b) for a, b in zip(first, second, strict=True))
         for epsilon, bound in bounds.items():
             assert max(delta(p, q, epsilon), delta(q, p, epsilon)) <= bound * (1.0 + 1e-9)

@@ -1,7 +1,7 @@
 """The privacy of choosing hyper-parameters: a random number of trials, of which only the best is released.
 
 Trying settings on the private data and keeping the best one costs privacy. If the number of trials
-is drawn from a suitable law, the cost is a constant factor, however many trials there are on
+is drawn from a suitable distribution, the cost is a constant factor, however many trials there are on
 average (Liu and Talwar 2019; Papernot and Steinke 2022, arXiv 2110.03620). The bound is theorem 1
 of docs/tuning.md, which uses the whole curve of one trial.
 """
@@ -32,7 +32,7 @@ _SMALLEST_GAMMA = 1e-9
 
 
 class Trials(Protocol):
-    """A law of the number of trials K, by its generating function f(x) = E[x^K]."""
+    """A distribution of the number of trials K, by its generating function f(x) = E[x^K]."""
 
     @property
     def mean(self) -> float:
@@ -50,7 +50,7 @@ class Trials(Protocol):
 class TruncatedNegativeBinomial:
     """K >= 1 with P[K = k] proportional to (1 - gamma)^k Gamma(k + shape) / k!; gamma is found from the mean.
 
-    Shape 1 is the geometric law, shape 0 the logarithmic one. The smaller the shape, the less it
+    Shape 1 is the geometric distribution, shape 0 the logarithmic one. The smaller the shape, the less it
     costs and the more K varies.
 
     >>> trials = TruncatedNegativeBinomial(mean=10.0, shape=1.0)
@@ -152,14 +152,14 @@ def tuned(
     """The guarantee of running a random number of trials and releasing the best one only.
 
     Args:
-        mechanism: what one trial runs; or all the settings it may pick, at random by a law fixed
+        mechanism: what one trial runs; or all the settings it may pick, at random by a distribution fixed
             beforehand.
-        trials: the law of the number of trials, which is drawn with
+        trials: the distribution of the number of trials, which is drawn with
             :meth:`TruncatedNegativeBinomial.draw`.
         group: how many records are protected together.
 
-    With several settings the bracket is of the worst law of picking: the upper bound holds for
-    every law, the lower bound for the one that always picks the costliest setting. Your own law may
+    With several settings the bracket is of the worst distribution of picking: the upper bound holds for
+    every distribution, the lower bound for the one that always picks the costliest setting. Your own distribution may
     cost less than the lower bound.
 
     A trial's score may depend on its own output only (or on public data); a score measured on

@@ -29,8 +29,8 @@ def subsampling(
     Individual clipping is ``size`` 1, batch clipping ``groups`` 1. ``keep`` below 1 filters
     clip-groups (appendix D).
 
-    >>> law = subsampling(population=4, size=1, groups=2, steps=1, group=2)
-    >>> law.lows.tolist(), law.weights.round(12).tolist()
+    >>> pmf = subsampling(population=4, size=1, groups=2, steps=1, group=2)
+    >>> pmf.lows.tolist(), pmf.weights.round(12).tolist()
     ([0.0, 1.0, 2.0, 3.0, 4.0], [0.166666666667, 0.666666666667, 0.0, 0.0, 0.166666666667])
     """
     hits = hypergeometric_pmf(*_places(population, size, groups, group))
@@ -50,8 +50,8 @@ def shuffling(
 ) -> LatticePmf:
     """q_E(c^2) of definition 5.1: every epoch cuts all records into rounds of ``groups`` clip-groups of ``size`` each.
 
-    >>> law = shuffling(population=80, size=8, groups=1, epochs=1, group=4)
-    >>> law.lows.tolist(), law.weights.round(3).tolist()
+    >>> pmf = shuffling(population=80, size=8, groups=1, epochs=1, group=4)
+    >>> pmf.lows.tolist(), pmf.weights.round(3).tolist()
     ([1.0, 2.0, 3.0, 4.0], [0.0, 0.048, 0.408, 0.544])
     """
     _, _, batch = _places(population, size, groups, group)
@@ -78,24 +78,24 @@ def _share(keep: float) -> float:
 # --- the bounds of definitions 5.3 and 5.4 --------------------------------------------------------
 
 
-def lower_bound(law: LatticePmf, cut: float, alpha: float) -> float:
+def lower_bound(pmf: LatticePmf, cut: float, alpha: float) -> float:
     """f^L of definition 5.4 at mu^2 = ``cut``, with the exact tail above it: never above the curve.
 
-    >>> law = LatticePmf.of([1.0, 4.0], [0.9, 0.1])
-    >>> lower_bound(law, 1.0, 0.05) < mixture_tradeoff(law, 0.05, LOWER) < upper_bound(
-    ...     law, 1.0, 0.05
+    >>> pmf = LatticePmf.of([1.0, 4.0], [0.9, 0.1])
+    >>> lower_bound(pmf, 1.0, 0.05) < mixture_tradeoff(pmf, 0.05, LOWER) < upper_bound(
+    ...     pmf, 1.0, 0.05
     ... )
     True
     """
-    mu, tail = up(math.sqrt(cut), RELATIVE_MU), law.above(cut)[1]
+    mu, tail = up(math.sqrt(cut), RELATIVE_MU), pmf.above(cut)[1]
     there = down(gaussian_tradeoff(mu, alpha), NORMAL_TRADEOFF) - tail
     beyond = down(gaussian_tradeoff(mu, min(up(alpha + tail, ulps(4.0)), 1.0)), NORMAL_TRADEOFF)
     return max(there, beyond, 0.0)
 
 
-def upper_bound(law: LatticePmf, cut: float, alpha: float) -> float:
+def upper_bound(pmf: LatticePmf, cut: float, alpha: float) -> float:
     """f^U of definition 5.3 at mu^2 = ``cut``, with the exact tail: never below the curve."""
-    mu, tail = down(math.sqrt(cut), RELATIVE_MU), law.below(cut)[1]
+    mu, tail = down(math.sqrt(cut), RELATIVE_MU), pmf.below(cut)[1]
     if tail >= 1.0 or mu == 0.0:
         return 1.0 - alpha
     log_rest = math.log1p(-tail) / mu
@@ -110,11 +110,11 @@ def upper_bound(law: LatticePmf, cut: float, alpha: float) -> float:
     return min(up(value, NORMAL_TRADEOFF) + ulps(4.0), 1.0 - alpha)
 
 
-def bounds(law: LatticePmf, alpha: float) -> tuple[float, float]:
+def bounds(pmf: LatticePmf, alpha: float) -> tuple[float, float]:
     """The best of all f^L and of all f^U at ``alpha``."""
     return (
-        max(lower_bound(law, cut, alpha) for cut in law.highs.tolist()),
-        min(upper_bound(law, cut, alpha) for cut in law.lows.tolist()),
+        max(lower_bound(pmf, cut, alpha) for cut in pmf.highs.tolist()),
+        min(upper_bound(pmf, cut, alpha) for cut in pmf.lows.tolist()),
     )
 
 

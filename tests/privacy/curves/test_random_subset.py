@@ -86,16 +86,16 @@ def test_the_bound_holds_for_every_transcript(times, steps, shift, lean):
 @pytest.mark.parametrize("node", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize(("chance", "shift"), [(0.01, 1.0), (0.4, 0.5), (0.2, 3.0)])
 def test_a_round_is_rounded_up_in_convex_order(node, chance, shift):
-    law = _round(chance, shift, node, log_scale=0.3)
+    pmf = _round(chance, shift, node, log_scale=0.3)
     x = np.linspace(-12.0, 12.0 + 2 * shift, 400_001)
     density = np.exp(-x * x / 2.0) / math.sqrt(2.0 * math.pi) * (x[1] - x[0])
     rise, p = _factor(x, chance, shift)
     factor = np.exp(0.3 + rise + math.log1p(-chance) - node * p * (1.0 - p))
     for a in (0.0, 0.5, 0.9, 1.0, 1.1, 1.5, 3.0, 20.0):
         exact = float(density @ np.maximum(factor - a, 0.0))
-        found = float(law.q @ np.maximum(law.places - a, 0.0)) + law.infinite
+        found = float(pmf.q @ np.maximum(pmf.places - a, 0.0)) + pmf.infinite
         assert exact - 1e-9 <= found <= exact * (1.0 + 3e-4) + 1e-5
-    assert law.q.sum() == pytest.approx(1.0, abs=1e-9)
+    assert pmf.q.sum() == pytest.approx(1.0, abs=1e-9)
 
 
 # --- against simulation ---------------------------------------------------------------------------
@@ -174,10 +174,10 @@ def test_tails_are_charged_for_the_mass_of_all_rounds(monkeypatch, times, steps,
 
     def watched(rounds, *more):
         found = compose(rounds, *more)
-        ((law, count),) = rounds
-        mass = float(np.exp(law.log_mass).sum()) + law.infinite
+        ((pmf, count),) = rounds
+        mass = float(np.exp(pmf.log_mass).sum()) + pmf.infinite
         # the share of at least one infinite loss
-        rest = -math.expm1(count * math.log1p(-law.infinite / mass))
+        rest = -math.expm1(count * math.log1p(-pmf.infinite / mass))
         charges.append((mass**count * rest, found.infinite, mass**count))
         return found
 

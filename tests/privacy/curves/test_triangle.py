@@ -112,15 +112,15 @@ EPSILONS = (0.0, 0.2, 1.0, 3.0)
 
 
 def bins(points: list[tuple[float, tuple[float, float]]]) -> np.ndarray:
-    """The law of two noisy sums with these weights and means, seen in a grid of bins."""
+    """The pmf of two noisy sums with these weights and means, seen in a grid of bins."""
     line = {m: np.diff(special.ndtr(EDGES - m)) for m in {m for _, mean in points for m in mean}}
     return sum(weight * np.multiply.outer(line[a], line[b]) for weight, (a, b) in points)
 
 
-def assert_never_above(laws, bounds) -> float:
+def assert_never_above(pmfs, bounds) -> float:
     """The largest share of the bound that is attained."""
     worst = 0.0
-    for p, q in laws:
+    for p, q in pmfs:
         for epsilon, bound in zip(EPSILONS, bounds, strict=True):
             attained = float(np.maximum(p - math.exp(epsilon) * q, 0.0).sum())
             assert attained <= bound * (1.0 + 1e-9) + 1e-13, epsilon
@@ -142,8 +142,8 @@ def test_replacing_a_record(noise):
     guarantee = Mechanism(BallsInBins(2), noise, relation="replace").guarantee()
     bounds = [guarantee.delta(epsilon).upper for epsilon in EPSILONS]
     choices = list(itertools.product((1, 0, -1), repeat=2))
-    laws = [(one_record(noise, old), one_record(noise, new)) for old in choices for new in choices]
-    assert assert_never_above(laws, bounds) > 0.7
+    pmfs = [(one_record(noise, old), one_record(noise, new)) for old in choices for new in choices]
+    assert assert_never_above(pmfs, bounds) > 0.7
     assert "lemma 5" in guarantee.upper_by
 
 
@@ -152,13 +152,13 @@ def test_batch_clipping(relation):
     """Aggregates between -1 and 1: the record's bin shows one aggregate with it, another with its replacement."""
     guarantee = Mechanism(BallsInBins(2), 2.0, Batch(), relation).guarantee()
     bounds = [guarantee.delta(epsilon).upper for epsilon in EPSILONS]
-    laws = []
+    pmfs = []
     for base in itertools.product((1, -1), repeat=2):
         for old in itertools.product((1, -1), repeat=2):
             news = [base] if relation == "zero-out" else list(itertools.product((1, -1), repeat=2))
             pairs = [(one_record(2.0, old, base), one_record(2.0, new, base)) for new in news]
-            laws += pairs + [(q, p) for p, q in pairs]
-    assert assert_never_above(laws, bounds) > (0.9 if relation == "zero-out" else 0.4)
+            pmfs += pairs + [(q, p) for p, q in pairs]
+    assert assert_never_above(pmfs, bounds) > (0.9 if relation == "zero-out" else 0.4)
 
 
 @pytest.mark.parametrize("relation", ["add-remove", "replace"])
@@ -180,10 +180,10 @@ def test_two_records(relation):
     present = [group(a, b) for a in full for b in full]
     if relation == "add-remove":
         nobody = bins([(1.0, (0.0, 0.0))])
-        laws = [pair for law in present for pair in ((law, nobody), (nobody, law))]
+        pmfs = [pair for pmf in present for pair in ((pmf, nobody), (nobody, pmf))]
     else:
-        laws = [(p, q) for p in present[::3] for q in present[::5]]
-    assert assert_never_above(laws, bounds) > 0.3
+        pmfs = [(p, q) for p in present[::3] for q in present[::5]]
+    assert assert_never_above(pmfs, bounds) > 0.3
 
 
 def test_groups_cost_more_and_what_is_known_from_below_is_one_record():

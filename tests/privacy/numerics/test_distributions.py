@@ -211,13 +211,13 @@ def test_tails_and_probabilities_add_up(n, rate, k):
     assert least.upper + most.upper - one.lower >= 1.0 - 1e-15
 
 
-# --- laws -----------------------------------------------------------------------------------------
+# --- pmfs -----------------------------------------------------------------------------------------
 
 
-def agree(law: np.ndarray, exact: list[mpmath.mpf]) -> None:
-    error = pmf_error(law)
-    assert len(law) == len(exact)
-    for found, truth in zip(law.tolist(), exact, strict=True):
+def agree(pmf: np.ndarray, exact: list[mpmath.mpf]) -> None:
+    error = pmf_error(pmf)
+    assert len(pmf) == len(exact)
+    for found, truth in zip(pmf.tolist(), exact, strict=True):
         if truth > mpmath.mpf("1e-290"):
             assert abs(mpmath.mpf(found) / truth - 1) <= error
 

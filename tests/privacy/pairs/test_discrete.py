@@ -25,15 +25,15 @@ def delta(p: np.ndarray, q: np.ndarray, epsilon: float, infinite: float = 0.0) -
     return math.fsum(np.maximum(p - math.exp(epsilon) * q, 0.0).tolist()) + infinite
 
 
-def curve(law: DiscretePld, epsilon: float) -> float:
-    above = law.losses > epsilon
-    return law.infinite + math.fsum(
-        (np.exp(law.log_mass[above]) * -np.expm1(epsilon - law.losses[above])).tolist()
+def curve(pmf: DiscretePld, epsilon: float) -> float:
+    above = pmf.losses > epsilon
+    return pmf.infinite + math.fsum(
+        (np.exp(pmf.log_mass[above]) * -np.expm1(epsilon - pmf.losses[above])).tolist()
     )
 
 
-def lower_law(table: DiscretePair, spacing: Spacing) -> DiscretePld | None:
-    """The lower law; None where it is refused, the grid being too coarse for these atoms."""
+def lower_pmf(table: DiscretePair, spacing: Spacing) -> DiscretePld | None:
+    """The lower pmf; None where it is refused, the grid being too coarse for these atoms."""
     try:
         return discretise.lower(table, spacing)
     except FloatingPointError:
@@ -42,7 +42,7 @@ def lower_law(table: DiscretePair, spacing: Spacing) -> DiscretePld | None:
 
 @st.composite
 def masses(draw, most: int = 12) -> tuple[np.ndarray, np.ndarray]:
-    """Two laws on a few points, with tiny masses among them."""
+    """Two pmfs on a few points, with tiny masses among them."""
     size = draw(st.integers(2, most))
     exponents = st.lists(st.floats(-18.0, 0.0), min_size=size, max_size=size)
     p, q = (10.0 ** np.array(draw(exponents)) for _ in range(2))
@@ -56,27 +56,27 @@ scales = st.one_of(st.just(math.inf), st.floats(0.1, 3.0))
 
 
 @given(masses(), st.floats(-3.0, 20.0), st.floats(0.0, 1e-3))
-def test_delta_is_the_definition(laws, epsilon, infinite):
-    table = DiscretePair.of(*laws, infinite=infinite)
+def test_delta_is_the_definition(pmfs, epsilon, infinite):
+    table = DiscretePair.of(*pmfs, infinite=infinite)
     low, high = table.delta(epsilon)
-    truth = delta(*laws, epsilon)
+    truth = delta(*pmfs, epsilon)
     assert low <= truth * (1.0 + 1e-12) + 1e-16
     assert min(truth + infinite, 1.0) <= high * (1.0 + 1e-12) + 1e-16
     assert high - low <= 1e-12 * (1.0 + math.exp(epsilon)) + infinite
     back = table.reverse()
     low, high = back.delta(epsilon)
-    truth = delta(laws[1], laws[0], epsilon)
+    truth = delta(pmfs[1], pmfs[0], epsilon)
     assert low <= truth * (1.0 + 1e-12) + 1e-16
     assert truth <= high * (1.0 + 1e-12) + 1e-16
 
 
 @given(masses(), st.floats(1e-9, 1e-2), st.floats(-1.0, 5.0), st.integers(0, 2**32 - 1))
-def test_delta_allows_for_every_law_within_the_error(laws, error, epsilon, seed):
+def test_delta_allows_for_every_law_within_the_error(pmfs, error, epsilon, seed):
     """Any masses whose logarithms, and whose ratios' logarithms, are off by at most the error."""
-    table, rng = DiscretePair.of(*laws, error=error), np.random.default_rng(seed)
+    table, rng = DiscretePair.of(*pmfs, error=error), np.random.default_rng(seed)
     for _ in range(5):
-        p = laws[0] * np.exp(error * rng.choice([-1.0, 0.0, 1.0], len(laws[0])))
-        q = p / (laws[0] / laws[1] * np.exp(error * rng.choice([-1.0, 0.0, 1.0], len(laws[0]))))
+        p = pmfs[0] * np.exp(error * rng.choice([-1.0, 0.0, 1.0], len(pmfs[0])))
+        q = p / (pmfs[0] / pmfs[1] * np.exp(error * rng.choice([-1.0, 0.0, 1.0], len(pmfs[0]))))
         for true, back in (((p, q), table), ((q, p), table.reverse())):
             low, high = back.delta(epsilon)
             assert low <= delta(*true, epsilon) + 1e-15
@@ -111,8 +111,8 @@ def test_losses_ascend_and_reversing_twice_returns():
 
 
 @given(masses(), st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6))
-def test_cells_share_out_all_mass_in_proportion(laws, places):
-    table = DiscretePair.of(*laws)
+def test_cells_share_out_all_mass_in_proportion(pmfs, places):
+    table = DiscretePair.of(*pmfs)
     size = len(table.p)
     inner = size * (np.sort(np.array(places)) - 0.5)
     cells = table.cells(np.concatenate([[-np.inf], inner, [np.inf]]))
@@ -153,9 +153,9 @@ def test_reversing_mirrors_the_line():
 def assert_sandwiched(
     table: DiscretePair, p: np.ndarray, q: np.ndarray, step: float, scale: float, infinite: float
 ) -> None:
-    """The curve of (p, q), which the table describes up to its error, lies between the two discretised laws."""
+    """The curve of (p, q), which the table describes up to its error, lies between the two discretised pmfs."""
     spacing = Spacing(step, table.infimum - step, float(table.loss_values[-1]) + step, scale)
-    above, below = discretise.upper(table, spacing), lower_law(table, spacing)
+    above, below = discretise.upper(table, spacing), lower_pmf(table, spacing)
     some = above.losses[:: max(len(above.index) // 20, 1)]
     at = np.concatenate([table.loss_values, table.loss_values + 0.3 * step, some])
     for epsilon in [*at.tolist(), 0.0, table.infimum - 1.0]:
@@ -177,9 +177,9 @@ def assert_sandwiched(
     st.booleans(),
 )
 @settings(max_examples=40)
-def test_the_exact_curve_lies_between_the_two_laws(laws, step, scale, infinite, forward):
-    p, q = laws if forward else laws[::-1]
-    table = DiscretePair.of(*laws, infinite=infinite, missing=infinite)
+def test_the_exact_curve_lies_between_the_two_laws(pmfs, step, scale, infinite, forward):
+    p, q = pmfs if forward else pmfs[::-1]
+    table = DiscretePair.of(*pmfs, infinite=infinite, missing=infinite)
     assert_sandwiched(table if forward else table.reverse(), p, q, step, scale, infinite)
 
 
@@ -190,12 +190,12 @@ def test_the_exact_curve_lies_between_the_two_laws(laws, step, scale, infinite, 
     st.booleans(),
 )
 @settings(max_examples=60)
-def test_so_does_every_curve_within_the_error(laws, error, seed, forward):
+def test_so_does_every_curve_within_the_error(pmfs, error, seed, forward):
     """Atoms whose true loss lies in the next cell of the grid, too: grid points are put right beside them."""
     rng = np.random.default_rng(seed)
-    p = laws[0] * np.exp(error * rng.choice([-1.0, 1.0], len(laws[0])))
-    q = p / (laws[0] / laws[1] * np.exp(error * rng.choice([-1.0, 1.0], len(laws[0]))))
-    table = DiscretePair.of(*laws, error=error)
+    p = pmfs[0] * np.exp(error * rng.choice([-1.0, 1.0], len(pmfs[0])))
+    q = p / (pmfs[0] / pmfs[1] * np.exp(error * rng.choice([-1.0, 1.0], len(pmfs[0]))))
+    table = DiscretePair.of(*pmfs, error=error)
     table, p, q = (table, p, q) if forward else (table.reverse(), q, p)
     near = table.loss_values - table.bulk
     step = float(near[np.argmax(np.abs(near))]) or 1.0
@@ -209,11 +209,11 @@ def test_an_atom_on_the_wrong_side_of_a_grid_point_is_paid_for():
     error = 2e-4
     said = np.array([0.5, 0.5 * math.exp(1.0 - 1e-4) / (1.0 + math.exp(1.0 - 1e-4))])
     table = DiscretePair.of(said, np.array([0.7, said[1] * math.exp(-(1.0 - 1e-4))]), error=error)
-    law = discretise.upper(table, Spacing(1.0 - table.bulk, table.bulk, 1.0))
+    pmf = discretise.upper(table, Spacing(1.0 - table.bulk, table.bulk, 1.0))
     true_p, true_q = said[1], said[1] * math.exp(-(1.0 + 1e-4))
     for epsilon in (0.9, 1.0, 1.0 + 0.5e-4):
         assert (
-            curve(law, epsilon - law.shift) * math.exp(law.shift)
+            curve(pmf, epsilon - pmf.shift) * math.exp(pmf.shift)
             >= true_p - math.exp(epsilon) * true_q
         )
 
@@ -221,8 +221,8 @@ def test_an_atom_on_the_wrong_side_of_a_grid_point_is_paid_for():
 # --- composed -------------------------------------------------------------------------------------
 
 
-def product(laws) -> tuple[np.ndarray, np.ndarray]:
-    p, q = (np.multiply.outer(laws[0][side], laws[1][side]).reshape(-1) for side in (0, 1))
+def product(pmfs) -> tuple[np.ndarray, np.ndarray]:
+    p, q = (np.multiply.outer(pmfs[0][side], pmfs[1][side]).reshape(-1) for side in (0, 1))
     return p, q
 
 
@@ -235,17 +235,17 @@ def product(laws) -> tuple[np.ndarray, np.ndarray]:
 )
 @settings(max_examples=40)
 def test_two_tables_compose_to_their_product(one, other, step, tilt, forward):
-    """Any two tables on any grid and tilt: the product, written out, lies between the composed laws."""
+    """Any two tables on any grid and tilt: the product, written out, lies between the composed pmfs."""
     infinite = 1e-5
-    tables = [DiscretePair.of(*laws, infinite=infinite) for laws in (one, other)]
+    tables = [DiscretePair.of(*pmfs, infinite=infinite) for pmfs in (one, other)]
     tables = tables if forward else [table.reverse() for table in tables]
     p, q = product((one, other))
     p, q, extra = (p, q, 2.0 * infinite) if forward else (q, p, 0.0)
     spacings = [Spacing(step, t.infimum - step, float(t.loss_values[-1]) + step) for t in tables]
     both = list(zip(tables, spacings, strict=True))
-    for sign, law in ((1, discretise.upper), (-1, discretise.lower)):
+    for sign, pmf in ((1, discretise.upper), (-1, discretise.lower)):
         try:
-            composed = compose([(law(t, s), 1) for t, s in both], tilt, sign)
+            composed = compose([(pmf(t, s), 1) for t, s in both], tilt, sign)
         except FloatingPointError:
             continue  # refused: too coarse a grid for these atoms, or too strong a tilt
         for epsilon in (-1.0, 0.0, 0.3, 2.0, 10.0):
@@ -259,24 +259,24 @@ def test_two_tables_compose_to_their_product(one, other, step, tilt, forward):
 def smooth(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Two mixtures of three Gaussians in bins."""
     x = np.linspace(-4.0, 4.0, size)
-    laws = []
+    pmfs = []
     for _ in range(2):
         centres, weights = rng.uniform(-1.0, 1.0, 3), rng.dirichlet(np.ones(3))
-        law = np.exp(-((x - centres[:, None]) ** 2) / 2.0).T @ weights
-        laws.append(law / law.sum())
-    return laws[0], laws[1]
+        pmf = np.exp(-((x - centres[:, None]) ** 2) / 2.0).T @ weights
+        pmfs.append(pmf / pmf.sum())
+    return pmfs[0], pmfs[1]
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("forward", [True, False])
 def test_the_bracket_of_two_tables_is_narrow_and_holds_their_product(seed, forward):
     rng = np.random.default_rng(seed)
-    laws = [smooth(rng, 500), smooth(rng, 500)]
-    tables = [DiscretePair.of(*law) for law in laws]
+    pmfs = [smooth(rng, 500), smooth(rng, 500)]
+    tables = [DiscretePair.of(*pmf) for pmf in pmfs]
     both = Composition(
         [(PricedRound(table if forward else table.reverse()), 1) for table in tables]
     )
-    p, q = product(laws) if forward else product(laws)[::-1]
+    p, q = product(pmfs) if forward else product(pmfs)[::-1]
     for epsilon in (0.0, 0.5, 2.0):
         low, high = both.delta(epsilon, 1e-2)
         assert low <= delta(p, q, epsilon) * (1.0 + 1e-9) <= high * (1.0 + 1e-8)

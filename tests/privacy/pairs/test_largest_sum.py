@@ -144,7 +144,7 @@ def test_shifts_too_far_apart_for_doubles_are_told_apart():
 def test_two_epochs_written_out():
     table = largest_sum(20, 2.0, 1.0)
     # coarser bins
-    p, q = (law[: 7 * (len(law) // 7)].reshape(-1, 7).sum(axis=1) for law in (table.p, table.q))
+    p, q = (pmf[: 7 * (len(pmf) // 7)].reshape(-1, 7).sum(axis=1) for pmf in (table.p, table.q))
     pp, qq = np.multiply.outer(p, p).reshape(-1), np.multiply.outer(q, q).reshape(-1)
     both = Composition([(PricedRound(table), 2)])
     for epsilon in (0.0, 1.0, 3.0):

@@ -1,4 +1,4 @@
-"""Weights of the mixtures: exact laws, error bounds that hold, and truncation to the safe sides."""
+"""Weights of the mixtures: exact pmfs, error bounds that hold, and truncation to the safe sides."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def exact_binomial(trials: int, rate: float, hits: int) -> mpmath.mpf:
 def exact_distinct(trials: int, rate: float, groups: int) -> list[Fraction]:
     """Occupancy by inclusion and exclusion: exactly l groups hit when each record hits group g with probability q/m."""
     q = Fraction(rate)
-    law = []
+    pmf = []
     for hit in range(min(trials, groups) + 1):
         total = Fraction(0)
         for i in range(hit + 1):  # all hits inside a given set of hit - i groups
             total += (
                 (-1) ** i * math.comb(hit, i) * (1 - q + q * Fraction(hit - i, groups)) ** trials
             )
-        law.append(math.comb(groups, hit) * total)
-    return law
+        pmf.append(math.comb(groups, hit) * total)
+    return pmf
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,10 @@ def test_binomial_edges():
 
 @given(st.integers(1, 12), st.floats(0.001, 1.0), st.integers(1, 6))
 def test_distinct_groups_is_the_occupancy_law(trials, rate, groups):
-    law = distinct_groups(trials, rate, groups)
+    pmf = distinct_groups(trials, rate, groups)
     truth = exact_distinct(trials, rate, groups)
-    assert law.sum() == pytest.approx(1.0, rel=1e-13)
-    assert law == pytest.approx([float(p) for p in truth], rel=1e-11, abs=1e-300)
+    assert pmf.sum() == pytest.approx(1.0, rel=1e-13)
+    assert pmf == pytest.approx([float(p) for p in truth], rel=1e-11, abs=1e-300)
 
 
 def test_one_clip_group_is_batch_clipping_and_many_are_individual():
@@ -76,17 +76,17 @@ def test_one_clip_group_is_batch_clipping_and_many_are_individual():
     ("trials", "rate", "groups"), [(5, 0.1, 3), (100, 0.01, 4), (5000, 1e-3, 4)]
 )
 def test_distinct_groups_are_within_the_error_that_the_mixture_declares(trials, rate, groups):
-    law = distinct_groups(trials, rate, groups)
-    declared = mixture_round(law, np.arange(len(law), dtype=float), trials).pair.up.error
+    pmf = distinct_groups(trials, rate, groups)
+    declared = mixture_round(pmf, np.arange(len(pmf), dtype=float), trials).pair.up.error
     with mpmath.workdps(60):
-        for hit in range(len(law)):
+        for hit in range(len(pmf)):
             truth = mpmath.fsum(
                 (-1) ** i
                 * math.comb(hit, i)
                 * (1 - mpmath.mpf(rate) * (groups - hit + i) / groups) ** trials
                 for i in range(hit + 1)
             ) * math.comb(groups, hit)
-            assert float(abs(mpmath.mpf(float(law[hit])) / truth - 1)) <= declared, hit
+            assert float(abs(mpmath.mpf(float(pmf[hit])) / truth - 1)) <= declared, hit
 
 
 # --- truncation -----------------------------------------------------------------------------------

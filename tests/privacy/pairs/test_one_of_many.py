@@ -237,7 +237,7 @@ def test_rounding_of_a_million_products_is_charged_to_the_masses():
 @pytest.mark.parametrize("shift", [0.01, 1.0, 8.0, LARGEST_SHIFT])
 def test_one_factor_is_within_its_stated_errors(shift):
     """Masses and means of the cells of one factor, against 40 digits."""
-    law = one_of_many._single_factor(shift, 0.2, 0.1 * shift, spread=False)
+    pmf = one_of_many._single_factor(shift, 0.2, 0.1 * shift, spread=False)
     grid = one_of_many._grid_points(
         -shift * shift / 2.0 - math.sqrt(184.0) * shift,
         shift * shift / 2.0 + math.sqrt(184.0) * shift,
@@ -257,13 +257,13 @@ def test_one_factor_is_within_its_stated_errors(shift):
         def between(a, b):
             return mpmath.ncdf(b) - mpmath.ncdf(a) if a < 0 else mpmath.ncdf(-a) - mpmath.ncdf(-b)
 
-        assert len(law.q) == len(ends) - 1
-        for i in range(0, len(law.q), max(len(law.q) // 60, 1)):
+        assert len(pmf.q) == len(ends) - 1
+        for i in range(0, len(pmf.q), max(len(pmf.q) // 60, 1)):
             q, p = between(ends[i], ends[i + 1]), between(ends[i] - u, ends[i + 1] - u)
-            assert abs(mpmath.log(mpmath.mpf(float(law.q[i])) / q)) <= law.mass_error, i
+            assert abs(mpmath.log(mpmath.mpf(float(pmf.q[i])) / q)) <= pmf.mass_error, i
             # a cell end that is off by a rounding moves its mean
             assert (
-                abs(mpmath.log(mpmath.mpf(float(law.places[i])) * q / p)) <= 2.0 * law.place_error
+                abs(mpmath.log(mpmath.mpf(float(pmf.places[i])) * q / p)) <= 2.0 * pmf.place_error
             ), i
 
 
@@ -314,12 +314,12 @@ def test_a_finer_grid_gives_a_narrower_bracket_around_the_same_value():
 @pytest.mark.parametrize("spread", [True, False])
 def test_a_law_with_itself_is_no_other_than_with_a_copy_of_itself(spread):
     """Half of the sums are taken double instead of twice; the length is no multiple of the rows worked on at once."""
-    law = one_of_many._average(3, 0.8, 0.2, spread)
-    assert len(law.q) > one_of_many._ROWS
-    assert len(law.q) % one_of_many._ROWS
-    grid = one_of_many._grid(law, law, 0.5, 0.2, 0.1, one_of_many.TAIL)
+    pmf = one_of_many._average(3, 0.8, 0.2, spread)
+    assert len(pmf.q) > one_of_many._ROWS
+    assert len(pmf.q) % one_of_many._ROWS
+    grid = one_of_many._grid(pmf, pmf, 0.5, 0.2, 0.1, one_of_many.TAIL)
     one, two = (
-        one_of_many._convolve(law, other, 0.5, grid, spread) for other in (law, replace(law))
+        one_of_many._convolve(pmf, other, 0.5, grid, spread) for other in (pmf, replace(pmf))
     )
     np.testing.assert_allclose(one.q, two.q, rtol=1e-12)
     np.testing.assert_allclose(one.places, two.places, rtol=1e-12)

@@ -36,10 +36,10 @@ COINS = {
 ALL = {**COINS, **{f"{name}, reversed": coin.reverse() for name, coin in COINS.items()}}
 
 
-def curve(law: DiscretePld, epsilon: float) -> float:
-    above = law.losses > epsilon
-    return law.infinite + math.fsum(
-        (np.exp(law.log_mass[above]) * -np.expm1(epsilon - law.losses[above])).tolist()
+def curve(pmf: DiscretePld, epsilon: float) -> float:
+    above = pmf.losses > epsilon
+    return pmf.infinite + math.fsum(
+        (np.exp(pmf.log_mass[above]) * -np.expm1(epsilon - pmf.losses[above])).tolist()
     )
 
 

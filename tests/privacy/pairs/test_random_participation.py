@@ -193,9 +193,9 @@ def test_no_geometry_of_the_plane_beats_the_theorem():
         pair = participation_pair(p, q, others, 1.0 / noise, False)
         for epsilon in (0.0, 0.05, 0.2, 0.6):
             a = math.exp(epsilon)
-            for first, second, law in ((present, absent, pair), (absent, present, pair.reverse())):
+            for first, second, pmf in ((present, absent, pair), (absent, present, pair.reverse())):
                 found = float(np.maximum(first - a * second, 0.0).sum()) * area
-                bound = law.delta(epsilon)[1]
+                bound = pmf.delta(epsilon)[1]
                 # the grid's error; on a grid 8 times as fine it is 1e-6
                 assert found <= bound * (1 + 4e-4)
                 best = max(best, found / bound) if epsilon > 0.0 and bound > 1e-6 else best
@@ -209,9 +209,9 @@ def test_the_attack_is_the_plane_seen_in_bins(lean):
     present, absent, area = in_the_plane(p, q, np.array([[1.0, 0.0]] * others + [record]), noise)
     table = angled_attack(p, q, others, 1.0 / noise, lean)
     for epsilon in (0.0, 0.1, 0.5, 1.0):
-        for first, second, law in ((present, absent, table), (absent, present, table.reverse())):
+        for first, second, pmf in ((present, absent, table), (absent, present, table.reverse())):
             found = float(np.maximum(first - math.exp(epsilon) * second, 0.0).sum()) * area
-            low = law.delta(epsilon)[0]
+            low = pmf.delta(epsilon)[0]
             assert low <= found * (1 + 1e-6) + 1e-9
             assert low >= 0.97 * found - 1e-5
 

@@ -122,14 +122,14 @@ def test_the_ratio_is_a_coefficient_of_a_product(group):
 def test_the_attackers_laws_are_convolutions_over_all_ways_of_sharing_bins():
     group = SharedBins(3, 3, 0.9, adds_up=True)
     table = shared_bins_attack(group, 0.8)
-    laws = _scores(group, 0.8, 0.15)
-    total = np.zeros(3 * len(laws[0].index) - 2)
+    pmfs = _scores(group, 0.8, 0.15)
+    total = np.zeros(3 * len(pmfs[0].index) - 2)
     for picks in itertools.product(range(3), repeat=3):
         part = np.ones(1)
         for held in np.bincount(picks, minlength=3):
-            part = np.convolve(part, np.exp(laws[held].log_mass))
+            part = np.convolve(part, np.exp(pmfs[held].log_mass))
         total += part / 27.0
-    absent = np.exp(laws[0].log_mass)
+    absent = np.exp(pmfs[0].log_mass)
     absent = np.convolve(np.convolve(absent, absent), absent)
     for epsilon in (0.0, 1.0, 3.0):
         for there, back, seen in ((total, absent, table), (absent, total, table.reverse())):

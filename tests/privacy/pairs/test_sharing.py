@@ -20,11 +20,11 @@ from verax.privacy.pairs.sharing import (
 
 def enumerated(size, times, rounds):
     sets = list(itertools.combinations(range(rounds), times))
-    law = Counter()
+    pmf = Counter()
     for picked in itertools.product(sets, repeat=size):
         held = Counter(t for chosen in picked for t in chosen).values()
-        law[tuple(sum(h >= level for h in held) for level in range(1, max(held) + 1))] += 1
-    return {sharing: count / len(sets) ** size for sharing, count in law.items()}
+        pmf[tuple(sum(h >= level for h in held) for level in range(1, max(held) + 1))] += 1
+    return {sharing: count / len(sets) ** size for sharing, count in pmf.items()}
 
 
 @pytest.mark.parametrize("case", [(2, 1, 10), (3, 2, 4), (3, 3, 5), (4, 1, 3), (7, 1, 2)])

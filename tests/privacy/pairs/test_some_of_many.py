@@ -1,4 +1,4 @@
-"""k rounds of T at random: the attack against quadrature of the true likelihood ratio, and its laws written out."""
+"""k rounds of T at random: the attack against quadrature of the true likelihood ratio, and its pmfs written out."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def test_the_laws_are_convolutions_of_the_scores(times, count, lean, monkeypatch
     monkeypatch.setattr(some_of_many, "_MERGE", 1e-9)
     table = some_of_many_attack.__wrapped__(times, count, 1.1, lean)
     plain, shifted = some_of_many._scores(lean * times / count, 1.1)
-    laws = [np.exp(law.log_mass) for law in (plain, shifted)]
-    assert [law.sum() for law in laws] == pytest.approx([1.0, 1.0], rel=1e-12)
+    pmfs = [np.exp(pmf.log_mass) for pmf in (plain, shifted)]
+    assert [pmf.sum() for pmf in pmfs] == pytest.approx([1.0, 1.0], rel=1e-12)
     with_record, without = np.ones(1), np.ones(1)
     for round_ in range(count):
-        with_record = np.convolve(with_record, laws[1 if round_ < times else 0])
-        without = np.convolve(without, laws[0])
+        with_record = np.convolve(with_record, pmfs[1 if round_ < times else 0])
+        without = np.convolve(without, pmfs[0])
     sure = (without > 1e-9) & (with_record > 1e-9)  # where plain convolution has digits to compare
     order = np.argsort(np.log(with_record[sure]) - np.log(without[sure]))
     matched = 0
@@ -124,12 +124,12 @@ def test_scores_of_a_round_are_gaussian_masses_of_its_cells():
     plain, shifted = some_of_many._scores(0.01, 1.0)
     pair = MixturePair.subsampled(0.01, 1.0)
     x = np.random.default_rng(0).standard_normal(200_000)
-    for law, moved in ((plain, 0.0), (shifted, 1.0)):
+    for pmf, moved in ((plain, 0.0), (shifted, 1.0)):
         index = np.clip(
-            np.round((pair.loss(x + moved) - law.start) / law.step), 0, len(law.log_mass) - 1
+            np.round((pair.loss(x + moved) - pmf.start) / pmf.step), 0, len(pmf.log_mass) - 1
         )
-        counts = np.bincount(index.astype(int), minlength=len(law.log_mass)) / len(x)
-        assert np.abs(np.cumsum(counts) - np.cumsum(np.exp(law.log_mass))).max() < 5e-3
+        counts = np.bincount(index.astype(int), minlength=len(pmf.log_mass)) / len(x)
+        assert np.abs(np.cumsum(counts) - np.cumsum(np.exp(pmf.log_mass))).max() < 5e-3
 
 
 def test_every_round_joined_is_a_gaussian_mechanism_and_the_attack_stays_below_it():

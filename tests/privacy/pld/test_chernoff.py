@@ -108,16 +108,16 @@ def curve_of(outcomes, epsilon):
 def test_upper_bounds_hold_for_every_outcome_of_a_few_rounds(losses, shares, total, infinite):
     step = 1e-6
     index = np.round(np.array(losses) / step).astype(np.int64)
-    law = DiscretePld(0.0, step, index, np.log(np.array(shares) * total), infinite, 0.0)
+    pld = DiscretePld(0.0, step, index, np.log(np.array(shares) * total), infinite, 0.0)
     with mpmath.workdps(50):
         atoms = [
             (mpmath.mpf(float(x)), mpmath.exp(mpmath.mpf(float(m))))
-            for x, m in zip(law.losses, law.log_mass, strict=True)
+            for x, m in zip(pld.losses, pld.log_mass, strict=True)
         ]
         outcomes = list(products(atoms, 4))
         mass = max(mpmath.fsum(m for _, m in atoms) + infinite, 1)
         charge = mass**4 - (mass - infinite) ** 4
-        bound = ChernoffBound([(law, 4)], infinite_mass([(law, 4)]))
+        bound = ChernoffBound([(pld, 4)], infinite_mass([(pld, 4)]))
         for epsilon in (1e-3, 0.1, 1.0, 5.0, 30.0, 290.0):
             truth = min(curve_of(outcomes, epsilon) + charge, 1)
             assert bound.delta(epsilon) >= truth
@@ -142,15 +142,15 @@ def test_rounds_that_have_no_small_losses_leave_the_others_as_they_are():
 
 def test_divergences_of_measures_with_more_mass_than_one_may_exceed_one():
     """Two rounds of mass 1.02, nearly all of it at a loss of 20: one loss of 35 leaves more than 1 to the other."""
-    law = DiscretePld(0.0, 5.0, np.array([4, 7]), np.log(np.array([1.02, 2.8e-5])), 0.0, 0.0)
+    pld = DiscretePld(0.0, 5.0, np.array([4, 7]), np.log(np.array([1.02, 2.8e-5])), 0.0, 0.0)
     truth = 2 * 1.02 * 2.8e-5 * -math.expm1(-5.0)
-    assert ChernoffBound([(law, 2)], 0.0)._one_large(50.0) >= truth
+    assert ChernoffBound([(pld, 2)], 0.0)._one_large(50.0) >= truth
 
 
 def test_grids_that_may_be_off_have_more_mass():
-    law = DiscretePld(0.0, 1.0, np.array([-1, 1]), np.log(np.array([0.25, 0.75])), 0.0, 1e-9)
+    pld = DiscretePld(0.0, 1.0, np.array([-1, 1]), np.log(np.array([0.25, 0.75])), 0.0, 1e-9)
     sure = DiscretePld(0.0, 1.0, np.array([-1, 1]), np.log(np.array([0.25, 0.75])), 0.0, 0.0)
-    apart = ChernoffBound([(law, 10**6)], 0.0)._mass / ChernoffBound([(sure, 10**6)], 0.0)._mass
+    apart = ChernoffBound([(pld, 10**6)], 0.0)._mass / ChernoffBound([(sure, 10**6)], 0.0)._mass
     assert apart >= math.exp(1e-3) * (1.0 - 1e-9)
 
 

@@ -1,4 +1,4 @@
-"""Whole runs under Poisson sampling: reference values, independent computations, laws, and random settings."""
+"""Whole runs under Poisson sampling: reference values, independent computations, plds, and random settings."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ def test_symmetric_rounds_cost_at_least_either_direction():
         assert both >= Composition([(PricedRound(one), 300)]).epsilon(1e-6, 1e-3)[0]
 
 
-# --- laws, on cheap settings ----------------------------------------------------------------------
+# --- plds, on cheap settings ----------------------------------------------------------------------
 
 noises = st.floats(-0.15, 0.9).map(lambda e: 10.0**e)
 rates = st.floats(-2.5, -0.1).map(lambda e: 10.0**e)
@@ -406,7 +406,7 @@ def test_a_larger_delta_costs_less(noise, rate, count, delta, other):
 
 
 def test_doubling_each_parameter_moves_epsilon_by_more_than_the_width():
-    """So that the laws above cannot hold by mere looseness."""
+    """So that the plds above cannot hold by mere looseness."""
     plain = poisson(1.0, 0.01, 1000).epsilon(1e-5)
     assert poisson(2.0, 0.01, 1000).epsilon(1e-5).upper < plain.lower / 1.5
     assert poisson(1.0, 0.02, 1000).epsilon(1e-5).lower > plain.upper * 1.5
@@ -606,7 +606,7 @@ def test_a_lossy_mixture_keeps_its_loss_in_the_upper_bound_only():
 
 
 def test_the_lowest_rate_at_noise_one_is_as_narrow_as_promised():
-    """A corner of the random ranges that seeded draws seldom meet: delta is far out in a nearly atomic law."""
+    """A corner of the random ranges that seeded draws seldom meet: delta is far out in a nearly atomic pld."""
     assert not complaint(1.0, 1e-4, 1000, 1e-9, 1, Individual())
 
 

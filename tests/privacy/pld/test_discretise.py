@@ -40,8 +40,8 @@ def spaced(pair: MixturePair, step: float, scale: float = math.inf) -> Spacing:
     return Spacing(step, low, high, scale)
 
 
-def lower_law(pair: MixturePair, spacing: Spacing) -> DiscretePld:
-    """The lower law; a grid that it refuses as too coarse is refined as the engine refines it, a few times at most."""
+def lower_pmf(pair: MixturePair, spacing: Spacing) -> DiscretePld:
+    """The lower pmf; a grid that it refuses as too coarse is refined as the engine refines it, a few times at most."""
     for _ in range(4):
         try:
             return discretise.lower(pair, spacing)
@@ -50,29 +50,29 @@ def lower_law(pair: MixturePair, spacing: Spacing) -> DiscretePld:
     raise AssertionError(f"no grid is fine enough for {pair}")
 
 
-def curve(law: DiscretePld, epsilon: float) -> float:
-    """D_{e^eps} of a discretised law: all terms are positive, so this sum is accurate."""
-    above = law.losses > epsilon
-    terms = np.exp(law.log_mass[above]) * -np.expm1(epsilon - law.losses[above])
-    return law.infinite + math.fsum(terms.tolist())
+def curve(pmf: DiscretePld, epsilon: float) -> float:
+    """D_{e^eps} of a discretised pmf: all terms are positive, so this sum is accurate."""
+    above = pmf.losses > epsilon
+    terms = np.exp(pmf.log_mass[above]) * -np.expm1(epsilon - pmf.losses[above])
+    return pmf.infinite + math.fsum(terms.tolist())
 
 
-def places(pair: MixturePair, law: DiscretePld, count: int = 12) -> list[float]:
+def places(pair: MixturePair, pmf: DiscretePld, count: int = 12) -> list[float]:
     """Epsilons on the grid, between grid points and off both ends, negative ones (a < 1) included."""
-    rng = np.random.default_rng(len(law.log_mass))
-    some = np.sort(rng.choice(len(law.log_mass), min(count, len(law.log_mass)), replace=False))
-    on = law.losses[some]
-    gaps = np.append(np.diff(law.losses), law.step)[some]
+    rng = np.random.default_rng(len(pmf.log_mass))
+    some = np.sort(rng.choice(len(pmf.log_mass), min(count, len(pmf.log_mass)), replace=False))
+    on = pmf.losses[some]
+    gaps = np.append(np.diff(pmf.losses), pmf.step)[some]
     between = on + gaps * rng.uniform(0.02, 0.98, len(on))
-    return [*on.tolist(), *between.tolist(), 0.0, law.start - 1.0, float(law.losses[-1]) + 0.5]
+    return [*on.tolist(), *between.tolist(), 0.0, pmf.start - 1.0, float(pmf.losses[-1]) + 0.5]
 
 
 def assert_sandwiched(pair: MixturePair, spacing: Spacing) -> None:
-    above, below = discretise.upper(pair, spacing), lower_law(pair, spacing)
+    above, below = discretise.upper(pair, spacing), lower_pmf(pair, spacing)
     assert above.step == spacing.step
-    for law in (above, below):
-        assert (np.diff(law.index) >= 1).all()
-        assert 0.0 <= law.shift < 1e-3 * law.step
+    for pmf in (above, below):
+        assert (np.diff(pmf.index) >= 1).all()
+        assert 0.0 <= pmf.shift < 1e-3 * pmf.step
     for epsilon in places(pair, above) + places(pair, below):
         exact_low, exact_high = pair.delta(epsilon)
         # 1e-11: the sums of this test; the shift is charged as the class says, to epsilon and as a
@@ -128,7 +128,7 @@ def test_the_exact_curve_lies_between_the_two_laws_for_any_mixture(
 @pytest.mark.parametrize("pair", ALL.values(), ids=ALL)
 @pytest.mark.parametrize("step", STEPS)
 def test_total_masses(pair, step):
-    above, below = discretise.upper(pair, spaced(pair, step)), lower_law(pair, spaced(pair, step))
+    above, below = discretise.upper(pair, spaced(pair, step)), lower_pmf(pair, spaced(pair, step))
     p_above, p_below = np.exp(above.log_mass).sum() + above.infinite, np.exp(below.log_mass).sum()
     q_above = np.exp(above.log_mass - above.losses).sum()
     assert 1.0 - 1e-13 <= p_above <= 1.0 + 1e-8
@@ -149,8 +149,8 @@ def test_error_falls_like_the_square_of_the_step(name, side, forward):
     exact = np.array([math.fsum(pair.delta(e)) / 2.0 for e in at])
 
     def error(step: float) -> float:
-        law = (discretise.upper if side == "upper" else lower_law)(pair, spaced(pair, step))
-        return float(np.abs(np.array([curve(law, e) for e in at]) - exact).max())
+        pmf = (discretise.upper if side == "upper" else lower_pmf)(pair, spaced(pair, step))
+        return float(np.abs(np.array([curve(pmf, e) for e in at]) - exact).max())
 
     coarse, middle, fine = (error(spread / n) for n in (20, 40, 80))
     assert 2.5 < coarse / middle < 12.0  # a coarse grid may be worse than the square of its step
@@ -169,8 +169,8 @@ def test_a_cut_off_tail_goes_to_infinity_above_and_is_lost_below():
 
 def test_weight_lost_by_the_mixture_is_mass_at_infinity():
     side = Mixture((math.log(0.9 - 1e-6), math.log(0.1)), (0.0, 1.0), lost=1e-6)
-    law = discretise.upper(MixturePair(side), Spacing(0.01, -0.2, 12.0))
-    assert 1e-6 <= law.infinite < 1.001e-6
+    pmf = discretise.upper(MixturePair(side), Spacing(0.01, -0.2, 12.0))
+    assert 1e-6 <= pmf.infinite < 1.001e-6
     assert discretise.lower(MixturePair(side), Spacing(0.01, -0.2, 12.0)).infinite == 0.0
 
 
@@ -178,10 +178,10 @@ def test_weight_lost_by_the_mixture_is_mass_at_infinity():
 def test_the_symmetric_law_is_above_both_directions(rate, shift):
     pair = MixturePair.subsampled(rate, shift)
     for step in (0.1, 0.01):
-        law = discretise.upper_symmetric(pair, spaced(pair, step))
-        assert np.exp(law.log_mass).sum() + law.infinite == pytest.approx(1.0, abs=1e-9)
+        pmf = discretise.upper_symmetric(pair, spaced(pair, step))
+        assert np.exp(pmf.log_mass).sum() + pmf.infinite == pytest.approx(1.0, abs=1e-9)
         for epsilon in (-3.0, -0.51, -0.1, -0.013, 0.0, 0.013, 0.1, 0.51, 3.0):
-            top = curve(law, epsilon - law.shift) * math.exp(law.shift) * (1.0 + 1e-11) + 1e-15
+            top = curve(pmf, epsilon - pmf.shift) * math.exp(pmf.shift) * (1.0 + 1e-11) + 1e-15
             assert top >= pair.delta(epsilon)[0]
             assert top >= pair.reverse().delta(epsilon)[0]
 

@@ -1,4 +1,4 @@
-"""Rényi moments: against closed forms, high-precision quadrature, dp-accounting, and the laws they must obey."""
+"""Rényi moments: against closed forms, high-precision quadrature, dp-accounting, and the pmfs they must obey."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ ORDERS = np.array([1.5, 2.0, 4.0, 8.0, 16.0])
 
 
 def moment(p, q, order):
-    """Log-moment of two laws on a finite set."""
+    """Log-moment of two pmfs on a finite set."""
     return float(np.logaddexp.reduce(order * np.log(p) + (1.0 - order) * np.log(q)))
 
 
@@ -126,11 +126,11 @@ def test_adaptive_phases_stay_within_the_bound(seed, epsilon, orders):
             leaves.append((p, q))
             bounds.append(log_delta_bound(s, np.log(weights) - spent, epsilon))
             return
-        law = two_point(rng.uniform(0.001, 0.5), rng.uniform(0.1, 3.0))
-        law = law[:: rng.choice([-1, 1])]
-        cost = np.array([moment(*law, order) for order in orders])
+        pmf = two_point(rng.uniform(0.001, 0.5), rng.uniform(0.1, 3.0))
+        pmf = pmf[:: rng.choice([-1, 1])]
+        cost = np.array([moment(*pmf, order) for order in orders])
         for output in (0, 1):
-            grow(p * law[0][output], q * law[1][output], spent + cost, depth + 1)
+            grow(p * pmf[0][output], q * pmf[1][output], spent + cost, depth + 1)
 
     grow(1.0, 1.0, np.zeros(len(orders)), 0)
     p, q = (np.array(side) for side in zip(*leaves, strict=True))

@@ -66,8 +66,8 @@ def test_one_shuffled_record_is_gaussian(clipping, relation, unit, reshuffle):
         Shuffle(batches=40, epochs=epochs, reshuffle=reshuffle), noise, clipping, relation
     )
     mu = unit * math.sqrt(epochs) / noise
-    law = strong_analysis(run).curve.law()
-    assert law.highs.tolist() == law.lows.tolist() == pytest.approx([mu * mu], rel=1e-14)
+    pmf = strong_analysis(run).curve.pmf()
+    assert pmf.highs.tolist() == pmf.lows.tolist() == pytest.approx([mu * mu], rel=1e-14)
     low, high = epsilon(run)
     assert low <= gaussian_epsilon(mu, DELTA) * (1 + 1e-12)
     assert high == pytest.approx(gaussian_epsilon(mu, DELTA), rel=1e-11)
@@ -162,9 +162,9 @@ def test_an_attack_that_sees_the_sampling(clipping):
     low, high = strong_analysis(run, group, population).curve.tradeoff(alarms)
     assert misses == pytest.approx(low, abs=6 * math.sqrt(0.25 / runs) * 2)
     assert high - low < 1e-9
-    law = pricing_of(sampler).touched_clip_groups(run, ProtectedGroup(group, population=population))
+    pmf = pricing_of(sampler).touched_clip_groups(run, ProtectedGroup(group, population=population))
     found = Counter(squares)
-    for value, chance in zip(law.lows, law.weights, strict=True):
+    for value, chance in zip(pmf.lows, pmf.weights, strict=True):
         assert (
             abs(found[round(value)] - runs * chance)
             <= 5 * math.sqrt(runs * chance * (1 - chance)) + 1e-6
@@ -200,7 +200,7 @@ def test_what_the_standard_adversary_achieves_the_strong_one_does_too(run, group
 
 
 def test_a1_is_a_better_bound_than_the_worst_places():
-    """Shuffled groups: fixed batches put all eight records into one; A1's law knows that they are not."""
+    """Shuffled groups: fixed batches put all eight records into one; A1's pmf knows that they are not."""
     run = Mechanism(Shuffle(batches=1000, epochs=10), 4.0)
     worst = gaussian_epsilon(8 * math.sqrt(10) / 4.0, DELTA)
     assert epsilon(run, 8)[1] < worst / 4
@@ -272,7 +272,7 @@ def test_phases_add_up():
 
 
 def test_phases_of_incommensurable_noise():
-    """c^2/9 + c'^2 pi: two binomial laws on lattices that share no step, against the double sum."""
+    """c^2/9 + c'^2 pi: two binomial pmfs on lattices that share no step, against the double sum."""
     first = Mechanism(WithoutReplacement(6, 60, 30), 6.0)
     second = Mechanism(WithoutReplacement(6, 60, 20), 2.0 / math.sqrt(math.pi))
     low, high = strong_analysis(first + second).curve.delta(30.0, 1e-3)
@@ -430,10 +430,10 @@ def test_it_fits_a_guarantee():
 def test_lemma_e2_is_no_bound(epochs, sigma):
     """E = 20, sigma = 2: it allows epsilon 12.586 at delta 1e-5; the run has 13.187. Its upper end survived."""
     population, batch = 60_000, 64
-    law = paper_000_model.subsampling(population, 1, batch, population * epochs // batch, 1).scaled(
+    pmf = paper_000_model.subsampling(population, 1, batch, population * epochs // batch, 1).scaled(
         sigma**-2
     )
-    curve, spread = StrongCurve(lambda _: law), math.sqrt(epochs / 2)
+    curve, spread = StrongCurve(lambda _: pmf), math.sqrt(epochs / 2)
     tail = math.exp(-epochs)
     claimed = gaussian_epsilon(math.sqrt(epochs + spread) / sigma, DELTA - tail)
     assert curve.epsilon(DELTA, 1e-6)[0] > claimed * 1.005
@@ -448,7 +448,7 @@ def test_lemma_e2_is_no_bound(epochs, sigma):
 
 
 def test_a_curve_from_the_printed_occupancy_law_promises_too_much():
-    """Lemma F.4 for ten batches of eight and g = 4, sigma = 1: f(.05) = .462 from the printed law, .415 in truth."""
+    """Lemma F.4 for ten batches of eight and g = 4, sigma = 1: f(.05) = .462 from the printed pmf, .415 in truth."""
     from verax.reproduce.paper_000 import printed_occupancy
 
     wrong = StrongCurve(lambda _: printed_occupancy(10, 4))

@@ -1,4 +1,4 @@
-"""Exact laws of touched clip-groups: enumeration, inclusion-exclusion, published closed forms and real samplers."""
+"""Exact pmfs of touched clip-groups: enumeration, inclusion-exclusion, published closed forms and real samplers."""
 
 import itertools
 import math
@@ -15,17 +15,17 @@ from verax.reproduce import paper_000_model
 from verax.samplers import BallsInBins, Poisson, Shuffle, WithoutReplacement
 
 
-def points(law):
+def points(pmf):
     return {
         round(place): weight
-        for place, weight in zip(law.lows, law.weights, strict=True)
+        for place, weight in zip(pmf.lows, pmf.weights, strict=True)
         if weight > 0.0
     }
 
 
-def agree(law, expected, rel=1e-13):
-    assert law.spread == 0.0
-    assert points(law) == pytest.approx({k: float(v) for k, v in expected.items() if v}, rel=rel)
+def agree(pmf, expected, rel=1e-13):
+    assert pmf.spread == 0.0
+    assert points(pmf) == pytest.approx({k: float(v) for k, v in expected.items() if v}, rel=rel)
 
 
 def counted(values):
@@ -109,9 +109,9 @@ def test_the_printed_occupancy_law_is_wrong():
 
 
 def test_independent_choices_are_stirling_numbers():
-    law = next(itertools.islice(occupancy.occupied_bins_pmfs(6), 4, None))
+    pmf = next(itertools.islice(occupancy.occupied_bins_pmfs(6), 4, None))
     expected = counted(len(set(choice)) for choice in itertools.product(range(6), repeat=4))
-    assert law.tolist() == pytest.approx([float(expected.get(k, 0)) for k in range(5)], rel=1e-14)
+    assert pmf.tolist() == pytest.approx([float(expected.get(k, 0)) for k in range(5)], rel=1e-14)
 
 
 @pytest.mark.parametrize("sizes", [[(4, 3)], [(2, 4), (3, 3)], [(1, 2), (2, 1)]])
@@ -161,10 +161,10 @@ def test_clip_groups_picked_at_random_by_enumeration(repeats):
             itertools.product(range(groups), repeat=group), repeat=repeats
         )
     )
-    law = occupancy.epoch_pmf(
+    pmf = occupancy.epoch_pmf(
         group, [(1, 2), (1, 1)], lambda: occupancy.occupied_bins_pmfs(groups), repeats=repeats
     )
-    agree(law, expected)
+    agree(pmf, expected)
 
 
 def test_balls_in_bins_by_enumeration():
@@ -241,10 +241,10 @@ def test_filtering_keeps_each_clip_group_with_its_probability(clipping):
 
 def test_filtering_halves_the_square_of_c_for_one_record():
     """So mu falls by sqrt(2), not by the 2 that appendix D hopes for."""
-    law = paper_000_model.shuffling(60_000, 1, 60, 100, 1, keep=0.5)
+    pmf = paper_000_model.shuffling(60_000, 1, 60, 100, 1, keep=0.5)
     binomial = stats.binom(100, 0.5)
-    assert law.weights.tolist() == pytest.approx(binomial.pmf(law.lows).tolist(), rel=1e-11)
-    assert law.mean == pytest.approx(50.0)
+    assert pmf.weights.tolist() == pytest.approx(binomial.pmf(pmf.lows).tolist(), rel=1e-11)
+    assert pmf.mean == pytest.approx(50.0)
 
 
 @pytest.mark.parametrize("group", [2, 32, 48])
@@ -252,11 +252,11 @@ def test_the_mean_at_full_size(group):
     """E[c^2] = g + g(g-1) P[two given records share a batch]."""
     population = 60_000
     together = (906 * 64 * 63 + 32 * 63 * 62) / (population * (population - 1))
-    law = occupancy.epoch_pmf(group, [(906, 64), (32, 63)], occupancy.one_group_per_record)
-    assert law.mean == pytest.approx(group + group * (group - 1) * together, rel=1e-12)
-    assert law.weights.sum() == pytest.approx(1.0, rel=1e-12)
-    assert law.lost < 1e-40
-    assert law.error < 1e-8
+    pmf = occupancy.epoch_pmf(group, [(906, 64), (32, 63)], occupancy.one_group_per_record)
+    assert pmf.mean == pytest.approx(group + group * (group - 1) * together, rel=1e-12)
+    assert pmf.weights.sum() == pytest.approx(1.0, rel=1e-12)
+    assert pmf.lost < 1e-40
+    assert pmf.error < 1e-8
 
 
 def test_hoeffding_without_its_n():
@@ -265,9 +265,9 @@ def test_hoeffding_without_its_n():
     for epochs in (5, 10, 20, 50, 100):
         steps = round(population * epochs / batch)
         edge = math.sqrt(epochs / 2)
-        law = paper_000_model.subsampling(population, 1, batch, steps, 1)
+        pmf = paper_000_model.subsampling(population, 1, batch, steps, 1)
         exact = stats.binom(steps, batch / population)
-        above, below = law.above(epochs + edge), law.below(epochs - edge)
+        above, below = pmf.above(epochs + edge), pmf.below(epochs - edge)
         assert above[0] <= exact.sf(epochs + edge) <= above[1] < above[0] * (1 + 1e-7)
         assert 0.2 < above[0] < 0.27
         assert 0.2 < below[0] < 0.27
@@ -281,9 +281,9 @@ def test_lemma_e4_holds(group, epochs, gamma):
     """Its tail bound e^{-gamma g E} is right, by a wide margin."""
     population, batch = 600, 10
     beta = math.exp(population / (population - group - batch)) + gamma
-    law = paper_000_model.subsampling(population, 1, batch, population // batch * epochs, group)
+    pmf = paper_000_model.subsampling(population, 1, batch, population // batch * epochs, group)
     cut = beta * min(batch, group) * group * epochs
-    assert law.above(cut)[1] <= math.exp(-gamma * group * epochs)
+    assert pmf.above(cut)[1] <= math.exp(-gamma * group * epochs)
 
 
 @pytest.mark.parametrize(
@@ -314,19 +314,19 @@ def test_lemma_e4_holds(group, epochs, gamma):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_the_samplers_draw(sampler, population, law):
+def test_what_the_samplers_draw(sampler, population, pmf):
     """The first six records of the data, in batches that the samplers themselves draw."""
     rng, runs = np.random.default_rng(1), 2000
     squares = [
         sum(int((batch < 6).sum()) ** 2 for batch in sampler.draw(population, rng))
         for _ in range(runs)
     ]
-    found, expected = Counter(squares), points(law())
+    found, expected = Counter(squares), points(pmf())
     assert set(found) <= set(expected)
     likely = {value: p for value, p in expected.items() if p * runs > 20}
     for value, p in likely.items():
         assert abs(found[value] - p * runs) < 5 * math.sqrt(runs * p * (1 - p))
-    assert np.mean(squares) == pytest.approx(law().mean, rel=0.05)
+    assert np.mean(squares) == pytest.approx(pmf().mean, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def none_joins(chance: float, others: int) -> float:
 class AttackWithFailures:
     """An attack that needs something which is missing with probability at most ``chance``.
 
-    With P, Q the laws it counts on and P', Q' the true ones, P'(A) - e^eps Q'(A) >= P(A) - e^eps
+    With P, Q the pmfs it counts on and P', Q' the true ones, P'(A) - e^eps Q'(A) >= P(A) - e^eps
     Q(A) - (1 + e^eps) chance for every event A. Upper bounds are left alone.
     """
 
@@ -149,7 +149,7 @@ def opposed_aggregate_pair(mechanism: Mechanism, population: int | None) -> Disc
     """One round in which all others point one way and the record turns its aggregate around.
 
     What the attacker sees is the sum over clip-groups: -1 for each that holds others, 1 for the
-    record's. How many hold others has an exact law where rounds are independent.
+    record's. How many hold others has an exact pmf where rounds are independent.
     """
     sampler, clipping = mechanism.sampler, mechanism.clipping
     clip_groups = clipping.groups if isinstance(clipping, Mixed) else 1
@@ -175,13 +175,13 @@ def _occupancy_pmf(numbers: Array, clip_groups: int, wanted: int) -> Array:
     """The distribution of how many of the ``wanted`` clip-groups are hit, given that of records."""
     hit = np.arange(wanted + 1.0)
     grow, stay = (wanted - hit) / clip_groups, (clip_groups - wanted + hit) / clip_groups
-    law, total = np.zeros(wanted + 1), np.zeros(wanted + 1)
-    law[0] = 1.0
+    pmf, total = np.zeros(wanted + 1), np.zeros(wanted + 1)
+    pmf[0] = 1.0
     for weight in numbers.tolist():
-        total += weight * law
-        moved = law * grow
-        law *= stay
-        law[1:] += moved[:-1]
+        total += weight * pmf
+        moved = pmf * grow
+        pmf *= stay
+        pmf[1:] += moved[:-1]
     return total
 
 

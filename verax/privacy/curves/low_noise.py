@@ -71,14 +71,14 @@ def bounds(phases: Phases, group: ProtectedGroup) -> tuple[list[Curve], list[Cur
 def _sum_of_phases(parts: Sequence[PmfInCells]) -> StrongCurve:
     """The curve of all phases together, for an attacker who is told by how much each is moved."""
 
-    def laws(cells: int) -> LatticePmf:
+    def pmfs(cells: int) -> LatticePmf:
         total = LatticePmf.of([0.0], [1.0])
         for part in parts:
             total = total.plus(part(cells), cells)
         return total
 
-    curve = StrongCurve(laws)
-    curve.law()  # so that what has no law is refused here
+    curve = StrongCurve(pmfs)
+    curve.pmf()  # so that what has no pmf is refused here
     return curve
 
 
@@ -109,7 +109,7 @@ class TwoStepBound:
 
 @dataclass(frozen=True, eq=False)
 class SamplingSearch:
-    """The attack max_v <v, x>/|v| >= c, where |v|^2 has distribution ``law``.
+    """The attack max_v <v, x>/|v| >= c, where |v|^2 has distribution ``pmf``.
 
     With the records there the maximum is at least a normal around |v|; without them it is that of
     at most N standard normals, where v has at most n = |v|^2 / least^2 entries that are not 0, out
@@ -123,14 +123,14 @@ class SamplingSearch:
     @cached_property
     def _law(self) -> tuple[Array, Array, float]:
         """Lengths |v| in ascending order, rounded down, their chances, and what may be missing."""
-        law: LatticePmf = self.curve.law()
-        error = law.error + ulps(len(law.weights))
-        return np.sqrt(law.lows), down(law.weights, error), law.lost
+        pmf: LatticePmf = self.curve.pmf()
+        error = pmf.error + ulps(len(pmf.weights))
+        return np.sqrt(pmf.lows), down(pmf.weights, error), pmf.lost
 
     def _up_to(self, left_out: float) -> tuple[Array, Array, float]:
         """Lengths and probabilities but for the largest, and the log number of vectors up to there."""
         lengths, chances, _ = self._law
-        highs = self.curve.law().highs
+        highs = self.curve.pmf().highs
         tail = np.cumsum(chances[::-1])[::-1]
         kept = max(int(np.count_nonzero(tail > left_out)), 1)
         entries = min(

@@ -9,7 +9,7 @@ probability beta = Bin(T, c)(k), so
     phi) V) dphi,
 
 with V the sum of v_t = p_t (1 - p_t): bound the characteristic function of N factor by factor. At a
-few angles each integrand is a product over rounds, whose law is a composition. Theorem and proof:
+few angles each integrand is a product over rounds, whose pmf is a composition. Theorem and proof:
 docs/proofs.md, theorem 10.
 """
 

@@ -12,7 +12,7 @@ _STAYS = 0.02
 
 
 class RefinedAttack(Composition):
-    """An attack whose law has heavy atoms, which coarse grids may tell badly: its lower bound is refined till it stays.
+    """An attack whose pmf has heavy atoms, which coarse grids may tell badly: its lower bound is refined till it stays.
 
     Any of them is valid.
     """

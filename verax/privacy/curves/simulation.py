@@ -1,6 +1,6 @@
 """Groups by simulation: algorithm 2 of "optimal group privacy", corrected, with intervals.
 
-Draw runs of T rounds without the group (law X) or with it (law Y) and add up the log likelihood
+Draw runs of T rounds without the group (pmf X) or with it (pmf Y) and add up the log likelihood
 ratios L = log dY/dX. With a = e^eps the two directions are
 
     delta_1 = E_X (1 - a e^L)+,    delta_2 = E_Y (1 - a e^-L)+ = 1 - a + a E_X (1 - e^L / a)+.
@@ -137,7 +137,7 @@ def simulate(
         mechanism: Poisson batches under add-remove or zero-out neighbours; any clipping.
         group: how many records.
         samples: how many runs; by default as many as take about a second.
-        sampling: "both" draws each direction from its own law; "paper" draws only runs without the
+        sampling: "both" draws each direction from its own pmf; "paper" draws only runs without the
             group, as algorithm 2 does, and can say little about large epsilons.
         confidence: with which an interval holds.
         geometry: "orthogonal" if the group's gradients are, as in

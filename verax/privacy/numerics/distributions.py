@@ -129,7 +129,7 @@ def binomial_at_most(trials: int, rate: float, hits: int) -> Enclosure:
         return _complement(*_sum_upwards(trials, rate, hits + 1))
 
 
-# --- laws: all the probabilities of a count -------------------------------------------------------
+# --- pmfs: all the probabilities of a count -------------------------------------------------------
 
 
 def binomial_pmf(trials: int, rate: float, most: int | None = None) -> Array:
@@ -165,7 +165,7 @@ def poisson_pmf(mean: float, most: int) -> Array:
 
 
 def pmf_error(weights: Array) -> float:
-    """Bound on the relative error of the probabilities of a law above that are at least 1e-290."""
+    """Bound on the relative error of the probabilities of a pmf above that are at least 1e-290."""
     return ulps(8.0, of=2.0 * len(weights) + 2.0)
 
 

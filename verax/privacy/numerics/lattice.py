@@ -19,7 +19,7 @@ from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8M, UNDERFLOW, down, ulps, up
 
 CELLS = 4096  # more than this are merged in pairs
-_CUT = 1e-50  # probability that may be cut off each end of a law
+_CUT = 1e-50  # probability that may be cut off each end of a pmf
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class LatticePmf:
         start: lower end of the first cell.
         step: distance of cells.
         weights: probabilities, each within a factor 1 +- ``error`` of what was meant to be kept.
-        spread: width of a cell; 0 where the law is known point by point.
+        spread: width of a cell; 0 where the pmf is known point by point.
         lost: probability that was cut off on the way and may lie anywhere between 0 and ``top``.
         top: the largest value that the variable can take.
         error: bound on the relative error of the weights.
@@ -57,7 +57,7 @@ class LatticePmf:
         error: float = 0.0,
         cells: int = CELLS,
     ) -> LatticePmf:
-        """A law given by its whole-number values, ascending, and their probabilities."""
+        """A pmf given by its whole-number values, ascending, and their probabilities."""
         places, chances = np.asarray(values, dtype=float), np.asarray(weights, dtype=float)
         first, last, lost = significant_slice(chances)
         top = float(places[-1])
@@ -113,11 +113,11 @@ class LatticePmf:
         return replace(self, start=start, step=step, spread=spread, top=top)
 
     def merged(self, cells: int = CELLS) -> LatticePmf:
-        """The same law, less precisely, in at most ``cells`` cells."""
-        law = self
-        while len(law.weights) > cells:
-            law = law._paired()
-        return law
+        """The same pmf, less precisely, in at most ``cells`` cells."""
+        pmf = self
+        while len(pmf.weights) > cells:
+            pmf = pmf._paired()
+        return pmf
 
     def _paired(self) -> LatticePmf:
         weights = np.append(self.weights, 0.0) if len(self.weights) % 2 else self.weights
@@ -130,7 +130,7 @@ class LatticePmf:
         )
 
     def _on_step(self, step: float) -> LatticePmf:
-        """The same law on cells of another width, each value in the cell that starts below it."""
+        """The same pmf on cells of another width, each value in the cell that starts below it."""
         # so that rounding the quotient leaves no value below its cell
         start = self.start - OPS_8M * step
         index = np.floor((self.lows - start) / step).astype(np.int64)
@@ -145,14 +145,14 @@ class LatticePmf:
         )
 
     def plus(self, other: LatticePmf, cells: int = CELLS) -> LatticePmf:
-        """The law of the sum with an independent variable."""
+        """The pmf of the sum with an independent variable."""
         a, b = _on_common_step(self, other, cells)
         weights = np.convolve(a.weights, b.weights)
         first, last, cut = significant_slice(weights)
         error = (
             a.error + b.error + a.error * b.error + ulps(min(len(a.weights), len(b.weights)) + 4.0)
         )
-        law = LatticePmf(
+        pmf = LatticePmf(
             a.start + b.start + a.step * first,
             a.step,
             weights[first:last],
@@ -161,10 +161,10 @@ class LatticePmf:
             a.top + b.top,
             error,
         )
-        return law.merged(cells)
+        return pmf.merged(cells)
 
     def times(self, count: int, cells: int = CELLS) -> LatticePmf:
-        """The law of the sum of ``count`` independent copies, by repeated doubling."""
+        """The pmf of the sum of ``count`` independent copies, by repeated doubling."""
         total: LatticePmf | None = None
         double = self
         while True:

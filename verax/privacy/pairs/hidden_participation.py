@@ -135,7 +135,7 @@ class HiddenParticipationPair(DominatingPair):
         loss, mass = np.concatenate(losses), np.concatenate(masses)
         order = np.argsort(loss, kind="stable")
         loss, mass = loss[order], mass[order] - special.logsumexp(mass)
-        # both laws add up to 1, also over many rounds
+        # both pmfs add up to 1, also over many rounds
         return loss + special.logsumexp(mass - loss), mass
 
     def cut(self, grid: Array) -> tuple[Array, float]:

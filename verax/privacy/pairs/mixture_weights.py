@@ -20,15 +20,15 @@ _NEGLIGIBLE = 1e-60  # total weight that may be rounded away, to the safe side o
 def distinct_groups(trials: int, rate: float, groups: int) -> Array:
     """Pmf of the number of distinct clip-groups hit if sampled records pick one uniformly."""
     most = min(trials, groups)
-    law = np.zeros(most + 1)
-    law[0] = 1.0
+    pmf = np.zeros(most + 1)
+    pmf[0] = 1.0
     hit = np.arange(most + 1.0)
     grow, stay = rate * (groups - hit) / groups, (1.0 - rate) + rate * hit / groups
     for _ in range(trials):
-        moved = law * grow
-        law *= stay
-        law[1:] += moved[:-1]
-    return law
+        moved = pmf * grow
+        pmf *= stay
+        pmf[1:] += moved[:-1]
+    return pmf
 
 
 def truncated_rate(rate: float, max_batch: int, population: int) -> float:

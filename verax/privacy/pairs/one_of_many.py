@@ -9,7 +9,7 @@ the factor
 Both directions are expectations of convex functions of S: D_a(P||Q) = E (S - a)_+ and D_a(Q||P) = E
 (1 - a S)_+. So whatever is larger than S in convex order dominates, whatever is smaller is
 dominated, and convex order survives independent sums. Splitting an atom between two grid points
-around it, keeping the mean, makes a law larger; merging the atoms of a cell into one at their mean
+around it, keeping the mean, makes a pmf larger; merging the atoms of a cell into one at their mean
 makes it smaller (an attacker who does not look inside the cell). T comes from doublings, each
 followed by one such rounding; what they cost is of second order in the grid, and everything is a
 sum of products of positive numbers, so the tails keep their digits. Statements and proofs:
@@ -31,7 +31,7 @@ from verax.privacy.pairs.gaussian_mixture import MixturePair
 from verax.privacy.pairs.largest_sum import largest_sum
 from verax.privacy.pairs.rounds import PricedRound
 
-FINE = 0.03  # grid points per scale of the law: widths below half a percent of epsilon
+FINE = 0.03  # grid points per scale of the pmf: widths below half a percent of epsilon
 LARGEST_SHIFT = 12.0  # beyond this the factors leave the range of doubles
 TAIL, DEEP_TAIL = -92.0, -300.0
 """Log of the mass beyond the ends of the grid; the second where deltas far below all that are asked
@@ -50,8 +50,8 @@ class RatioPmf:
 
     Masses may be off by e^mass_error and places by e^place_error, as follows. All masses times
     e^mass_error, each at its place or nearly so, are what rounding up makes of a measure that
-    nowhere falls short of the true law. All masses times e^-mass_error are what merging makes of a
-    part of the true law. Products of such measures are such measures, so the errors of masses add
+    nowhere falls short of the true pmf. All masses times e^-mass_error are what merging makes of a
+    part of the true pmf. Products of such measures are such measures, so the errors of masses add
     up and never touch the places.
     """
 
@@ -108,12 +108,12 @@ def _average(
     if count == 1:
         return _single_factor(shift, fine, cap, spread, log_tail)
     half = _average(count // 2, shift, fine, spread, log_tail)
-    law = _convolve(half, half, 0.5, _grid(half, half, 0.5, fine, cap, log_tail), spread)
+    pmf = _convolve(half, half, 0.5, _grid(half, half, 0.5, fine, cap, log_tail), spread)
     if count % 2 == 0:
-        return law
+        return pmf
     share, single = (count - 1.0) / count, _average(1, shift, fine, spread, log_tail)
-    grid = _grid(law, single, share, fine, cap, log_tail)
-    return _convolve(law, single, share, grid, spread)
+    grid = _grid(pmf, single, share, fine, cap, log_tail)
+    return _convolve(pmf, single, share, grid, spread)
 
 
 def _single_factor(
@@ -136,7 +136,7 @@ def _single_factor(
 
 
 def _convolve(a: RatioPmf, b: RatioPmf, share: float, grid: Array, spread: bool) -> RatioPmf:
-    """The law of ``share`` times A plus the rest times B, rounded to the grid."""
+    """The pmf of ``share`` times A plus the rest times B, rounded to the grid."""
     corners = np.concatenate([[0.0], np.exp(grid)])
     q, beyond = np.zeros(len(corners)), np.zeros(len(corners))
     most = 0
@@ -199,20 +199,20 @@ def _grid(
     )
 
 
-def _quantiles(law: RatioPmf, at: Array) -> Array:
-    return np.asarray(np.interp(at, np.cumsum(law.q), law.places))
+def _quantiles(pmf: RatioPmf, at: Array) -> Array:
+    return np.asarray(np.interp(at, np.cumsum(pmf.q), pmf.places))
 
 
-def _lower_end(law: RatioPmf, log_tail: float) -> float:
+def _lower_end(pmf: RatioPmf, log_tail: float) -> float:
     """A place with so little mass below it that a sum of two below theirs hardly happens."""
-    first = int(np.searchsorted(np.cumsum(law.q), math.exp(0.5 * log_tail)))
-    return max(float(law.places[min(first, len(law.q) - 1)]), 1e-300)
+    first = int(np.searchsorted(np.cumsum(pmf.q), math.exp(0.5 * log_tail)))
+    return max(float(pmf.places[min(first, len(pmf.q) - 1)]), 1e-300)
 
 
-def _upper_end(law: RatioPmf, log_tail: float) -> float:
+def _upper_end(pmf: RatioPmf, log_tail: float) -> float:
     """The same above: a place with so little of the mean beyond it."""
-    beyond = np.cumsum((law.q * law.places)[::-1])[::-1]
-    return float(law.places[max(int(np.count_nonzero(beyond > math.exp(0.5 * log_tail))) - 1, 0)])
+    beyond = np.cumsum((pmf.q * pmf.places)[::-1])[::-1]
+    return float(pmf.places[max(int(np.count_nonzero(beyond > math.exp(0.5 * log_tail))) - 1, 0)])
 
 
 def _grid_points(

@@ -104,8 +104,8 @@ def both_directions(
 ) -> dict[str, list[tuple[PricedRound, int]]]:
     """So many rounds in either direction."""
     return {
-        name: [(PricedRound(cast("PublicCoinPair", law)), count)]
-        for name, law in (("remove", pair), ("add", pair.reverse()))
+        name: [(PricedRound(cast("PublicCoinPair", pmf)), count)]
+        for name, pmf in (("remove", pair), ("add", pair.reverse()))
     }
 
 

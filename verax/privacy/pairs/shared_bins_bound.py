@@ -197,7 +197,7 @@ def known_sharing_pair(group: SharedBins, backwards: bool, coarser: float = 1.0)
     """A table that dominates one epoch with the group against without it, or ``backwards``."""
     usual = _block(group.bins // min(group.size * group.times, group.bins), group.unit, _BLOCK_FINE)
     step = _GRID * _spread(usual) if isinstance(usual, DiscretePair) else _GRID * group.unit
-    laws: dict[tuple[int, int], DiscretePld] = {}
+    pmfs: dict[tuple[int, int], DiscretePld] = {}
     kinds, left = _kinds(group)
     mixed = []
     tilts: list[float] = []
@@ -206,11 +206,11 @@ def known_sharing_pair(group: SharedBins, backwards: bool, coarser: float = 1.0)
         longer = longer if chance > _SELDOM else 0  # smaller blocks show more
         blocks = Counter((size + (rank < longer), held) for rank, held in enumerate(held_by_bins))
         for kind in blocks:
-            if kind not in laws:
+            if kind not in pmfs:
                 fine = min(_BLOCK_FINE * kind[1] * coarser, 0.4)  # the rarer, the coarser
                 block = _block(kind[0], group.unit * kind[1], fine)
-                laws[kind] = _discretise_upper(block.reverse() if backwards else block, step)
-        rounds = [(laws[kind], count) for kind, count in blocks.items()]
+                pmfs[kind] = _discretise_upper(block.reverse() if backwards else block, step)
+        rounds = [(pmfs[kind], count) for kind, count in blocks.items()]
         tilts = tilts or _tilts(rounds)
         part = _epoch_part(rounds, step, tilts if chance > _SELDOM else tilts[:1])
         mixed.append((math.log(chance) + OPS_8000, 0.0, part))
@@ -244,16 +244,16 @@ def _kinds(group: SharedBins) -> tuple[_Kinds, float]:
 
 
 def _used_bins(group: SharedBins) -> list[tuple[int, float]]:
-    """The law of the number of bins that the records use."""
+    """The pmf of the number of bins that the records use."""
     most = min(group.size, group.bins)
     used = np.arange(most + 1.0)
-    law = np.zeros(most + 1)
-    law[0] = 1.0
+    pmf = np.zeros(most + 1)
+    pmf[0] = 1.0
     for _ in range(group.size):
-        moved = law * (group.bins - used) / group.bins
-        law *= used / group.bins
-        law[1:] += moved[:-1]
-    return [(number, float(law[number])) for number in range(1, most + 1)]
+        moved = pmf * (group.bins - used) / group.bins
+        pmf *= used / group.bins
+        pmf[1:] += moved[:-1]
+    return [(number, float(pmf[number])) for number in range(1, most + 1)]
 
 
 # --- from one bin to an epoch ---------------------------------------------------------------------
@@ -290,14 +290,14 @@ def _epoch_part(rounds: list[tuple[DiscretePld, int]], step: float, tilts: list[
         except (FloatingPointError, MemoryError):
             continue  # only less is known of the tail
     first = min(view.first for _, view in views)
-    last = max(view.first + len(view.law) for _, view in views)
+    last = max(view.first + len(view.pmf) for _, view in views)
     base = views[0][1].base
     losses = base + step * np.arange(first, last + 1)
     logs, beyond = np.full(last + 1 - first, np.inf), math.inf
     for tilt, view in views:
         here = np.full(len(logs), math.log(_ALIAS))
-        inside = slice(view.first - first, view.first - first + len(view.law))
-        here[inside] = np.log(np.maximum(view.law, 0.0) + view.bin_error)
+        inside = slice(view.first - first, view.first - first + len(view.pmf))
+        here[inside] = np.log(np.maximum(view.pmf, 0.0) + view.bin_error)
         here += view.log_scale - tilt * losses
         logs = np.minimum(
             logs, here + ulps(16.0, of=4.0 + abs(view.log_scale) + np.abs(tilt * losses))
@@ -305,7 +305,7 @@ def _epoch_part(rounds: list[tuple[DiscretePld, int]], step: float, tilts: list[
         beyond = min(beyond, float(logs[-1]))
     # what lies further left, moved up
     logs[0] = np.logaddexp(logs[0], math.log(_ALIAS) + views[0][1].log_scale)
-    off = math.fsum([count * law.shift for law, count in rounds])
+    off = math.fsum([count * pmf.shift for pmf, count in rounds])
     return float(losses[0]), logs, infinite_mass(rounds) + math.exp(min(beyond, 0.0)), off
 
 

@@ -43,16 +43,16 @@ def sharings(size: int, times: int, rounds: int) -> tuple[tuple[tuple[float, Sha
     """
     meetings = 0.5 * size * (size - 1.0) * times * times / rounds
     if times == 1 and size <= _MOST_RECORDS:
-        law = _one_pick_each(size, rounds)
+        pmf = _one_pick_each(size, rounds)
     elif size * times > _MOST_PICKS or meetings > _MOST_MEETINGS:
         return _single_sharing_bound(size, times, rounds)
     else:
-        law = _record_by_record(size, times, rounds)
-        if len(law) > _MOST:
+        pmf = _record_by_record(size, times, rounds)
+        if len(pmf) > _MOST:
             return _single_sharing_bound(size, times, rounds)
-    law = _round_up_rare(law)
-    found = sorted(((chance, sharing) for sharing, chance in law.items()), reverse=True)
-    return tuple(found), remaining_probability(law.values())
+    pmf = _round_up_rare(pmf)
+    found = sorted(((chance, sharing) for sharing, chance in pmf.items()), reverse=True)
+    return tuple(found), remaining_probability(pmf.values())
 
 
 def remaining_probability(chances: Iterable[float]) -> float:
@@ -106,16 +106,16 @@ def _one_pick_each(size: int, rounds: int) -> dict[Sharing, float]:
 
 def _record_by_record(size: int, times: int, rounds: int) -> dict[Sharing, float]:
     """The likely sharings, from the picks of one record after the other."""
-    law: dict[Sharing, float] = {(): 1.0}
+    pmf: dict[Sharing, float] = {(): 1.0}
     for _ in range(size):
         after: dict[Sharing, float] = {}
-        for sharing, chance in law.items():
+        for sharing, chance in pmf.items():
             for more, share in _add_record(sharing, times, rounds, _RARE / chance):
                 after[more] = after.get(more, 0.0) + chance * share
-        law = {sharing: chance for sharing, chance in after.items() if chance > _RARE}
-        if len(law) > _MOST:
+        pmf = {sharing: chance for sharing, chance in after.items() if chance > _RARE}
+        if len(pmf) > _MOST:
             break
-    return law
+    return pmf
 
 
 def _add_record(
@@ -141,11 +141,11 @@ def _add_record(
             yield tuple(number for number in more if number > 0), chance
 
 
-def _round_up_rare(law: dict[Sharing, float]) -> dict[Sharing, float]:
+def _round_up_rare(pmf: dict[Sharing, float]) -> dict[Sharing, float]:
     """Unlikely sharings merged with those about as likely and as deep, at the largest numbers."""
     found: dict[Sharing, float] = {}
     alike: dict[tuple[int, int], tuple[Sharing, float]] = {}
-    for sharing, chance in law.items():
+    for sharing, chance in pmf.items():
         if chance >= _EXACT:
             found[sharing] = chance
             continue
@@ -166,10 +166,10 @@ def _single_sharing_bound(
     1983), so the number of rounds with at least l of them has the Chernoff bound of independent
     ones.
     """
-    law = binomial_pmf(size, times / rounds)
+    pmf = binomial_pmf(size, times / rounds)
     found: list[int] = []
     for number in range(1, size + 1):
-        chance = min(up(float(law[number:].sum()), OPS_8M) + OPS_8 / rounds, 1.0)
+        chance = min(up(float(pmf[number:].sum()), OPS_8M) + OPS_8 / rounds, 1.0)
         most = _quantile(rounds, chance)
         most = min(most, size * times // number, found[-1] if found else rounds)
         if most == 0:

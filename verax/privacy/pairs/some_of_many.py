@@ -1,10 +1,10 @@
 """An attack on a record that joins k of T rounds at random: random allocation from below.
 
-The likelihood ratio is an elementary symmetric polynomial of the rounds' own ratios, whose law is
+The likelihood ratio is an elementary symmetric polynomial of the rounds' own ratios, whose pmf is
 out of reach. The attacker here adds up the rounds' scores log(1 - c + c Y_t), each rounded to a
 grid: with c = k/T what would be the privacy loss if every round were joined by a coin, with a
 smaller c what serves better far out in the tail. Without the record that is a sum of T independent
-scores, with it T - k of them and k scores of shifted rounds, whichever they are. Both laws are
+scores, with it T - k of them and k scores of shifted rounds, whichever they are. Both pmfs are
 computed by FFT under several tilts, so that both tails keep their digits; only bins known to a
 relative error of ``_KNOWN`` are used.
 """
@@ -58,8 +58,8 @@ def some_of_many_attack(times: int, count: int, shift: float, lean: float) -> Di
     """
     plain, shifted = _scores(min(lean * times / count, 1.0), shift)
     present, absent = [(plain, count - times), (shifted, times)], [(plain, count)]
-    means = [mean for law in (present, absent) for mean in means_when_tilted(law, _RARE)]
-    with_record, without = (pmf_of_sum(law, means) for law in (present, absent))
+    means = [mean for pmf in (present, absent) for mean in means_when_tilted(pmf, _RARE)]
+    with_record, without = (pmf_of_sum(pmf, means) for pmf in (present, absent))
     return binned_pair(with_record, without, plain.step, standard_deviation(plain, count), count)
 
 
@@ -96,11 +96,11 @@ def binned_pair(
     return DiscretePair.of_logs(logs[0], logs[1], error=2.0 * _KNOWN + OPS_8000 * rounds)
 
 
-def standard_deviation(law: DiscretePld, count: int) -> float:
+def standard_deviation(pmf: DiscretePld, count: int) -> float:
     """The standard deviation of a sum."""
-    mass = np.exp(law.log_mass)
-    mean = float(mass @ law.losses)
-    return math.sqrt(count * float(mass @ (law.losses - mean) ** 2))
+    mass = np.exp(pmf.log_mass)
+    mean = float(mass @ pmf.losses)
+    return math.sqrt(count * float(mass @ (pmf.losses - mean) ** 2))
 
 
 def _scores(rate: float, shift: float) -> tuple[DiscretePld, DiscretePld]:
@@ -120,20 +120,20 @@ def _scores(rate: float, shift: float) -> tuple[DiscretePld, DiscretePld]:
     )
     masses = MixturePair.gaussian(shift).cells(between)
     index = np.arange(len(grid), dtype=np.int64)
-    laws = [
+    pmfs = [
         DiscretePld(float(grid[0]), step, index, log_mass, 0.0, 0.0)
         for log_mass in (masses.log_p - masses.loss, masses.log_p)
     ]
-    return laws[0], laws[1]
+    return pmfs[0], pmfs[1]
 
 
 def _cumulants(rounds: _Rounds, tilts: Array) -> tuple[Array, Array]:
     """K and K' of the sum at each of the tilts."""
     values, slopes = np.zeros(len(tilts)), np.zeros(len(tilts))
-    for law, count in rounds:
+    for pmf, count in rounds:
         if count > 0:
-            losses = law.losses
-            logs = law.log_mass + np.multiply.outer(tilts, losses)
+            losses = pmf.losses
+            logs = pmf.log_mass + np.multiply.outer(tilts, losses)
             top = logs.max(axis=1)
             mass = np.exp(logs - top[:, None])
             total = mass.sum(axis=1)
@@ -188,8 +188,8 @@ def _bisect(
 
 
 def pmf_of_sum(rounds: _Rounds, means: list[float]) -> TiltedView:
-    """The law of the sum, from tilts that move its mean to these places."""
-    rounds = [(law, count) for law, count in rounds if count > 0]
+    """The pmf of the sum, from tilts that move its mean to these places."""
+    rounds = [(pmf, count) for pmf, count in rounds if count > 0]
     views = []
     for tilt in _tilts_to(rounds, np.array(means)).tolist():
         try:
@@ -213,13 +213,13 @@ def merge_views(views: list[TiltedView]) -> TiltedView:
 
 
 def _untilt(view: TiltedPmf, tilt: float) -> TiltedView:
-    sums = view.base + view.step * (view.first + np.arange(len(view.law)))
+    sums = view.base + view.step * (view.first + np.arange(len(view.pmf)))
     off = view.bin_error + 2.0 * ALIAS
-    known = view.law > 2.0 * off
+    known = view.pmf > 2.0 * off
     logs = (
-        np.log(view.law, out=np.full(len(sums), -np.inf), where=known)
+        np.log(view.pmf, out=np.full(len(sums), -np.inf), where=known)
         + view.log_scale
         - tilt * sums
     )
-    wrong = np.divide(2.0 * off, view.law, out=np.full(len(sums), np.inf), where=known)
+    wrong = np.divide(2.0 * off, view.pmf, out=np.full(len(sums), np.inf), where=known)
     return view.first, logs, wrong + ulps(16.0, of=1.0 + abs(view.log_scale) + np.abs(tilt * sums))

@@ -1,7 +1,7 @@
 """Bounds on a composition that need no convolution, for where a Fourier transform cannot follow.
 
 Rates so small that hardly a round matters, or an epsilon far out in a heavy tail, would take grids
-of billions of points. What holds there with nothing but one round's law: from above Chernoff's
+of billions of points. What holds there with nothing but one round's pld: from above Chernoff's
 inequality, from below the attack that looks for one telling round (docs/proofs.md, section 3).
 """
 
@@ -63,8 +63,8 @@ class ChernoffBound:
 
     def __init__(self, rounds: Sequence[tuple[DiscretePld, int]], infinite: float) -> None:
         self._parts = [
-            (law.log_mass[(some := law.log_mass > -np.inf)], law.losses[some], law.shift, count)
-            for law, count in rounds
+            (pld.log_mass[(some := pld.log_mass > -np.inf)], pld.losses[some], pld.shift, count)
+            for pld, count in rounds
         ]
         self._infinite = up(infinite, OPS_8M)
         self._mass = up(math.exp(min(math.fsum(_log_masses(self._parts)), 700.0)), OPS_8000)

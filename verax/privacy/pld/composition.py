@@ -52,7 +52,7 @@ class _Cache:
         self._found[key] = found
         while (
             len(self._found) > 1
-            and sum(len(one.law) for one in self._found.values()) > _CACHED_POINTS
+            and sum(len(one.pmf) for one in self._found.values()) > _CACHED_POINTS
         ):
             self._found.popitem(last=False)
         return found
@@ -144,7 +144,7 @@ class Composition:
         if sides == (UPPER,) and most <= enough:
             return 0.0, most
         lower, upper, reached = self._narrow(
-            plan, allowed, lambda law: _solve_epsilon(law, delta), sides, enough
+            plan, allowed, lambda pld: _solve_epsilon(pld, delta), sides, enough
         )
         if not reached or (sides == (UPPER,) and math.isinf(upper)):
             spacings = self._spacings(math.log(delta))
@@ -187,7 +187,7 @@ class Composition:
             return rtol * upper
 
         lower, upper, reached = self._narrow(
-            plan, allowed, lambda law: law.delta(epsilon), sides, enough
+            plan, allowed, lambda pld: pld.delta(epsilon), sides, enough
         )
         if not reached or (sides == (UPPER,) and upper > _LOOSE):
             spacings = self._spacings(log_delta)
@@ -221,8 +221,8 @@ class Composition:
 
     def _chernoff(self, spacings: Sequence[discretise.Spacing]) -> ChernoffBound:
         pairs = zip(self.rounds, spacings, strict=True)
-        laws = [(_discretise(rnd, UPPER, spacing), count) for (rnd, count), spacing in pairs]
-        return ChernoffBound(laws, infinite_mass(laws))
+        plds = [(_discretise(rnd, UPPER, spacing), count) for (rnd, count), spacing in pairs]
+        return ChernoffBound(plds, infinite_mass(plds))
 
     def _one_round(self, spacings: Sequence[discretise.Spacing]) -> OneRoundAttack:
         seen = [(rnd.dominated or rnd.pair, count) for rnd, count in self.rounds]
@@ -261,11 +261,11 @@ class Composition:
         finer, done = _SHARE, False
         # what was too fine for the memory, and too coarse for a bound
         finest, coarsest = 0.0, math.inf
-        laws = {side: self._cache.on(side) if self._share_plds else [] for side in BOTH}
+        plds = {side: self._cache.on(side) if self._share_plds else [] for side in BOTH}
 
         def best() -> tuple[float, float]:
-            lower = max((read(law) for law in laws[LOWER]), default=0.0)
-            return lower, min((read(law) for law in laws[UPPER]), default=math.inf)
+            lower = max((read(pld) for pld in plds[LOWER]), default=0.0)
+            return lower, min((read(pld) for pld in plds[UPPER]), default=math.inf)
 
         lower, upper = best()
         plan = make_plan(lower, upper)
@@ -274,7 +274,7 @@ class Composition:
                 sides == BOTH and math.isfinite(upper) and upper - lower <= allowed(plan, upper)
             ):
                 return lower, upper, True
-            if sides != BOTH and (done or upper <= enough or _reusable(laws[sides[0]], plan)):
+            if sides != BOTH and (done or upper <= enough or _reusable(plds[sides[0]], plan)):
                 return lower, upper, True
             try:
                 fresh = {side: self._compose(side, plan, finer * plan.width) for side in sides}
@@ -289,14 +289,14 @@ class Composition:
                 if finer >= coarsest or (math.isfinite(upper) and (sides != BOTH or lower > 0.0)):
                     break
                 continue
-            for side, law in fresh.items():
-                laws[side].append(law)
+            for side, pld in fresh.items():
+                plds[side].append(pld)
             planned, before = plan, upper - lower
             lower, upper = best()
             plan = make_plan(lower, upper)
             done = not planned.coarse
             if done and sides == BOTH and (gap := upper - lower) > allowed(planned, upper):
-                large = max(len(law.law) for law in fresh.values()) > _MANY_POINTS
+                large = max(len(pld.pmf) for pld in fresh.values()) > _MANY_POINTS
                 # round-off, which finer grids do not cure
                 if gap > 0.9 * before or (large and gap > 0.5 * upper):
                     break
@@ -311,19 +311,19 @@ class Composition:
         tilt = plan.tilt
         spacings = plan.estimate.spacings(tilt, width)
         pairs = zip(self.rounds, spacings, strict=True)
-        laws = [(_discretise(rnd, side, spacing), count) for (rnd, count), spacing in pairs]
+        plds = [(_discretise(rnd, side, spacing), count) for (rnd, count), spacing in pairs]
         alias = _ALIAS if tilt == 0.0 or plan.estimate.is_regular(tilt) else _ALIAS_IRREGULAR
-        return compose(laws, tilt, side, alias, plan.most)
+        return compose(plds, tilt, side, alias, plan.most)
 
 
-def _reusable(laws: Sequence[PrivacyLossDistribution], plan: _Plan) -> bool:
+def _reusable(plds: Sequence[PrivacyLossDistribution], plan: _Plan) -> bool:
     """Whether one of these PLDs is fine enough and about equally tilted; none is unsound."""
-    if not laws:
+    if not plds:
         return False
     step = plan.estimate.spacings(plan.tilt, _SHARE * plan.width)[0].step
     return any(
-        law.step <= 1.2 * step and 0.5 <= (law.tilt + 0.1) / (plan.tilt + 0.1) <= 2.0
-        for law in laws
+        pld.step <= 1.2 * step and 0.5 <= (pld.tilt + 0.1) / (plan.tilt + 0.1) <= 2.0
+        for pld in plds
     )
 
 
@@ -374,24 +374,24 @@ def _merge(rounds: Sequence[tuple[PricedRound, int]]) -> list[tuple[PricedRound,
     )
 
 
-def _solve_epsilon(law: PrivacyLossDistribution, delta: float) -> float:
-    """Where the law's bound on delta(eps) crosses delta, on the safe side of the crossing."""
+def _solve_epsilon(pld: PrivacyLossDistribution, delta: float) -> float:
+    """Where the pld's bound on delta(eps) crosses delta, on the safe side of the crossing."""
 
     def excess(epsilon: float) -> float:
-        value = law.delta(epsilon)
+        value = pld.delta(epsilon)
         return math.log(value / delta) if value > 0.0 else -1e3
 
-    high = max(law.stop, law.step)
+    high = max(pld.stop, pld.step)
     if excess(high) > 0.0:
-        return math.inf if law.sign > 0 else high
-    # walk in from the right: far left of its window a law proves nothing
-    for place in (max(law.mean + k * law.spread, 0.0) for k in range(6, -7, -2)):
+        return math.inf if pld.sign > 0 else high
+    # walk in from the right: far left of its window a pld proves nothing
+    for place in (max(pld.mean + k * pld.spread, 0.0) for k in range(6, -7, -2)):
         if place < high:
             if excess(place) > 0.0:
                 break
             high = place
     else:
-        if law.sign < 0 or high == 0.0 or excess(0.0) <= 0.0:
+        if pld.sign < 0 or high == 0.0 or excess(0.0) <= 0.0:
             return 0.0
         place = 0.0
-    return crossing(excess, place, high, law.sign)
+    return crossing(excess, place, high, pld.sign)

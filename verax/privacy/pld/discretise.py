@@ -38,7 +38,7 @@ _STEEP_LIMIT = 2000
 
 @dataclass(frozen=True)
 class Spacing:
-    """Which grid points carry mass: those in [low, high], ``step`` apart near the bulk of the law.
+    """Which grid points carry mass: those in [low, high], ``step`` apart near the bulk of the pmf.
 
     Beyond twice ``scale`` from the bulk the points are half the distance divided by ``scale`` steps
     apart.
@@ -72,7 +72,7 @@ class DiscretePld:
 
 
 def origin(pair: DominatingPair, step: float) -> float:
-    """A grid point at the exact mean of the first cell of the law's range, or of its last cell.
+    """A grid point at the exact mean of the first cell of the pmf's range, or of its last cell.
 
     With a tiny sampling rate nearly all the mass sits in that cell, within far less than one step;
     a grid point at its mean makes both discretisations leave it (almost) where it is. Any other
@@ -225,7 +225,7 @@ def _cell_boundaries(pair: DominatingPair, grid: Array, step: float) -> Array:
     """Cell ends between grid points such that each cell's mean loss is near its grid point.
 
     Halfway where the density is flat, nearer to the next grid point where it falls steeply: the
-    mean of an exponential law of slope rho on a unit interval lies at 1/rho - 1/(e^rho - 1). The
+    mean of an exponential pmf of slope rho on a unit interval lies at 1/rho - 1/(e^rho - 1). The
     slope is taken a little too steep, so that what a cell misses is paid for by the larger of its
     neighbours.
 

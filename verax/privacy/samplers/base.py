@@ -87,7 +87,7 @@ class Analysis:
     noise.
     """
     refine_attacks: bool = False
-    """Whether the attacks' laws have heavy atoms, so that their curves must be refined from both
+    """Whether the attacks' pmfs have heavy atoms, so that their curves must be refined from both
     sides.
     """
     extra_uppers: Mapping[str, Curve] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class SamplerPricing(ABC, Generic[S]):
 
     @abstractmethod
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
-        """The law of the number of others in a batch: without the record, with it outside, and with it inside.
+        """The pmf of the number of others in a batch: without the record, with it outside, and with it inside.
 
         None where rounds are not independent and identically distributed.
         """

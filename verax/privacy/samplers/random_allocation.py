@@ -50,7 +50,7 @@ class RandomAllocationPricing(SamplerPricing[RandomAllocation]):
         return rounds_at_random(mechanism, group, sampler.times, sampler.steps, sampler.epochs)
 
     def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
-        """Of a group no law is known, but from the mildest places to the worst."""
+        """Of a group no pmf is known, but from the mildest places to the worst."""
         sampler = self.sampler
         _, size = group.split(mechanism)
         if size == 1:

@@ -66,13 +66,13 @@ class ShufflePricing(SamplerPricing[Shuffle]):
                 f"population must be at least the number of batches, {batches}, got {population}"
             )
         if population is None and group.size > 1 and not isinstance(mechanism.clipping, Individual):
-            law = worst_placement(batches, sampler.epochs, mechanism, group, chosen=True)
+            pmf = worst_placement(batches, sampler.epochs, mechanism, group, chosen=True)
             if mechanism.relation == "replace":
-                return law
+                return pmf
             # batches of one record each have it alone, half a unit; in large ones at least one
             # aggregate turns around
             return LatticePmf.between(
-                max(0.25 * float(law.lows[0]), float(sampler.epochs)), law.top
+                max(0.25 * float(pmf.lows[0]), float(sampler.epochs)), pmf.top
             )
         sizes: list[tuple[int, int | None]] = [(batches, None)]
         if population is not None:

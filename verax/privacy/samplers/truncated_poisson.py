@@ -152,11 +152,11 @@ def _squared_moves_from_above(
     order = order[possible[order]]
     scale = presence_shift(mechanism) ** 2
 
-    def law(cells: int) -> LatticePmf:
+    def pmf(cells: int) -> LatticePmf:
         once = LatticePmf.of(squares[order], chances[order], pmf_error(hits) + ulps(8.0), cells)
         return once.times(len(sampler), cells).scaled(scale)
 
-    return law
+    return pmf
 
 
 def _squared_moves_from_below(
@@ -171,13 +171,13 @@ def _squared_moves_from_below(
     squares = np.arange(float(len(hits))) ** (1 if group.orthogonal else 2)
     scale = presence_shift(mechanism) ** 2
 
-    def law(cells: int) -> LatticePmf:
+    def pmf(cells: int) -> LatticePmf:
         once = LatticePmf.of(squares, chances, pmf_error(hits) + ulps(8.0), cells)
         return once.times(len(sampler), cells).scaled(scale)
 
-    return law
+    return pmf
 
 
-def _truncate_pmf(law: Array, most: int) -> Array:
+def _truncate_pmf(pmf: Array, most: int) -> Array:
     """Larger numbers are lowered to ``most``."""
-    return np.append(law[:most], law[most:].sum()) if len(law) > most + 1 else law
+    return np.append(pmf[:most], pmf[most:].sum()) if len(pmf) > most + 1 else pmf

@@ -6,7 +6,7 @@ all rounds. The sampling does not depend on the data, so
 
     D_a(A1) = sum_c q(c) D_a(N(c unit, 1) || N(0, 1)),
 
-with q the exact law of c (definition 5.1): its trade-off curve is that of definition 5.2. By joint
+with q the exact pmf of c (definition 5.1): its trade-off curve is that of definition 5.2. By joint
 convexity it also bounds the standard adversary A0, group does not see the sampling. Proofs and units:
 docs/strong-adversary.md.
 """
@@ -54,72 +54,72 @@ _REPEATED = 256
 class StrongCurve:
     """The privacy curve against A1, in both directions at once: a mixture of Gaussian curves.
 
-    ``laws`` gives the law of mu^2 in at most so many cells; ``exposure`` bounds the probability that
+    ``pmfs`` gives the pmf of mu^2 in at most so many cells; ``exposure`` bounds the probability that
     rounds without noise show the group.
     """
 
-    laws: Callable[[int], LatticePmf]
+    pmfs: Callable[[int], LatticePmf]
     exposure: tuple[float, float] = (0.0, 0.0)
 
     @cached_property
     def _known(self) -> dict[int, LatticePmf]:
         return {}
 
-    def law(self, cells: int = CELLS) -> LatticePmf:
-        """The law of mu^2."""
+    def pmf(self, cells: int = CELLS) -> LatticePmf:
+        """The pmf of mu^2."""
         if cells not in self._known:
-            self._known[cells] = self.laws(cells)
+            self._known[cells] = self.pmfs(cells)
         return self._known[cells]
 
     def estimate(self, delta: float) -> float:
         """The epsilon of the average mu."""
         if delta <= self.exposure[0]:
             return math.inf
-        return gaussian.gaussian_epsilon(math.sqrt(self.law().mean), delta)
+        return gaussian.gaussian_epsilon(math.sqrt(self.pmf().mean), delta)
 
     def delta(
         self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
     ) -> tuple[float, float]:
         """Lower and upper bound on delta(epsilon)."""
-        return self._refined(rtol, lambda law, side: self._delta(law, epsilon, side))
+        return self._refined(rtol, lambda pmf, side: self._delta(pmf, epsilon, side))
 
     def epsilon(
         self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
     ) -> tuple[float, float]:
         """Lower and upper bound on epsilon(delta)."""
-        return self._refined(rtol, lambda law, side: self._epsilon(law, delta, side))
+        return self._refined(rtol, lambda pmf, side: self._epsilon(pmf, delta, side))
 
     def _refined(
         self, rtol: float, read: Callable[[LatticePmf, int], float]
     ) -> tuple[float, float]:
         lower, upper = 0.0, math.inf
         for cells in _RESOLUTIONS:
-            law = self.law(cells)
-            lower, upper = max(lower, read(law, LOWER)), min(upper, read(law, UPPER))
+            pmf = self.pmf(cells)
+            lower, upper = max(lower, read(pmf, LOWER)), min(upper, read(pmf, UPPER))
             if (
-                len(law.weights) == 1
-                or law.spread == 0.0
+                len(pmf.weights) == 1
+                or pmf.spread == 0.0
                 or upper - lower <= rtol * upper
                 or math.isinf(lower)
             ):
                 break
         return min(lower, upper), upper
 
-    def _delta(self, law: LatticePmf, epsilon: float, side: int) -> float:
-        rest = mixture_delta(law, epsilon, side)
+    def _delta(self, pmf: LatticePmf, epsilon: float, side: int) -> float:
+        rest = mixture_delta(pmf, epsilon, side)
         seen = self.exposure[side == UPPER]
         return min(seen + outward((1.0 - seen) * rest, side, ulps(4.0)), 1.0)
 
-    def _epsilon(self, law: LatticePmf, delta: float, side: int) -> float:
+    def _epsilon(self, pmf: LatticePmf, delta: float, side: int) -> float:
         def excess(epsilon: float) -> float:
-            value = self._delta(law, epsilon, side)
+            value = self._delta(pmf, epsilon, side)
             return math.log(value / delta) if value > 0.0 else -1e4
 
         if excess(0.0) <= 0.0:
             return 0.0
         if self.exposure[side == UPPER] >= delta:
             return math.inf
-        high = max(gaussian.gaussian_epsilon(math.sqrt(law.mean), delta), 1.0)
+        high = max(gaussian.gaussian_epsilon(math.sqrt(pmf.mean), delta), 1.0)
         while excess(high) > 0.0:
             high *= 2.0
             if math.isinf(high):  # a mu whose square is no double
@@ -133,16 +133,16 @@ class StrongCurve:
             raise ValueError(f"alpha must lie in [0, 1], got {alpha!r}")
         lower, upper = 0.0, 1.0
         for cells in _RESOLUTIONS:
-            law = self.law(cells)
+            pmf = self.pmf(cells)
             seen, unseen = self.exposure[1], 1.0 - self.exposure[0]
             if seen < 1.0:
                 lower = max(
                     lower,
-                    (1.0 - seen) * mixture_tradeoff(law, min(alpha / (1.0 - seen), 1.0), LOWER),
+                    (1.0 - seen) * mixture_tradeoff(pmf, min(alpha / (1.0 - seen), 1.0), LOWER),
                 )
             spent = min(alpha / unseen, 1.0) if unseen > 0.0 else 1.0
-            upper = min(upper, unseen * mixture_tradeoff(law, spent, UPPER))
-            if len(law.weights) == 1 or law.spread == 0.0 or upper - lower <= 1e-3 * upper:
+            upper = min(upper, unseen * mixture_tradeoff(pmf, spent, UPPER))
+            if len(pmf.weights) == 1 or pmf.spread == 0.0 or upper - lower <= 1e-3 * upper:
                 break
         return down(lower, ulps(8.0)), min(up(upper, ulps(8.0)), 1.0 - alpha)
 
@@ -223,7 +223,7 @@ def strong_analysis(
         0.0 if m.relation == "replace" else empty_group_probability(m, size, people) for m in noisy
     ]
 
-    def laws(cells: int, quiet: bool = False) -> LatticePmf:
+    def pmfs(cells: int, quiet: bool = False) -> LatticePmf:
         total = LatticePmf.of([0.0], [1.0])
         for m, chance in zip(noisy, chances, strict=True):
             part = pricing_of(m.sampler).touched_clip_groups(m, replace(protected, cells=cells))
@@ -238,14 +238,14 @@ def strong_analysis(
         _any_of([low for low, _ in seen], LOWER),
         _any_of([high for _, high in seen], UPPER),
     )
-    curve, chance = StrongCurve(laws, exposure), min(math.fsum(chances), 1.0)
-    curve.law()  # so that what has no analysis is refused here
+    curve, chance = StrongCurve(pmfs, exposure), min(math.fsum(chances), 1.0)
+    curve.pmf()  # so that what has no analysis is refused here
     return StrongAnalysis(
         curve,
         A1_THEOREM,
         "achieved against adversary A1, who sees the sampling, by fixed updates of full norm",
         chance,
-        StrongCurve(partial(laws, quiet=True), exposure) if chance > 0.0 else None,
+        StrongCurve(partial(pmfs, quiet=True), exposure) if chance > 0.0 else None,
     )
 
 
@@ -281,7 +281,7 @@ def _any_of(chances: Sequence[float], side: int) -> float:
     )
 
 
-# --- the law of c^2 -------------------------------------------------------------------------------
+# --- the pmf of c^2 -------------------------------------------------------------------------------
 
 
 def independent_batches(hits: Array, mechanism: Mechanism, group: ProtectedGroup) -> LatticePmf:
@@ -315,14 +315,14 @@ def one_batch_per_epoch(
         return worst_placement(batches, again * fresh, mechanism, group, chosen=False)
     match clipping:
         case Batch():
-            law = occupancy.epoch_pmf(size, sizes, None).scaled(float(again))
+            pmf = occupancy.epoch_pmf(size, sizes, None).scaled(float(again))
         case Individual():
             each = occupancy.one_group_per_record
-            law = occupancy.epoch_pmf(size, sizes, each).scaled(float(again))
+            pmf = occupancy.epoch_pmf(size, sizes, each).scaled(float(again))
         case Mixed(groups=groups):
             counts = partial(occupancy.occupied_bins_pmfs, groups)
-            law = occupancy.epoch_pmf(size, sizes, counts, repeats=again)
-    return law.merged(group.cells).times(fresh, group.cells)
+            pmf = occupancy.epoch_pmf(size, sizes, counts, repeats=again)
+    return pmf.merged(group.cells).times(fresh, group.cells)
 
 
 def worst_placement(
@@ -347,5 +347,5 @@ def worst_placement(
 
 
 def certain_value(value: int) -> LatticePmf:
-    """The law that has one value."""
+    """The pmf that has one value."""
     return LatticePmf.between(float(value), float(value))

@@ -1,8 +1,8 @@
-"""How many clip-groups of each round a group of records touches: exact laws of "shuffling and batch clipping".
+"""How many clip-groups of each round a group of records touches: exact pmfs of "shuffling and batch clipping".
 
-Every law here is a product of ratios or a recursion whose terms are all positive, so its relative
+Every pmf here is a product of ratios or a recursion whose terms are all positive, so its relative
 accuracy survives far into the tails; alternating sums such as the inclusion-exclusion form of the
-occupancy law do not have that.
+occupancy pmf do not have that.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from verax.privacy.numerics.lattice import CELLS, LatticePmf, significant_slice
 from verax.privacy.numerics.rounding import OPS_8M, ulps, up
 
 Counts = Callable[[], Iterator[Array]]
-"""Yields the law of the number of touched clip-groups of a batch that holds 0, 1, 2, ... of the
+"""Yields the pmf of the number of touched clip-groups of a batch that holds 0, 1, 2, ... of the
 records.
 """
 
-_ALL = 2**62  # cells of a law that must stay exact
+_ALL = 2**62  # cells of a pmf that must stay exact
 # relative error of one step of a recursion below
 _STEP = ulps(8.0)
 
 
 def occupied_bins_pmfs(bins: int, size: int | None = None) -> Iterator[Array]:
-    """The law of the number of bins hit by 0, 1, 2, ... balls in ``bins`` bins of ``size`` places each.
+    """The pmf of the number of bins hit by 0, 1, 2, ... balls in ``bins`` bins of ``size`` places each.
 
     Balls take distinct places; without ``size`` each picks its bin uniformly and independently. The
     next ball hits a new bin with probability (bins - l) size / (bins size - balls). This is the
-    exact law of batches hit by g shuffled records, for which section F.3 of the paper prints
+    exact pmf of batches hit by g shuffled records, for which section F.3 of the paper prints
     another (docs/errata.md).
 
     >>> next(itertools.islice(occupied_bins_pmfs(10, 8), 4, None)).round(3).tolist()
     [0.0, 0.0, 0.048, 0.408, 0.544]
     """
-    law = np.ones(1)
+    pmf = np.ones(1)
     for balls in itertools.count() if size is None else range(bins * size + 1):
-        yield law
-        hit = np.arange(float(len(law)))
+        yield pmf
+        hit = np.arange(float(len(pmf)))
         if size is None:
             grow, stay = (bins - hit) / bins, hit / bins
         else:
             left = max(bins * size - balls, 1)
             grow, stay = (bins - hit) * size / left, np.maximum(hit * size - balls, 0.0) / left
-        law = (np.append(law * stay, 0.0) + np.append(0.0, law * grow))[: bins + 1]
+        pmf = (np.append(pmf * stay, 0.0) + np.append(0.0, pmf * grow))[: bins + 1]
 
 
 def one_group_per_record() -> Iterator[Array]:
@@ -57,28 +57,28 @@ def one_group_per_record() -> Iterator[Array]:
         yield np.append(np.zeros(hits), 1.0)
 
 
-def thin_pmf(law: Array, keep: float) -> Array:
-    """The law of how many are left if each is kept with probability ``keep`` (appendix D of the paper).
+def thin_pmf(pmf: Array, keep: float) -> Array:
+    """The pmf of how many are left if each is kept with probability ``keep`` (appendix D of the paper).
 
     >>> thin_pmf(np.array([0.0, 0.0, 1.0]), 0.5).tolist()
     [0.25, 0.5, 0.25]
     """
     if keep == 1.0:
-        return law
-    left = np.zeros(len(law))
-    for count in np.flatnonzero(law).tolist():
-        left[: count + 1] += law[count] * binomial_pmf(count, keep)
+        return pmf
+    left = np.zeros(len(pmf))
+    for count in np.flatnonzero(pmf).tolist():
+        left[: count + 1] += pmf[count] * binomial_pmf(count, keep)
     return left
 
 
 def touched_groups_pmf(hits: Array, counts: Iterator[Array]) -> tuple[Array, float]:
-    """The law of touched clip-groups of a batch, from the law of the records in it, and the probability left out."""
+    """The pmf of touched clip-groups of a batch, from the pmf of the records in it, and the probability left out."""
     last = significant_slice(hits)[1]
     total = np.zeros(1)
-    for chance, law in zip(hits[:last].tolist(), counts, strict=False):
-        if len(law) > len(total):
-            total = np.append(total, np.zeros(len(law) - len(total)))
-        total[: len(law)] += chance * law
+    for chance, pmf in zip(hits[:last].tolist(), counts, strict=False):
+        if len(pmf) > len(total):
+            total = np.append(total, np.zeros(len(pmf) - len(total)))
+        total[: len(pmf)] += chance * pmf
     return total, float(hits[last:].sum())
 
 
@@ -90,23 +90,23 @@ def independent_rounds_pmf(
     cells: int = CELLS,
     keep: float = 1.0,
 ) -> LatticePmf:
-    """The law of c^2 of ``steps`` rounds with independent batches.
+    """The pmf of c^2 of ``steps`` rounds with independent batches.
 
     Args:
-        hits: the law of the group's records in one batch, as computed above.
+        hits: the pmf of the group's records in one batch, as computed above.
         counts: touched clip-groups, as in :data:`Counts`; None if every record is one of its own.
         steps: number of rounds.
         power: 2; 1 if the records' gradients are orthogonal; 0 if the whole batch is one
             clip-group.
-        cells: how finely the law is kept.
+        cells: how finely the pmf is kept.
         keep: probability that a clip-group is kept.
     """
-    law, left_out = (hits, 0.0) if counts is None else touched_groups_pmf(hits, counts)
-    error = pmf_error(hits) + _STEP * (3.0 * len(law) + len(hits) + 2.0)
+    pmf, left_out = (hits, 0.0) if counts is None else touched_groups_pmf(hits, counts)
+    error = pmf_error(hits) + _STEP * (3.0 * len(pmf) + len(hits) + 2.0)
     if power == 0:
-        law = np.array([law[0], law[1:].sum()])
+        pmf = np.array([pmf[0], pmf[1:].sum()])
     once = LatticePmf.of(
-        np.arange(float(len(law))) ** max(power, 1), thin_pmf(law, keep), error, cells
+        np.arange(float(len(pmf))) ** max(power, 1), thin_pmf(pmf, keep), error, cells
     )
     return replace(once, lost=once.lost + left_out).times(steps, cells)
 
@@ -116,7 +116,7 @@ def independent_rounds_pmf(
 
 @dataclass(frozen=True, eq=False)
 class RecordsAndCost:
-    """For every number of records in some batches (``rows``), the joint law of that number and of a sum of costs.
+    """For every number of records in some batches (``rows``), the joint pmf of that number and of a sum of costs.
 
     A row is its first cost and the probabilities of this and the following ones. ``lost`` and
     ``error`` as in LatticePmf.
@@ -127,7 +127,7 @@ class RecordsAndCost:
     error: float
 
     def product(self, other: RecordsAndCost, most: int, least: int = 0) -> RecordsAndCost:
-        """The joint law for both sets of batches together, for ``least`` to ``most`` records."""
+        """The joint pmf for both sets of batches together, for ``least`` to ``most`` records."""
         found: dict[int, list[tuple[int, Array]]] = {}
         terms = 0
         same = self is other
@@ -143,7 +143,7 @@ class RecordsAndCost:
         return _add_rows(found, self.lost + other.lost, error)
 
     def power(self, count: int, most: int) -> RecordsAndCost:
-        """The joint law of ``count`` such sets of batches."""
+        """The joint pmf of ``count`` such sets of batches."""
         total: RecordsAndCost | None = None
         double = self
         while count:
@@ -179,11 +179,11 @@ def one_batch_layer(
     error = pmf_error(hits)
     last = significant_slice(hits)[1]
     lost = float(hits[last:].sum())
-    for records, (chance, law) in enumerate(zip(hits[:last].tolist(), counts, strict=False)):
+    for records, (chance, pmf) in enumerate(zip(hits[:last].tolist(), counts, strict=False)):
         if chance > 0.0:
             once = LatticePmf.of(
-                np.arange(float(len(law))) ** 2,
-                thin_pmf(law, keep),
+                np.arange(float(len(pmf))) ** 2,
+                thin_pmf(pmf, keep),
                 _STEP * (3.0 * records + 2.0),
                 _ALL,
             )
@@ -199,11 +199,11 @@ def one_batch_layer(
 def occupied_batches(batches: int, size: int | None, hits: Array) -> RecordsAndCost:
     """``batches`` batches at once if a touched batch costs 1, as under batch clipping."""
     found: dict[int, list[tuple[int, Array]]] = {}
-    for records, (chance, law) in enumerate(
+    for records, (chance, pmf) in enumerate(
         zip(hits.tolist(), occupied_bins_pmfs(batches, size), strict=False)
     ):
         if chance > 0.0:
-            found[records] = [(0, chance * law)]
+            found[records] = [(0, chance * pmf)]
     return _add_rows(found, 0.0, pmf_error(hits) + _STEP * len(hits))
 
 
@@ -214,10 +214,10 @@ def epoch_pmf(
     keep: float = 1.0,
     repeats: int = 1,
 ) -> LatticePmf:
-    """The law of c^2 of one epoch: each of ``group`` records is in one batch, uniformly among all places.
+    """The pmf of c^2 of one epoch: each of ``group`` records is in one batch, uniformly among all places.
 
-    Records per batch are independent binomials given that they add up to ``group``: the law is read
-    off the product of the batches' joint laws with that number of records.
+    Records per batch are independent binomials given that they add up to ``group``: the pmf is read
+    off the product of the batches' joint pmfs with that number of records.
 
     Args:
         group: how many records.
@@ -228,8 +228,8 @@ def epoch_pmf(
         keep: probability that a clip-group is kept.
         repeats: how many times the same batches are used.
 
-    >>> law = epoch_pmf(2, [(5, 2)], None)  # two records in five batches of two
-    >>> law.lows.tolist(), law.weights.round(12).tolist()
+    >>> pmf = epoch_pmf(2, [(5, 2)], None)  # two records in five batches of two
+    >>> pmf.lows.tolist(), pmf.weights.round(12).tolist()
     ([1.0, 2.0], [0.111111111111, 0.888888888889])
     """
     places = sum(batches * (size or 1) for batches, size in sizes)

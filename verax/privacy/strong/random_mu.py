@@ -1,6 +1,6 @@
 """Gaussian mechanisms with a random mu that the adversary sees: bounds on the mixture's curves.
 
-A law is that of mu^2 (:class:`verax.privacy.numerics.lattice.Law`). Curves rise with mu, so upper
+A pmf is that of mu^2 (:class:`verax.privacy.numerics.lattice.Law`). Curves rise with mu, so upper
 bounds put every cell at its upper end and lower bounds at its lower one.
 """
 
@@ -64,21 +64,21 @@ def gaussian_deltas(mu: Array, epsilon: float, side: int) -> Array:
     return np.asarray(np.where(mu > 0.0, value, 0.0))
 
 
-def mixture_delta(law: LatticePmf, epsilon: float, side: int) -> float:
+def mixture_delta(pmf: LatticePmf, epsilon: float, side: int) -> float:
     """delta(epsilon) of the mixture, rounded up (``side`` UPPER) or down."""
-    slack = law.error + ulps(len(law.weights) + 8.0)
-    mu, rest = _mu(law, side), 0.0
-    if side == UPPER and law.lost > 0.0:
-        rest = law.lost * gaussian_delta(up(math.sqrt(law.top), RELATIVE_MU), epsilon, UPPER)
-    if side == UPPER and law.top > 0.0:
+    slack = pmf.error + ulps(len(pmf.weights) + 8.0)
+    mu, rest = _mu(pmf, side), 0.0
+    if side == UPPER and pmf.lost > 0.0:
+        rest = pmf.lost * gaussian_delta(up(math.sqrt(pmf.top), RELATIVE_MU), epsilon, UPPER)
+    if side == UPPER and pmf.top > 0.0:
         rest += _TINY  # small weights times small curves
-    total = outward(float(law.weights @ gaussian_deltas(mu, epsilon, side)), side, slack) + rest
+    total = outward(float(pmf.weights @ gaussian_deltas(mu, epsilon, side)), side, slack) + rest
     return min(max(total, 0.0), 1.0)
 
 
-def _mu(law: LatticePmf, side: int) -> Array:
+def _mu(pmf: LatticePmf, side: int) -> Array:
     """mu in every cell, where it makes delta largest (UPPER) or smallest."""
-    return outward(np.sqrt(law.highs if side == UPPER else law.lows), side, RELATIVE_MU)
+    return outward(np.sqrt(pmf.highs if side == UPPER else pmf.lows), side, RELATIVE_MU)
 
 
 # --- the trade-off curve --------------------------------------------------------------------------
@@ -92,13 +92,13 @@ class _Tests:
     rejected.
     """
 
-    def __init__(self, law: LatticePmf, side: int) -> None:
-        mu = _mu(law, -side)
-        self.side, self.slack = side, law.error + ulps(len(law.weights) + 8.0)
-        self.lost = law.lost + _TINY if side == UPPER else 0.0
+    def __init__(self, pmf: LatticePmf, side: int) -> None:
+        mu = _mu(pmf, -side)
+        self.side, self.slack = side, pmf.error + ulps(len(pmf.weights) + 8.0)
+        self.lost = pmf.lost + _TINY if side == UPPER else 0.0
         seen = mu > 0.0
-        self.mu, self.weights = mu[seen], law.weights[seen]
-        self.unseen = float(law.weights[~seen].sum())
+        self.mu, self.weights = mu[seen], pmf.weights[seen]
+        self.unseen = float(pmf.weights[~seen].sum())
 
     def errors(self, threshold: float, blind: bool) -> tuple[float, float]:
         """False alarms and misses."""
@@ -127,7 +127,7 @@ class _Tests:
         return min(max(outward(total, self.side, self.slack), 0.0) + self.lost, 1.0)
 
 
-def mixture_tradeoff(law: LatticePmf, alpha: float, side: int) -> float:
+def mixture_tradeoff(pmf: LatticePmf, alpha: float, side: int) -> float:
     """The least miss rate at false-alarm rate ``alpha``, rounded up (``side`` UPPER) or down.
 
     The curve of definition 5.2: every threshold gives a point on it. A point with at least
@@ -137,7 +137,7 @@ def mixture_tradeoff(law: LatticePmf, alpha: float, side: int) -> float:
     """
     if alpha <= 0.0 or alpha >= 1.0:
         return float(alpha <= 0.0)
-    tests = _Tests(law, side)
+    tests = _Tests(pmf, side)
     few, misses = tests.errors(0.0, blind=False)
     many, fewest = tests.errors(0.0, blind=True)
     line = few + misses - alpha + side * ulps(4.0)
