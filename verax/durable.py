@@ -58,7 +58,10 @@ def sync_directory(name: str) -> None:
 
 
 def refuse_device(name: str) -> None:
-    """Refuse a device, such as /dev/zero, from which one could read for ever; files that are not there pass."""
+    """Refuse a device, such as /dev/zero, from which one could read for ever.
+
+    Files that are not there pass.
+    """
     try:
         mode = os.stat(name).st_mode
     except OSError:

@@ -100,7 +100,9 @@ def test_a_group_of_one_is_a_record():
 
 
 def test_a_group_under_batch_clipping_is_a_higher_rate():
-    """MATH section 2: q_k = 1 - (1-q)^k, still a shift of 2; far better than up to k such shifts."""
+    """MATH section 2: q_k = 1 - (1-q)^k, still a shift of 2; far better than up to k such
+    shifts.
+    """
     grouped = run(SMALL, 3.0, Batch(), group=5).epsilon(1e-6)
     higher = run(Poisson(-math.expm1(5 * math.log1p(-0.02)), 200), 3.0, Batch()).epsilon(1e-6)
     assert grouped.lower <= higher.upper
@@ -110,7 +112,9 @@ def test_a_group_under_batch_clipping_is_a_higher_rate():
 
 
 def test_mixed_clipping_lies_between_its_extremes():
-    """One clip-group is batch clipping; endlessly many are individual clipping at twice the shift."""
+    """One clip-group is batch clipping; endlessly many are individual clipping at twice the
+    shift.
+    """
     batch, mixed = (
         run(SMALL, 4.0, Batch(), group=4).epsilon(1e-6),
         run(SMALL, 4.0, Mixed(groups=1), group=4).epsilon(1e-6),
@@ -292,7 +296,9 @@ def test_very_much_noise_costs_nearly_nothing(noise):
 
 
 def test_orthogonal_groups_that_change_must_be_orthogonal_before_and_after():
-    """Old gradients e1 and e2, both new ones -(e1 + e2) / sqrt 2: more than two runs with one record each."""
+    """Old gradients e1 and e2, both new ones -(e1 + e2) / sqrt 2: more than two runs with one
+    record each.
+    """
     run = Mechanism(Poisson(1.0, 1), 1.0, relation="replace")
     guarantee = run.guarantee(2, geometry="orthogonal")
     old, new = np.eye(2), -np.ones((2, 2)) / math.sqrt(2.0)

@@ -1,4 +1,6 @@
-"""What is printed for every sampler: never below an attack written out, never above a simpler proof."""
+"""What is printed for every sampler: never below an attack written out, never above a simpler
+proof.
+"""
 
 from __future__ import annotations
 
@@ -298,7 +300,9 @@ def test_the_last_record_of_the_stream_is_anywhere_in_the_last_batches():
 
 @pytest.mark.parametrize("sampler", [Shuffle(3), BufferedShuffle(3, buffer=3)])
 def test_shuffling_three_batches_written_out(sampler):
-    """The whole vector of sums, in bins: more than the largest sum shows, less than fixed batches."""
+    """The whole vector of sums, in bins: more than the largest sum shows, less than fixed
+    batches.
+    """
     edges = np.concatenate([[-np.inf], np.arange(-6.0, 8.0, 0.2), [np.inf]])
     mass = {m: np.diff(special.ndtr(edges - m)) for m in (0.0, 1.0, 2.0)}
 
@@ -414,7 +418,9 @@ def truncated_pmf(rate: float, most: int, gradients: tuple[int, ...], noise: flo
 )
 @pytest.mark.parametrize("noise", [0.3, 1.0])
 def test_few_records_truncated(rate, most, population, noise):
-    """Every choice of the others' gradients; data sets of the declared size, one smaller and one larger."""
+    """Every choice of the others' gradients; data sets of the declared size, one smaller and one
+    larger.
+    """
     guarantee = run(TruncatedPoisson(rate, 1, most, population), noise)
     epsilons = (0.0, 0.1, 0.5, 1.5, 3.0)
     bounds = [guarantee.delta(e) for e in epsilons]
@@ -512,14 +518,17 @@ def test_a_crowd_is_at_least_as_likely_as_it_is(rate, max_batch, others):
 
 
 def test_more_others_never_make_the_bound_smaller():
-    """Truncation hides the record as well: with its true rate in a crowd the bound would not be monotone."""
+    """Truncation hides the record as well: with its true rate in a crowd the bound would not be
+    monotone.
+    """
     bounds = [run(TruncatedPoisson(0.3, 1, 1, n), 0.3).delta(0.0).upper for n in (1, 2, 3)]
     assert bounds == sorted(bounds)
     assert gaussian_delta(1.0 / 0.3, 0.0) * 0.219 < bounds[-1]
 
 
 def test_groups_of_truncated_records_pass_through_larger_data_sets():
-    """Two records of gradient -1, two of +1 added, three of the four used: 1/2 N(3) + 1/2 N(1) against N(0), exactly.
+    """Two records of gradient -1, two of +1 added, three of the four used: 1/2 N(3) + 1/2 N(1)
+    against N(0), exactly.
 
     One record's curve for the declared two others does not cover the step from three records to
     four.
@@ -552,6 +561,8 @@ def test_a_search_over_truncated_runs_says_nothing_about_groups_beyond_its_popul
 
 
 def test_a_bound_for_others_covers_a_record_alone():
-    """Rate 1, one place: the record alone is N(1) against N(0), .3829; with B / (N + 1) it would be .3413."""
+    """Rate 1, one place: the record alone is N(1) against N(0), .3829; with B / (N + 1) it would be
+    .3413.
+    """
     upper = run(TruncatedPoisson(1.0, 1, 1, 1), 1.0).delta(0.0).upper
     assert 0.5 * gaussian_delta(2.0, 0.0) < 0.342 < 0.382 < gaussian_delta(1.0, 0.0) <= upper

@@ -21,7 +21,9 @@ def gaussian(mu: float, alpha: np.ndarray) -> np.ndarray:
 
 
 def brute(p: np.ndarray, q: np.ndarray, alpha: float) -> float:
-    """The least miss rate of any randomised test of two finite pmfs, by Neyman and Pearson's lemma."""
+    """The least miss rate of any randomised test of two finite pmfs, by Neyman and Pearson's
+    lemma.
+    """
     order = np.argsort(-(p / q))
     p, q = p[order], q[order]
     spent, caught = 0.0, 0.0

@@ -1,4 +1,6 @@
-"""The best of a random number of trials: against brute force, simulated pmfs, and Papernot and Steinke."""
+"""The best of a random number of trials: against brute force, simulated pmfs, and Papernot and
+Steinke.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def pmf_of(trials, most=4000):
 
 
 def best_of(q, chances):
-    """The pmf of the best trial's output (later is better), and of nothing at all: summed over the number of trials."""
+    """The pmf of the best trial's output (later is better), and of nothing at all: summed over the
+    number of trials.
+    """
     below = np.concatenate([[0.0], np.cumsum(q)])
     k = np.arange(len(chances))
     powers = below[:, None] ** k
@@ -94,7 +98,9 @@ def test_brute_force_stays_below(trials, seed, size, spread):
 
 
 def test_the_bound_is_not_vacuous():
-    """Randomised response at epsilon 0.5: the best of a geometric number is at most 3 * 0.5, and above 1.0."""
+    """Randomised response at epsilon 0.5: the best of a geometric number is at most 3 * 0.5, and
+    above 1.0.
+    """
     chance = math.exp(0.5) / (1.0 + math.exp(0.5))
     p, q = np.array([chance, 1.0 - chance]), np.array([1.0 - chance, chance])
     trials = TruncatedNegativeBinomial(1000.0, 1.0)

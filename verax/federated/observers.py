@@ -19,7 +19,9 @@ BASELINES = ("CS", "WCS", "OLS")
 
 
 def baseline(name: str, sampler: RandomParticipation, noise_multiplier: float) -> Mechanism:
-    """A run that random participation is compared with; always CS <= random participation <= WCS <= OLS.
+    """A run that random participation is compared with.
+
+    Always CS <= random participation <= WCS <= OLS.
 
     "CS" (centralized shuffling): every record by its own coin of probability client_rate *
     record_rate, what it would be if the records were dealt out anew each round. "WCS" (weak client
@@ -43,7 +45,10 @@ def baseline(name: str, sampler: RandomParticipation, noise_multiplier: float) -
 
 @dataclass(frozen=True)
 class Protection:
-    """What one kind of observer can learn: the run as that observer sees it, and in words who is protected how."""
+    """What one kind of observer can learn, and in words who is protected how.
+
+    ``mechanism`` is the run as that observer sees it.
+    """
 
     observer: str
     mechanism: Mechanism
@@ -128,7 +133,10 @@ class Federation:
                 sees = "those who see the models and who sends in which round, but no message"
             case "client":
                 noise, seen = self._summed(max(self.senders - self.colluding, 1)), self._telling
-                sees = f"up to {self.colluding} of the other clients, who see the models and know their own noise"
+                sees = (
+                    f"up to {self.colluding} of the other clients, who see the models "
+                    "and know their own noise"
+                )
             case _:
                 noise, seen = self._summed(self.senders), self._telling
                 sees = "those who see the models"
@@ -153,11 +161,14 @@ class Federation:
 
     @property
     def _telling(self) -> bool:
-        """Whether the sum's variance may tell who took part: an absent client's noise is missing."""
+        """Whether the sum's variance may tell who took part: absent clients' noise is missing."""
         return self.local_noise > 0.0 and not self.always_send
 
     def _summed(self, senders: int) -> float:
-        """Noise in the sum of all messages. If absent clients send nothing, only this client's own noise is sure."""
+        """Noise in the sum of all messages.
+
+        If absent clients send nothing, only this client's own noise is sure.
+        """
         return math.hypot(
             self.central_noise, self.local_noise * math.sqrt(senders if self.always_send else 1)
         )

@@ -151,7 +151,10 @@ def _hardly_any_noise(phases: Phases, group: ProtectedGroup) -> Guarantee:
 
 
 def _hardly_any_signal(phases: Phases, group: ProtectedGroup) -> Guarantee:
-    """Noise so large that likelihood ratios round to 1: less of it from above, nothing from below."""
+    """Noise so large that likelihood ratios round to 1.
+
+    Less of it is priced from above, nothing is known from below.
+    """
     less = [
         replace(m, noise_multiplier=min(m.noise_multiplier, MOST_NOISE)) for m in phases.mechanisms
     ]

@@ -61,7 +61,8 @@ class Bracket:
         return self.upper - self.lower if self.lower < self.upper else 0.0
 
     def __repr__(self) -> str:
-        return f"Bracket(lower={format_bound(self.lower, LOWER)}, upper={format_bound(self.upper, UPPER)})"
+        lower, upper = format_bound(self.lower, LOWER), format_bound(self.upper, UPPER)
+        return f"Bracket(lower={lower}, upper={upper})"
 
     def __str__(self) -> str:
         return f"[{format_bound(self.lower, LOWER)}, {format_bound(self.upper, UPPER)}]"

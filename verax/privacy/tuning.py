@@ -1,9 +1,9 @@
-"""The privacy of choosing hyper-parameters: a random number of trials, of which only the best is released.
+"""The privacy of choosing hyper-parameters by the best of a random number of trials.
 
 Trying settings on the private data and keeping the best one costs privacy. If the number of trials
-is drawn from a suitable distribution, the cost is a constant factor, however many trials there are on
-average (Liu and Talwar 2019; Papernot and Steinke 2022, arXiv 2110.03620). The bound is theorem 1
-of docs/tuning.md, which uses the whole curve of one trial.
+is drawn from a suitable distribution, the cost is a constant factor, however many trials there are
+on average (Liu and Talwar 2019; Papernot and Steinke 2022, arXiv 2110.03620). The bound is theorem
+1 of docs/tuning.md, which uses the whole curve of one trial.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ class Trials(Protocol):
 
 @dataclass(frozen=True)
 class TruncatedNegativeBinomial:
-    """K >= 1 with P[K = k] proportional to (1 - gamma)^k Gamma(k + shape) / k!; gamma is found from the mean.
+    """K >= 1 with P[K = k] proportional to (1 - gamma)^k Gamma(k + shape) / k!.
 
-    Shape 1 is the geometric distribution, shape 0 the logarithmic one. The smaller the shape, the less it
-    costs and the more K varies.
+    Gamma is found from the mean.
+
+    Shape 1 is the geometric distribution, shape 0 the logarithmic one. The smaller the shape, the
+    less it costs and the more K varies.
 
     >>> trials = TruncatedNegativeBinomial(mean=10.0, shape=1.0)
     >>> round(trials.gamma, 6)  # geometric: one over the mean
@@ -64,7 +66,8 @@ class TruncatedNegativeBinomial:
     def __post_init__(self) -> None:
         if not 1.0 < checks.positive("mean", self.mean) <= 1e6:
             raise ValueError(
-                f"mean must lie above 1 and be at most 1e6, got {self.mean!r}; one trial needs no pricing"
+                f"mean must lie above 1 and be at most 1e6, got {self.mean!r}; "
+                "one trial needs no pricing"
             )
         if not -1.0 < checks.real("shape", self.shape) <= 100.0:
             raise ValueError(f"shape must lie in (-1, 100], got {self.shape!r}")
@@ -152,15 +155,15 @@ def tuned(
     """The guarantee of running a random number of trials and releasing the best one only.
 
     Args:
-        mechanism: what one trial runs; or all the settings it may pick, at random by a distribution fixed
-            beforehand.
+        mechanism: what one trial runs; or all the settings it may pick, at random by a distribution
+            fixed beforehand.
         trials: the distribution of the number of trials, which is drawn with
             :meth:`TruncatedNegativeBinomial.draw`.
         group: how many records are protected together.
 
-    With several settings the bracket is of the worst distribution of picking: the upper bound holds for
-    every distribution, the lower bound for the one that always picks the costliest setting. Your own distribution may
-    cost less than the lower bound.
+    With several settings the bracket is of the worst distribution of picking: the upper bound holds
+    for every distribution, the lower bound for the one that always picks the costliest setting.
+    Your own distribution may cost less than the lower bound.
 
     A trial's score may depend on its own output only (or on public data); a score measured on
     private data must be part of the mechanism, with noise.
@@ -198,10 +201,13 @@ def tuned(
         group,
         [_BestOfTrials(one, trials)],
         [_RareAttack(curve, trials.some_probability) for curve in one.lowers],
-        f"the best of a random number of trials (docs/tuning.md, theorem 1); each trial: {one.upper_by}",
-        f"trials that all score the same, so that the first is released{picked}; each trial: {one.lower_by}",
+        "the best of a random number of trials (docs/tuning.md, theorem 1); each "
+        f"trial: {one.upper_by}",
+        f"trials that all score the same, so that the first is released{picked}; "
+        f"each trial: {one.lower_by}",
         min(up(trials.mean * one.exposure, OPS_8M), 1.0),
-        f"that the number of trials is drawn from {trials!r} and kept secret, and that only the best trial is released",
+        f"that the number of trials is drawn from {trials!r} and kept secret, and "
+        "that only the best trial is released",
         one=one,
         trials=trials,
         settings=tuple(settings),
@@ -210,7 +216,10 @@ def tuned(
 
 @dataclass(frozen=True)
 class Tuned(Guarantee):
-    """A :class:`Guarantee` that covers the search for hyper-parameters; ``one`` is that of a single trial."""
+    """A :class:`Guarantee` that covers the search for hyper-parameters.
+
+    ``one`` is that of a single trial.
+    """
 
     one: Guarantee | None = None
     trials: Trials | None = None
@@ -219,14 +228,20 @@ class Tuned(Guarantee):
 
 @dataclass(frozen=True)
 class _BestOfTrials:
-    """delta(eps) <= E[K] delta_one(eps - r), where exp(r) bounds f'(q) / f'(q') (docs/tuning.md, theorem 1)."""
+    """delta(eps) <= E[K] delta_one(eps - r), where exp(r) bounds f'(q) / f'(q').
+
+    (docs/tuning.md, theorem 1.)
+    """
 
     one: Guarantee
     trials: Trials
 
     @cached_property
     def shift(self) -> float:
-        """The largest log f'(1 - p) / f'(1 - p') over what one trial allows: p' <= e^t p + delta_one(t) for every t."""
+        """The largest log f'(1 - p) / f'(1 - p') over what one trial allows.
+
+        It allows p' <= e^t p + delta_one(t) for every t.
+        """
         reach = self.one.epsilon(min(1e-4, 1e-2 / self.trials.mean), rtol=0.05).upper
         if not math.isfinite(reach):
             reach = 20.0

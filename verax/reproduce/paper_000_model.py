@@ -24,7 +24,9 @@ def subsampling(
     keep: float = 1.0,
     cells: int = CELLS,
 ) -> LatticePmf:
-    """q(c^2) of definition 5.1: every round draws ``groups`` clip-groups of ``size`` records each from all of them.
+    """q(c^2) of definition 5.1, every round a fresh sample.
+
+    Every round draws ``groups`` clip-groups of ``size`` records each from all of them.
 
     Individual clipping is ``size`` 1, batch clipping ``groups`` 1. ``keep`` below 1 filters
     clip-groups (appendix D).
@@ -48,7 +50,9 @@ def shuffling(
     keep: float = 1.0,
     cells: int = CELLS,
 ) -> LatticePmf:
-    """q_E(c^2) of definition 5.1: every epoch cuts all records into rounds of ``groups`` clip-groups of ``size`` each.
+    """q_E(c^2) of definition 5.1, every epoch a fresh shuffle.
+
+    Every epoch cuts all records into rounds of ``groups`` clip-groups of ``size`` each.
 
     >>> pmf = shuffling(population=80, size=8, groups=1, epochs=1, group=4)
     >>> pmf.lows.tolist(), pmf.weights.round(3).tolist()

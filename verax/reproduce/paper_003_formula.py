@@ -21,7 +21,9 @@ def published(
     *,
     published_unsound: bool = False,
 ) -> float:
-    """Delta of one round by equation (6) of the paper, **which is no upper bound**; for comparison only.
+    """Delta of one round by equation (6) of the paper, **which is no upper bound**.
+
+    It serves for comparison only.
 
     It falls below delta of a run in which the client's other gradients are 0, that is of Poisson
     sampling with client_rate * record_rate: docs/random-participation.md, section 1.
@@ -39,7 +41,8 @@ def published(
     """
     if published_unsound is not True:
         raise ValueError(
-            f"published_unsound must be True to evaluate a formula that proves nothing, got {published_unsound!r}; "
+            "published_unsound must be True to evaluate a formula that proves "
+            f"nothing, got {published_unsound!r}; "
             "for a guarantee use Mechanism(sampler, noise_multiplier).guarantee()"
         )
     unit = 1.0 / checks.positive("noise_multiplier", noise_multiplier)

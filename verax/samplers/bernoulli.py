@@ -4,10 +4,10 @@ Heads are found by their gaps: with U uniform on (0, 1), floor(ln U / ln(1 - p))
 next head, since P[ln U / ln(1-p) >= k] = P[U <= (1-p)^k] = (1-p)^k. The work is one logarithm a
 head instead of one coin a record.
 
-Rounding does not bend the distribution. U is a real number of which 64 bits are drawn first. Where double
-precision proves the whole number (its error is bounded by ``SLACK`` below), it is taken; the other
-draws, about one in 10^9 at p = 1e-3, are decided in decimal arithmetic with further bits of U, as
-many as it takes. So the only approximation left is that of the bit generator itself.
+Rounding does not bend the distribution. U is a real number of which 64 bits are drawn first. Where
+double precision proves the whole number (its error is bounded by ``SLACK`` below), it is taken; the
+other draws, about one in 10^9 at p = 1e-3, are decided in decimal arithmetic with further bits of
+U, as many as it takes. So the only approximation left is that of the bit generator itself.
 """
 
 from __future__ import annotations

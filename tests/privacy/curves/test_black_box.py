@@ -1,4 +1,6 @@
-"""Black boxes: exact for the Gaussian mechanism, never below what is proved, honest where digits run out."""
+"""Black boxes: exact for the Gaussian mechanism, never below what is proved, honest where digits
+run out.
+"""
 
 import math
 
@@ -77,7 +79,9 @@ def test_one_record_is_itself(figure_1):
 
 
 def test_where_digits_run_out_it_says_infinite_rather_than_too_little():
-    """A Gaussian mechanism with mu = 3: one record's delta at 1/50 of the true epsilon is far below doubles."""
+    """A Gaussian mechanism with mu = 3: one record's delta at 1/50 of the true epsilon is far below
+    doubles.
+    """
     box, truth = (
         BlackBox(Mechanism(Poisson(1.0, 9), 1.0).guarantee()),
         gaussian_epsilon(150.0, 1e-5, -1),
@@ -120,7 +124,9 @@ def test_bad_input(gaussian, call, message):
 
 
 def test_a_delta_below_the_range_of_doubles_is_not_taken_for_none():
-    """A hundred records, each step with a tiny delta and a huge factor; nothing is truncated, so it is Poisson."""
+    """A hundred records, each step with a tiny delta and a huge factor; nothing is truncated, so it
+    is Poisson.
+    """
     truth = Mechanism(Poisson(0.9, 10), 1.0).guarantee(100).epsilon(1e-5)
     truncated = Mechanism(TruncatedPoisson(0.9, 10, 200, 200), 1.0)
     assert truncated.guarantee(100).epsilon(1e-5).upper >= truth.lower
@@ -138,7 +144,9 @@ def test_groups_without_an_analysis_of_their_own_are_a_black_box():
 
 @pytest.mark.parametrize("relation", ["add-remove", "replace"])
 def test_the_best_shares_beat_the_chain_and_agree_with_powers_of_the_trade_off_curve(relation):
-    """Eight records, or four removed and four added, against the trade-off curve composed as a function."""
+    """Eight records, or four removed and four added, against the trade-off curve composed as a
+    function.
+    """
     sampler = RandomAllocation(2, 300)
     one = Mechanism(sampler, 1.0).guarantee()
     group = 8 if relation == "add-remove" else 4

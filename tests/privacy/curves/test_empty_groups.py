@@ -81,7 +81,9 @@ def density(
 
 
 def best_attack(mechanism: Mechanism, count: int) -> np.ndarray:
-    """The largest delta over all gradients in {-1, 0, LONG}: what two data sets of declared size achieve."""
+    """The largest delta over all gradients in {-1, 0, LONG}: what two data sets of declared size
+    achieve.
+    """
     sampler, clip_groups = mechanism.sampler, getattr(mechanism.clipping, "groups", 1)
     best = np.zeros(len(EPSILONS))
     for others in itertools.combinations_with_replacement((-1.0, 0.0, LONG), count - 1):
@@ -126,7 +128,9 @@ def small(sampler, clipping, relation: str = "") -> Mechanism:
     ids=repr,
 )
 def test_no_lower_bound_above_every_attack(mechanism, count, at_one):
-    """At most what the declared number of records achieves, and not far below it where one round is known exactly."""
+    """At most what the declared number of records achieves, and not far below it where one round is
+    known exactly.
+    """
     guarantee, best = mechanism.guarantee(), best_attack(mechanism, count)
     for epsilon, seen in zip(EPSILONS, best, strict=True):
         bracket = guarantee.delta(epsilon)
@@ -140,7 +144,9 @@ def test_no_lower_bound_above_every_attack(mechanism, count, at_one):
 
 
 def test_the_round_as_it_is_has_the_laws_it_should():
-    """An attack of its own: its curve is that of the written-out densities, in both directions, up to its bins."""
+    """An attack of its own: its curve is that of the written-out densities, in both directions, up
+    to its bins.
+    """
     mechanism, epsilons = small(TruncatedPoisson(0.4, 1, 2, 4), Mixed(groups=3)), (0.0, 0.4, 1.0)
     p, q = (density(batches(mechanism.sampler, n), (-1.0,) * 3 + (LONG,), 3) for n in (4, 3))
     table = opposed_aggregate_pair(mechanism, 4)
@@ -159,7 +165,9 @@ def test_the_round_as_it_is_has_the_laws_it_should():
 
 
 def test_phases_share_the_declared_population():
-    """One record in all, so that the Poisson phase has no company either: a Gaussian mechanism of two rounds."""
+    """One record in all, so that the Poisson phase has no company either: a Gaussian mechanism of
+    two rounds.
+    """
     both = small(WithoutReplacement(1, 1, 1), Batch(), "zero-out") + small(
         Poisson(1.0, 1), Batch(), "zero-out"
     )
@@ -175,7 +183,9 @@ def test_phases_share_the_declared_population():
 
 
 def test_phases_with_and_without_company():
-    """The first phase turns around, the second does not: both at once, and what the first may lack taken off."""
+    """The first phase turns around, the second does not: both at once, and what the first may lack
+    taken off.
+    """
     crowd = small(TruncatedPoisson(0.5, 1, 100, 100), Batch())
     thin = small(TruncatedPoisson(0.01, 1, 60, 100), Batch())
     assert (
@@ -294,7 +304,9 @@ def test_a_charged_curve_is_inverse_to_itself(chance):
 
 
 def test_zero_out_of_a_clipped_subset_has_no_turns():
-    """In a reversed round every batch without the record would have to sum to u, and every one with it to -u."""
+    """In a reversed round every batch without the record would have to sum to u, and every one with
+    it to -u.
+    """
     names = [
         set(analysis_of(m, ProtectedGroup()).lowers or ())
         for m in (
@@ -334,7 +346,9 @@ def test_company_that_is_hardly_ever_missing_against_a1():
 
 
 def told(people: int, epsilon: float) -> float:
-    """Two records of two shuffled batches, clipped as a whole, zeroed: exactly, for one who sees the batches."""
+    """Two records of two shuffled batches, clipped as a whole, zeroed: exactly, for one who sees
+    the batches.
+    """
     total = 0.0
     placed = list(itertools.combinations(range(people), 2))
     first = people - people // 2

@@ -1,4 +1,6 @@
-"""k of T rounds through coins: the inequality behind it, and bounds between simulation and what blocks give."""
+"""k of T rounds through coins: the inequality behind it, and bounds between simulation and what
+blocks give.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def test_the_nodes_are_above_the_integral_for_every_variance(variance, planned):
 )
 @pytest.mark.parametrize("lean", [1.0, 0.6, 0.2])
 def test_the_bound_holds_for_every_transcript(times, steps, shift, lean):
-    """With the record and without, far out and in the middle: never below the likelihood ratio itself."""
+    """With the record and without, far out and in the middle: never below the likelihood ratio
+    itself.
+    """
     x = np.concatenate(
         [RNG.standard_normal((300, steps)) + where for where in (0.0, shift, -2.0, 3.0)]
     )
@@ -104,7 +108,9 @@ def test_a_round_is_rounded_up_in_convex_order(node, chance, shift):
 def simulated(
     times: int, steps: int, shift: float, epsilon: float, runs: int = 40_000
 ) -> tuple[float, float]:
-    """delta(epsilon) with the record against without, and its standard error: the record's rounds pushed further."""
+    """delta(epsilon) with the record against without, and its standard error: the record's rounds
+    pushed further.
+    """
     push = 4.0 / math.sqrt(times)
     x = np.random.default_rng(1).standard_normal((runs, steps))
     x[:, :times] += shift + push
@@ -169,7 +175,9 @@ def test_only_a_single_epoch_of_several_rounds_with_little_noise_is_worth_it():
     ("times", "steps", "noise", "known"), [(30, 100, 0.29, 215.93), (10, 100, 0.3, 77.5)]
 )
 def test_tails_are_charged_for_the_mass_of_all_rounds(monkeypatch, times, steps, noise, known):
-    """The measures have masses up to e^19 in all: what is cut off in one round weighs as much as all other rounds."""
+    """The measures have masses up to e^19 in all: what is cut off in one round weighs as much as
+    all other rounds.
+    """
     charges = []
 
     def watched(rounds, *more):

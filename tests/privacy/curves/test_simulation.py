@@ -1,4 +1,6 @@
-"""The simulation of groups: what it draws, that its intervals hold, and that line 21 as printed does not."""
+"""The simulation of groups: what it draws, that its intervals hold, and that line 21 as printed
+does not.
+"""
 
 import math
 
@@ -27,7 +29,9 @@ def printed(absent, epsilon):
 
 
 def test_line_21_as_printed_estimates_something_else():
-    """One step, rate .1, noise 1, 4 records, epsilon 1: delta is .02833; with the ratio upside down it is -.124."""
+    """One step, rate .1, noise 1, 4 records, epsilon 1: delta is .02833; with the ratio upside down
+    it is -.124.
+    """
     truth = ONE_STEP.guarantee(4).delta(1.0)
     found = simulate(ONE_STEP, 4, samples=400_000, sampling="paper", insecure_seed=3)
     assert truth.lower < 0.028332

@@ -1,4 +1,6 @@
-"""The triangle inequality: its formula, its inverse, and worst cases of two bins and two records written out."""
+"""The triangle inequality: its formula, its inverse, and worst cases of two bins and two records
+written out.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Line:
 @pytest.mark.parametrize("steps", [1, 2, 5])
 @pytest.mark.parametrize("epsilon", [0.0, 0.7, 4.0])
 def test_equal_steps_are_the_black_box_of_group_privacy(steps, epsilon):
-    """(k eps, (e^(k eps) - 1)/(e^eps - 1) delta): "optimal group privacy", theorem 4, without its extra factor k."""
+    """(k eps, (e^(k eps) - 1)/(e^eps - 1) delta): "optimal group privacy", theorem 4, without its
+    extra factor k.
+    """
     found = TriangleInequality(((gaussian(0.5), steps),)).delta(epsilon, 1e-3)[1]
     each = epsilon / steps
     total = (
@@ -58,7 +62,9 @@ def test_equal_steps_are_the_black_box_of_group_privacy(steps, epsilon):
 
 
 def test_unequal_links_are_added_up_in_order():
-    """Three steps of one kind and two of another, epsilon in proportion to what they cost: written out."""
+    """Three steps of one kind and two of another, epsilon in proportion to what they cost: written
+    out.
+    """
     one, other = Line(1e-3, 0.2), Line(1e-5, 0.6)
     epsilon = 2.5
     shares = [epsilon * c / 1.8 for c in (0.6, 1.2)]
@@ -131,7 +137,9 @@ def assert_never_above(pmfs, bounds) -> float:
 def one_record(
     noise: float, gradients: tuple[int, int], base: tuple[int, int] = (0, 0)
 ) -> np.ndarray:
-    """The record moves the sum of the bin it falls into; ``base`` is what the sums are without it."""
+    """The record moves the sum of the bin it falls into; ``base`` is what the sums are
+    without it.
+    """
     a, b = (g / noise for g in gradients)
     x, y = (g / noise for g in base)
     return bins([(0.5, (a, y)), (0.5, (x, b))])
@@ -149,7 +157,9 @@ def test_replacing_a_record(noise):
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace"])
 def test_batch_clipping(relation):
-    """Aggregates between -1 and 1: the record's bin shows one aggregate with it, another with its replacement."""
+    """Aggregates between -1 and 1: the record's bin shows one aggregate with it, another with its
+    replacement.
+    """
     guarantee = Mechanism(BallsInBins(2), 2.0, Batch(), relation).guarantee()
     bounds = [guarantee.delta(epsilon).upper for epsilon in EPSILONS]
     pmfs = []

@@ -1,4 +1,6 @@
-"""Enclosures of binomial probabilities and tails against exact fractions and 50-digit sums and integrals."""
+"""Enclosures of binomial probabilities and tails against exact fractions and 50-digit sums and
+integrals.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def both_tails(n: int, rate: float, k: int) -> tuple[mpmath.mpf, mpmath.mpf]:
 
 
 def holds(found: Enclosure, truth: mpmath.mpf, width: float) -> bool:
-    """Whether the truth is inside and the ends are as near to each other as the documentation says."""
+    """Whether the truth is inside and the ends are as near to each other as the documentation
+    says.
+    """
     narrow = found.upper <= found.lower * (1.0 + width) + 2.0 * SMALLEST or found.upper <= 1e-300
     return narrow and mpmath.mpf(found.lower) <= truth <= mpmath.mpf(found.upper)
 

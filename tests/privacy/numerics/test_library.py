@@ -1,4 +1,5 @@
-"""Every library function that a bound trusts, on the domain where it is used, against 40-digit arithmetic.
+"""Every library function that a bound trusts, on the domain where it is used, against 40-digit
+arithmetic.
 
 The allowances are those of docs/proofs.md, section 6. Errors are in units of round-off, 2^-53.
 """
@@ -57,7 +58,9 @@ def even(low: float, high: float, count: int = 200) -> list[float]:
 def worst(
     found: np.ndarray, points: Sequence[float], exact: Exact, absolute: bool = False
 ) -> float:
-    """The largest error in units, relative unless ``absolute``, of results that are normal doubles."""
+    """The largest error in units, relative unless ``absolute``, of results that are normal
+    doubles.
+    """
     most = 0.0
     with mpmath.workdps(40):
         for x, y in zip(points, found.tolist(), strict=True):
@@ -299,7 +302,9 @@ def test_fourier_transforms_of_a_few_points_agree_with_40_digits():
 )
 @pytest.mark.parametrize("n", [16, 1024, 5**5, fft.next_fast_len(10**5, real=True), 2**18])
 def test_fourier_transforms_agree_with_wider_floats(n):
-    """The same transform in 64 bits or more, whose own error is a two-thousandth of what is allowed."""
+    """The same transform in 64 bits or more, whose own error is a two-thousandth of what is
+    allowed.
+    """
     for pmf in pmfs(n):
         wide = fft.rfft(pmf.astype(np.longdouble))
         assert float(np.abs(fft.rfft(pmf) - wide).max()) <= FFT * UNIT * math.log2(n)

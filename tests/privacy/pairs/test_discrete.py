@@ -1,4 +1,6 @@
-"""Tables of losses: read off, discretised and composed, against sums written out; errors used up to the last."""
+"""Tables of losses: read off, discretised and composed, against sums written out; errors used up to
+the last.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +155,9 @@ def test_reversing_mirrors_the_line():
 def assert_sandwiched(
     table: DiscretePair, p: np.ndarray, q: np.ndarray, step: float, scale: float, infinite: float
 ) -> None:
-    """The curve of (p, q), which the table describes up to its error, lies between the two discretised pmfs."""
+    """The curve of (p, q), which the table describes up to its error, lies between the two
+    discretised pmfs.
+    """
     spacing = Spacing(step, table.infimum - step, float(table.loss_values[-1]) + step, scale)
     above, below = discretise.upper(table, spacing), lower_pmf(table, spacing)
     some = above.losses[:: max(len(above.index) // 20, 1)]
@@ -191,7 +195,9 @@ def test_the_exact_curve_lies_between_the_two_laws(pmfs, step, scale, infinite, 
 )
 @settings(max_examples=60)
 def test_so_does_every_curve_within_the_error(pmfs, error, seed, forward):
-    """Atoms whose true loss lies in the next cell of the grid, too: grid points are put right beside them."""
+    """Atoms whose true loss lies in the next cell of the grid, too: grid points are put right
+    beside them.
+    """
     rng = np.random.default_rng(seed)
     p = pmfs[0] * np.exp(error * rng.choice([-1.0, 1.0], len(pmfs[0])))
     q = p / (pmfs[0] / pmfs[1] * np.exp(error * rng.choice([-1.0, 1.0], len(pmfs[0]))))
@@ -205,7 +211,9 @@ def test_so_does_every_curve_within_the_error(pmfs, error, seed, forward):
 
 
 def test_an_atom_on_the_wrong_side_of_a_grid_point_is_paid_for():
-    """The table says loss 1 - 1e-4, the truth may be 1 + 1e-4: a grid point at 1 must not cut it off."""
+    """The table says loss 1 - 1e-4, the truth may be 1 + 1e-4: a grid point at 1 must not cut it
+    off.
+    """
     error = 2e-4
     said = np.array([0.5, 0.5 * math.exp(1.0 - 1e-4) / (1.0 + math.exp(1.0 - 1e-4))])
     table = DiscretePair.of(said, np.array([0.7, said[1] * math.exp(-(1.0 - 1e-4))]), error=error)
@@ -235,7 +243,9 @@ def product(pmfs) -> tuple[np.ndarray, np.ndarray]:
 )
 @settings(max_examples=40)
 def test_two_tables_compose_to_their_product(one, other, step, tilt, forward):
-    """Any two tables on any grid and tilt: the product, written out, lies between the composed pmfs."""
+    """Any two tables on any grid and tilt: the product, written out, lies between the composed
+    pmfs.
+    """
     infinite = 1e-5
     tables = [DiscretePair.of(*pmfs, infinite=infinite) for pmfs in (one, other)]
     tables = tables if forward else [table.reverse() for table in tables]

@@ -1,4 +1,6 @@
-"""One round's pairs: tail masses, losses and their inverses, and the exact curve, against 40-digit arithmetic."""
+"""One round's pairs: tail masses, losses and their inverses, and the exact curve, against 40-digit
+arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,9 @@ def _side(draw: st.DrawFn) -> Mixture:
 
 @given(pairs(), st.floats(-12.0, 12.0))
 def test_the_loss_undoes_its_inverse(pair, place):
-    """At every loss the pair can have; |x| times slope times round-off is what rounding x costs at least."""
+    """At every loss the pair can have; |x| times slope times round-off is what rounding x costs at
+    least.
+    """
     x = np.array([place + (pair.max_shift if place > 0.0 else 0.0)])
     target = pair.loss(x)
     assert np.isfinite(target).all()
@@ -253,7 +257,9 @@ def test_a_single_component_is_the_gaussian_mechanism(shift, epsilon):
 
 
 def test_a_split_component_changes_nothing():
-    """The same mixture written with a component cut in two, which takes another path through the code."""
+    """The same mixture written with a component cut in two, which takes another path through the
+    code.
+    """
     whole, cut = (
         MixturePair.subsampled(0.2, 1.0),
         MixturePair(mixture([0.8, 0.15, 0.05], [0.0, 1.0, 1.0])),
@@ -309,7 +315,9 @@ def test_cells_worked_on_in_blocks_are_the_same(monkeypatch):
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_leaving_out_faint_components_changes_no_digit(sign):
-    """Ten thousand records, about 300 components: all of them, added up one by one, against the few that matter."""
+    """Ten thousand records, about 300 components: all of them, added up one by one, against the few
+    that matter.
+    """
     weights = binomial_pmf(10_000, 0.01)
     keep = weights > 1e-60
     mixture = Mixture(

@@ -1,4 +1,6 @@
-"""The largest batch sum as an attack on shuffling: thresholds in closed form, printed values, two epochs by hand."""
+"""The largest batch sum as an attack on shuffling: thresholds in closed form, printed values, two
+epochs by hand.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from verax.privacy.pld.composition import Composition
 
 
 def event(noise: float, batches: int, threshold: float) -> tuple[float, float]:
-    """P and Q of {max_t w_t >= c} ("how private is DP-SGD", theorem 4.2), c in units of the clip norm."""
+    """P and Q of {max_t w_t >= c} ("how private is DP-SGD", theorem 4.2), c in units of the clip
+    norm.
+    """
     # in logarithms: powers of nearly 1 lose their digits
     rest = (batches - 1) * special.log_ndtr(threshold / noise)
     p, q = (
@@ -63,7 +67,9 @@ def test_reference_epsilons():
 
 
 def test_erratum_the_paper_prints_four_times_too_much_at_noise_one():
-    """ "How private is DP-SGD" prints delta(1) >= .004 for 1000 batches; its own formula gives .000999."""
+    """ "How private is DP-SGD" prints delta(1) >= .004 for 1000 batches; its own formula gives
+    .000999.
+    """
     best = max(
         p - math.e * q for p, q in (event(1.0, 1000, c / 1000.0) for c in range(-3000, 12000))
     )

@@ -24,7 +24,9 @@ def exact_binomial(trials: int, rate: float, hits: int) -> mpmath.mpf:
 
 
 def exact_distinct(trials: int, rate: float, groups: int) -> list[Fraction]:
-    """Occupancy by inclusion and exclusion: exactly l groups hit when each record hits group g with probability q/m."""
+    """Occupancy by inclusion and exclusion: exactly l groups hit when each record hits group g with
+    probability q/m.
+    """
     q = Fraction(rate)
     pmf = []
     for hit in range(min(trials, groups) + 1):
@@ -163,7 +165,8 @@ def test_two_points_are_never_truncated():
 def opposed_attack(
     rate: float, most: int, others: int, noise: float, epsilon: float, event: tuple[float, float]
 ) -> float:
-    """What "the noisy sum is in this interval above -B" proves if all others' gradients are -1 and the record's 1.
+    """What "the noisy sum is in this interval above -B" proves if all others' gradients are -1 and
+    the record's 1.
 
     Without the record the sum is -min(N, B), N ~ Bin(others, rate). With it, if it is picked: 1 - N
     where there is room; else 2 - B if it takes another's place, which has probability B / (N + 1),

@@ -1,4 +1,6 @@
-"""An average of log-normals: three other ways to compute its curve, all inside the bracket; masses, errors, order."""
+"""An average of log-normals: three other ways to compute its curve, all inside the bracket; masses,
+errors, order.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def panels(kink: float, low: float, high: float) -> tuple[np.ndarray, np.ndarray
 
 
 def option(count: int, strikes, shift: float, put: bool) -> np.ndarray:
-    """E (Y_1 + ... + Y_count - k)_+ or its mirror image, by quadrature over all factors but the last."""
+    """E (Y_1 + ... + Y_count - k)_+ or its mirror image, by quadrature over all factors but the
+    last.
+    """
     if count == 1:
         return one_option(strikes, shift, put)
     found = []
@@ -90,7 +94,9 @@ def by_quadrature(count: int, shift: float, epsilon: float, put: bool) -> float:
 
 
 def laplace(count: int, shift: float, strike: float) -> float:
-    """E (k - sum of Y)_+ as an inverse Laplace transform, the score's contour turned so that nothing oscillates."""
+    """E (k - sum of Y)_+ as an inverse Laplace transform, the score's contour turned so that
+    nothing oscillates.
+    """
     x = np.arange(-12.0, 12.0, 0.02)
 
     def log_transform(s: np.ndarray) -> np.ndarray:
@@ -164,7 +170,9 @@ def test_three_rounds_by_quadrature(shift, share, put):
     [(10, 0.5), (100, 0.05), (100, 1.0), (511, 2.5), (1023, 0.7), (10**6, 0.2)],
 )
 def test_many_rounds_by_laplace_transform(count, shift):
-    """Absent against present to many digits; present against absent as a difference of numbers near 1."""
+    """Absent against present to many digits; present against absent as a difference of numbers near
+    1.
+    """
     upper, lower = curves(count, shift, put=True)
     for share in (0.3, 1e-4, 1e-10):
         epsilon = epsilon_at(upper, share)
@@ -214,7 +222,9 @@ CASES = [(2, 0.01), (7, 0.05), (100, 0.05), (100, 8.0), (9, 11.9), (4097, 0.3), 
 
 @pytest.mark.parametrize(("count", "shift"), CASES)
 def test_total_masses(count, shift):
-    """Above P and Q have all their mass or a little more, below all of it or a little less; the tails cost nothing."""
+    """Above P and Q have all their mass or a little more, below all of it or a little less; the
+    tails cost nothing.
+    """
     upper, lower = one_of_many_pairs(count, shift)
     slack = 1e-11 * (10 + count)
     for table, sign in ((upper, 1.0), (lower, -1.0)):
@@ -228,7 +238,9 @@ def test_total_masses(count, shift):
 
 
 def test_rounding_of_a_million_products_is_charged_to_the_masses():
-    """A unit of round-off for each of a million factors at least: above there is that much more, below less."""
+    """A unit of round-off for each of a million factors at least: above there is that much more,
+    below less.
+    """
     upper, lower = one_of_many_pairs(10**6, 0.5)
     assert upper.q.sum() - 1.0 > 10**6 * UNIT
     assert 1.0 - lower.q.sum() > 10**6 * UNIT
@@ -313,7 +325,9 @@ def test_a_finer_grid_gives_a_narrower_bracket_around_the_same_value():
 
 @pytest.mark.parametrize("spread", [True, False])
 def test_a_law_with_itself_is_no_other_than_with_a_copy_of_itself(spread):
-    """Half of the sums are taken double instead of twice; the length is no multiple of the rows worked on at once."""
+    """Half of the sums are taken double instead of twice; the length is no multiple of the rows
+    worked on at once.
+    """
     pmf = one_of_many._average(3, 0.8, 0.2, spread)
     assert len(pmf.q) > one_of_many._ROWS
     assert len(pmf.q) % one_of_many._ROWS

@@ -105,7 +105,9 @@ def test_the_curve_lies_between_the_two_laws(coin, step):
 @given(st.floats(0.001, 0.999), st.integers(1, 4), st.sampled_from([0.0, 0.3, 1.5]), st.booleans())
 @settings(max_examples=12)
 def test_rounds_compose_like_the_average_over_all_draws(chance, count, epsilon, forward):
-    """Given how often the coin fell on either side the rounds are ordinary ones: a binomial average of brackets."""
+    """Given how often the coin fell on either side the rounds are ordinary ones: a binomial average
+    of brackets.
+    """
     pairs = (MixturePair.subsampled(0.2, 0.7), MixturePair.subsampled(0.2, 1.4))
     coin = PublicCoinPair((1.0 - chance, chance), pairs)
     coin, pairs = (

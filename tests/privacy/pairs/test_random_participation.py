@@ -1,4 +1,6 @@
-"""Random participation: the corrected theorem against brute force, the published one against counterexamples."""
+"""Random participation: the corrected theorem against brute force, the published one against
+counterexamples.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,9 @@ def published_by_quadrature(p, q, records, noise, epsilon):
 
 
 def test_the_printed_noise_does_not_follow_from_the_printed_equation():
-    """For section 6.1 the paper names noise 1.065 at (0.015, 1e-6); its equation (6) gives 1.34e-5 there."""
+    """For section 6.1 the paper names noise 1.065 at (0.015, 1e-6); its equation (6) gives 1.34e-5
+    there.
+    """
     assert claimed(0.001, 0.1, 30, 1.065, 0.015) == pytest.approx(1.344e-5, rel=1e-3)
     assert run(0.001, 0.1, 30, 1.065).delta(0.015).lower > 1e-5
     assert run(0.1, 0.001, 1000, 0.646).delta(0.015).lower > 2.5e-6
@@ -142,7 +146,9 @@ def test_one_round_is_the_sum_of_the_theorem(p, q, records, noise, epsilon):
 
 
 def planes(rng, others):
-    """Gradients of norm at most 1 in the plane: the others', then the record's; also aligned and orthogonal ones."""
+    """Gradients of norm at most 1 in the plane: the others', then the record's; also aligned and
+    orthogonal ones.
+    """
     kind = rng.integers(4)
     angle = {0: rng.uniform(0, 2 * np.pi, others + 1), 1: np.zeros(others + 1)}.get(
         kind, np.zeros(others + 1)
@@ -153,7 +159,9 @@ def planes(rng, others):
 
 
 def in_the_plane(p, q, gradients, noise):
-    """Densities with and without the last record, every subset of the others listed, on a grid of the plane."""
+    """Densities with and without the last record, every subset of the others listed, on a grid of
+    the plane.
+    """
     *others, record = gradients / noise
     places = [np.zeros(2)] + [
         np.sum(s, axis=0)
@@ -183,7 +191,9 @@ def in_the_plane(p, q, gradients, noise):
 
 
 def test_no_geometry_of_the_plane_beats_the_theorem():
-    """Exact two-dimensional integrals over random gradients; some come close, so the bound has little to give."""
+    """Exact two-dimensional integrals over random gradients; some come close, so the bound has
+    little to give.
+    """
     rng = np.random.default_rng(7)
     best = 0.0
     for _ in range(40):
@@ -217,7 +227,9 @@ def test_the_attack_is_the_plane_seen_in_bins(lean):
 
 
 def test_orthogonal_others_tell_the_posterior_of_participation():
-    """Given x along the others the record is Poisson sampled with rate q P[takes part | x]: integrated another way."""
+    """Given x along the others the record is Poisson sampled with rate q P[takes part | x]:
+    integrated another way.
+    """
     p, q, records, noise, epsilon = 0.2, 0.2, 12, 1.1, 0.3
     unit = 1.0 / noise
     x = np.linspace(-9.0, 9.0 + records * unit, 4001)
@@ -272,7 +284,9 @@ def test_far_tails_in_sixty_digits():
     st.sampled_from([1, -1]),
 )
 def test_the_pair_is_a_pair(p, q, shift, absent, more, sign):
-    """Masses sum to one on both sides, losses rise along the cells, distances obey the triangle inequality."""
+    """Masses sum to one on both sides, losses rise along the cells, distances obey the triangle
+    inequality.
+    """
     pair = HiddenParticipationPair(
         p, q, (0.25, 0.75), (shift,) * 2, (shift + absent, math.inf), (absent, math.inf), sign=sign
     )
@@ -293,7 +307,9 @@ def test_the_pair_is_a_pair(p, q, shift, absent, more, sign):
 
 
 def draws(rng, p, q, records, unit, size, lean=0.0):
-    """Losses of the attack in the plane under P, by its densities: what the others do is averaged, not told."""
+    """Losses of the attack in the plane under P, by its densities: what the others do is averaged,
+    not told.
+    """
     number = rng.binomial(records, q, size)
     here, used = rng.random(size) < p, rng.random(size) < q
     x = rng.normal(size=size) + unit * here * (number + lean * used)
@@ -309,7 +325,9 @@ def draws(rng, p, q, records, unit, size, lean=0.0):
 
 
 def pair_draws(rng, p, q, records, unit, size):
-    """Losses of the dominating pair under P, by its definition: aligned branch, opposed branch, or the atom at 0."""
+    """Losses of the dominating pair under P, by its definition: aligned branch, opposed branch, or
+    the atom at 0.
+    """
     number = rng.binomial(records, q, size)
     loss = np.zeros(size)
     for i in np.unique(number):
@@ -342,7 +360,9 @@ def pair_draws(rng, p, q, records, unit, size):
 
 
 def test_many_rounds_by_monte_carlo():
-    """The composed upper bound is the composed pair; the composed attack lies below it and above the lower bound."""
+    """The composed upper bound is the composed pair; the composed attack lies below it and above
+    the lower bound.
+    """
     p, q, records, noise, rounds, epsilon, size = 0.3, 0.3, 5, 1.0, 12, 1.0, 40_000
     rng = np.random.default_rng(11)
     bracket = run(p, q, records, noise, rounds).delta(epsilon)
@@ -361,7 +381,9 @@ def test_many_rounds_by_monte_carlo():
 
 
 def test_two_rounds_by_quadrature():
-    """The composed curve of two rounds, from the one-round curve alone: delta_2(eps) = E[...] over a fine partition."""
+    """The composed curve of two rounds, from the one-round curve alone: delta_2(eps) = E[...] over
+    a fine partition.
+    """
     p, q, records, noise, epsilon = 0.4, 0.5, 3, 1.0, 0.4
     pair = participation_pair(p, q, records, 1.0 / noise, False)
     ends = np.concatenate([[-np.inf], np.linspace(-0.9, 6.0, 401), [np.inf]])
@@ -476,7 +498,9 @@ def test_the_edges_are_poisson_sampling():
 
 
 def test_every_client_has_its_own_guarantee_from_its_own_numbers():
-    """Phases of different rates, records and noise; their sum lies between the easiest and the hardest all along."""
+    """Phases of different rates, records and noise; their sum lies between the easiest and the
+    hardest all along.
+    """
     parts = [(0.1, 0.1, 20, 1.5), (0.3, 0.05, 50, 1.0), (0.05, 0.2, 10, 2.0)]
     mechanisms = [Mechanism(RandomParticipation(p, q, d, 10), z) for p, q, d, z in parts]
     together = Phases(tuple(mechanisms)).guarantee().epsilon(1e-5)
@@ -539,7 +563,9 @@ def test_numbers_of_other_records_are_binomial():
 
 
 def test_clipped_aggregates():
-    """Any two of the three sums may be 2 apart: worse than Poisson sampling with pq, no worse than with q."""
+    """Any two of the three sums may be 2 apart: worse than Poisson sampling with pq, no worse than
+    with q.
+    """
     sampler = RandomParticipation(0.2, 0.1, 10, 5)
     found = Mechanism(sampler, 1.0, Batch()).guarantee().epsilon(1e-5)
     hidden, shown = (

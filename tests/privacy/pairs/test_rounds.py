@@ -26,7 +26,9 @@ def test_rounds_that_are_the_same_in_both_directions_go_with_either():
 
 
 def test_a_record_added_in_one_phase_is_not_removed_in_the_next():
-    """Poisson's two directions and random participation's only attack: one curve, in the attack's direction."""
+    """Poisson's two directions and random participation's only attack: one curve, in the attack's
+    direction.
+    """
     first = Mechanism(Poisson(0.5, 4), 1.0, Batch())
     second = Mechanism(RandomParticipation(0.5, 0.5, 3, 4), 1.0, Batch())
     found = (first + second).guarantee()

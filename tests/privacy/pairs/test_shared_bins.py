@@ -1,4 +1,6 @@
-"""Groups under balls-in-bins: the pair by quadrature, its bounds transcript by transcript, and brackets."""
+"""Groups under balls-in-bins: the pair by quadrature, its bounds transcript by transcript, and
+brackets.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def test_the_true_curve_lies_between_attack_and_bound(group, back):
 @pytest.mark.parametrize("group", GROUPS, ids=str)
 @pytest.mark.parametrize("lean", [1.0, 0.6])
 def test_the_bound_holds_for_every_transcript(group, lean):
-    """With the group and without, far out and in the middle: never below the likelihood ratio itself."""
+    """With the group and without, far out and in the middle: never below the likelihood ratio
+    itself.
+    """
     rho = lean * group.size / group.bins
     log_weights, log_z = group.log_weights(rho, group.size)
     shifts = group.shifts(group.size)[:, None]

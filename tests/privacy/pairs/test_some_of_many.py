@@ -1,4 +1,6 @@
-"""k rounds of T at random: the attack against quadrature of the true likelihood ratio, and its pmfs written out."""
+"""k rounds of T at random: the attack against quadrature of the true likelihood ratio, and its pmfs
+written out.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ WEIGHTS = STEP * np.exp(-SCORES * SCORES / 2.0) / math.sqrt(2.0 * math.pi)
 
 
 def true_delta(times: int, shift: float, epsilon: float, put: bool) -> float:
-    """``times`` of three rounds: the average over all sets of the ratios' products, a + b Y in the last ratio Y.
+    """``times`` of three rounds: the average over all sets of the ratios' products, a + b Y in the
+    last ratio Y.
 
     The expectation over Y is Black's formula, the other two scores are integrated over a grid.
     """
@@ -86,7 +89,9 @@ def test_one_round_of_several_is_the_likelihood_ratio_itself_nearly():
 
 @pytest.mark.parametrize(("times", "count", "lean"), [(1, 2, 1.0), (2, 4, 0.5), (3, 5, 1.0)])
 def test_the_laws_are_convolutions_of_the_scores(times, count, lean, monkeypatch):
-    """The masses with and without the record, by plain convolution, within the stated error; bins not merged."""
+    """The masses with and without the record, by plain convolution, within the stated error; bins
+    not merged.
+    """
     monkeypatch.setattr(some_of_many, "_MERGE", 1e-9)
     table = some_of_many_attack.__wrapped__(times, count, 1.1, lean)
     plain, shifted = some_of_many._scores(lean * times / count, 1.1)
@@ -109,7 +114,9 @@ def test_the_laws_are_convolutions_of_the_scores(times, count, lean, monkeypatch
 
 
 def test_what_a_transform_cannot_resolve_is_not_used(monkeypatch):
-    """Without tilts nothing below 1e-16 or so is known at all, and no bin to five digits much below 1e-10."""
+    """Without tilts nothing below 1e-16 or so is known at all, and no bin to five digits much below
+    1e-10.
+    """
     full = some_of_many_attack(5, 100, 1.0, 1.0)
     monkeypatch.setattr(some_of_many, "_RARE", (0.0,))
     table = some_of_many_attack.__wrapped__(5, 100, 1.0, 1.0)
@@ -159,7 +166,9 @@ def test_extreme_noise_gives_a_table_in_no_time(times, count, shift):
     ("times", "count", "shift"), [(2, 3, 1000.0), (5, 100, 1000.0), (5, 100, 100.0)]
 )
 def test_shifts_far_apart_show_how_often_the_record_was_there(times, count, shift):
-    """The loss is k u^2 / 2 less the log of the number of sets, and a normal of variance k u^2; nearly."""
+    """The loss is k u^2 / 2 less the log of the number of sets, and a normal of variance k u^2;
+    nearly.
+    """
     known = times * shift**2 / 2.0 - math.log(math.comb(count, times))
     for quantile in (-1.0, 0.0, 1.0):
         epsilon = known + quantile * math.sqrt(times) * shift
@@ -178,7 +187,9 @@ def test_more_of_the_rounds_show_more():
 
 @pytest.mark.parametrize(("times", "steps"), [(2, 3), (3, 5), (4, 6), (5, 6)])
 def test_leaving_out_rounds_is_joining_as_many_beside_a_gaussian_mechanism(times, steps):
-    """Moments of the likelihood ratio, over all pairs and triples of sets (docs/allocation.md, theorem 1)."""
+    """Moments of the likelihood ratio, over all pairs and triples of sets (docs/allocation.md,
+    theorem 1).
+    """
     shift, few = 0.6, steps - times
     beside = shift * math.sqrt(times - few)
 

@@ -1,4 +1,6 @@
-"""Bounds that need no convolution: on the right side of certified ones, and close where rounds rarely matter."""
+"""Bounds that need no convolution: on the right side of certified ones, and close where rounds
+rarely matter.
+"""
 
 import itertools
 import math
@@ -49,7 +51,9 @@ def test_one_round_is_the_curve_of_one_round():
 
 
 def test_rates_too_small_for_a_grid_are_known_within_ten_percent():
-    """1e7 rounds at rate 1e-12: the convolution would take billions of points, and one round decides."""
+    """1e7 rounds at rate 1e-12: the convolution would take billions of points, and one round
+    decides.
+    """
     guarantee = Mechanism(Poisson(1e-12, 10**7), 0.3).guarantee()
     for found in (guarantee.delta(1.0), guarantee.delta(0.01), guarantee.epsilon(1e-13)):
         assert 0.0 < found.lower <= found.upper < 1.1 * found.lower
@@ -61,7 +65,9 @@ def test_a_delta_below_ten_to_the_minus_eighty_is_bounded_away_from_one():
 
 
 def test_rare_and_visible_participation_shows_with_its_own_probability():
-    """1e7 rounds at rate 1e-7 and noise .05: whoever is sampled at all, with probability 1 - 1/e, is seen."""
+    """1e7 rounds at rate 1e-7 and noise .05: whoever is sampled at all, with probability 1 - 1/e,
+    is seen.
+    """
     found = Mechanism(Poisson(1e-7, 10**7), 0.05).guarantee().delta(1.0)
     assert 0.63212 < found.lower <= found.upper < 0.63213
 
@@ -128,7 +134,9 @@ def test_upper_bounds_hold_for_every_outcome_of_a_few_rounds(losses, shares, tot
 
 
 def test_rounds_that_have_no_small_losses_leave_the_others_as_they_are():
-    """The one with the first large loss may be the only one of its kind: then any number of the others is left."""
+    """The one with the first large loss may be the only one of its kind: then any number of the
+    others is left.
+    """
     large = DiscretePld(0.0, 1.0, np.array([50]), np.array([0.0]), 0.0, 0.0)
     small = DiscretePld(0.0, 1.0, np.array([-1, 1]), np.log(np.array([0.3, 0.7])), 0.0, 0.0)
     both, alone = ChernoffBound([(large, 1), (small, 3)], 0.0), ChernoffBound([(small, 3)], 0.0)
@@ -141,7 +149,9 @@ def test_rounds_that_have_no_small_losses_leave_the_others_as_they_are():
 
 
 def test_divergences_of_measures_with_more_mass_than_one_may_exceed_one():
-    """Two rounds of mass 1.02, nearly all of it at a loss of 20: one loss of 35 leaves more than 1 to the other."""
+    """Two rounds of mass 1.02, nearly all of it at a loss of 20: one loss of 35 leaves more than 1
+    to the other.
+    """
     pld = DiscretePld(0.0, 5.0, np.array([4, 7]), np.log(np.array([1.02, 2.8e-5])), 0.0, 0.0)
     truth = 2 * 1.02 * 2.8e-5 * -math.expm1(-5.0)
     assert ChernoffBound([(pld, 2)], 0.0)._one_large(50.0) >= truth

@@ -1,4 +1,6 @@
-"""Whole runs under Poisson sampling: reference values, independent computations, plds, and random settings."""
+"""Whole runs under Poisson sampling: reference values, independent computations, plds, and random
+settings.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,9 @@ NESTED = 5e-5  # what the quadrature below may be off by, relatively
 
 
 def one_round_delta(rate: float, shift: float, epsilon: Array, forward: bool) -> Array:
-    """D_{e^eps} of the subsampled pair in closed form: a half line cut where the losses meet eps."""
+    """D_{e^eps} of the subsampled pair in closed form: a half line cut where the losses meet
+    eps.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         loss = epsilon if forward else -epsilon
         cut = np.log((np.expm1(loss) + rate) / rate) / shift + shift / 2.0
@@ -154,7 +158,9 @@ def one_round_delta(rate: float, shift: float, epsilon: Array, forward: bool) ->
 
 
 def nested(rate: float, shift: float, rounds: int, epsilon: Array, forward: bool) -> Array:
-    """delta of several rounds as the mean over the first round's outcome of the delta that is left."""
+    """delta of several rounds as the mean over the first round's outcome of the delta that is
+    left.
+    """
     if rounds == 1:
         return one_round_delta(rate, shift, epsilon, forward)
     x, w = nodes(
@@ -276,7 +282,9 @@ def test_a_phase_costs_more_than_nothing_and_less_than_the_sum():
 
 
 def test_different_rounds_against_nested_quadrature():
-    """One round each at two rates and noises: the mean over the first of the delta left for the second."""
+    """One round each at two rates and noises: the mean over the first of the delta left for the
+    second.
+    """
     first, second = (0.1, 1.0), (0.3, 0.5)  # rate, shift
     run = Mechanism(Poisson(first[0], 1), 1 / first[1]) + Mechanism(
         Poisson(second[0], 1), 1 / second[1]
@@ -564,13 +572,17 @@ def complaint(
     clipping: Individual | Batch | Mixed,
 ) -> str:
     """What is wrong with the bracket at these settings, if anything."""
-    where = f"noise={noise!r} rate={rate!r} steps={count} delta={delta!r} group={group} clipping={clipping}"
+    where = (
+        f"noise={noise!r} rate={rate!r} steps={count} delta={delta!r} group={group} "
+        f"clipping={clipping}"
+    )
     try:
         bracket = poisson(noise, rate, count, group, clipping=clipping).epsilon(delta)
     except (ArithmeticError, MemoryError, RuntimeWarning) as fault:
         return f"{where}: {fault!r}"
     if bracket.upper >= 1e-3 and not bracket.width <= WIDTH * bracket.upper:
-        return f"{where}: [{bracket.lower!r}, {bracket.upper!r}] is {bracket.width / bracket.upper:.2%} wide"
+        return f"{where}: [{bracket.lower!r}, {bracket.upper!r}] is "
+        f"{bracket.width / bracket.upper:.2%} wide"
     return ""
 
 
@@ -606,7 +618,9 @@ def test_a_lossy_mixture_keeps_its_loss_in_the_upper_bound_only():
 
 
 def test_the_lowest_rate_at_noise_one_is_as_narrow_as_promised():
-    """A corner of the random ranges that seeded draws seldom meet: delta is far out in a nearly atomic pld."""
+    """A corner of the random ranges that seeded draws seldom meet: delta is far out in a nearly
+    atomic pld.
+    """
     assert not complaint(1.0, 1e-4, 1000, 1e-9, 1, Individual())
 
 

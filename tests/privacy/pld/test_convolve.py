@@ -1,4 +1,6 @@
-"""Composition by tilted FFT: against direct convolution, the Gaussian closed form, and the limits it states."""
+"""Composition by tilted FFT: against direct convolution, the Gaussian closed form, and the limits
+it states.
+"""
 
 from __future__ import annotations
 
@@ -208,7 +210,9 @@ def test_a_law_that_has_gone_wrong_proves_nothing():
 @given(st.integers(0, 10**6), st.integers(1, 6), st.floats(1.0, 3.0), st.floats(1e-6, 0.2))
 @settings(max_examples=30)
 def test_infinite_mass_of_measures_with_more_mass_than_one(seed, count, scale, infinite):
-    """Written out: whoever meets one infinite loss is at infinity with the mass of all other rounds."""
+    """Written out: whoever meets one infinite loss is at infinity with the mass of all other
+    rounds.
+    """
     pmf = random_pmf(np.random.default_rng(seed), 8, 0.1, infinite)
     pmf = dataclasses.replace(
         pmf, log_mass=pmf.log_mass + math.log(scale), infinite=infinite * scale

@@ -1,4 +1,6 @@
-"""Discretisation of one round: above and below the exact curve everywhere, and closer like the square of the step."""
+"""Discretisation of one round: above and below the exact curve everywhere, and closer like the
+square of the step.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def spaced(pair: MixturePair, step: float, scale: float = math.inf) -> Spacing:
 
 
 def lower_pmf(pair: MixturePair, spacing: Spacing) -> DiscretePld:
-    """The lower pmf; a grid that it refuses as too coarse is refined as the engine refines it, a few times at most."""
+    """The lower pmf; a grid that it refuses as too coarse is refined as the engine refines it, a
+    few times at most.
+    """
     for _ in range(4):
         try:
             return discretise.lower(pair, spacing)
@@ -58,7 +62,9 @@ def curve(pmf: DiscretePld, epsilon: float) -> float:
 
 
 def places(pair: MixturePair, pmf: DiscretePld, count: int = 12) -> list[float]:
-    """Epsilons on the grid, between grid points and off both ends, negative ones (a < 1) included."""
+    """Epsilons on the grid, between grid points and off both ends, negative ones (a < 1)
+    included.
+    """
     rng = np.random.default_rng(len(pmf.log_mass))
     some = np.sort(rng.choice(len(pmf.log_mass), min(count, len(pmf.log_mass)), replace=False))
     on = pmf.losses[some]
@@ -220,7 +226,9 @@ def test_convexify_lowers_the_curve_and_leaves_no_negative_mass():
 
 @pytest.mark.parametrize("step", [0.5, 3.4])
 def test_cells_wider_than_a_unit_of_loss_keep_their_mass_from_below(step):
-    """A round that is joined with probability .02, and then surely seen: a loss around 50^2 / 2 + log .02."""
+    """A round that is joined with probability .02, and then surely seen: a loss around 50^2 / 2 +
+    log .02.
+    """
     mass_at = discretise.lower(
         MixturePair.subsampled(0.02, 50.0), discretise.Spacing(step, -0.0203, 1530.0, 176.0)
     )

@@ -1,4 +1,6 @@
-"""Rényi moments: against closed forms, high-precision quadrature, dp-accounting, and the pmfs they must obey."""
+"""Rényi moments: against closed forms, high-precision quadrature, dp-accounting, and the pmfs they
+must obey.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def poisson(rate, noise, order, direction):
 
 
 def binomial_moment(rate, noise, order):
-    """log sum_j C(a,j) (1-q)^(a-j) q^j e^(j(j-1)/(2 z^2)): Mironov, Talwar and Zhang 2019, section 3.3."""
+    """log sum_j C(a,j) (1-q)^(a-j) q^j e^(j(j-1)/(2 z^2)): Mironov, Talwar and Zhang 2019, section
+    3.3.
+    """
     with mpmath.workdps(60):
         q, m = mpmath.mpf(rate), mpmath.mpf(1.0 / noise)
         factor, growth, term, total = (

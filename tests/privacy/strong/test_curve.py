@@ -1,4 +1,6 @@
-"""Adversary A1: closed forms where they are right, the standard adversary below it, and the errata of the paper."""
+"""Adversary A1: closed forms where they are right, the standard adversary below it, and the errata
+of the paper.
+"""
 
 import itertools
 import math
@@ -60,7 +62,9 @@ def epsilon(run, group=1, population=None, delta=DELTA, **more):
 )
 @pytest.mark.parametrize("reshuffle", [True, False])
 def test_one_shuffled_record_is_gaussian(clipping, relation, unit, reshuffle):
-    """Lemma F.2: G_{sqrt(E)/sigma} exactly, where 1/sigma = unit/z: sigma is half the noise multiplier in the paper."""
+    """Lemma F.2: G_{sqrt(E)/sigma} exactly, where 1/sigma = unit/z: sigma is half the noise
+    multiplier in the paper.
+    """
     noise, epochs = 3.0, 7
     run = Mechanism(
         Shuffle(batches=40, epochs=epochs, reshuffle=reshuffle), noise, clipping, relation
@@ -200,7 +204,9 @@ def test_what_the_standard_adversary_achieves_the_strong_one_does_too(run, group
 
 
 def test_a1_is_a_better_bound_than_the_worst_places():
-    """Shuffled groups: fixed batches put all eight records into one; A1's pmf knows that they are not."""
+    """Shuffled groups: fixed batches put all eight records into one; A1's pmf knows that they are
+    not.
+    """
     run = Mechanism(Shuffle(batches=1000, epochs=10), 4.0)
     worst = gaussian_epsilon(8 * math.sqrt(10) / 4.0, DELTA)
     assert epsilon(run, 8)[1] < worst / 4
@@ -209,7 +215,9 @@ def test_a1_is_a_better_bound_than_the_worst_places():
 @pytest.mark.parametrize("reshuffle", [True, False])
 @pytest.mark.parametrize("group", [2, 6, 11])
 def test_without_a_population_the_answer_holds_for_all(group, reshuffle):
-    """Individual clipping: balls in bins is the limit of large populations and the largest (docs)."""
+    """Individual clipping: balls in bins is the limit of large populations and the largest
+    (docs).
+    """
     run = Mechanism(Shuffle(batches=6, epochs=2, reshuffle=reshuffle), 3.0)
     for clipping in (Individual(), Batch(), Mixed(groups=2)):
         this = replace(run, clipping=clipping)
@@ -428,7 +436,9 @@ def test_it_fits_a_guarantee():
 
 @pytest.mark.parametrize(("epochs", "sigma"), [(20, 2.0), (50, 2.0), (20, 1.0), (100, 2.0)])
 def test_lemma_e2_is_no_bound(epochs, sigma):
-    """E = 20, sigma = 2: it allows epsilon 12.586 at delta 1e-5; the run has 13.187. Its upper end survived."""
+    """E = 20, sigma = 2: it allows epsilon 12.586 at delta 1e-5; the run has 13.187. Its upper end
+    survived.
+    """
     population, batch = 60_000, 64
     pmf = paper_000_model.subsampling(population, 1, batch, population * epochs // batch, 1).scaled(
         sigma**-2
@@ -448,7 +458,9 @@ def test_lemma_e2_is_no_bound(epochs, sigma):
 
 
 def test_a_curve_from_the_printed_occupancy_law_promises_too_much():
-    """Lemma F.4 for ten batches of eight and g = 4, sigma = 1: f(.05) = .462 from the printed pmf, .415 in truth."""
+    """Lemma F.4 for ten batches of eight and g = 4, sigma = 1: f(.05) = .462 from the printed pmf,
+    .415 in truth.
+    """
     from verax.reproduce.paper_000 import printed_occupancy
 
     wrong = StrongCurve(lambda _: printed_occupancy(10, 4))
@@ -460,7 +472,9 @@ def test_a_curve_from_the_printed_occupancy_law_promises_too_much():
 
 
 def test_the_tail_of_theorem_f1_needs_a_condition():
-    """u = g^2 / (N/s - g - g^2) is -8.64 for 32 records in batches of 64; where it is a probability it is right."""
+    """u = g^2 / (N/s - g - g^2) is -8.64 for 32 records in batches of 64; where it is a probability
+    it is right.
+    """
     assert pytest.approx(-8.64, abs=0.01) == 32**2 / (60_000 / 64 - 32 - 32**2)
     for group in (2, 8, 20):
         tail = group**2 / (1000 - group - group**2)

@@ -1,4 +1,6 @@
-"""How far a group moves the noisy sums: every sampler says it, and no placement of the group is left out."""
+"""How far a group moves the noisy sums: every sampler says it, and no placement of the group is
+left out.
+"""
 
 import itertools
 
@@ -51,7 +53,9 @@ def test_the_range_of_a_group_allocated_at_random_is_that_of_all_placements(
 )
 @pytest.mark.parametrize("orthogonal", [False, True])
 def test_what_truncated_batches_show_is_covered_for_all_coins(rate, most, people, size, orthogonal):
-    """With j hits of the group and n others, min(j, most) of them may be in and max(n + j - most, 0) may give way."""
+    """With j hits of the group and n others, min(j, most) of them may be in and max(n + j - most,
+    0) may give way.
+    """
     run = Mechanism(TruncatedPoisson(rate, 1, most, people), 1.0)
     pmf = pricing_of(run.sampler).displacement(run, ProtectedGroup(size, orthogonal)).upper(64)
 
@@ -78,7 +82,9 @@ def test_what_truncated_batches_show_is_covered_for_all_coins(rate, most, people
     [(0.5, 3, 5, 2), (0.2, 2, 6, 3), (0.4, 9, 6, 2), (0.1, 1, 10, 5), (0.3, 5, 9, 4)],
 )
 def test_what_is_looked_for_in_truncated_batches_is_there(rate, most, people, size):
-    """One round, the group's gradients alike: as many as are in the batch is how far the sum moves."""
+    """One round, the group's gradients alike: as many as are in the batch is how far the sum
+    moves.
+    """
     run = Mechanism(TruncatedPoisson(rate, 1, most, people), 1.0)
     pmf = pricing_of(run.sampler).displacement(run, ProtectedGroup(size)).lower(64)
     with mpmath.workdps(50):

@@ -1,4 +1,6 @@
-"""Exact pmfs of touched clip-groups: enumeration, inclusion-exclusion, published closed forms and real samplers."""
+"""Exact pmfs of touched clip-groups: enumeration, inclusion-exclusion, published closed forms and
+real samplers.
+"""
 
 import itertools
 import math
@@ -92,7 +94,9 @@ def test_occupancy_is_inclusion_exclusion(batches, size, group):
 
 
 def test_the_printed_occupancy_law_is_wrong():
-    """Section F.3 prints stars and bars: .294 for four records in four of ten batches of eight; it is .544."""
+    """Section F.3 prints stars and bars: .294 for four records in four of ten batches of eight; it
+    is .544.
+    """
     batches, size, group = 10, 8, 4
     exact = inclusion_exclusion(batches, size, group)
     printed = [

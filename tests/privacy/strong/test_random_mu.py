@@ -56,7 +56,9 @@ def test_delta_of_the_mixture(epsilon):
 
 
 def conjugate(alpha):
-    """f(alpha) = sup over all real epsilon, also negative ones, of 1 - delta(epsilon) - e^epsilon alpha."""
+    """f(alpha) = sup over all real epsilon, also negative ones, of 1 - delta(epsilon) - e^epsilon
+    alpha.
+    """
 
     def line(epsilon):
         forth = sum(
@@ -107,7 +109,9 @@ def test_the_trade_off_curve_is_the_infimum_of_equation_6():
 
 
 def test_definition_5_2_leaves_out_runs_that_see_nothing():
-    """With P[c = 0] = .4 no threshold has between 16 and 56 percent false alarms; the curve is a line there."""
+    """With P[c = 0] = .4 no threshold has between 16 and 56 percent false alarms; the curve is a
+    line there.
+    """
     tests = random_mu._Tests(PMF, UPPER)
     few, many = (tests.alarms(0.0, blind) for blind in (False, True))
     assert many - few == pytest.approx(0.4)
@@ -173,7 +177,9 @@ def test_the_bounds_of_one_atom_are_gaussian():
 
 
 def test_definition_5_3_is_the_convex_hull():
-    """f^U is the largest convex curve below u + (1-u)G and its inverse: symmetric, with slope -1 in the middle."""
+    """f^U is the largest convex curve below u + (1-u)G and its inverse: symmetric, with slope -1 in
+    the middle.
+    """
     pmf = LatticePmf.of([1.0, 4.0], [0.3, 0.7])
     grid = np.linspace(0.001, 0.999, 999)
     values = np.array([paper_000_model.upper_bound(pmf, 4.0, a) for a in grid])
@@ -187,6 +193,8 @@ def test_definition_5_3_is_the_convex_hull():
 
 
 def test_the_average_shift_is_no_bound():
-    """Appendix D suggests G_{k/2 sigma} for clip-groups kept by a coin; k = 1, sigma = 1, epsilon 2: .0105 > 9.4e-6."""
+    """Appendix D suggests G_{k/2 sigma} for clip-groups kept by a coin; k = 1, sigma = 1, epsilon
+    2: .0105 > 9.4e-6.
+    """
     pmf = LatticePmf.of([0.0, 1.0], [0.5, 0.5])
     assert random_mu.mixture_delta(pmf, 2.0, LOWER) > 0.0104 > 1000 * gaussian_delta(0.5, 2.0)

@@ -143,7 +143,7 @@ class BlackBox:
             yield _Lines.both_ways(points)
 
     def _best_epsilon(self, group: int, delta: float) -> float:
-        """The flattest product of lines whose intercept is at most delta; its last factor fitted."""
+        """The flattest product of lines of intercept at most delta, its last factor fitted."""
         goal = math.log(delta) - OPS_8M
         depth = goal - _FIRST_DEPTH
 
@@ -166,7 +166,10 @@ class BlackBox:
         return up(max(min(slope, spent + large), 0.0), OPS_8M)
 
     def _best_delta(self, group: int, epsilon: float) -> float:
-        """The lowest intercept of a product of lines of slope at most e^epsilon, the last fitted."""
+        """The lowest intercept of a product of lines of slope at most e^epsilon.
+
+        Its last factor is fitted.
+        """
         most = down(epsilon, OPS_8M)
         found = self._tangent(
             group,
@@ -336,7 +339,10 @@ class _Lines:
 
     @classmethod
     def both_ways(cls, points: list[tuple[float, float]]) -> _Lines:
-        """From epsilons and log deltas; delta(-eps) of the reverse is 1 - e^-eps (1 - delta(eps))."""
+        """From epsilons and log deltas.
+
+        delta(-eps) of the reverse is 1 - e^-eps (1 - delta(eps)).
+        """
         epsilons, logs = np.array(points).T
         back = -np.expm1(-epsilons) + np.exp(logs - epsilons)
         return cls(np.concatenate([logs, np.log(back)]), np.concatenate([epsilons, -epsilons]))

@@ -128,7 +128,7 @@ class SamplingSearch:
         return np.sqrt(pmf.lows), down(pmf.weights, error), pmf.lost
 
     def _up_to(self, left_out: float) -> tuple[Array, Array, float]:
-        """Lengths and probabilities but for the largest, and the log number of vectors up to there."""
+        """Lengths and probabilities but for the largest, and the log number of vectors up to it."""
         lengths, chances, _ = self._law
         highs = self.curve.pmf().highs
         tail = np.cumsum(chances[::-1])[::-1]

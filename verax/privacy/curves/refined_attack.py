@@ -12,7 +12,9 @@ _STAYS = 0.02
 
 
 class RefinedAttack(Composition):
-    """An attack whose pmf has heavy atoms, which coarse grids may tell badly: its lower bound is refined till it stays.
+    """An attack whose pmf has heavy atoms, its lower bound refined until it stays.
+
+    Coarse grids may tell such a pmf badly.
 
     Any of them is valid.
     """

@@ -1,9 +1,9 @@
 """Laws on a lattice, added up with every rounding to a known side.
 
-A :class:`LatticePmf` says cell by cell where a non-negative variable lies. Sums of independent variables
-are convolutions of positive numbers, computed directly: unlike a Fourier transform that keeps the
-relative accuracy of the tails. What is cut off or merged on the way is counted, so that functions
-of the variable can be bounded on both sides.
+A :class:`LatticePmf` says cell by cell where a non-negative variable lies. Sums of independent
+variables are convolutions of positive numbers, computed directly: unlike a Fourier transform that
+keeps the relative accuracy of the tails. What is cut off or merged on the way is counted, so that
+functions of the variable can be bounded on both sides.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class LatticePmf:
         return max(down(least, slack), 0.0), min(up(most, slack) + self.lost, 1.0)
 
     def scaled(self, factor: float) -> LatticePmf:
-        """The pmf of ``factor`` times the variable; places are right to a few units in the last place."""
+        """The pmf of ``factor`` times the variable, right to a few units in the last place."""
         if factor == 1.0:
             return self
         start, step, spread, top = (

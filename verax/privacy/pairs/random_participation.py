@@ -35,7 +35,9 @@ _LEAST = 1e-250  # bins with less mass are left out, which only hides from the a
 
 
 def other_records(records: int, rate: float) -> tuple[Array, Array, float]:
-    """Numbers of other records used and their chances, but for tails of at most ``_TAILS``, and a relative error.
+    """Numbers of other records used, their chances, and the relative error of those.
+
+    Tails of at most ``_TAILS`` are left out.
 
     The window is by Bernstein's inequality: at t = 12 sd + 50 the exponent t^2 / (2 var + 2t/3) is
     at least 70.
@@ -59,7 +61,9 @@ def other_records(records: int, rate: float) -> tuple[Array, Array, float]:
 def participation_pair(
     client_rate: float, record_rate: float, records: int, unit: float, revealed: bool
 ) -> HiddenParticipationPair:
-    """The pair that dominates a round, individual clipping, a record moving the sum by ``unit`` noises at most.
+    """The pair that dominates a round under individual clipping.
+
+    A record moves the sum by at most ``unit`` standard deviations of the noise.
 
     Given i other records the distances are ``unit``, i + 1 and i of them
     (docs/random-participation.md, theorem 2). The curve rises in i, so a number may be raised to a
@@ -110,7 +114,9 @@ def both_directions(
 
 
 def attack_cosines(used: float) -> tuple[float, ...]:
-    """Cosines of the attacks worth a try, the best first, if so many other records are used on average.
+    """Cosines of the attacks worth a try, the best first.
+
+    ``used`` is how many other records are used on average.
 
     Few others: the record may stand for the client. Many: it must not hide among them.
     """
@@ -121,7 +127,9 @@ def attack_cosines(used: float) -> tuple[float, ...]:
 def angled_attack(
     client_rate: float, record_rate: float, records: int, unit: float, lean: float
 ) -> DiscretePair:
-    """What an attacker sees of a round in bins: the others' gradients all alike, the record's at an angle to them.
+    """What an attacker sees of a round in bins, the record's gradient at an angle to the others'.
+
+    The others' gradients are all alike.
 
     ``lean`` is the cosine of the angle; 0 is the orthogonal construction, 1 what the paper takes
     for the worst case. Along the others' direction the attacker learns whether the client took

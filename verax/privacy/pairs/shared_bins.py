@@ -74,7 +74,7 @@ class SharedBins:
         )
 
     def pair(self, log_weights: Array) -> MixturePair:
-        """One round against none, if numbers in different bins were independent with these weights."""
+        """One round against none, if the numbers in different bins were independent."""
         shifts = self.shifts(len(log_weights) - 1)
         if self.adds_up:
             return MixturePair(

@@ -147,7 +147,10 @@ class _TiltedScores:
 
 
 def _tilt_scores(group: SharedBins, pmfs: list[DiscretePld], tilt: float) -> _TiltedScores:
-    """With rho such that bins hold ``size`` records on average: then the coefficient is not small."""
+    """The scores tilted, with rho such that bins hold ``size`` records on average.
+
+    Then the coefficient is not small.
+    """
     logs = np.stack([pmf.log_mass for pmf in pmfs]) + tilt * pmfs[0].losses
     log_norms = np.asarray(special.logsumexp(logs, axis=1))
     held = np.arange(len(pmfs))

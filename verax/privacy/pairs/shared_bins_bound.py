@@ -146,9 +146,9 @@ def _posterior(group: SharedBins, log_weights: Array, x: Array) -> Array:
 def _exponents(posterior: Array, nodes: Array) -> Iterator[Array]:
     """For every node s a v(x) with |E e^(i phi N)| <= e^(-(1 - cos phi) v) up to the next angle.
 
-    |E e^(i phi N)|^2 = 1 - 2 sum_m v_m (1 - cos m phi) with v_m = sum_n p_n p_(n+m), and the ratio of
-    1 - cos m phi to
-    1 - cos phi falls up to the angle 2 pi / m. Beyond a right angle only m = 1 counts.
+    |E e^(i phi N)|^2 = 1 - 2 sum_m v_m (1 - cos m phi) with v_m = sum_n p_n p_(n+m), and the ratio
+    of 1 - cos m phi to 1 - cos phi falls up to the angle 2 pi / m. Beyond a right angle only m = 1
+    counts.
     """
     most = min(len(posterior) - 1, _MOST_APART)
     products = [(posterior[:-m] * posterior[m:]).sum(axis=0) for m in range(1, most + 1)]

@@ -66,8 +66,8 @@ class Composition:
     """A product of rounds, each repeated. Equal rounds, and all Gaussian ones, are merged first.
 
     PLDs are cached under all that they depend on, which saves time and changes no answer. Only a
-    composition that is told to ``share_plds`` reads later questions off PLDs composed for other ones,
-    sooner and sometimes a little closer.
+    composition that is told to ``share_plds`` reads later questions off PLDs composed for other
+    ones, sooner and sometimes a little closer.
     """
 
     def __init__(self, rounds: Sequence[tuple[PricedRound, int]], share_plds: bool = False) -> None:

@@ -75,7 +75,10 @@ class RenyiRound:
 
     @classmethod
     def poisson(cls, rate: float, noise_multiplier: float, shift: float = 1.0) -> RenyiRound:
-        """A Poisson-sampled round: weight ``rate`` on ``shift / noise_multiplier``, the rest on 0."""
+        """A Poisson-sampled round: weight ``rate`` on ``shift / noise_multiplier``.
+
+        The rest of the weight is on 0.
+        """
         q = checks.rate("rate", rate)
         m = checks.nonnegative("shift", shift) / checks.positive(
             "noise_multiplier", noise_multiplier
@@ -83,7 +86,10 @@ class RenyiRound:
         return cls((1.0 - q, q), (0.0, m))
 
     def _log_ratio(self, x: Array) -> tuple[Array, Array, Array]:
-        """At ``x``: log A, its derivative, and a bound on the rounding error of log A (docs/renyi.md section 5)."""
+        """At ``x``: log A, its derivative, and a bound on the rounding error of log A.
+
+        (docs/renyi.md, section 5.)
+        """
         # keep the arrays of components by nodes in the cache
         if x.size * len(self.shifts) > 2**19 and x.size > 1:
             values, slopes, errors = np.concatenate(
@@ -125,7 +131,10 @@ def _psi_damped(y: Array) -> Array:
 def _spacing(
     spread: float, s: float, remove: bool, whole: bool, digits: float
 ) -> tuple[float, float]:
-    """The widest spacing whose aliasing error over E[A^p] + 2 alpha is below exp(-digits), and the bound on that."""
+    """The widest spacing whose aliasing error is below exp(-digits), and a bound on that error.
+
+    The error is relative to E[A^p] + 2 alpha.
+    """
     widest = math.sqrt(2 * digits + 6)
     if not (remove and whole):
         # A has no zero while spread * c < pi: docs/renyi.md section 3
@@ -142,7 +151,10 @@ def _spacing(
 
 
 def _nodes(pair: RenyiRound, p: Array, step: float, digits: float) -> tuple[Array, Array] | None:
-    """Nodes that matter for phi A^p, each p, and the logarithm of what the others sum to (docs/renyi.md section 4)."""
+    """Nodes that matter for phi A^p, each p, and the logarithm of what the others sum to.
+
+    (docs/renyi.md, section 4.)
+    """
     margin = math.sqrt(2 * digits)
     ends = np.outer(p, [pair.shifts[0], pair.shifts[-1]])
     # indices times the step would no longer be exact
@@ -180,7 +192,10 @@ def _nodes(pair: RenyiRound, p: Array, step: float, digits: float) -> tuple[Arra
 def _excess(
     pair: RenyiRound, s: Array, remove: bool, digits: float
 ) -> tuple[Array, Array, Array, Array] | None:
-    """E[F] exp(-scale), bounds on its analytic and its rounding error, and scale (docs/renyi.md sections 1 to 5)."""
+    """E[F] exp(-scale), bounds on its analytic and its rounding error, and scale.
+
+    (docs/renyi.md, sections 1 to 5.)
+    """
     whole = bool(np.all(s == np.floor(s)))
     step, alias = _spacing(pair.shifts[-1] - pair.shifts[0], float(s.max()), remove, whole, digits)
     found = _nodes(pair, np.append(s + 1.0, 0.0) if remove else np.append(-s, 1.0), step, digits)
@@ -304,7 +319,9 @@ def log_moment(
 def renyi_divergence(
     weights: Numbers, shifts: Numbers, order: ArrayLike, direction: str = "both"
 ) -> Array:
-    """Certified upper bound of the Rényi divergence of one round; arguments as for :func:`log_moment`.
+    """Certified upper bound of the Rényi divergence of one round.
+
+    Arguments are those of :func:`log_moment`.
 
     Example:
         >>> print(f"{renyi_divergence([1.0], [0.5], 8.0):.6f}")  # a Gaussian: alpha m^2 / 2
@@ -381,7 +398,9 @@ def epsilon_from_rdp(orders: ArrayLike, rdp: ArrayLike, delta: float) -> float:
 
 
 def delta_from_rdp(orders: ArrayLike, rdp: ArrayLike, epsilon: float) -> float:
-    """The smallest delta that a list of Rényi bounds proves at ``epsilon``; see :func:`epsilon_from_rdp`.
+    """The smallest delta that a list of Rényi bounds proves at ``epsilon``.
+
+    See :func:`epsilon_from_rdp`.
 
     Example:
         >>> print(f"{delta_from_rdp([4.0, 8.0, 16.0, 32.0], [0.08, 0.16, 0.32, 0.64], 0.8382):.1e}")
@@ -394,7 +413,9 @@ def delta_from_rdp(orders: ArrayLike, rdp: ArrayLike, epsilon: float) -> float:
 
 @dataclass(frozen=True)
 class Renyi:
-    """The Rényi curve of phases fixed in advance: ``(round, times)`` pairs, composed by adding log-moments.
+    """The Rényi curve of phases fixed in advance: pairs ``(round, times)``.
+
+    They are composed by adding log-moments.
 
     Add phases with ``+``, repeat with ``*``. ``rdp`` at one order is what a privacy filter spends
     per round.
@@ -432,12 +453,15 @@ class Renyi:
         return np.asarray(moments.max(axis=0) * (1.0 + ulps(4.0, of=len(self.phases) + 2)))
 
     def rdp(self, order: ArrayLike) -> Array:
-        """Certified upper bound of the Rényi divergence at ``order``, the worse of both directions."""
+        """Certified upper bound of the divergence at ``order``, the worse of both directions."""
         alpha = _orders(order)
         return np.asarray(self._moment(alpha.ravel() - 1.0).reshape(alpha.shape) / (alpha - 1.0))
 
     def _minimise(self, objective: Callable[[Array, Array, float], Array], at: float) -> float:
-        """Minimum over real orders: a coarse scan, then zooms; every order is valid, so a missed optimum is safe."""
+        """The minimum over real orders, by a coarse scan and then zooms.
+
+        Every order is valid, so a missed optimum is safe.
+        """
         s, best = np.array(DEFAULT_ORDERS) - 1.0, math.inf
         for _ in range(5):
             values = objective(s, self._moment(s), at)

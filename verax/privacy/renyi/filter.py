@@ -70,7 +70,7 @@ class DamagedBudget(ValueError):  # noqa: N818 - public name, says what is wrong
 
 
 class Budget:
-    """At most ``epsilon`` at ``delta`` for everything that is spent from it, whatever the choices depend on.
+    """At most ``epsilon`` at ``delta`` for all that is spent, whatever the choices depend on.
 
     Call :meth:`spend` with a phase before it runs. Noise, rates, clipping and lengths may depend on
     everything released before, and on public data; not on the private data in any other way (such
@@ -93,9 +93,8 @@ class Budget:
     ...     Poisson(rate=0.02, steps=1000), noise_multiplier=1.2
     ... )  # chosen after looking at the model
     >>> budget.spend(more)
-    Traceback (most recent call last):
-    ...
-    verax.privacy.renyi.filter.OverBudget: the phase would need epsilon 3.5... 278 steps of it fit, or noise...
+    Traceback (most recent call last): ... verax.privacy.renyi.filter.OverBudget: the phase would
+    need epsilon 3.5... 278 steps of it fit, or noise...
     >>> budget.most_rounds(more)
     278
     """
@@ -133,7 +132,9 @@ class Budget:
     # --- spending ---------------------------------------------------------------------------------
 
     def spend(self, phase: Mechanism) -> None:
-        """Record a phase that is about to run, or raise :class:`OverBudget`; when this returns it may run, once.
+        """Record a phase that is about to run, or raise :class:`OverBudget`.
+
+        When this returns the phase may run, once.
 
         With a ``path`` the record is on disk when this returns: whatever crashes later, the phase
         is counted. A phase that is cut short has still been spent.
@@ -151,7 +152,10 @@ class Budget:
         return self._log_delta(orders, after, self.epsilon) <= math.log(self.delta)
 
     def most_rounds(self, phase: Mechanism) -> int:
-        """The largest number of steps (or epochs, where the sampler counts those) at which the phase still fits."""
+        """The largest number of steps at which the phase still fits.
+
+        Epochs, where the sampler counts those.
+        """
         one = _resized(phase, 1)
         orders, _ = self._with(one)
         each, target = log_moments(one, np.array(list(orders)), self.group), math.log(self.delta)
@@ -173,7 +177,7 @@ class Budget:
         return good
 
     def least_noise(self, phase: Mechanism) -> float | None:
-        """The smallest noise multiplier at which the whole phase fits, to 0.1 %; None if none does."""
+        """The smallest noise multiplier at which the whole phase fits, to 0.1 %, or None."""
         bad, good = 0.01, max(phase.noise_multiplier, 1.0)
         while not self.fits(replace(phase, noise_multiplier=good)):
             bad, good = good, 2.0 * good
@@ -192,7 +196,9 @@ class Budget:
 
     @property
     def used(self) -> float:
-        """The epsilon at which a budget would be full by now: a gauge of what is left, not a guarantee of its own.
+        """The epsilon at which a budget would be full by now.
+
+        This is a gauge of what is left, not a guarantee of its own.
 
         What is guaranteed is ``epsilon``, fixed beforehand: a number read off afterwards depends on
         what was released.
@@ -200,7 +206,10 @@ class Budget:
         return self._gauge(self.orders, self._spent) if self.orders and self.phases else 0.0
 
     def static(self) -> Bracket | None:
-        """The tight epsilon of the phases so far, had they all been declared in advance; None if there are none."""
+        """The tight epsilon of the phases so far, had all been declared in advance.
+
+        None if there are no phases.
+        """
         return (
             Phases(self.phases).guarantee(self.group).epsilon(self.delta) if self.phases else None
         )
@@ -217,7 +226,9 @@ class Budget:
         return Phases(pretend_lowest(self.phases)).guarantee(self.group).epsilon(self.delta)
 
     def statement(self, *, private: bool = True, unit: str = "record") -> Statement:
-        """What a reviewer signs, in words, with the static figures for comparison; also as JSON and as a page.
+        """What a reviewer signs, in words, with the static figures for comparison.
+
+        It can also be had as JSON and as a page.
 
         Args:
             private: False if somebody chose the seed of the phases' randomness.
@@ -228,13 +239,16 @@ class Budget:
         from verax.reporting.statement import Statement
 
         notes = [
-            f"Phases: {len(self.phases)}; a budget of epsilon {format_bound(self.used, UPPER)} would be full by now."
+            f"Phases: {len(self.phases)}; a budget of epsilon "
+            f"{format_bound(self.used, UPPER)} would be full by now."
         ]
         static, pretended = self.static(), self.pretended()
         if static is not None and pretended is not None:
             notes.append(
-                f"For comparison, {IN_ADVANCE}: epsilon at most {format_bound(static.upper, UPPER)} by composing loss "
-                f"distributions, {format_bound(pretended.upper, UPPER)} if every phase had the lowest noise."
+                f"For comparison, {IN_ADVANCE}: epsilon at most "
+                f"{format_bound(static.upper, UPPER)} by composing loss "
+                f"distributions, {format_bound(pretended.upper, UPPER)} if every "
+                "phase had the lowest noise."
             )
         if self._path is not None:
             notes.append(f"Recorded in {visible(self._path)}; hash of its last line: {self._head}.")
@@ -257,7 +271,10 @@ class Budget:
         return orders, after
 
     def _suited(self, phase: Mechanism) -> dict[float, float]:
-        """Orders for a budget that is used up by phases like this one. The first phase is public, so this is too."""
+        """Orders for a budget that is used up by phases like this one.
+
+        The first phase is public, so this is too.
+        """
         one = log_moments(_resized(phase, 1), _CANDIDATES + 1.0, self.group)
         worst = np.maximum(one["remove"], one["add"])
         s = _CANDIDATES
@@ -301,7 +318,8 @@ class Budget:
             format_bound(self.used, UPPER),
         )
         return OverBudget(
-            f"the phase would need epsilon {needed} in total, the budget is {self.epsilon!r} at delta = "
+            f"the phase would need epsilon {needed} in total, the budget is "
+            f"{self.epsilon!r} at delta = "
             f"{self.delta!r}, of which {used} is used; {ways}",
             most,
             noise,
@@ -383,7 +401,8 @@ class Budget:
             os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
         except OSError as error:
             raise ValueError(
-                f"path must be a new file in an existing directory, got {name!r}: {error.strerror}; "
+                f"path must be a new file in an existing directory, got {name!r}: "
+                f"{error.strerror}; "
                 "Budget.open goes on with an old one"
             ) from error
         orders = None if self.orders is None else sorted(self.orders.items())

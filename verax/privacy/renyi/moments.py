@@ -26,7 +26,7 @@ DIRECTIONS = ("remove", "add")
 
 
 def log_moments(mechanism: Mechanism, orders: Array, group: int = 1) -> Mapping[str, Array]:
-    """Upper bounds on the log-moments of the whole mechanism at ``orders``, with the group removed and added.
+    """Upper bounds on the mechanism's log-moments at ``orders``, the group removed and added.
 
     >>> from verax import Mechanism, Poisson
     >>> run = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0)
@@ -102,13 +102,18 @@ def _mixture_moments(mechanism: Mechanism, side: Mixture, orders: Array, directi
 
 def _unknown_moments_error(mechanism: Mechanism, what: str) -> NoGuarantee:
     return NoGuarantee(
-        f"no certified Rényi moments are known for {what}, so an adaptive budget cannot price {mechanism!r}; use "
-        "Poisson, WithoutReplacement, TruncatedPoisson, Shuffle or Deterministic batches of one record's relation"
+        f"no certified Rényi moments are known for {what}, so an adaptive budget "
+        f"cannot price {mechanism!r}; use "
+        "Poisson, WithoutReplacement, TruncatedPoisson, Shuffle or Deterministic "
+        "batches of one record's relation"
     )
 
 
 def log_delta_bound(s: Array, logs: Array, epsilon: float) -> float:
-    """Upper bound on the largest log(1 - exp(epsilon - z)) - log(sum_k exp(logs[k] + s[k] z)) over z > epsilon.
+    """An upper bound on the log delta that weighted log-moments prove at ``epsilon``.
+
+    It bounds the largest log(1 - exp(epsilon - z)) - log(sum_k exp(logs[k] + s[k] z)) over z >
+    epsilon.
 
     With logs = log weights - log-moments this is the log of the delta that docs/budget.md, theorem
     1, proves. In u = z - epsilon it is concave, so a tangent left of the top, followed to a point

@@ -111,7 +111,10 @@ def rounds_at_random(
 def _allocation_attacks(
     times: int, steps: int, unit: float, epochs: int, always: Rounds, leans: Sequence[float]
 ) -> dict[str, Rounds]:
-    """The largest score of a round, or the sum of all; of outputs where scores are too far apart."""
+    """The largest score of a round, or the sum of all scores.
+
+    The sum of all outputs where scores are too far apart.
+    """
     few = min(times, steps - times)
     if unit > _SHARPEST:
         added_up: Rounds = [

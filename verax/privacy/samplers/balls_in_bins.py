@@ -33,7 +33,10 @@ class BallsInBinsPricing(SamplerPricing[BallsInBins]):
     slow_bound, slow_attack, slow_groups = True, True, True
 
     def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
-        """One of ``bins`` rounds at random, each epoch anew (docs/proofs.md, theorem 5; groups: docs/allocation.md)."""
+        """One of ``bins`` rounds at random, each epoch anew (docs/proofs.md, theorem 5).
+
+        Groups: docs/allocation.md.
+        """
         sampler = self.sampler
         _, size = group.split(mechanism)
         if (
@@ -65,10 +68,16 @@ class BallsInBinsPricing(SamplerPricing[BallsInBins]):
         return Poisson(1.0 / self.sampler.bins, len(self.sampler))
 
     def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
-        """One of many rounds at random (docs/proofs.md, theorem 5), on a coarser grid, which is sound."""
+        """One of many rounds at random (docs/proofs.md, theorem 5), on a coarser grid.
+
+        Any grid is sound.
+        """
         bins, unit = self.sampler.bins, presence_shift(mechanism)
         if mechanism.relation == "replace" or bins == 1 or not 0.0 < unit <= LARGEST_SHIFT:
             return None
         once, epochs = PricedRound(one_of_many_pairs(bins, unit, _COARSE)[0]), self.sampler.epochs
-        theorem = "one round of many at random: an average of likelihood ratios (docs/proofs.md, theorem 5)"
+        theorem = (
+            "one round of many at random: an average of likelihood ratios "
+            "(docs/proofs.md, theorem 5)"
+        )
         return [[(once, epochs)], [(once.reverse(), epochs)]], theorem

@@ -74,7 +74,10 @@ class ProtectedGroup:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Dominating rounds per direction, attacks per name (None: the dominating rounds themselves), and the theorems."""
+    """Dominating rounds per direction, attacks per name, and the theorems.
+
+    Attacks are None where they are the dominating rounds themselves.
+    """
 
     uppers: Mapping[str, Rounds]
     lowers: Mapping[str, Rounds] | None
@@ -145,7 +148,7 @@ class SamplerPricing(ABC, Generic[S]):
 
     @abstractmethod
     def touched_clip_groups(self, mechanism: Mechanism, group: ProtectedGroup) -> LatticePmf:
-        """For adversary A1: the pmf of the squared number of touched clip-groups, added over rounds.
+        """For adversary A1: the pmf of squared numbers of touched clip-groups, summed over rounds.
 
         ``NoGuarantee`` where what the others do depends on the group.
         """
@@ -154,11 +157,13 @@ class SamplerPricing(ABC, Generic[S]):
     def empty_group_probability(
         self, clip_groups: int, group: int, population: int, relation: str
     ) -> float:
-        """At most the probability that in one round some clip-group holds nobody outside the group."""
+        """At most the probability that in one round some clip-group is empty but for the group."""
 
     @abstractmethod
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
-        """The pmf of the number of others in a batch: without the record, with it outside, and with it inside.
+        """The pmf of the number of others in a batch.
+
+        Three: without the record, with it outside, and with it inside the batch.
 
         None where rounds are not independent and identically distributed.
         """
@@ -168,11 +173,14 @@ class SamplerPricing(ABC, Generic[S]):
         return self.sampler
 
     def dominating(self) -> Sampler:
-        """A sampler that costs one record no less and has no slow attacks; itself if there is none."""
+        """A sampler that costs one record no less and has no slow attacks, or the same one."""
         return self.sampler
 
     def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
-        """Dominating rounds on a coarser grid, with their theorem, for searches over many plans; or None."""
+        """Dominating rounds on a coarser grid, and their theorem, for searches over many plans.
+
+        None if there is no such grid.
+        """
         return None
 
     def refuse_larger_group(self, size: int) -> None:
@@ -197,10 +205,14 @@ def prices(kind: type[Sampler]) -> Callable[[P], P]:
 
 
 def pricing(kind: type[Sampler]) -> type[SamplerPricing[Any]]:
-    """The pricing of a class of samplers. A subclass is not priced as its base: it may draw something else."""
+    """The pricing of a class of samplers.
+
+    A subclass is not priced as its base: it may draw something else.
+    """
     if kind not in _PRICINGS:
         raise NoGuarantee(
-            f"no privacy analysis is known for {kind.__name__}, so nobody can say what it costs: use one of "
+            f"no privacy analysis is known for {kind.__name__}, so nobody can say "
+            "what it costs: use one of "
             "verax's samplers, or register an analysis with verax.privacy.pricing.prices"
         )
     return _PRICINGS[kind]
@@ -217,14 +229,17 @@ def analysis_of(mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
 
 
 def presence_shift(mechanism: Mechanism) -> float:
-    """How far the presence of one sampled record moves the noisy sum, in standard deviations of the noise."""
+    """How far one record's presence moves the sum, in standard deviations of the noise."""
     return (1.0 if isinstance(mechanism.clipping, Individual) else 2.0) / (
         mechanism.noise_multiplier or math.inf
     )
 
 
 def neighbour_shift(mechanism: Mechanism) -> float:
-    """How far one sampled record moves the noisy sum between neighbours: twice as far where it is replaced."""
+    """How far one sampled record moves the noisy sum between neighbours.
+
+    Twice as far where it is replaced.
+    """
     alone = isinstance(mechanism.clipping, Individual) and mechanism.relation != "replace"
     return (1.0 if alone else 2.0) / mechanism.noise_multiplier
 
@@ -232,15 +247,18 @@ def neighbour_shift(mechanism: Mechanism) -> float:
 def no_strong_analysis_error(sampler: Sampler) -> NoGuarantee:
     """What to raise where adversary A1 has no analysis."""
     return NoGuarantee(
-        f"adversary A1 has no analysis for {type(sampler).__name__}: what the others do depends on the group there; "
+        f"adversary A1 has no analysis for {type(sampler).__name__}: what the "
+        "others do depends on the group there; "
         "use adversary='A0', or Poisson, WithoutReplacement, Shuffle, Deterministic or BallsInBins"
     )
 
 
 def refuse_add_remove(mechanism: Mechanism) -> None:
-    """Refuse add-remove for samplers whose batches have fixed sizes: adding a record would move others."""
+    """Refuse add-remove for batches of fixed size: adding a record would move others."""
     if mechanism.relation == "add-remove":
         raise NoGuarantee(
-            f"{type(mechanism.sampler).__name__} has fixed batch sizes, so adding or removing a record moves other "
-            "records between batches and no add-remove analysis is sound; use relation='zero-out' or 'replace'"
+            f"{type(mechanism.sampler).__name__} has fixed batch sizes, so adding "
+            "or removing a record moves other "
+            "records between batches and no add-remove analysis is sound; use "
+            "relation='zero-out' or 'replace'"
         )

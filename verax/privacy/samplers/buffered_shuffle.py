@@ -34,7 +34,10 @@ class BufferedShufflePricing(SamplerPricing[BufferedShuffle]):
         batches it is.
         """
         sampler = self.sampler
-        why = "the stream's last record and the largest of the last batch sums, as many as the buffer holds"
+        why = (
+            "the stream's last record and the largest of the last batch sums, as "
+            "many as the buffer holds"
+        )
         return shuffled_analysis(
             mechanism, group, sampler.batches, sampler.buffer, sampler.epochs, why
         )

@@ -30,7 +30,7 @@ class DeterministicPricing(SamplerPricing[Deterministic]):
     slow_bound, slow_attack, slow_groups, closed_form = False, False, False, True
 
     def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
-        """One Gaussian mechanism, with the group wherever it hurts most (docs/proofs.md, theorem 4)."""
+        """One Gaussian mechanism, the group where it hurts most (docs/proofs.md, theorem 4)."""
         sampler = self.sampler
         refuse_add_remove(mechanism)
         unit, epochs, batches = presence_shift(mechanism), sampler.epochs, sampler.batches
@@ -46,7 +46,10 @@ class DeterministicPricing(SamplerPricing[Deterministic]):
                 full, rest = divmod(min(size, clip_groups * batches), clip_groups)
                 squared = float(full * clip_groups**2 + rest**2)
         worst = PricedRound(MixturePair.gaussian(unit * math.sqrt(squared)))
-        theorem = "a Gaussian mechanism, with the group's records where they shift the sums most (docs/proofs.md, theorem 4)"
+        theorem = (
+            "a Gaussian mechanism, with the group's records where they shift the "
+            "sums most (docs/proofs.md, theorem 4)"
+        )
         if isinstance(mechanism.clipping, Mixed) and size > 1:
             return Analysis(
                 {"any": [(worst, epochs)]},

@@ -35,7 +35,7 @@ class PoissonPricing(SamplerPricing[Poisson]):
     slow_bound, slow_attack, slow_groups = False, False, False
 
     def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
-        """Every round is an independent draw, so the pairs of docs/proofs.md, section 1, compose round by round."""
+        """Every round is an independent draw: the pairs of docs/proofs.md, section 1, composed."""
         sampler = self.sampler
         copies, size = group.split(mechanism)
         unit, count = presence_shift(mechanism), len(sampler) * copies
@@ -46,7 +46,10 @@ class PoissonPricing(SamplerPricing[Poisson]):
         match clipping:
             case Individual():
                 weights = binomial_pmf(size, sampler.rate)
-                theorem = "theorem 18 of 'optimal group privacy': a Binomial mixture of shifts against none"
+                theorem = (
+                    "theorem 18 of 'optimal group privacy': a Binomial mixture of "
+                    "shifts against none"
+                )
                 theorem = (
                     "orthogonal records are seen apart (docs/proofs.md, theorem 9)"
                     if copies > 1
@@ -56,10 +59,16 @@ class PoissonPricing(SamplerPricing[Poisson]):
                 weights = binomial_pmf(
                     1, -math.expm1(size * math.log1p(-sampler.rate)) if sampler.rate < 1 else 1.0
                 )
-                theorem = "batch clipping: a shift of 2 if any of the group is sampled (docs/proofs.md, theorem 2)"
+                theorem = (
+                    "batch clipping: a shift of 2 if any of the group is sampled "
+                    "(docs/proofs.md, theorem 2)"
+                )
             case Mixed():
                 weights = distinct_groups(size, sampler.rate, clipping.groups)
-                theorem = "mixed clipping: a shift of 2 per clip-group touched (docs/proofs.md, theorem 2)"
+                theorem = (
+                    "mixed clipping: a shift of 2 per clip-group touched "
+                    "(docs/proofs.md, theorem 2)"
+                )
         shifts = unit * np.arange(len(weights), dtype=float)
         if replaced and isinstance(clipping, Individual):
             return Analysis(
@@ -86,7 +95,8 @@ class PoissonPricing(SamplerPricing[Poisson]):
             {"replace": [(dominating, count)]},
             {**directions, "alternate": [(once, count - count // 2), (once.reverse(), count // 2)]},
             theorem,
-            "achieved by gradients that hide the old record in some rounds and the new one in the others",
+            "achieved by gradients that hide the old record in some rounds and "
+            "the new one in the others",
             exposure,
         )
 
@@ -113,7 +123,9 @@ class PoissonPricing(SamplerPricing[Poisson]):
 def displacement_in_two_steps(
     found: Displacement, mechanism: Mechanism, group: ProtectedGroup, rate: float
 ) -> Displacement:
-    """Replacement as removal and addition: a record's own coin hits with ``rate`` at most, whatever else is known.
+    """Replacement as removal and addition.
+
+    Whatever else is known, a record's own coin hits with ``rate`` at most.
 
     Then the run with the group is the run without it with probability (1 - rate)^(records times
     rounds) at least, so no loss of the second step exceeds the logarithm of its inverse

@@ -36,7 +36,7 @@ class RandomAllocationPricing(SamplerPricing[RandomAllocation]):
     slow_bound, slow_attack, slow_groups = True, True, True
 
     def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
-        """``times`` of ``steps`` rounds at random, each epoch anew (docs/proofs.md, theorems 5 and 6)."""
+        """``times`` of ``steps`` rounds at random (docs/proofs.md, theorems 5 and 6)."""
         sampler = self.sampler
         if sampler.times == 1:
             return pricing_of(BallsInBins(sampler.steps, sampler.epochs)).analysis(mechanism, group)
@@ -68,7 +68,8 @@ class RandomAllocationPricing(SamplerPricing[RandomAllocation]):
         sampler = self.sampler
         if group.size > 1 and not group.is_counted_singly(mechanism):
             raise NoGuarantee(
-                f"adversary A1 has no analysis of RandomAllocation for groups, got group={group.size}; "
+                "adversary A1 has no analysis of RandomAllocation for groups, "
+                f"got group={group.size}; "
                 "use adversary='A0', or BallsInBins"
             )
         return certain_value(group.size * sampler.times * sampler.epochs)

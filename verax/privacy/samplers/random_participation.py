@@ -44,7 +44,7 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
     slow_bound, slow_attack, slow_groups = False, False, True
 
     def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
-        """One record of a client that takes part at random (docs/random-participation.md, theorems 2 to 4)."""
+        """One record of the client (docs/random-participation.md, theorems 2 to 4)."""
         sampler = self.sampler
         p, q, records, count = (
             sampler.client_rate,
@@ -56,7 +56,8 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
             return pricing_of(Poisson(p * q, count)).analysis(mechanism, group)
         if isinstance(mechanism.clipping, Mixed):
             raise NoGuarantee(
-                "no analysis of RandomParticipation with clip-groups is known; use Individual or Batch"
+                "no analysis of RandomParticipation with clip-groups is known; "
+                "use Individual or Batch"
             )
         require_one_record(mechanism, group, absent=True)
         unit = presence_shift(mechanism)
@@ -72,7 +73,8 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
             return Analysis(
                 uppers,
                 None,
-                "participation known: a Poisson round or none (docs/random-participation.md, theorem 3)",
+                "participation known: a Poisson round or none "
+                "(docs/random-participation.md, theorem 3)",
                 "achieved by fixed gradients of full norm in one direction",
                 exposure,
             )
@@ -89,7 +91,8 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
         return Analysis(
             uppers,
             {f"remove, {name}": [(rnd, count)] for name, rnd in seen.items()},
-            "the number of other records told, their gradients in the worst directions (docs/random-participation.md, "
+            "the number of other records told, their gradients in the worst "
+            "directions (docs/random-participation.md, "
             "theorem 2)",
             why,
             exposure,
@@ -97,7 +100,7 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
         )
 
     def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
-        """A record's own participation, as that of Poisson sampling with the product of the rates."""
+        """A record's participation, as that of Poisson sampling with the product of the rates."""
         sampler = self.sampler
         tied = not has_independent_records(sampler)
         if tied:
@@ -138,8 +141,10 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
         most = self.sampler.most_records
         if size > most:
             raise ValueError(
-                f"group must be at most {most}, got {size}: RandomParticipation protects records of one "
-                f"client, and records={self.sampler.records} says that it has {most} in all; name a larger records=, "
+                f"group must be at most {most}, got {size}: RandomParticipation "
+                "protects records of one "
+                f"client, and records={self.sampler.records} says that it has "
+                f"{most} in all; name a larger records=, "
                 "or protect whole clients with Poisson(rate=client_rate, ...)"
             )
 

@@ -35,7 +35,7 @@ class ShufflePricing(SamplerPricing[Shuffle]):
     slow_bound, slow_attack, slow_groups = False, True, True
 
     def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
-        """Proved from above by fixed batches (docs/proofs.md, theorem 4), from below by the largest batch sum."""
+        """Fixed batches from above (docs/proofs.md, theorem 4), the largest sum from below."""
         sampler = self.sampler
         batches, epochs = sampler.batches, sampler.epochs
         if sampler.reshuffle:
@@ -103,7 +103,10 @@ def shuffled_analysis(
     why: str,
     persistent: float = 0.0,
 ) -> Analysis:
-    """One record hidden among ``hidden`` batches, anew in every epoch or (``persistent``: sqrt(epochs)) once."""
+    """One record hidden among ``hidden`` batches, anew in every epoch or once.
+
+    Once if ``persistent`` is given, the square root of the number of epochs.
+    """
     fixed = pricing_of(Deterministic(batches, epochs)).analysis(mechanism, group)
     scale = (persistent or 1.0) / mechanism.noise_multiplier
     count = 1 if persistent else epochs

@@ -49,7 +49,10 @@ class TruncatedPoissonPricing(SamplerPricing[TruncatedPoisson]):
     slow_bound, slow_attack, slow_groups = False, False, True
 
     def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
-        """A Poisson round, unless the others alone fill the batch: then a sampled record may take another's place."""
+        """A Poisson round, unless the others alone fill the batch.
+
+        Then a sampled record may take another's place.
+        """
         sampler = self.sampler
         if mechanism.relation != "add-remove":
             raise NoGuarantee(
@@ -84,14 +87,18 @@ class TruncatedPoissonPricing(SamplerPricing[TruncatedPoisson]):
         return Analysis(
             {"remove": [(once, count)], "add": [(once.reverse(), count)]},
             None,
-            "a Poisson round, or a shift of 2 where the batch is full without the record (docs/proofs.md, theorem 8)",
+            "a Poisson round, or a shift of 2 where the batch is full without "
+            "the record (docs/proofs.md, theorem 8)",
             attack,
             exposure,
             least_exposure,
         )
 
     def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
-        """Told: its coins, and whether there is room for all. Sought: the group where there is, or one record of it."""
+        """From above its coins and whether there is room for all; from below the likelier attack.
+
+        That is on the whole group where there is room, or on one record of it.
+        """
         sampler = self.sampler
         inside = truncated_rate(sampler.rate, sampler.max_batch, sampler.population)
         alone = displacement_of_batches(
@@ -132,7 +139,10 @@ class TruncatedPoissonPricing(SamplerPricing[TruncatedPoisson]):
 def _squared_moves_from_above(
     sampler: TruncatedPoisson, mechanism: Mechanism, group: ProtectedGroup
 ) -> PmfInCells:
-    """With room for the whole group its j sampled records move the sum by j at most, else by 2j (theorem 8)."""
+    """The group's squared moves from above (docs/proofs.md, theorem 8).
+
+    With room for the whole group its j sampled records move the sum by j at most, else by 2j.
+    """
     room = sampler.max_batch - group.size
     crowd = binomial_at_least(
         sampler.population + group.extra_records, sampler.rate, room + 1
@@ -162,7 +172,10 @@ def _squared_moves_from_above(
 def _squared_moves_from_below(
     sampler: TruncatedPoisson, mechanism: Mechanism, group: ProtectedGroup
 ) -> PmfInCells:
-    """The group's hits in rounds with room for all of it, and nothing in the others (docs/proofs.md, theorem 12)."""
+    """The group's hits in rounds with room for all of it (docs/proofs.md, theorem 12).
+
+    Nothing in the other rounds.
+    """
     others, room = sampler.population - group.size, sampler.max_batch - group.size
     free = binomial_at_most(others, sampler.rate, room).lower
     hits = binomial_pmf(group.size, sampler.rate)

@@ -42,7 +42,10 @@ class WithoutReplacementPricing(SamplerPricing[WithoutReplacement]):
         rate, count = sampler.batch / sampler.population, len(sampler)
         exposure = -math.expm1(count * math.log1p(-rate)) if rate < 1.0 else 1.0
         apart = PricedRound(MixturePair.subsampled(rate, 2.0 / mechanism.noise_multiplier))
-        theorem = "a record takes another one's place: a shift of 2, either direction in every round (theorem 7)"
+        theorem = (
+            "a record takes another one's place: a shift of 2, either direction in "
+            "every round (theorem 7)"
+        )
         attack = "fixed gradients of full norm, all the others' pointing the other way"
         if mechanism.relation == "zero-out" and isinstance(mechanism.clipping, Individual):
             unit = presence_shift(mechanism)

@@ -1,4 +1,4 @@
-"""The strong adversary A1 of "shuffling and batch clipping", group sees which records are in which batch.
+"""The strong adversary A1 of "shuffling and batch clipping", who sees the batches.
 
 Given the sampling, a round whose batch touches L clip-groups of the group moves the noisy sum by at
 most L units, and the whole run is a Gaussian mechanism with mu = c * unit, c^2 = sum of L^2 over
@@ -7,8 +7,8 @@ all rounds. The sampling does not depend on the data, so
     D_a(A1) = sum_c q(c) D_a(N(c unit, 1) || N(0, 1)),
 
 with q the exact pmf of c (definition 5.1): its trade-off curve is that of definition 5.2. By joint
-convexity it also bounds the standard adversary A0, group does not see the sampling. Proofs and units:
-docs/strong-adversary.md.
+convexity it also bounds the standard adversary A0, who does not see the sampling. Proofs and
+units: docs/strong-adversary.md.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _REPEATED = 256
 class StrongCurve:
     """The privacy curve against A1, in both directions at once: a mixture of Gaussian curves.
 
-    ``pmfs`` gives the pmf of mu^2 in at most so many cells; ``exposure`` bounds the probability that
-    rounds without noise show the group.
+    ``pmfs`` gives the pmf of mu^2 in at most so many cells; ``exposure`` bounds the probability
+    that rounds without noise show the group.
     """
 
     pmfs: Callable[[int], LatticePmf]
@@ -127,7 +127,10 @@ class StrongCurve:
         return crossing(excess, 0.0, high, side)
 
     def tradeoff(self, alpha: float) -> tuple[float, float]:
-        """The least miss rate at false-alarm rate ``alpha``, rounded down and up (definition 5.2)."""
+        """The least miss rate at false-alarm rate ``alpha``, rounded down and up.
+
+        (Definition 5.2.)
+        """
         alpha = checks.real("alpha", alpha)
         if not 0.0 <= alpha <= 1.0:
             raise ValueError(f"alpha must lie in [0, 1], got {alpha!r}")
@@ -152,8 +155,8 @@ class StrongAnalysis:
     """What a guarantee against A1 is made of; the one curve serves both directions and both sides.
 
     With a declared number of records, clip-groups lack the company that the curve's attack needs
-    with probability ``failure_probability`` at most; ``silent_attack`` is the attack that needs none (docs/proofs.md,
-    lemma 6).
+    with probability ``failure_probability`` at most; ``silent_attack`` is the attack that needs
+    none (docs/proofs.md, lemma 6).
     """
 
     curve: StrongCurve
@@ -174,7 +177,7 @@ class StrongAnalysis:
         )
 
     def tradeoff(self, alpha: float) -> tuple[float, float]:
-        """The least miss rate at false-alarm rate ``alpha``, rounded down, and one that an attack achieves."""
+        """The least miss rate at ``alpha`` false alarms, rounded down, and an attack's."""
         low, high = self.curve.tradeoff(alpha)
         if self.silent_attack is not None:
             counted = (
@@ -256,7 +259,9 @@ def strong_tradeoff(
     population: int | None = None,
     orthogonal: bool = False,
 ) -> tuple[Array, Array]:
-    """The trade-off curve against A1, definition 5.2: beta(alpha) rounded down, and rounded up; see :func:`strong_analysis`.
+    """The trade-off curve against A1, definition 5.2: beta(alpha) rounded down and up.
+
+    See :func:`strong_analysis`.
 
     >>> from verax import Mechanism, Shuffle
     >>> low, high = strong_tradeoff(
@@ -328,7 +333,10 @@ def one_batch_per_epoch(
 def worst_placement(
     batches: int, epochs: int, mechanism: Mechanism, group: ProtectedGroup, chosen: bool
 ) -> LatticePmf:
-    """From above the worst places (docs/proofs.md, theorem 4); from below bad ones if ``chosen``, else the mildest."""
+    """The group in its worst places from above (docs/proofs.md, theorem 4).
+
+    From below in bad places if ``chosen``, else in the mildest.
+    """
     size = group.size
     match mechanism.clipping:
         case Individual():

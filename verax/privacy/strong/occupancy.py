@@ -1,4 +1,4 @@
-"""How many clip-groups of each round a group of records touches: exact pmfs of "shuffling and batch clipping".
+"""Exact pmfs of how many clip-groups a group of records touches in each round.
 
 Every pmf here is a product of ratios or a recursion whose terms are all positive, so its relative
 accuracy survives far into the tails; alternating sums such as the inclusion-exclusion form of the
@@ -29,7 +29,9 @@ _STEP = ulps(8.0)
 
 
 def occupied_bins_pmfs(bins: int, size: int | None = None) -> Iterator[Array]:
-    """The pmf of the number of bins hit by 0, 1, 2, ... balls in ``bins`` bins of ``size`` places each.
+    """The pmfs of the number of bins hit by 0, 1, 2, ... balls.
+
+    There are ``bins`` bins of ``size`` places each.
 
     Balls take distinct places; without ``size`` each picks its bin uniformly and independently. The
     next ball hits a new bin with probability (bins - l) size / (bins size - balls). This is the
@@ -58,7 +60,9 @@ def one_group_per_record() -> Iterator[Array]:
 
 
 def thin_pmf(pmf: Array, keep: float) -> Array:
-    """The pmf of how many are left if each is kept with probability ``keep`` (appendix D of the paper).
+    """The pmf of how many are left if each is kept with probability ``keep``.
+
+    (Appendix D of "shuffling and batch clipping".)
 
     >>> thin_pmf(np.array([0.0, 0.0, 1.0]), 0.5).tolist()
     [0.25, 0.5, 0.25]
@@ -72,7 +76,10 @@ def thin_pmf(pmf: Array, keep: float) -> Array:
 
 
 def touched_groups_pmf(hits: Array, counts: Iterator[Array]) -> tuple[Array, float]:
-    """The pmf of touched clip-groups of a batch, from the pmf of the records in it, and the probability left out."""
+    """The pmf of touched clip-groups of a batch, and the probability left out.
+
+    ``hits`` is the pmf of the number of records in it.
+    """
     last = significant_slice(hits)[1]
     total = np.zeros(1)
     for chance, pmf in zip(hits[:last].tolist(), counts, strict=False):
@@ -116,7 +123,9 @@ def independent_rounds_pmf(
 
 @dataclass(frozen=True, eq=False)
 class RecordsAndCost:
-    """For every number of records in some batches (``rows``), the joint pmf of that number and of a sum of costs.
+    """The joint pmf of the number of records in some batches and of a sum of costs.
+
+    ``rows`` has one row for every number of records.
 
     A row is its first cost and the probabilities of this and the following ones. ``lost`` and
     ``error`` as in LatticePmf.
@@ -174,7 +183,10 @@ def _add_rows(
 def one_batch_layer(
     hits: Array, counts: Iterator[Array], keep: float, repeats: int
 ) -> RecordsAndCost:
-    """One batch: the records in it, and the squared number of touched clip-groups, added up over ``repeats`` rounds."""
+    """One batch: its records, and the cost of the clip-groups they touch.
+
+    The cost is the squared number of touched clip-groups, added up over ``repeats`` rounds.
+    """
     found: dict[int, list[tuple[int, Array]]] = {}
     error = pmf_error(hits)
     last = significant_slice(hits)[1]
@@ -214,7 +226,7 @@ def epoch_pmf(
     keep: float = 1.0,
     repeats: int = 1,
 ) -> LatticePmf:
-    """The pmf of c^2 of one epoch: each of ``group`` records is in one batch, uniformly among all places.
+    """The pmf of c^2 of one epoch, every record in one batch, uniform among all places.
 
     Records per batch are independent binomials given that they add up to ``group``: the pmf is read
     off the product of the batches' joint pmfs with that number of records.
