@@ -21,6 +21,7 @@ from itertools import groupby
 
 from verax import checks
 from verax.mechanism import Mechanism, Phases
+from verax.privacy.numerics.roots import bisect
 from verax.privacy.numerics.rounding import OPS_8, OPS_8000, up
 from verax.samplers import Poisson
 
@@ -285,13 +286,8 @@ def gamma(noise_multiplier: float, epsilon: float, epochs: float) -> float:
     z = _require_moderate("noise_multiplier", noise_multiplier)
 
     # at its end a gamma_at(a) >= 2 a is too large
-    low, high = 0.0, min(h(z), LARGEST_ALPHA, ratio / 2.0)
-    while low < (middle := 0.5 * (low + high)) < high:
-        if middle * gamma_at(middle, z) * _SAFE <= ratio:
-            low = middle
-        else:
-            high = middle
-    return ratio / low
+    too_large = min(h(z), LARGEST_ALPHA, ratio / 2.0)
+    return ratio / bisect(lambda a: a * gamma_at(a, z) * _SAFE <= ratio, 0.0, too_large)[0]
 
 
 # --- lemma B.3 and the theorems -------------------------------------------------------------------

@@ -16,6 +16,7 @@ from verax import checks
 from verax.mechanism import Mechanism, Phases
 from verax.privacy.analysis import MAX_GROUP
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, Guarantee
+from verax.privacy.numerics.roots import bracket, last_whole
 from verax.privacy.numerics.rounding import OPS_8M, OPS_8000, up
 
 MOST_SIZES = 200
@@ -197,14 +198,8 @@ def _at_most(run: Run, most: int) -> int:
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:
     """The largest size up to ``most`` that fits, by doubling and halving."""
-    low, high = 0, 1
-    while high <= most and fits(high):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    low, high = map(int, bracket(lambda size: fits(int(size)), 0, 1, limit=most))
+    return last_whole(fits, low, min(high, most + 1))
 
 
 def probability_after(

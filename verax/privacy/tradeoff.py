@@ -21,6 +21,7 @@ from scipy import special
 from verax import checks
 from verax.privacy.curves.gaussian import gaussian_delta
 from verax.privacy.numerics import Array
+from verax.privacy.numerics.roots import bisect
 from verax.privacy.numerics.rounding import NORMAL_QUANTILES, OPS_80, ulps, up
 
 FLOOR = 1e-3  # rates of errors below which the tightest Gaussian is not asked to fit
@@ -191,12 +192,11 @@ class TradeOff:
         """
         alpha = np.concatenate([np.geomspace(1e-9, 0.5, 400), np.linspace(0.5, 1.0, 200)])
         goal = special.ndtr(-special.ndtri(alpha) - self.mu)
-        low, high = 0.0, 1.0
-        while high - low > 1e-7:
-            middle = 0.5 * (low + high)
-            fits = (self(np.minimum(alpha + middle, 1.0)) - middle <= goal).all()
-            low, high = (low, middle) if fits else (middle, high)
-        return high
+
+        def fits(lost: float) -> bool:
+            return bool((self(np.minimum(alpha + lost, 1.0)) - lost <= goal).all())
+
+        return bisect(fits, 1.0, 0.0, atol=1e-7)[0]
 
     # --- new ones from old ones -------------------------------------------------------------------
 

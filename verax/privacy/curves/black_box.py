@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from verax.privacy.curves.gaussian import black_box_group
 from verax.privacy.curves.triangle import SmallestBound
 from verax.privacy.guarantee import DEFAULT_RTOL, Guarantee
 from verax.privacy.numerics import Array
+from verax.privacy.numerics.roots import bisect
 from verax.privacy.numerics.rounding import OPS_8M, down, up
 from verax.privacy.pld.composition import BOTH, UPPER, Composition, Sides
 from verax.privacy.pld.convolve import PrivacyLossDistribution
@@ -41,6 +43,7 @@ MOST_STEPS = 10_000
 """Beyond so many steps the best shares are not searched for, and the bound is the trivial one."""
 SHARES = ("equal", "any")
 _RTOL = 0.003
+_CLOSE = 1e-4  # of epsilon: where the search for it ends
 _DROP, _DEEP_DROP = 0.3, 2.0  # of log delta from one line to the next, before and after it is tiny
 _TINY, _TYPICAL_DELTA = 1e-12, 1e-6
 _LEAST = 1e-300  # a delta that came out smaller may have fallen below the range of doubles
@@ -95,11 +98,8 @@ class BlackBox:
         else:
             return math.inf
         one = self._record
-        while high - low > 1e-4 * high:
-            middle = 0.5 * (low + high)
-            fits = _sum(group, middle, one.delta(middle)) <= delta
-            low, high = (low, middle) if fits else (middle, high)
-        return group * high
+        fits = bisect(lambda e: _sum(group, e, one.delta(e)) <= delta, high, low, rtol=_CLOSE)[0]
+        return group * fits
 
     def delta(self, group: int, epsilon: float, shares: str = "equal") -> float:
         """The least delta that follows at ``epsilon``."""
@@ -159,11 +159,14 @@ class BlackBox:
         one = self._record
         if not one.last_step(start, large) <= delta:
             return up(max(slope, 0.0), OPS_8M)
-        while large - small > 1e-4 * (large + max(spent, 0.0)) and large > 1e-12:
-            middle = 0.5 * (small + large)
-            enough = one.last_step(start, middle) <= delta
-            small, large = (small, middle) if enough else (middle, large)
-        return up(max(min(slope, spent + large), 0.0), OPS_8M)
+        fitted, _ = bisect(
+            lambda last: one.last_step(start, last) <= delta,
+            large,
+            small,
+            rtol=_CLOSE,
+            atol=max(_CLOSE * spent, 1e-12),
+        )
+        return up(max(min(slope, spent + fitted), 0.0), OPS_8M)
 
     def _best_delta(self, group: int, epsilon: float) -> float:
         """The lowest intercept of a product of lines of slope at most e^epsilon.
@@ -199,12 +202,9 @@ class BlackBox:
         """
         found = None
         for lines in self._ever_deeper(depth) if steps <= MOST_STEPS else ():
-            near, far = good, bad
-            if not fits(lines, near):
+            if not fits(lines, good):
                 continue
-            while abs(near - far) > 1e-3:
-                middle = 0.5 * (near + far)
-                near, far = (middle, far) if fits(lines, middle) else (near, middle)
+            near, _ = bisect(partial(fits, lines), good, bad, atol=1e-3)
             found = lines.walk(steps, near), lines.walk(steps - 1, near)
             if found[0].deepest < lines.deepest:
                 break

@@ -24,6 +24,7 @@ from scipy import special
 
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import log_binomial_probability
+from verax.privacy.numerics.roots import bisect
 from verax.privacy.numerics.rounding import OPS_8M, down, ulps, up
 from verax.privacy.pairs.gaussian_mixture import MixturePair
 from verax.privacy.pairs.one_of_many import RatioPmf, round_to_grid
@@ -258,9 +259,8 @@ def _choices(
 
 def _tilt(x: Array, log_r: Array, p: Array, goal: float) -> float:
     """The power of R that makes the mean of p equal to k/T, less one."""
-    low, high = 0.0, _TILTED
-    for _ in range(30):
-        middle = 0.5 * (low + high)
-        mean = float(special.softmax((1.0 + middle) * log_r - 0.5 * x * x) @ p)
-        low, high = (middle, high) if mean < goal else (low, middle)
-    return high
+
+    def falls_short(tilt: float) -> bool:
+        return float(special.softmax((1.0 + tilt) * log_r - 0.5 * x * x) @ p) < goal
+
+    return bisect(falls_short, 0.0, _TILTED, halvings=30)[1]

@@ -27,6 +27,7 @@ from verax.privacy.analysis import MAX_GROUP
 from verax.privacy.guarantee import Bracket
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import binomial_pmf
+from verax.privacy.numerics.roots import bisect, bracket
 from verax.privacy.numerics.rounding import OPS_8000
 from verax.privacy.pairs.gaussian_mixture import Mixture
 from verax.privacy.pairs.mixture_weights import distinct_groups
@@ -273,12 +274,8 @@ def _chernoff(mean: float, count: int, miss: float, side: int) -> float:
     solved for p.
     """
     goal = -math.log(miss) / count
-    low, high = (mean, 1.0) if side > 0 else (0.0, mean)
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        far = _kl(mean, middle) > goal
-        low, high = (low, middle) if far == (side > 0) else (middle, high)
-    return high if side > 0 else low
+    end = 1.0 if side > 0 else 0.0
+    return bisect(lambda p: _kl(mean, p) <= goal, mean, end, halvings=60)[1]
 
 
 def _kl(m: float, p: float) -> float:
@@ -303,12 +300,7 @@ def _crossing(above: Callable[[float], bool], side: int) -> float:
     """Where a falling limit comes down to its target, rounded up (``side`` 1) or down (-1)."""
     if not above(0.0):
         return 0.0
-    low, high = 0.0, 1.0
-    while above(high):
-        low, high = high, 2.0 * high
-        if high > 1e6:
-            return math.inf if side > 0 else low
-    while high - low > 1e-6 * high:
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if above(middle) else (low, middle)
-    return high if side > 0 else low
+    low, high = bracket(above, 0.0, 1.0, limit=1e6)
+    if high > 1e6:
+        return math.inf if side > 0 else low
+    return bisect(above, low, high, rtol=1e-6)[side > 0]

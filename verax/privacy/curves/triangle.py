@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from verax.privacy.curves.base import Curve
+from verax.privacy.numerics.roots import bisect, bracket
 from verax.privacy.numerics.rounding import OPS_8000, up
 from verax.privacy.pld.composition import BOTH, UPPER, Sides
 
@@ -53,17 +54,18 @@ class TriangleInequality:
         self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
     ) -> tuple[float, float]:
         """Upper bound on epsilon(delta), by bisection; every end it returns holds."""
-        if self.delta(0.0, rtol)[1] <= delta:
+
+        def exceeds(epsilon: float) -> bool:
+            return self.delta(epsilon, rtol)[1] > delta
+
+        if not exceeds(0.0):
             return 0.0, 0.0
-        low, high = 0.0, max(self.estimate(delta), 1e-3)
-        while self.delta(high, rtol)[1] > delta:
-            low, high = high, 1.5 * high
-            if high > 1e6:
-                return 0.0, math.inf
-        while high - low > 0.1 * rtol * high:
-            middle = 0.5 * (low + high)
-            low, high = (low, middle) if self.delta(middle, rtol)[1] <= delta else (middle, high)
-        return 0.0, high
+        start = max(self.estimate(delta), 1e-3)
+        limit = max(start, 1e6)
+        low, high = bracket(exceeds, 0.0, start, 1.5, limit)
+        if high > limit:
+            return 0.0, math.inf
+        return 0.0, bisect(exceeds, low, high, rtol=0.1 * rtol)[1]
 
 
 @dataclass(frozen=True)

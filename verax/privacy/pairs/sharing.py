@@ -18,6 +18,7 @@ import numpy as np
 
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import binomial_pmf
+from verax.privacy.numerics.roots import last_whole
 from verax.privacy.numerics.rounding import OPS_8, OPS_8M, OPS_8000, up
 
 Sharing = tuple[int, ...]
@@ -180,17 +181,16 @@ def _single_sharing_bound(
 
 def _quantile(count: int, chance: float) -> int:
     """A number that ``count`` coins exceed with probability at most 1e-12, by Chernoff's bound."""
-    low, high = math.floor(count * chance), count
-    while high > low:
-        middle = (low + high) // 2
-        rate = (middle + 1) / count
+
+    def too_likely(number: int) -> bool:
+        rate = (number + 1) / count
         if rate >= 1.0:
             exponent = -math.log(chance) if chance < 1.0 else 0.0
         elif rate <= chance:
             exponent = 0.0
         else:
-            exponent = rate * math.log(rate / chance) + (1.0 - rate) * math.log(
-                (1.0 - rate) / (1.0 - chance)
-            )
-        low, high = (low, middle) if count * exponent >= -math.log(_TAIL) else (middle + 1, high)
-    return high
+            exponent = rate * math.log(rate / chance)
+            exponent += (1.0 - rate) * math.log((1.0 - rate) / (1.0 - chance))
+        return count * exponent < -math.log(_TAIL)
+
+    return last_whole(too_likely, math.floor(count * chance) - 1, count) + 1

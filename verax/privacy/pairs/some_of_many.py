@@ -12,13 +12,13 @@ relative error of ``_KNOWN`` are used.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from verax.privacy.numerics import Array
+from verax.privacy.numerics.roots import bisect_all
 from verax.privacy.numerics.rounding import OPS_8000, ulps
 from verax.privacy.pairs.discrete import DiscretePair, log_sums
 from verax.privacy.pairs.gaussian_mixture import MixturePair
@@ -35,7 +35,7 @@ _FAR = 8.0  # standard deviations of one round's noise beyond which scores are n
 _RARE = (0.0, 4.0, 12.0, 24.0, 40.0)
 _MOST_BINS = 2**13
 _APART = 4.0  # shifts from which on a round with the record is told from one without
-_LARGEST_TILT = 1e4
+_SMALLEST_TILT, _LARGEST_TILT = 1e-3, 1e4
 _HALVINGS = 36  # of the search for a tilt: with a shift of 1000, means jump within 1e-6 of a tilt
 # log of the probability of a sum, with the record or without it, below which it is not looked at
 _LEAST = -600.0
@@ -148,11 +148,12 @@ def tilt_for(rounds: _Rounds, sign: float, rare: float) -> float:
 
 
 def _tilts_for(rounds: _Rounds, signs: Array, rare: Array) -> Array:
-    def excess(tilts: Array, some: NDArray[np.bool_]) -> Array:
+    def excess(sizes: Array, some: NDArray[np.bool_]) -> Array:
+        tilts = signs[some] * sizes
         value, slope = _cumulants(rounds, tilts)
         return np.asarray(tilts * slope - value - rare[some])
 
-    return _bisect(excess, signs, rare > 0.0)
+    return signs * bisect_all(excess, rare > 0.0, _SMALLEST_TILT, _LARGEST_TILT, _HALVINGS)
 
 
 def tilt_to(rounds: _Rounds, mean: float) -> float:
@@ -163,28 +164,12 @@ def tilt_to(rounds: _Rounds, mean: float) -> float:
 def _tilts_to(rounds: _Rounds, means: Array) -> Array:
     signs = np.where(means > _cumulants(rounds, np.zeros(1))[1][0], 1.0, -1.0)
 
-    def excess(tilts: Array, some: NDArray[np.bool_]) -> Array:
-        return np.asarray(signs[some] * (_cumulants(rounds, tilts)[1] - means[some]))
+    def excess(sizes: Array, some: NDArray[np.bool_]) -> Array:
+        slopes = _cumulants(rounds, signs[some] * sizes)[1]
+        return np.asarray(signs[some] * (slopes - means[some]))
 
-    return _bisect(excess, signs, np.ones(len(means), dtype=bool))
-
-
-def _bisect(
-    excess: Callable[[Array, NDArray[np.bool_]], Array], signs: Array, sought: NDArray[np.bool_]
-) -> Array:
-    """Tilts of these signs from which on the excess is positive; 0 where none is sought."""
-    low, high = np.zeros(len(signs)), np.full(len(signs), 1e-3)
-    more = sought.copy()
-    while more.any():
-        more[more] = excess((signs * high)[more], more) < 0.0
-        more &= high < _LARGEST_TILT
-        low[more], high[more] = high[more], 2.0 * high[more]
-    for _ in range(_HALVINGS if sought.any() else 0):
-        middle = 0.5 * (low + high)
-        short = sought.copy()
-        short[sought] = excess((signs * middle)[sought], sought) < 0.0
-        low, high = np.where(short, middle, low), np.where(short, high, middle)
-    return np.where(sought, signs * high, 0.0)
+    all_means = np.ones(len(means), dtype=bool)
+    return signs * bisect_all(excess, all_means, _SMALLEST_TILT, _LARGEST_TILT, _HALVINGS)
 
 
 def pmf_of_sum(rounds: _Rounds, means: list[float]) -> TiltedView:

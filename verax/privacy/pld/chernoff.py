@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from verax.privacy.numerics import Array
+from verax.privacy.numerics.roots import bisect
 from verax.privacy.numerics.rounding import OPS_8, OPS_8M, OPS_8000, down, ulps, up
 from verax.privacy.pairs.base import DominatingPair
 from verax.privacy.pld.discretise import DiscretePld
@@ -147,10 +148,9 @@ class ChernoffBound:
         values += ulps(8.0, of=np.abs(moments) - _LOG_PEAKS + abs(math.log(left)) + 1.0) / _TILTS
         high = max(float(values.min()), 0.0)
         low = high * 2.0**-40
-        while high > 1.02 * low and low > 0.0:
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if self._one_large(middle) <= left else (middle, high)
-        return high
+        if low == 0.0:
+            return high
+        return bisect(lambda e: self._one_large(e) <= left, high, low, rtol=0.02, geometric=True)[0]
 
 
 _LOG_PEAKS = -_TILTS * np.log1p(1.0 / _TILTS) - np.log1p(_TILTS)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from verax.privacy.curves import gaussian
-from verax.privacy.numerics.roots import crossing
+from verax.privacy.numerics.roots import bracket, crossing
 from verax.privacy.numerics.rounding import OPS_8M, OPS_8000, up
 from verax.privacy.pairs.gaussian_mixture import MixturePair
 from verax.privacy.pairs.rounds import PricedRound
@@ -242,11 +242,9 @@ class Composition:
             bound = pair.delta(epsilon)[side == UPPER]
             return math.log(bound / delta) if bound > 0.0 else -1e3
 
-        high = 1.0
-        while excess(high) > 0.0:
-            high *= 2.0
-            if high > 1e12:
-                return math.inf if side == UPPER else high
+        _, high = bracket(lambda epsilon: excess(epsilon) > 0.0, 0.0, 1.0, limit=_FARTHEST)
+        if high > _FARTHEST:
+            return math.inf if side == UPPER else high
         return crossing(excess, 0.0, high, side) if excess(0.0) > 0.0 else 0.0
 
     def _narrow(

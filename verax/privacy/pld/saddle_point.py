@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from verax.privacy.numerics import Array
+from verax.privacy.numerics.roots import bisect, bracket
 from verax.privacy.pairs.base import DominatingPair
 from verax.privacy.pld.discretise import Spacing
 
@@ -109,14 +110,10 @@ class SaddlePointEstimate:
         low, high = 1e-4 * unit, unit
         if excess(low) >= 0.0:
             return 0.0
-        while excess(high) < 0.0:
-            low, high = high, high * 4.0
-            if high > _LARGEST_TILT * unit:
-                return high
-        while high > 1.01 * low:
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if excess(middle) < 0.0 else (low, middle)
-        return high
+        low, high = bracket(lambda t: excess(t) < 0.0, low, high, 4.0, _LARGEST_TILT * unit)
+        if high > _LARGEST_TILT * unit:
+            return high
+        return bisect(lambda t: excess(t) < 0.0, low, high, rtol=0.01, geometric=True)[1]
 
     def spacings(self, tilt: float, width: float) -> list[Spacing]:
         """For each kind of round, points that put upper and lower log delta ``width`` apart."""
@@ -154,13 +151,9 @@ class SaddlePointEstimate:
             below = np.where(distance < step / 2.0, distance * distance, gap * gap / 12.0)
             return float((weight * (above + below)).sum()) * factor
 
-        low = high = math.sqrt(width / (factor * float(self.counts.sum())))
-        while cost(high) < width and high < 1e6:
-            low, high = high, 2.0 * high
-        while high > 1.05 * low:
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if cost(middle) < width else (low, middle)
-        return low
+        start = math.sqrt(width / (factor * float(self.counts.sum())))
+        low, high = bracket(lambda step: cost(step) < width, start, start, limit=1e6)
+        return bisect(lambda step: cost(step) < width, low, high, rtol=0.05, geometric=True)[0]
 
 
 def _thinned(loss: Array, log_mass: Array, most: int) -> tuple[Array, Array]:

@@ -33,6 +33,7 @@ from verax.durable import (
 from verax.mechanism import RELATIONS, Mechanism, Phases
 from verax.privacy.guarantee import Bracket, format_bound
 from verax.privacy.numerics import Array
+from verax.privacy.numerics.roots import bisect, bracket, last_whole
 from verax.privacy.numerics.rounding import OPS_8000, ulps, up
 from verax.privacy.pld.composition import UPPER
 from verax.privacy.renyi.moments import DIRECTIONS, log_delta_bound, log_moments
@@ -164,33 +165,25 @@ class Budget:
             after = {name: self._spent.get(name, 0.0) + length * each[name] for name in DIRECTIONS}
             return self._log_delta(orders, after, self.epsilon) <= target
 
-        good, bad = 0, 1
-        while short(bad):
-            good, bad = bad, 2 * bad
-            if bad > _MOST_ROUNDS:
-                return good
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            good, bad = (middle, bad) if short(middle) else (good, middle)
+        low, high = map(int, bracket(lambda length: short(int(length)), 0, 1, limit=_MOST_ROUNDS))
+        if high > _MOST_ROUNDS:
+            return low
+        good = last_whole(short, low, high)
         while good and not self.fits(_resized(phase, good)):  # rounding: spend has the last word
             good -= 1
         return good
 
     def least_noise(self, phase: Mechanism) -> float | None:
         """The smallest noise multiplier at which the whole phase fits, to 0.1 %, or None."""
-        bad, good = 0.01, max(phase.noise_multiplier, 1.0)
-        while not self.fits(replace(phase, noise_multiplier=good)):
-            bad, good = good, 2.0 * good
-            if good > _MOST_NOISE:
-                return None
-        while good / bad > 1.001:
-            middle = math.sqrt(good * bad)
-            bad, good = (
-                (bad, middle)
-                if self.fits(replace(phase, noise_multiplier=middle))
-                else (middle, good)
-            )
-        return good
+
+        def too_little(noise: float) -> bool:
+            return not self.fits(replace(phase, noise_multiplier=noise))
+
+        start = max(phase.noise_multiplier, 1.0)
+        bad, good = bracket(too_little, 0.01, start, limit=max(_MOST_NOISE, start))
+        if good > max(_MOST_NOISE, start):
+            return None
+        return bisect(too_little, bad, good, rtol=1e-3, geometric=True)[1]
 
     # --- what was spent ---------------------------------------------------------------------------
 
@@ -291,19 +284,12 @@ class Budget:
 
     def _gauge(self, orders: Mapping[float, float], moments: Mapping[str, Array]) -> float:
         """The smallest epsilon at which these moments fit."""
-        target, low, high = math.log(self.delta), 0.0, 1.0
-        while self._log_delta(orders, moments, high) > target:
-            low, high = high, 2.0 * high
-            if high > 1e9:
-                return math.inf
-        while high - low > 1e-6 * high:
-            middle = 0.5 * (low + high)
-            low, high = (
-                (low, middle)
-                if self._log_delta(orders, moments, middle) <= target
-                else (middle, high)
-            )
-        return high
+
+        def exceeds(epsilon: float) -> bool:
+            return self._log_delta(orders, moments, epsilon) > math.log(self.delta)
+
+        low, high = bracket(exceeds, 0.0, 1.0, limit=1e9)
+        return math.inf if high > 1e9 else bisect(exceeds, low, high, rtol=1e-6)[1]
 
     def _over(
         self, phase: Mechanism, orders: Mapping[float, float], after: Mapping[str, Array]

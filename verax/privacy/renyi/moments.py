@@ -15,6 +15,7 @@ import numpy as np
 from verax.checks import NoGuarantee
 from verax.mechanism import Mechanism
 from verax.privacy.numerics import Array
+from verax.privacy.numerics.roots import bisect
 from verax.privacy.numerics.rounding import MOMENT_LOG, ulps, up
 from verax.privacy.pairs.gaussian_mixture import Mixture, MixturePair
 from verax.privacy.pairs.public_coin import PublicCoinPair
@@ -139,9 +140,9 @@ def log_delta_bound(s: Array, logs: Array, epsilon: float) -> float:
     left, right = 1e-9, 700.0
     if value_and_slope(left)[1] <= 0.0 or value_and_slope(right)[1] >= 0.0:
         return 0.0
-    while right / left > 1.0 + 1e-7:
-        middle = math.sqrt(left * right)
-        left, right = (middle, right) if value_and_slope(middle)[1] > 0.0 else (left, middle)
+    left, right = bisect(
+        lambda u: value_and_slope(u)[1] > 0.0, left, right, rtol=1e-7, geometric=True
+    )
     value, slope = value_and_slope(left)
     bound = value + slope * (right - left)
     return min(

@@ -14,6 +14,7 @@ units: docs/strong-adversary.md.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -31,7 +32,7 @@ from verax.privacy.curves.empty_groups import (
 )
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import CELLS, LatticePmf
-from verax.privacy.numerics.roots import crossing
+from verax.privacy.numerics.roots import bracket, crossing
 from verax.privacy.numerics.rounding import OPS_8000, down, outward, ulps, up
 from verax.privacy.pld.composition import BOTH, LOWER, UPPER, Sides
 from verax.privacy.samplers.base import ProtectedGroup, neighbour_shift, pricing_of
@@ -120,10 +121,11 @@ class StrongCurve:
         if self.exposure[side == UPPER] >= delta:
             return math.inf
         high = max(gaussian.gaussian_epsilon(math.sqrt(pmf.mean), delta), 1.0)
-        while excess(high) > 0.0:
-            high *= 2.0
-            if math.isinf(high):  # a mu whose square is no double
-                return math.inf if side == UPPER else _LARGEST
+        _, high = bracket(
+            lambda epsilon: excess(epsilon) > 0.0, 0.0, high, limit=sys.float_info.max
+        )
+        if math.isinf(high):  # a mu whose square is no double
+            return math.inf if side == UPPER else _LARGEST
         return crossing(excess, 0.0, high, side)
 
     def tradeoff(self, alpha: float) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from scipy import special
 from verax.privacy.curves.gaussian import gaussian_delta
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import LatticePmf
+from verax.privacy.numerics.roots import bisect, bracket
 from verax.privacy.numerics.rounding import (
     NORMAL_TAIL,
     PRODUCT_ULPS,
@@ -157,15 +158,8 @@ def mixture_tradeoff(pmf: LatticePmf, alpha: float, side: int) -> float:
 def _edge(holds: Callable[[float], bool], sign: float) -> float | None:
     """The last threshold that holds from 0 towards ``sign`` infinity; the first if 0 does not."""
     at_zero = holds(0.0)
-    near, far = 0.0, sign
-    while holds(far) == at_zero:
-        near, far = far, 2.0 * far
-        if abs(far) > 1e200:
-            return near if at_zero else None
+    near, far = bracket(lambda size: holds(sign * size) == at_zero, 0.0, 1.0, limit=1e200)
+    if far > 1e200:
+        return sign * near if at_zero else None
     good, bad = (near, far) if at_zero else (far, near)
-    for _ in range(100):
-        middle = 0.5 * (good + bad)
-        good, bad = (middle, bad) if holds(middle) else (good, middle)
-        if abs(good - bad) <= 1e-13 * abs(good):
-            break
-    return good
+    return sign * bisect(lambda size: holds(sign * size), good, bad, rtol=1e-13, halvings=100)[0]
