@@ -65,7 +65,7 @@ def refuse_device(name: str) -> None:
     try:
         mode = os.stat(name).st_mode
     except OSError:
-        return  # whoever opens it says why that is not possible
+        return  # opening it says why that is not possible
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
         raise ValueError(f"path must be a file, got {name!r}, which is a device")
 
@@ -75,7 +75,7 @@ def refuse_special(name: str) -> None:
     try:
         mode = os.stat(name).st_mode
     except OSError:
-        return  # whoever opens it says why that is not possible
+        return  # opening it says why that is not possible
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise ValueError(
             f"path must be a file, got {name!r}, which is a device, a pipe or a socket"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from verax import checks
 from verax.mechanism import Mechanism
-from verax.samplers import BallsInBins, Deterministic, Poisson, RandomParticipation, Sampler
+from verax.privacy.samplers.base import pricing_of
+from verax.samplers import Poisson, RandomParticipation, Sampler
 
 if TYPE_CHECKING:
     from verax.privacy.guarantee import Guarantee
@@ -95,7 +96,7 @@ class Federation:
     inf
     """
 
-    sampler: RandomParticipation | Poisson | BallsInBins
+    sampler: Sampler
     central_noise: float = 0.0
     local_noise: float = 0.0
     senders: int = 1
@@ -103,7 +104,7 @@ class Federation:
     colluding: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sampler, RandomParticipation | Poisson | BallsInBins):
+        if pricing_of(self.sampler).known_participation() is None:
             raise ValueError(
                 f"sampler must be RandomParticipation, Poisson or BallsInBins, got {self.sampler!r}"
             )
@@ -155,9 +156,9 @@ class Federation:
         words = (
             f"{who} is protected from {sees}; {known}. Noise that protects: {noise:.6g} clip norms."
         )
-        return Protection(
-            observer, Mechanism(self._seen(seen), noise, relation="zero-out"), words, self.unit
-        )
+        visible = pricing_of(self.sampler).known_participation() if seen else None
+        run = Mechanism(visible or self.sampler, noise, relation="zero-out")
+        return Protection(observer, run, words, self.unit)
 
     @property
     def _telling(self) -> bool:
@@ -172,15 +173,3 @@ class Federation:
         return math.hypot(
             self.central_noise, self.local_noise * math.sqrt(senders if self.always_send else 1)
         )
-
-    def _seen(self, known: bool) -> Sampler:
-        """The sampler, or what is left of it where participation is known."""
-        match self.sampler:
-            case sampler if not known:
-                return sampler
-            case RandomParticipation() as sampler:
-                return replace(sampler, revealed=True)
-            case Poisson(rate=rate, steps=steps):
-                return RandomParticipation(rate, 1.0, 0, steps, revealed=True)
-            case BallsInBins(bins=bins, epochs=epochs):
-                return Deterministic(bins, epochs)

@@ -56,7 +56,7 @@ def analyse(phases: Phases, group: ProtectedGroup) -> Guarantee:
 
 
 def analyse_strong(phases: Phases, group: ProtectedGroup, population: int | None) -> Guarantee:
-    """The same for the adversary A1 of paper 000, who is told where the group's records fell."""
+    """The same for adversary A1, who knows in which batches the group's records are."""
     found = strong_analysis(phases, group.size, population, group.orthogonal)
     curves: list[Curve] = [found.curve]
     lowers = [*found.attacks] if found.failure_probability > 0.0 else curves
@@ -132,15 +132,10 @@ def _hardly_any_noise(phases: Phases, group: ProtectedGroup) -> Guarantee:
     """Noise whose square leaves doubles: none from above, more of it from below."""
 
     def with_noise(noise: float) -> Guarantee:
-        changed = [
-            replace(m, noise_multiplier=max(noise, m.noise_multiplier)) for m in phases.mechanisms
-        ]
-        if noise == 0.0:
-            low = [m.noise_multiplier < LEAST_NOISE for m in phases.mechanisms]
-            changed = [
-                replace(m, noise_multiplier=0.0) if s else m
-                for m, s in zip(changed, low, strict=True)
-            ]
+        changed = (
+            replace(m, noise_multiplier=noise) if m.noise_multiplier < LEAST_NOISE else m
+            for m in phases.mechanisms
+        )
         return _analyse(Phases(tuple(changed)), group)
 
     none, more = with_noise(0.0), with_noise(LEAST_NOISE)

@@ -125,7 +125,7 @@ class Guarantee:
     on its way.
     """
     unit: str = "record"
-    """What a group has so many of: "record", or "client" if what the sampler draws is all data of a
+    """What a group is counted in: "record", or "client" if what the sampler draws is all data of a
     client.
     """
 

@@ -22,7 +22,7 @@ from verax import checks
 from verax.privacy.curves.gaussian import gaussian_delta
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.roots import bisect
-from verax.privacy.numerics.rounding import NORMAL_QUANTILES, OPS_80, ulps, up
+from verax.privacy.numerics.rounding import NORMAL_QUANTILES, OPS_8M, OPS_80, ulps, up
 
 FLOOR = 1e-3  # rates of errors below which the tightest Gaussian is not asked to fit
 _LINES = 400  # of a curve made from a formula or a product
@@ -281,7 +281,7 @@ class TradeOff:
         # 1 - f is concave, so its powers lie below their tangents
         heights = 1.0 - value + slope * power - size * OPS_80 * (1.0 + slope)
         if (
-            np.abs(self.inverse()(self.alpha) - self(self.alpha)).max() < 1e-9
+            np.abs(self.inverse()(self.alpha) - self(self.alpha)).max() < OPS_8M
         ):  # both directions alike: so are the group's
             some = slope > 0.0
             heights, slope = (

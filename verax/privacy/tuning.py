@@ -23,7 +23,7 @@ from verax.privacy.guarantee import Guarantee
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.roots import root
 from verax.privacy.numerics.rounding import OPS_8, OPS_8M, OPS_8000, down, up
-from verax.privacy.pld.composition import BOTH, Sides
+from verax.privacy.pld.composition import BOTH, Bounds, Sides
 
 _LINES = 48  # epsilons at which the trade-off of one trial is touched
 # trials beyond which a draw is given up: its chance is below 1e-300 for any mean that could be run
@@ -262,18 +262,14 @@ class _BestOfTrials:
         share = min(delta / self.trials.mean, 0.5)
         return max(curve.estimate(share) for curve in self.one.uppers) + self.shift
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """Nothing is known from below."""
         share = delta / up(self.trials.mean, OPS_8M)
         if share >= 1.0:  # hardly ever is there a trial at all
             return 0.0, 0.0
         return 0.0, up(self.one.epsilon(share, rtol).upper + self.shift, OPS_8000)
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """Nothing is known from below."""
         left = epsilon - self.shift
         if left <= 0.0:
@@ -294,9 +290,7 @@ class _RareAttack:
         """A rough epsilon."""
         return self.curve.estimate(min(delta / self.chance, 0.5))
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """delta(eps) of the curve, times the chance."""
         share = delta / down(self.chance, OPS_8000)
         return (
@@ -305,8 +299,6 @@ class _RareAttack:
             else (self.curve.epsilon(share, rtol, sides, enough)[0], math.inf)
         )
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """delta(eps) of the curve, times the chance."""
         return down(self.curve.delta(epsilon, rtol, sides, enough)[0] * self.chance, OPS_8000), 1.0

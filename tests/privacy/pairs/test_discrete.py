@@ -59,7 +59,7 @@ scales = st.one_of(st.just(math.inf), st.floats(0.1, 3.0))
 
 @given(masses(), st.floats(-3.0, 20.0), st.floats(0.0, 1e-3))
 def test_delta_is_the_definition(pmfs, epsilon, infinite):
-    table = DiscretePair.of(*pmfs, infinite=infinite)
+    table = DiscretePair.from_masses(*pmfs, infinite=infinite)
     low, high = table.delta(epsilon)
     truth = delta(*pmfs, epsilon)
     assert low <= truth * (1.0 + 1e-12) + 1e-16
@@ -75,7 +75,7 @@ def test_delta_is_the_definition(pmfs, epsilon, infinite):
 @given(masses(), st.floats(1e-9, 1e-2), st.floats(-1.0, 5.0), st.integers(0, 2**32 - 1))
 def test_delta_allows_for_every_law_within_the_error(pmfs, error, epsilon, seed):
     """Any masses whose logarithms, and whose ratios' logarithms, are off by at most the error."""
-    table, rng = DiscretePair.of(*pmfs, error=error), np.random.default_rng(seed)
+    table, rng = DiscretePair.from_masses(*pmfs, error=error), np.random.default_rng(seed)
     for _ in range(5):
         p = pmfs[0] * np.exp(error * rng.choice([-1.0, 0.0, 1.0], len(pmfs[0])))
         q = p / (pmfs[0] / pmfs[1] * np.exp(error * rng.choice([-1.0, 0.0, 1.0], len(pmfs[0]))))
@@ -86,22 +86,22 @@ def test_delta_allows_for_every_law_within_the_error(pmfs, error, epsilon, seed)
 
 
 def test_atoms_that_one_side_does_not_see_are_kept_at_the_ends():
-    table = DiscretePair.of(np.array([0.1, 0.0, 0.9]), np.array([0.0, 0.2, 0.8]))
+    table = DiscretePair.from_masses(np.array([0.1, 0.0, 0.9]), np.array([0.0, 0.2, 0.8]))
     assert (table.infinite, table.missing, len(table.p)) == (0.1, 0.2, 1)
     # .9 - .8, and what the other side misses
     assert table.delta(0.0) == pytest.approx((0.1, 0.2), abs=1e-9)
     back = table.reverse()
     assert (back.infinite, back.missing) == pytest.approx((0.2, 0.1))
     assert table.supremum == back.supremum == math.inf
-    assert DiscretePair.of(np.array([0.5, 0.5]), np.array([0.25, 0.75])).supremum == pytest.approx(
-        math.log(2.0)
-    )
+    assert DiscretePair.from_masses(
+        np.array([0.5, 0.5]), np.array([0.25, 0.75])
+    ).supremum == pytest.approx(math.log(2.0))
 
 
 def test_losses_ascend_and_reversing_twice_returns():
     rng = np.random.default_rng(3)
     p, q = rng.dirichlet(np.ones(40)), rng.dirichlet(np.ones(40))
-    table = DiscretePair.of(p, q)
+    table = DiscretePair.from_masses(p, q)
     assert (np.diff(table.loss_values) >= 0.0).all()
     assert table.p / table.q == pytest.approx(np.exp(table.loss_values))
     twice = table.reverse().reverse()
@@ -114,7 +114,7 @@ def test_losses_ascend_and_reversing_twice_returns():
 
 @given(masses(), st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6))
 def test_cells_share_out_all_mass_in_proportion(pmfs, places):
-    table = DiscretePair.of(*pmfs)
+    table = DiscretePair.from_masses(*pmfs)
     size = len(table.p)
     inner = size * (np.sort(np.array(places)) - 0.5)
     cells = table.cells(np.concatenate([[-np.inf], inner, [np.inf]]))
@@ -134,7 +134,7 @@ def test_cells_share_out_all_mass_in_proportion(pmfs, places):
 
 def test_a_boundary_beside_the_end_does_not_make_a_cell():
     """Half way between the last boundary and the end there is no double."""
-    table = DiscretePair.of(np.array([0.5, 0.5]), np.array([0.4, 0.6]))
+    table = DiscretePair.from_masses(np.array([0.5, 0.5]), np.array([0.4, 0.6]))
     cells = table.cells(np.array([-np.inf, 1.0 - 2.0**-52, np.inf]))
     assert len(cells.log_p) == 2
     assert np.exp(cells.log_p).sum() == pytest.approx(1.0)
@@ -142,7 +142,7 @@ def test_a_boundary_beside_the_end_does_not_make_a_cell():
 
 def test_reversing_mirrors_the_line():
     rng = np.random.default_rng(9)
-    table = DiscretePair.of(rng.dirichlet(np.ones(7)), rng.dirichlet(np.ones(7)))
+    table = DiscretePair.from_masses(rng.dirichlet(np.ones(7)), rng.dirichlet(np.ones(7)))
     boundaries = np.array([-3.5, -1.2, 0.3, 2.0, 3.5])
     there, back = table.cells(boundaries), table.reverse().cells(-boundaries[::-1])
     assert back.loss == pytest.approx(-there.loss[::-1])
@@ -183,7 +183,7 @@ def assert_sandwiched(
 @settings(max_examples=40)
 def test_the_exact_curve_lies_between_the_two_laws(pmfs, step, scale, infinite, forward):
     p, q = pmfs if forward else pmfs[::-1]
-    table = DiscretePair.of(*pmfs, infinite=infinite, missing=infinite)
+    table = DiscretePair.from_masses(*pmfs, infinite=infinite, missing=infinite)
     assert_sandwiched(table if forward else table.reverse(), p, q, step, scale, infinite)
 
 
@@ -201,7 +201,7 @@ def test_so_does_every_curve_within_the_error(pmfs, error, seed, forward):
     rng = np.random.default_rng(seed)
     p = pmfs[0] * np.exp(error * rng.choice([-1.0, 1.0], len(pmfs[0])))
     q = p / (pmfs[0] / pmfs[1] * np.exp(error * rng.choice([-1.0, 1.0], len(pmfs[0]))))
-    table = DiscretePair.of(*pmfs, error=error)
+    table = DiscretePair.from_masses(*pmfs, error=error)
     table, p, q = (table, p, q) if forward else (table.reverse(), q, p)
     near = table.loss_values - table.bulk
     step = float(near[np.argmax(np.abs(near))]) or 1.0
@@ -216,7 +216,9 @@ def test_an_atom_on_the_wrong_side_of_a_grid_point_is_paid_for():
     """
     error = 2e-4
     said = np.array([0.5, 0.5 * math.exp(1.0 - 1e-4) / (1.0 + math.exp(1.0 - 1e-4))])
-    table = DiscretePair.of(said, np.array([0.7, said[1] * math.exp(-(1.0 - 1e-4))]), error=error)
+    table = DiscretePair.from_masses(
+        said, np.array([0.7, said[1] * math.exp(-(1.0 - 1e-4))]), error=error
+    )
     pmf = discretise.upper(table, Spacing(1.0 - table.bulk, table.bulk, 1.0))
     true_p, true_q = said[1], said[1] * math.exp(-(1.0 + 1e-4))
     for epsilon in (0.9, 1.0, 1.0 + 0.5e-4):
@@ -247,7 +249,7 @@ def test_two_tables_compose_to_their_product(one, other, step, tilt, forward):
     pmfs.
     """
     infinite = 1e-5
-    tables = [DiscretePair.of(*pmfs, infinite=infinite) for pmfs in (one, other)]
+    tables = [DiscretePair.from_masses(*pmfs, infinite=infinite) for pmfs in (one, other)]
     tables = tables if forward else [table.reverse() for table in tables]
     p, q = product((one, other))
     p, q, extra = (p, q, 2.0 * infinite) if forward else (q, p, 0.0)
@@ -282,7 +284,7 @@ def smooth(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]
 def test_the_bracket_of_two_tables_is_narrow_and_holds_their_product(seed, forward):
     rng = np.random.default_rng(seed)
     pmfs = [smooth(rng, 500), smooth(rng, 500)]
-    tables = [DiscretePair.of(*pmf) for pmf in pmfs]
+    tables = [DiscretePair.from_masses(*pmf) for pmf in pmfs]
     both = Composition(
         [(PricedRound(table if forward else table.reverse()), 1) for table in tables]
     )
@@ -302,7 +304,7 @@ def test_many_copies_compose_like_the_pair_they_were_cut_from():
     """Ten rounds of a subsampled Gaussian, merged into bins: a little below the pair itself."""
     pair = MixturePair.subsampled(0.1, 1.0)
     cells = pair.cells(np.concatenate([[-np.inf], np.arange(-8.0, 10.0, 0.02), [np.inf]]))
-    table = DiscretePair.of(np.exp(cells.log_p), np.exp(cells.log_p - cells.loss))
+    table = DiscretePair.from_masses(np.exp(cells.log_p), np.exp(cells.log_p - cells.loss))
     for turn in (False, True):
         whole, cut = (
             Composition([(PricedRound(x.reverse() if turn else x), 10)]).epsilon(1e-6, 1e-3)
@@ -317,7 +319,9 @@ def test_many_copies_compose_like_the_pair_they_were_cut_from():
 
 def test_binned_mixtures_are_mixtures_seen_in_bins():
     weights = np.array([0.9, 0.1])
-    table = DiscretePair.binned((weights, np.array([0.0, 2.0])), (weights, np.array([0.0, 1.0])))
+    table = DiscretePair.from_mixtures(
+        (weights, np.array([0.0, 2.0])), (weights, np.array([0.0, 1.0]))
+    )
     assert table.p.sum() == pytest.approx(1.0, abs=1e-12)
     assert table.q.sum() == pytest.approx(1.0, abs=1e-12)
     x = np.arange(-12.0, 14.0, 1e-4)
@@ -336,7 +340,7 @@ def test_binned_mixtures_are_mixtures_seen_in_bins():
 @pytest.mark.parametrize("shift", [0.3, 20.0])
 def test_masses_of_bins_are_within_their_stated_error(shift):
     weights, places = np.array([0.999, 0.001]), np.array([0.0, shift])
-    table = DiscretePair.binned((weights, places), (np.array([1.0]), np.array([0.0])))
+    table = DiscretePair.from_mixtures((weights, places), (np.array([1.0]), np.array([0.0])))
     order = np.argsort(table.q)[:: max(len(table.q) // 50, 1)]
     with mpmath.workdps(40):
         grid = np.arange(min(places) - 16.0, max(places) + 16.0, 0.01)
@@ -361,10 +365,12 @@ def _bin_masses(grid: np.ndarray) -> np.ndarray:
 
 
 def test_an_attacker_who_knows_no_bin_is_blind():
-    far = DiscretePair.binned((np.ones(1), np.array([200.0])), (np.ones(1), np.array([0.0])))
+    far = DiscretePair.from_mixtures((np.ones(1), np.array([200.0])), (np.ones(1), np.array([0.0])))
     assert far.delta(0.0) == (0.0, pytest.approx(0.0, abs=1e-12))
     assert (len(far.p), far.infinite, far.missing) == (1, 0.0, 0.0)
-    seen = DiscretePair.seen(np.array([0.5, 1e-300, 0.5]), np.array([1e-300, 0.5, 0.5]), error=1e-9)
+    seen = DiscretePair.from_bins(
+        np.array([0.5, 1e-300, 0.5]), np.array([1e-300, 0.5, 0.5]), error=1e-9
+    )
     assert seen.p.tolist() == [0.5]
     assert seen.infinite == seen.missing == 0.0
 
@@ -372,7 +378,7 @@ def test_an_attacker_who_knows_no_bin_is_blind():
 def test_losses_in_the_thousands_keep_both_masses():
     """Where one side's mass is far below the range of doubles, in both directions and composed."""
     log_p, log_q = np.log([0.25, 0.75]), np.array([-3000.0, -1e-12])
-    table = DiscretePair.of_logs(log_p, log_q)
+    table = DiscretePair.from_log_masses(log_p, log_q)
     assert table.delta(2000.0)[0] == pytest.approx(0.25)
     assert table.delta(2998.0)[0] == pytest.approx(
         0.25 * -math.expm1(2998.0 - 3000.0 + math.log(4.0))

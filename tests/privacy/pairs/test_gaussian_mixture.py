@@ -332,7 +332,7 @@ def test_leaving_out_faint_components_changes_no_digit(sign):
     assert mixture.mean_shift(x) == pytest.approx(
         (mixture.columns[1] * posterior).sum(axis=0), rel=1e-12, abs=1e-12
     )
-    near = mixture.near(100.0, 110.0)
+    near = mixture.components_near(100.0, 110.0)
     assert near.stop - near.start < 60
 
 

@@ -129,9 +129,9 @@ def test_rounds_compose_like_the_average_over_all_draws(chance, count, epsilon, 
 def test_boundaries_are_losses_and_miss_by_what_the_worst_pair_misses():
     coin = COINS["room or not"]
     grid = np.linspace(-0.1, 3.0, 200)
-    boundaries, miss = coin.cut(grid)
+    boundaries, miss = coin.boundaries_at(grid)
     assert boundaries.tolist() == grid.tolist() == coin.inverse(grid).tolist()
-    assert miss == max(pair.cut(grid)[1] for pair in coin.pairs) > 0.0
+    assert miss == max(pair.boundaries_at(grid)[1] for pair in coin.pairs) > 0.0
 
 
 def test_ends_of_the_range():

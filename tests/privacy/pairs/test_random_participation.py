@@ -295,7 +295,7 @@ def test_the_pair_is_a_pair(p, q, shift, absent, more, sign):
     mass = np.exp(cells.log_p)
     assert mass.sum() == pytest.approx(1.0, abs=1e-11)
     assert (mass * np.exp(-cells.loss)).sum() == pytest.approx(1.0, abs=1e-11)
-    assert pair.cut(np.unique(grid))[1] < 1e-12
+    assert pair.boundaries_at(np.unique(grid))[1] < 1e-12
     filled = mass > 1e-200
     ends = np.concatenate([[-np.inf], np.unique(grid), [np.inf]])
     slack = 1e-9 + 3.0 * cells.error[filled]

@@ -175,7 +175,7 @@ def test_grids_that_may_be_off_have_more_mass():
 )
 def test_the_attack_finds_no_more_than_there_is(p, q):
     attack = OneRoundAttack(
-        [(DiscretePair.of(np.array(p), np.array(q)), 4)],
+        [(DiscretePair.from_masses(np.array(p), np.array(q)), 4)],
         [math.log(max(a / b for a, b in zip(p, q, strict=True)))],
     )
     with mpmath.workdps(50):

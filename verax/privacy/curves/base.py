@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass, replace
 from typing import Protocol, cast, runtime_checkable
 
-from verax.privacy.pld.composition import BOTH, Sides
+from verax.privacy.pld.composition import BOTH, Bounds, Sides
 
 
 class Curve(Protocol):
@@ -14,14 +14,10 @@ class Curve(Protocol):
     def estimate(self, delta: float) -> float:
         """A rough epsilon."""
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """Lower and upper bound on epsilon(delta)."""
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """Lower and upper bound on delta(epsilon)."""
 
 

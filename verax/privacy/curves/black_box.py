@@ -32,7 +32,7 @@ from verax.privacy.guarantee import DEFAULT_RTOL, Guarantee
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.roots import bisect
 from verax.privacy.numerics.rounding import OPS_8M, down, up
-from verax.privacy.pld.composition import BOTH, UPPER, Composition, Sides
+from verax.privacy.pld.composition import BOTH, UPPER, Bounds, Composition, Sides
 from verax.privacy.pld.convolve import PrivacyLossDistribution
 
 DEEPEST = 1e-150
@@ -40,7 +40,7 @@ DEEPEST = 1e-150
 infinite here.
 """
 MOST_STEPS = 10_000
-"""Beyond so many steps the best shares are not searched for, and the bound is the trivial one."""
+"""Steps beyond which the best shares are not searched for, and the bound is the trivial one."""
 SHARES = ("equal", "any")
 _RTOL = 0.003
 _CLOSE = 1e-4  # of epsilon: where the search for it ends
@@ -281,7 +281,7 @@ class _Readings:
 class _Points:
     """Epsilons from 0 on and log deltas of one record, close enough for lines between them.
 
-    The sequence is the same whoever asks for it: a point depends on those before it and on nothing
+    The sequence does not depend on the question: a point depends on those before it and on nothing
     else.
     """
 
@@ -382,14 +382,8 @@ class BlackBoxCurve:
             total += max(curve.estimate(math.exp(log_delta)) for curve in self.box.one.uppers)
         return total
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Upper bound on delta(epsilon)."""
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         return 0.0, self.box.delta(self.steps, epsilon, "any")
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Upper bound on epsilon(delta)."""
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         return 0.0, self.box.epsilon(self.steps, delta, "any")

@@ -22,12 +22,12 @@ from verax.privacy.numerics.distributions import hypergeometric_pmf
 from verax.privacy.numerics.rounding import OPS_8, OPS_8G, OPS_8000, occupancy_error, up
 from verax.privacy.pairs.discrete import DiscretePair
 from verax.privacy.pairs.rounds import PricedRound
-from verax.privacy.pld.composition import BOTH, LOWER, UPPER, Composition, Sides
+from verax.privacy.pld.composition import BOTH, LOWER, UPPER, Bounds, Composition, Sides
 from verax.privacy.samplers.base import pricing_of
 from verax.samplers.random_participation import RandomParticipation
 
 RARE = 1e-20
-"""A chance of missing company up to which no other attack is worth a look."""
+"""The probability of an empty clip-group up to which no other attack is tried."""
 _MOST = 2 * 10**6  # records times clip-groups up to which occupied clip-groups are counted
 _STEPS = 12  # of the search for the largest epsilon that an attack proves, its charge taken off
 
@@ -111,16 +111,11 @@ class AttackWithFailures:
         """A rough epsilon."""
         return self.curve.estimate(delta)
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Lower and upper bound on delta(epsilon)."""
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         lower, upper = self.curve.delta(epsilon, rtol, sides, enough)
         return max(lower - self._charge(epsilon), 0.0), upper
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """Lower and upper bound on epsilon(delta).
 
         If the curve is at least delta plus the charge at e up to some epsilon, the true one is at
@@ -165,7 +160,7 @@ def opposed_aggregate_pair(mechanism: Mechanism, population: int | None) -> Disc
     here = _occupancy_pmf(inside, clip_groups, clip_groups - 1), 1.0 - beside
     weights, places = (np.concatenate(both) for both in zip(away, here, strict=True))
     unit = 1.0 / mechanism.noise_multiplier
-    table = DiscretePair.binned(
+    table = DiscretePair.from_mixtures(
         (weights, unit * places), (_occupancy_pmf(absent, clip_groups, clip_groups), -unit * hold)
     )
     return replace(table, error=table.error + occupancy_error(population))

@@ -1,4 +1,4 @@
-"""Rounds without noise: whoever is sampled in one of them is exposed."""
+"""Rounds without noise: a record that is sampled in one of them is exposed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from verax.privacy.curves.base import Curve
 from verax.privacy.numerics.rounding import OPS_8M, down
-from verax.privacy.pld.composition import BOTH, Sides
+from verax.privacy.pld.composition import BOTH, Bounds, Sides
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,7 @@ class NoiselessRounds:
             return math.inf
         return self.rest.estimate(delta) if self.rest else 0.0
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """Infinite unless delta allows for being seen."""
         if delta < self.exposure:
             return math.inf, math.inf
@@ -39,9 +37,7 @@ class NoiselessRounds:
         upper = self.rest.epsilon(left, rtol, sides, enough)[1] if left > 0.0 else math.inf
         return self.rest.epsilon(delta, rtol, sides, enough)[0], upper
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """The probability of being seen, and what the rest adds."""
         lower, upper = self.rest.delta(epsilon, rtol, sides, enough) if self.rest else (0.0, 0.0)
         return max(lower, self.exposure), min(upper + self.exposure, 1.0)

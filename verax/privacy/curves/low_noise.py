@@ -1,9 +1,9 @@
 """Runs with hardly any noise, in closed form: a record that takes part is seen.
 
-From above the attacker is told the sampling, as adversary A1 is. From below the attacker looks for
+From above the attacker sees the sampling, as adversary A1 does. From below the attacker looks for
 the sampling: if the records move the sums by a vector v out of a finite set, known but for which
 one it is, then max_v <v, x>/|v| is large with the records there, and without them it is no larger
-than so many standard normals may be (docs/proofs.md, theorem 12). The two differ by the logarithm
+than as many standard normals may be (docs/proofs.md, theorem 12). The two differ by the logarithm
 of the number of vectors, which is little beside |v|^2 / 2.
 """
 
@@ -23,7 +23,7 @@ from verax.privacy.curves.triangle import SmallestBound
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.numerics.rounding import OPS_8M, OPS_8000, down, ulps, up
-from verax.privacy.pld.composition import BOTH, LOWER, Sides
+from verax.privacy.pld.composition import BOTH, LOWER, Bounds, Sides
 from verax.privacy.samplers.base import ProtectedGroup, pricing_of
 from verax.privacy.strong.curve import A1_THEOREM, StrongCurve
 from verax.privacy.strong.displacement import PmfInCells
@@ -69,7 +69,7 @@ def bounds(phases: Phases, group: ProtectedGroup) -> tuple[list[Curve], list[Cur
 
 
 def _sum_of_phases(parts: Sequence[PmfInCells]) -> StrongCurve:
-    """The curve of all phases together, for an attacker who is told by how much each is moved."""
+    """The curve of all phases together, for an attacker who knows how far each is moved."""
 
     def pmfs(cells: int) -> LatticePmf:
         total = LatticePmf.of([0.0], [1.0])
@@ -93,16 +93,10 @@ class TwoStepBound:
         """A rough epsilon."""
         return self.curve.estimate(delta) + self.most
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Upper bound on epsilon(delta)."""
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         return 0.0, math.nextafter(self.curve.epsilon(delta, rtol, sides)[1] + self.most, math.inf)
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Upper bound on delta(epsilon)."""
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         left = math.nextafter(epsilon - self.most, 0.0)
         return 0.0, self.curve.delta(left, rtol, sides, enough)[1] if epsilon > self.most else 1.0
 
@@ -142,10 +136,7 @@ class SamplingSearch:
         """A rough epsilon."""
         return self.curve.estimate(delta)
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Lower bound on epsilon(delta)."""
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         lengths, chances, log_number = self._up_to(_LEFT_OUT * delta)
         tail = np.cumsum(chances[::-1])[::-1]
         near = int(np.count_nonzero(tail > delta))  # the longest of these has more than delta
@@ -154,7 +145,7 @@ class SamplingSearch:
         )
         places = (down(lengths[some, None], _ROUNDED) - _MARGINS).ravel()
         places = places[places > 1.0]
-        found = self._found(lengths, chances, places) - up(delta, OPS_8000)
+        found = self._detection_probability(lengths, chances, places) - up(delta, OPS_8000)
         useful = found > 0.0
         if not useful.any():
             return 0.0, math.inf
@@ -164,10 +155,7 @@ class SamplingSearch:
         best -= ulps(16.0, of=c * c + log_number - logs)
         return max(float(best.max()), 0.0), math.inf
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Lower bound on delta(epsilon)."""
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         if LOWER not in sides or epsilon > _LARGEST:
             return 0.0, 1.0
         best = 0.0
@@ -175,10 +163,12 @@ class SamplingSearch:
             lengths, chances, log_number = self._up_to(left_out)
             places = np.sqrt(2.0 * (up(epsilon, OPS_8000) + log_number + _BEYOND))
             false = np.exp(-down(_BEYOND, OPS_8M)) / places
-            best = max(best, float((self._found(lengths, chances, places) - false).max()))
+            best = max(
+                best, float((self._detection_probability(lengths, chances, places) - false).max())
+            )
         return best, 1.0
 
-    def _found(self, lengths: Array, chances: Array, places: Array) -> Array:
+    def _detection_probability(self, lengths: Array, chances: Array, places: Array) -> Array:
         """The probability that the maximum reaches each place, with the records; rounded down."""
         above = lengths - ulps(8.0, of=lengths) - places[:, None]
         reached = np.where(above > _FARTHEST, special.ndtr(above), 0.0)

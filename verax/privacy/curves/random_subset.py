@@ -29,7 +29,7 @@ from verax.privacy.numerics.rounding import OPS_8M, down, ulps, up
 from verax.privacy.pairs.gaussian_mixture import MixturePair
 from verax.privacy.pairs.one_of_many import RatioPmf, round_to_grid
 from verax.privacy.pairs.rounds import PricedRound
-from verax.privacy.pld.composition import BOTH, UPPER, Composition, Sides
+from verax.privacy.pld.composition import BOTH, UPPER, Bounds, Composition, Sides
 
 FEWEST = 4
 """Rounds joined, and rounds left out, from which on the bound is worth its time."""
@@ -37,7 +37,7 @@ _WORTH = 0.05  # from which variance of a round's factor on
 _LARGEST_SHIFT = 3.5  # beyond which blocks of rounds are better, and faster
 _STEP = 0.005  # width of cells on the line, in standard deviations of the noise
 _FAR = 13.6  # standard deviations beyond which nothing is told apart
-_ANGLES, _WIDEST = 8, 4.5  # nodes of the integral, up to so many of its standard deviations
+_ANGLES, _WIDEST = 8, 4.5  # nodes of the integral, up to that many of its standard deviations
 _LEANS = np.append(1.0 - np.geomspace(1e-3, 0.05, 12), np.geomspace(0.94, 0.1, 38))
 """Chances of the coins that are tried, as shares of k/T."""
 _TILTED = 20.0  # the strongest tilt looked at
@@ -84,20 +84,14 @@ class RandomSubsetBound:
         """A rough epsilon."""
         return self._for_delta(delta).epsilon
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Upper bound on delta(epsilon)."""
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         coins = min(
             _choices(self.times, self.steps, self.shift, self.constant_shift),
             key=lambda c: abs(c.epsilon - epsilon),
         )
         return 0.0, _delta(self._parts(coins), epsilon, rtol)
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Upper bound on epsilon(delta)."""
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         coins = self._for_delta(delta)
         parts = self._parts(coins)
         # of log delta: as much as epsilon's width is worth

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from verax.privacy.pld.composition import BOTH, LOWER, Composition, Sides
+from verax.privacy.pld.composition import BOTH, LOWER, Bounds, Composition, Sides
 
 _ROUGH = 1e-2  # accuracy of an attack's curve: attacks do not reach the upper bound anyway
 _FINER = (0.1, 0.02)  # shares of it that are tried until the curve stays
@@ -19,20 +19,14 @@ class RefinedAttack(Composition):
     Any of them is valid.
     """
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Lower and upper bound on epsilon(delta)."""
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         if sides != (LOWER,):
             return super().epsilon(delta, rtol, sides, enough)
         return _refine(
             lambda finer: super(RefinedAttack, self).epsilon(delta, finer, sides, enough), rtol
         )
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Lower and upper bound on delta(epsilon)."""
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         if sides != (LOWER,):
             return super().delta(epsilon, rtol, sides, enough)
         return _refine(

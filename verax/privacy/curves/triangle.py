@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from verax.privacy.curves.base import Curve
 from verax.privacy.numerics.roots import bisect, bracket
 from verax.privacy.numerics.rounding import OPS_8000, up
-from verax.privacy.pld.composition import BOTH, UPPER, Sides
+from verax.privacy.pld.composition import BOTH, UPPER, Bounds, Sides
 
 _LEAST = 1e-300  # a delta that came out smaller may have fallen below the range of doubles
 _HOPELESS = 1.3  # times a bound that is known, an estimate that is not worth a computation
@@ -34,10 +34,7 @@ class TriangleInequality:
         """The sum of what the links would cost; rough."""
         return math.fsum(steps * curve.estimate(delta) for curve, steps in self.links)
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Upper bound on delta(epsilon)."""
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         costs = [max(steps * curve.estimate(_TYPICAL_DELTA), 1e-12) for curve, steps in self.links]
         total, used = 0.0, 0.0
         for (curve, steps), cost in zip(self.links, costs, strict=True):
@@ -50,9 +47,7 @@ class TriangleInequality:
             used += steps * each
         return 0.0, min(up(total, OPS_8000), 1.0)
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """Upper bound on epsilon(delta), by bisection; every end it returns holds."""
 
         def exceeds(epsilon: float) -> bool:
@@ -84,16 +79,10 @@ class SmallestBound:
         """The smallest estimate."""
         return min(curve.estimate(delta) for curve in self.curves)
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """The smallest upper bound on delta(epsilon)."""
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         return 0.0, self.delta_by(epsilon, rtol, enough)[0]
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """The smallest upper bound on epsilon(delta)."""
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         return 0.0, self.epsilon_by(delta, rtol, enough)[0]
 
     def delta_by(self, epsilon: float, rtol: float, enough: float = 0.0) -> tuple[float, str]:

@@ -72,7 +72,7 @@ class DominatingPair(ABC):
         """Ascending losses and log P-masses: nodes from ``left`` to ``far`` past the last shift."""
 
     @abstractmethod
-    def cut(self, grid: Array) -> tuple[Array, float]:
+    def boundaries_at(self, grid: Array) -> tuple[Array, float]:
         """The boundaries at these losses, and by how much their losses miss them at most."""
 
     def inverse(self, loss: Array) -> Array:

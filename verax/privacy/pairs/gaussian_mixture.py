@@ -71,7 +71,7 @@ class Mixture:
         """Whether there are many components, none of which has most of the weight."""
         return len(self.shifts) > _MANY and float(self.weights.max()) < 0.5
 
-    def near(self, low: float, high: float) -> slice:
+    def components_near(self, low: float, high: float) -> slice:
         """The components that matter between two points.
 
         Log densities relative to each other are linear in x and rise with the shift. So a component
@@ -96,7 +96,7 @@ class Mixture:
             return
         for start in range(0, len(x), _STRETCH):
             part = slice(start, start + _STRETCH)
-            yield part, self.near(float(x[part].min()), float(x[part].max()))
+            yield part, self.components_near(float(x[part].min()), float(x[part].max()))
 
     def log_average(self, log_ratios: Array, near: slice = slice(None)) -> Array:
         """log(sum_i w_i exp(e_i)) over rows, to the last digits near 0 and where it is huge.
@@ -214,7 +214,6 @@ class MixturePair(DominatingPair):
 
     @property
     def gaussian_shift(self) -> float:
-        """Distance of the two means of a pair of single Gaussians."""
         return self.up.shifts[0] + self.down.shifts[0]
 
     @property
@@ -224,7 +223,6 @@ class MixturePair(DominatingPair):
 
     @property
     def infinite(self) -> float:
-        """P-mass at infinite loss."""
         return self.up.lost
 
     @cached_property
@@ -241,7 +239,7 @@ class MixturePair(DominatingPair):
         x = np.linspace(left, end, size)
         return self.loss(x), self.log_density(x) + math.log(x[1] - x[0])
 
-    def cut(self, grid: Array) -> tuple[Array, float]:
+    def boundaries_at(self, grid: Array) -> tuple[Array, float]:
         """The x of each loss, and by how much their losses miss those at most."""
         boundaries = self.inverse(grid)
         finite = np.isfinite(boundaries)
@@ -250,7 +248,6 @@ class MixturePair(DominatingPair):
         )
 
     def log_loss_density(self, x: Array) -> Array:
-        """Log of P's mass per unit of loss."""
         return np.asarray(self.log_density(x) - np.log(self.slope(x)))
 
     def loss(self, x: Array) -> Array:
@@ -276,7 +273,6 @@ class MixturePair(DominatingPair):
 
     @cached_property
     def supremum(self) -> float:
-        """The limit of the loss at plus infinity."""
         return -self.reverse().infimum
 
     def inverse(self, loss: Array) -> Array:
@@ -333,7 +329,6 @@ class MixturePair(DominatingPair):
         return np.where(loss >= self.supremum, np.inf, x)
 
     def mean_loss_below(self, x: float) -> float:
-        """The loss of the event {X < x}: log P(X < x) - log Q(X < x)."""
         base = special.log_ndtr(x)
         # the common case, without arrays
         if self.down.trivial and self.up.two_point and self.up.log_weights[1] < -1.0:
@@ -385,7 +380,7 @@ class MixturePair(DominatingPair):
                 error += base_error
                 continue
             ends = sorted((sign * float(boundaries[0]), sign * float(boundaries[-1])))
-            near = mixture.near(*ends)
+            near = mixture.components_near(*ends)
             log_weights, shifts = mixture.columns[0][near], mixture.columns[1][near]
             mass, mass_error = log_interval(boundaries - sign * shifts)
             ratios = np.subtract(

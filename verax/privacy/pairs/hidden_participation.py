@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from verax.privacy.numerics import Array
-from verax.privacy.numerics.rounding import ulps
+from verax.privacy.numerics.rounding import OPS_8M, ulps
 from verax.privacy.pairs.base import Cells, DominatingPair, tail_delta
 from verax.privacy.pairs.gaussian_mixture import log_interval
 
@@ -37,7 +37,9 @@ _DEEP = -0.7  # losses below this are told by what is left of Q, not by what is 
 _TABLE = 400
 _SKETCHED = 6  # kinds that a sketch looks at
 _NODES = 48  # places a kind and branch of a sketch
-_AROUND = 1e-9  # of a loss: what lies this close to a boundary holds all that rounding it may miss
+_AROUND = (
+    OPS_8M  # of a loss: what lies this close to a boundary holds all that rounding it may miss
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,6 @@ class HiddenParticipationPair(DominatingPair):
     sign: int = 1
 
     def reverse(self) -> HiddenParticipationPair:
-        """The other direction."""
         return replace(self, sign=-self.sign)
 
     @cached_property
@@ -75,12 +76,10 @@ class HiddenParticipationPair(DominatingPair):
 
     @property
     def infimum(self) -> float:
-        """The smallest loss, or its limit."""
         return self._least if self.sign > 0 else -math.inf
 
     @property
     def supremum(self) -> float:
-        """The largest loss, or its limit."""
         return math.inf if self.sign > 0 else -self._least
 
     @cached_property
@@ -129,7 +128,7 @@ class HiddenParticipationPair(DominatingPair):
         losses, masses = [np.zeros(1)], [np.array([self._log_atom])]
         for branch in self._branches:
             reach = far if branch.up == (self.sign > 0) else -left
-            loss, log_p, log_q = branch.some(middle, log_chances).nodes(reach)
+            loss, log_p, log_q = branch.select(middle, log_chances).nodes(reach)
             losses.append(self.sign * loss)
             masses.append(log_p if self.sign > 0 else log_q)
         loss, mass = np.concatenate(losses), np.concatenate(masses)
@@ -138,7 +137,7 @@ class HiddenParticipationPair(DominatingPair):
         # both pmfs add up to 1, also over many rounds
         return loss + special.logsumexp(mass - loss), mass
 
-    def cut(self, grid: Array) -> tuple[Array, float]:
+    def boundaries_at(self, grid: Array) -> tuple[Array, float]:
         """The losses themselves, and how far the places of any kind miss them."""
         whole = np.concatenate([[-np.inf], grid, [np.inf]])
         whole = whole if self.sign > 0 else -whole[::-1]
@@ -149,7 +148,6 @@ class HiddenParticipationPair(DominatingPair):
         return grid, miss
 
     def log_loss_density(self, x: Array) -> Array:
-        """About the log of P's mass per unit of loss at ascending x."""
         if len(x) == 1:
             return np.zeros(1)
         middle = (x[:-1] + x[1:]) / 2.0
@@ -157,7 +155,7 @@ class HiddenParticipationPair(DominatingPair):
         return np.asarray(self.cells(ends).log_p - np.log(np.diff(ends)))
 
     def cells(self, boundaries: Array) -> Cells:
-        """Masses between consecutive losses, summed over the kinds."""
+        """Masses between consecutive losses, summed over the kinds of rounds."""
         if self.sign > 0:
             return self._forward(boundaries)
         found = self._forward(-boundaries[::-1])
@@ -190,7 +188,7 @@ class HiddenParticipationPair(DominatingPair):
         tail = self.cells(np.array([epsilon, np.inf]))
         if not np.isfinite(tail.log_p[0]):
             return 0.0, 0.0
-        _, miss = self.cut(np.array([epsilon]))
+        _, miss = self.boundaries_at(np.array([epsilon]))
         near = epsilon - _AROUND * (1.0 + abs(epsilon)) - miss
         around = math.exp(float(self.cells(np.array([near, np.inf])).log_p[0]))
         lower, upper = tail_delta(tail, epsilon, around, miss)
@@ -210,7 +208,7 @@ class _Branch:
     gap: Array  # away, from without the record, along the line
     log_odds: Array  # of being away, at 0
 
-    def some(self, kinds: NDArray[np.int64], log_chances: Array) -> _Branch:
+    def select(self, kinds: NDArray[np.int64], log_chances: Array) -> _Branch:
         """Some kinds alone, with these chances."""
         parts = (self.shift[kinds], self.far[kinds], self.gap[kinds], self.log_odds[kinds])
         return _Branch(self.up, self.client, self.record, log_chances, *parts)

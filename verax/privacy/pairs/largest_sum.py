@@ -41,7 +41,7 @@ def largest_sum(batches: int, present: float, absent: float) -> DiscretePair:
     log_p, log_q = (_log_masses(c, shift, batches) for shift in (present, absent))
     seen = (np.minimum(log_p, log_q) > -np.inf) & (np.maximum(log_p, log_q) > _LEAST)
     largest = float(np.abs(np.append(log_p[seen], log_q[seen])).max(initial=0.0))
-    return DiscretePair.of_logs(
+    return DiscretePair.from_log_masses(
         log_p[seen], log_q[seen], error=LARGEST_SUM_MASS + ulps(8.0, of=largest)
     )
 

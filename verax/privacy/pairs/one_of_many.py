@@ -69,7 +69,7 @@ class RatioPmf:
         """
         q = self.q * math.exp(self.mass_error if spread else -self.mass_error)
         ends = (2.0 * self.infinite, _LEAST) if spread else (0.0, 0.0)
-        return DiscretePair.of(q * self.places, q, *ends, error=self.place_error)
+        return DiscretePair.from_masses(q * self.places, q, *ends, error=self.place_error)
 
 
 @lru_cache(maxsize=64)
@@ -126,7 +126,7 @@ def _single_factor(
         middle - far * shift, middle + (far + shift) * shift, middle, shift, fine, cap
     )
     pair = MixturePair.gaussian(shift)
-    cells = pair.cells(np.concatenate([[-np.inf], pair.cut(grid)[0], [np.inf]]))
+    cells = pair.cells(np.concatenate([[-np.inf], pair.boundaries_at(grid)[0], [np.inf]]))
     q, places = np.exp(cells.log_p - cells.loss), np.exp(cells.loss)
     error = 2.0 * float(cells.error.max()) + ulps(4.0, of=float(np.abs(cells.loss).max()))
     corners = np.concatenate([[0.0], np.exp(grid)])

@@ -26,7 +26,6 @@ class PublicCoinPair(DominatingPair):
     pairs: tuple[MixturePair, ...]
 
     def reverse(self) -> PublicCoinPair:
-        """The other direction."""
         return PublicCoinPair(self.chances, tuple(pair.reverse() for pair in self.pairs))
 
     @property
@@ -41,7 +40,6 @@ class PublicCoinPair(DominatingPair):
 
     @property
     def infinite(self) -> float:
-        """P-mass at infinite loss."""
         return float(np.dot(self.chances, [pair.infinite for pair in self.pairs]))
 
     @property
@@ -59,12 +57,11 @@ class PublicCoinPair(DominatingPair):
         order = np.argsort(loss, kind="stable")
         return loss[order], mass[order]
 
-    def cut(self, grid: Array) -> tuple[Array, float]:
+    def boundaries_at(self, grid: Array) -> tuple[Array, float]:
         """The losses themselves, and how far any pair's boundaries miss them."""
-        return grid, max(pair.cut(grid)[1] for pair in self.pairs)
+        return grid, max(pair.boundaries_at(grid)[1] for pair in self.pairs)
 
     def log_loss_density(self, x: Array) -> Array:
-        """Log of P's mass per unit of loss."""
         logs = [pair.log_loss_density(pair.inverse(x)) for pair in self.pairs]
         return np.asarray(
             special.logsumexp(np.stack(logs), axis=0, b=np.array(self.chances)[:, None])

@@ -106,7 +106,7 @@ def clipped_sum_participation_pair(
 def both_directions(
     pair: HiddenParticipationPair, count: int
 ) -> dict[str, list[tuple[PricedRound, int]]]:
-    """So many rounds in either direction."""
+    """``count`` rounds, in both directions."""
     return {
         name: [(PricedRound(cast("PublicCoinPair", pmf)), count)]
         for name, pmf in (("remove", pair), ("add", pair.reverse()))
@@ -176,4 +176,4 @@ def _merge_close_losses(p: Array, q: Array, error: float) -> DiscretePair:
     lot = (place - place.min()).astype(np.int64)
     many = ulps(float(np.bincount(lot).max()))
     p, q = (np.bincount(lot, weights=mass).astype(np.float64) for mass in (p, q))
-    return DiscretePair.of(p[q > 0.0], q[q > 0.0], error=error + many)
+    return DiscretePair.from_masses(p[q > 0.0], q[q > 0.0], error=error + many)

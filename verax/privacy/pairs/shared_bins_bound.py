@@ -6,7 +6,7 @@ would have N = sum N_t records with independent N_t. So S = R P[N = size] / beta
 probability is bounded through its characteristic function, as for random allocation
 (docs/allocation.md, theorem 3).
 
-*Either way.* The attacker is told into how many bins the records fell, and how many into each, but
+*Either way.* The attacker knows into how many bins the records fell, and how many into each, but
 not which: if the parts are l_1, l_2, ..., part i is in a bin of its own block of bins
 (docs/allocation.md, theorem 4). That is for "without against with", for low noise and for large
 deltas.
@@ -73,7 +73,7 @@ def group_bounds(
 ) -> tuple[MixturePair | DiscretePair, MixturePair | DiscretePair, MixturePair | DiscretePair]:
     """What dominates an epoch with the group: for small deltas, for large ones, and backwards.
 
-    Where groups or shifts are large, the attacker is told where the records are. The grids of one
+    Where groups or shifts are large, the attacker knows where the records are. The grids of one
     of many phases may be ``coarser`` than usual.
     """
     told = MixturePair.gaussian(group.reach)
@@ -129,9 +129,7 @@ def presence_pair(group: SharedBins, lean: float) -> DiscretePair:
         tilts = tilts or _tilts(rounds)
         parts.append(_epoch_part(rounds, step, tilts))
     return _mixture_of_parts(
-        list(zip(np.log(shares).tolist(), scales.tolist(), parts, strict=True)),
-        step,
-        group.bins,
+        list(zip(np.log(shares).tolist(), scales.tolist(), parts, strict=True)), step, group.bins
     )
 
 
@@ -186,7 +184,7 @@ def _bin_factor(cells: Cells, log_ratio: Array, exponent: Array) -> DiscretePair
     kept = weight > 0.0
     log_q = log_q[kept] + np.log(weight[kept])
     infinite = up(math.exp(float(cells.log_p[-1])), OPS_8G)
-    return DiscretePair.of_logs(log_q + place[kept], log_q, infinite, error=2.0 * error)
+    return DiscretePair.from_log_masses(log_q + place[kept], log_q, infinite, error=2.0 * error)
 
 
 # --- told how many share bins ---------------------------------------------------------------------
@@ -222,7 +220,7 @@ def known_sharing_pair(group: SharedBins, backwards: bool, coarser: float = 1.0)
 
 
 def _block(size: int, shift: float, fine: float) -> MixturePair | DiscretePair:
-    """One bin of ``size`` shifted against none; where factors grow too large, it is told which."""
+    """One bin of ``size`` shifted against none; where factors grow too large, it is known which."""
     if size == 1 or shift > LARGEST_SHIFT:
         return MixturePair.gaussian(shift)
     return dominating_one_of_many(size, shift, fine)
@@ -322,7 +320,7 @@ def _mixture_of_parts(
     log_p, loss_values = np.concatenate(logs), np.concatenate(losses)
     faint = log_p < _FAINT
     infinite += up(float(np.exp(log_p[faint]).sum()), OPS_8G)
-    table = DiscretePair.of_logs(
+    table = DiscretePair.from_log_masses(
         log_p[~faint], log_p[~faint] - loss_values[~faint], infinite, error=off
     )
     low, high = float(table.loss_values[0]), float(table.loss_values[-1])
@@ -331,6 +329,6 @@ def _mixture_of_parts(
     )
     some = found.log_mass > -np.inf
     log_p, loss_values = found.log_mass[some], found.losses[some]
-    return DiscretePair.of_logs(
+    return DiscretePair.from_log_masses(
         log_p, log_p - loss_values, found.infinite, error=found.shift + OPS_8000
     )

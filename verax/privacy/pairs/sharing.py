@@ -19,7 +19,7 @@ import numpy as np
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import binomial_pmf
 from verax.privacy.numerics.roots import last_whole
-from verax.privacy.numerics.rounding import OPS_8, OPS_8M, OPS_8000, up
+from verax.privacy.numerics.rounding import OPS_8, OPS_8M, OPS_8000, down, up
 
 Sharing = tuple[int, ...]
 """Numbers of rounds with at least 1, 2, ... records, descending, all above 0."""
@@ -31,7 +31,7 @@ _MOST = 4000
 # records times rounds, and pairs that meet on average; the same
 _MOST_PICKS, _MOST_MEETINGS = 100, 11.0
 _MOST_RECORDS = 32  # records up to which every sharing of one pick each is listed
-_TAIL = 1e-12  # chance that more rounds hold so many records than is supposed
+_TAIL = 1e-12  # chance that more rounds hold that many records than is assumed
 
 
 @lru_cache(maxsize=256)
@@ -58,7 +58,7 @@ def sharings(size: int, times: int, rounds: int) -> tuple[tuple[tuple[float, Sha
 
 def remaining_probability(chances: Iterable[float]) -> float:
     """At least what is left of probability 1."""
-    return max(1.0 - math.fsum(chances) * (1.0 - OPS_8000), 0.0)
+    return max(1.0 - down(math.fsum(chances), OPS_8000), 0.0)
 
 
 def records_per_round(sharing: Sharing) -> tuple[int, ...]:

@@ -87,13 +87,13 @@ def binned_pair(
     )
     known = (p_error < _KNOWN) & (q_error < _KNOWN) & (np.maximum(log_p, log_q) > _LEAST)
     if not known.any():
-        return DiscretePair.seen(np.zeros(1), np.zeros(1), 0.0)
+        return DiscretePair.from_bins(np.zeros(1), np.zeros(1), 0.0)
     share = step / max(_MERGE * spread, step)
     bins = np.floor(np.arange(first, first + len(known))[known] * share).astype(np.int64)
     bins = np.unique(bins, return_inverse=True)[1]
     count = int(bins[-1]) + 1
     logs = [log_sums(log[known], bins, count) for log in (log_p, log_q)]
-    return DiscretePair.of_logs(logs[0], logs[1], error=2.0 * _KNOWN + OPS_8000 * rounds)
+    return DiscretePair.from_log_masses(logs[0], logs[1], error=2.0 * _KNOWN + OPS_8000 * rounds)
 
 
 def standard_deviation(pmf: DiscretePld, count: int) -> float:

@@ -20,6 +20,8 @@ from verax.privacy.pld.saddle_point import SaddlePointEstimate, SaddlePointEstim
 UPPER, LOWER = 1, -1
 Sides = tuple[int, ...]
 BOTH: Sides = (LOWER, UPPER)
+Bounds = tuple[float, float]
+"""A lower and an upper bound."""
 _ATTEMPTS = 10
 _SMALL = 0.03  # of the loss's standard deviation: an epsilon below that is small
 _SHARE = 0.65  # of the width allowed, what the grid is planned to use
@@ -29,7 +31,10 @@ _HALF = 0.5  # a delta that round-off hardly touches
 _LARGE = 1e-9  # a delta that needs no tilt, which rare large losses would be blown up by
 _COARSE = 0.1  # width in log delta of a first look
 _CACHED_POINTS = 2**24  # of all PLDs that a composition keeps
-_NOTHING, _LEAST = -800.0, 1e-300  # a log delta below all doubles, and the least delta that is told
+_NOTHING, _LEAST = (
+    -800.0,
+    1e-300,
+)  # a log delta below all doubles, and the least delta that is given
 _USUAL_POINTS, _USUAL_ACCURACY = 2**21, 1e-3  # of a window, and up to which accuracy that is enough
 _MANY_POINTS = 2**20  # with which bounds far apart will not meet
 _CLOSE = 1.01  # bounds that a convolution leaves this close together are left alone
@@ -66,7 +71,7 @@ class Composition:
     """A product of rounds, each repeated. Equal rounds, and all Gaussian ones, are merged first.
 
     PLDs are cached under all that they depend on, which saves time and changes no answer. Only a
-    composition that is told to ``share_plds`` reads later questions off PLDs composed for other
+    composition with ``share_plds`` reads later questions off PLDs composed for other
     ones, sooner and sometimes a little closer.
     """
 
@@ -105,9 +110,7 @@ class Composition:
         estimate = self._estimates.at(math.log(near), 1.0)
         return estimate.cumulants(estimate.tilt_for_delta(near))[1]
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """Lower and upper bound on epsilon(delta); a side not asked for may be trivial.
 
         If only the upper side is asked for, a value of ``enough`` will do. Widths are relative to
@@ -155,9 +158,7 @@ class Composition:
             upper = min(upper, self.epsilon(_HALF, rtol, (UPPER,), enough)[1])
         return lower, min(upper, most)
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """Lower and upper bound on delta(epsilon); a side not asked for may be trivial."""
         if (mu := self.gaussian_mu) is not None:
             return gaussian.gaussian_delta(mu, epsilon, LOWER), gaussian.gaussian_delta(

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 
 from verax import checks
 from verax.privacy.numerics import Array
-from verax.privacy.numerics.rounding import down, ulps, up
+from verax.privacy.numerics.rounding import OPS_8M, down, ulps, up
 
 Numbers = Sequence[float]
 
@@ -59,7 +59,7 @@ class RenyiRound:
             raise ValueError(
                 f"weights and shifts must have one length, got {len(weights)} and {len(shifts)}"
             )
-        if not abs(math.fsum(weights) - 1.0) <= 1e-9:
+        if not abs(math.fsum(weights) - 1.0) <= OPS_8M:
             raise ValueError(f"weights must sum to 1, got {math.fsum(weights)!r}")
         merged = {
             m: math.fsum(w for w, n in zip(weights, shifts, strict=True) if n == m) for m in shifts
@@ -328,7 +328,7 @@ def renyi_divergence(
         1.000000
     """
     return np.asarray(
-        log_moment(weights, shifts, order, direction)[1] / (_orders(order) - 1.0) * (1 + ulps(4))
+        up(log_moment(weights, shifts, order, direction)[1] / (_orders(order) - 1.0), ulps(4))
     )
 
 
@@ -450,7 +450,7 @@ class Renyi:
         moments = np.zeros((2, len(s)))
         for pair, times in self.phases:
             moments += [times * _log_moment(pair, s, direction)[1] for direction in DIRECTIONS[:2]]
-        return np.asarray(moments.max(axis=0) * (1.0 + ulps(4.0, of=len(self.phases) + 2)))
+        return np.asarray(up(moments.max(axis=0), ulps(4.0, of=len(self.phases) + 2)))
 
     def rdp(self, order: ArrayLike) -> Array:
         """Certified upper bound of the divergence at ``order``, the worse of both directions."""

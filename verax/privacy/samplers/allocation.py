@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from verax.mechanism import Individual, Mechanism
+from verax.mechanism import Individual, Mechanism, Mixed
 from verax.privacy.curves.base import Curve
 from verax.privacy.curves.random_subset import RandomSubsetBound
 from verax.privacy.pairs.gaussian_mixture import MixturePair
@@ -40,6 +40,16 @@ _FEW_RECORDS, _FOLLOWED_FEW, _FOLLOWED = 4, 2, 16
 are followed, for small groups and for others. One record's curve soon proves as much of small ones,
 and tables take a while."""
 _SHARPEST = 1e3  # shift beyond which rounds' scores are too far apart
+
+
+def allocation_analysis(
+    mechanism: Mechanism, group: ProtectedGroup, times: int, steps: int, epochs: int
+) -> Analysis:
+    """A group whose records each join ``times`` of ``steps`` rounds, picked anew in every epoch."""
+    _, size = group.split(mechanism)
+    alone = size == 1 or mechanism.relation == "replace" or isinstance(mechanism.clipping, Mixed)
+    analyse = rounds_at_random if alone else sharing_rounds
+    return analyse(mechanism, group, times, steps, epochs)
 
 
 def rounds_at_random(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from verax.mechanism import Mechanism, Mixed
+from verax.mechanism import Mechanism
 from verax.privacy.curves.empty_groups import none_joins
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.pairs.one_of_many import LARGEST_SHIFT, one_of_many_pairs
 from verax.privacy.pairs.rounds import PricedRound, Rounds
-from verax.privacy.samplers.allocation import rounds_at_random, sharing_rounds
+from verax.privacy.samplers.allocation import allocation_analysis
 from verax.privacy.samplers.base import (
     Analysis,
     ProtectedGroup,
@@ -20,6 +20,7 @@ from verax.privacy.strong.curve import one_batch_per_epoch
 from verax.privacy.strong.displacement import Displacement, displacement_of_batches
 from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.base import Sampler
+from verax.samplers.deterministic import Deterministic
 from verax.samplers.poisson import Poisson
 
 # of the table for one round of many: noise comes out up to 0.2 % larger than with the usual one
@@ -38,14 +39,7 @@ class BallsInBinsPricing(SamplerPricing[BallsInBins]):
         Groups: docs/allocation.md.
         """
         sampler = self.sampler
-        _, size = group.split(mechanism)
-        if (
-            size > 1
-            and mechanism.relation != "replace"
-            and not isinstance(mechanism.clipping, Mixed)
-        ):
-            return sharing_rounds(mechanism, group, 1, sampler.bins, sampler.epochs)
-        return rounds_at_random(mechanism, group, 1, sampler.bins, sampler.epochs)
+        return allocation_analysis(mechanism, group, 1, sampler.bins, sampler.epochs)
 
     def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
         return displacement_of_batches(mechanism, group)
@@ -63,6 +57,9 @@ class BallsInBinsPricing(SamplerPricing[BallsInBins]):
 
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
         return None
+
+    def known_participation(self) -> Sampler:
+        return Deterministic(self.sampler.bins, self.sampler.epochs)
 
     def similar(self) -> Sampler:
         return Poisson(1.0 / self.sampler.bins, len(self.sampler))

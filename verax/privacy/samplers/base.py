@@ -183,6 +183,10 @@ class SamplerPricing(ABC, Generic[S]):
         """
         return None
 
+    def known_participation(self) -> Sampler | None:
+        """The sampler as those price it who see when a client takes part; None if unknown."""
+        return None
+
     def refuse_larger_group(self, size: int) -> None:
         """Raise ``ValueError`` for a group of more records than the sampler declares."""
         most = self.sampler.most_records
@@ -213,7 +217,7 @@ def pricing(kind: type[Sampler]) -> type[SamplerPricing[Any]]:
         raise NoGuarantee(
             f"no privacy analysis is known for {kind.__name__}, so nobody can say "
             "what it costs: use one of "
-            "verax's samplers, or register an analysis with verax.privacy.pricing.prices"
+            "verax's samplers, or register an analysis with verax.privacy.samplers.base.prices"
         )
     return _PRICINGS[kind]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar, TypeVar
 
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.privacy.curves.empty_groups import fixed_batch_empty_group
@@ -20,14 +21,44 @@ from verax.privacy.samplers.base import (
 )
 from verax.privacy.strong.curve import worst_placement
 from verax.privacy.strong.displacement import Displacement, displacement_of_batches
+from verax.samplers.base import FixedBatches
 from verax.samplers.deterministic import Deterministic
+
+S = TypeVar("S", bound=FixedBatches)
+
+
+class DataOrderPricing(SamplerPricing[S]):
+    """What fixed batches have in common where records keep about the order of the data."""
+
+    known_places: ClassVar[bool]
+    """Whether an attack may count on the group's worst places."""
+
+    def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
+        return displacement_of_batches(mechanism, group, opposed=True)
+
+    def touched_clip_groups(self, mechanism: Mechanism, group: ProtectedGroup) -> LatticePmf:
+        refuse_add_remove(mechanism)
+        batches, epochs = self.sampler.batches, self.sampler.epochs
+        return worst_placement(batches, epochs, mechanism, group, chosen=self.known_places)
+
+    def empty_group_probability(
+        self, clip_groups: int, group: int, population: int, relation: str
+    ) -> float:
+        size = population // self.sampler.batches
+        return fixed_batch_empty_group(
+            clip_groups, group, population, relation, size, at_random=False
+        )
+
+    def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
+        return None
 
 
 @prices(Deterministic)
-class DeterministicPricing(SamplerPricing[Deterministic]):
+class DeterministicPricing(DataOrderPricing[Deterministic]):
     """The same batches in every epoch, known to everybody."""
 
     slow_bound, slow_attack, slow_groups, closed_form = False, False, False, True
+    known_places = True
 
     def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
         """One Gaussian mechanism, the group where it hurts most (docs/proofs.md, theorem 4)."""
@@ -65,22 +96,3 @@ class DeterministicPricing(SamplerPricing[Deterministic]):
             "achieved by fixed gradients of full norm",
             1.0,
         )
-
-    def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
-        return displacement_of_batches(mechanism, group, opposed=True)
-
-    def touched_clip_groups(self, mechanism: Mechanism, group: ProtectedGroup) -> LatticePmf:
-        sampler = self.sampler
-        refuse_add_remove(mechanism)
-        return worst_placement(sampler.batches, sampler.epochs, mechanism, group, chosen=True)
-
-    def empty_group_probability(
-        self, clip_groups: int, group: int, population: int, relation: str
-    ) -> float:
-        size = population // self.sampler.batches
-        return fixed_batch_empty_group(
-            clip_groups, group, population, relation, size, at_random=False
-        )
-
-    def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
-        return None

@@ -25,7 +25,9 @@ from verax.privacy.samplers.base import (
 )
 from verax.privacy.strong.curve import independent_batches
 from verax.privacy.strong.displacement import Displacement, a1_displacement, displacement_of_batches
+from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
+from verax.samplers.random_participation import RandomParticipation
 
 
 @prices(Poisson)
@@ -115,6 +117,9 @@ class PoissonPricing(SamplerPricing[Poisson]):
         self, clip_groups: int, group: int, population: int, relation: str
     ) -> float:
         return clip_groups * none_joins(self.sampler.rate / clip_groups, max(population - group, 0))
+
+    def known_participation(self) -> Sampler:
+        return RandomParticipation(self.sampler.rate, 1.0, 0, len(self.sampler), revealed=True)
 
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
         return None

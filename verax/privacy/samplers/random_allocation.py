@@ -7,14 +7,13 @@ from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.privacy.curves.empty_groups import none_joins
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import LatticePmf
-from verax.privacy.samplers.allocation import rounds_at_random, sharing_rounds
+from verax.privacy.samplers.allocation import allocation_analysis
 from verax.privacy.samplers.base import (
     Analysis,
     ProtectedGroup,
     SamplerPricing,
     neighbour_shift,
     prices,
-    pricing_of,
 )
 from verax.privacy.strong.curve import certain_value
 from verax.privacy.strong.displacement import (
@@ -38,16 +37,7 @@ class RandomAllocationPricing(SamplerPricing[RandomAllocation]):
     def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
         """``times`` of ``steps`` rounds at random (docs/proofs.md, theorems 5 and 6)."""
         sampler = self.sampler
-        if sampler.times == 1:
-            return pricing_of(BallsInBins(sampler.steps, sampler.epochs)).analysis(mechanism, group)
-        _, size = group.split(mechanism)
-        if (
-            size > 1
-            and mechanism.relation != "replace"
-            and not isinstance(mechanism.clipping, Mixed)
-        ):
-            return sharing_rounds(mechanism, group, sampler.times, sampler.steps, sampler.epochs)
-        return rounds_at_random(mechanism, group, sampler.times, sampler.steps, sampler.epochs)
+        return allocation_analysis(mechanism, group, sampler.times, sampler.steps, sampler.epochs)
 
     def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
         """Of a group no pmf is known, but from the mildest places to the worst."""

@@ -33,6 +33,7 @@ from verax.privacy.samplers.base import (
 )
 from verax.privacy.samplers.poisson import displacement_in_two_steps
 from verax.privacy.strong.displacement import Displacement, displacement_of_batches
+from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
 from verax.samplers.random_participation import RandomParticipation
 
@@ -135,6 +136,9 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
         rate = self.sampler.client_rate * self.sampler.record_rate
         absent = binomial_pmf(population - 1, rate)
         return absent, absent * (1.0 - rate), absent * rate
+
+    def known_participation(self) -> Sampler:
+        return replace(self.sampler, revealed=True)
 
     def refuse_larger_group(self, size: int) -> None:
         """Records of one client are protected, so there are no more than it holds."""

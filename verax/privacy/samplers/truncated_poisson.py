@@ -160,13 +160,7 @@ def _squared_moves_from_above(
     possible = np.concatenate([np.full(len(j), crowd < 1.0), np.full(len(j), crowd > 0.0)])
     order = np.argsort(squares, kind="stable")
     order = order[possible[order]]
-    scale = presence_shift(mechanism) ** 2
-
-    def pmf(cells: int) -> LatticePmf:
-        once = LatticePmf.of(squares[order], chances[order], pmf_error(hits) + ulps(8.0), cells)
-        return once.times(len(sampler), cells).scaled(scale)
-
-    return pmf
+    return _sum_of_rounds(mechanism, squares[order], chances[order], pmf_error(hits))
 
 
 def _squared_moves_from_below(
@@ -182,11 +176,18 @@ def _squared_moves_from_below(
     chances = free * hits
     chances[0] += 1.0 - free
     squares = np.arange(float(len(hits))) ** (1 if group.orthogonal else 2)
-    scale = presence_shift(mechanism) ** 2
+    return _sum_of_rounds(mechanism, squares, chances, pmf_error(hits))
+
+
+def _sum_of_rounds(
+    mechanism: Mechanism, squares: Array, chances: Array, error: float
+) -> PmfInCells:
+    """The pmf of the sum over all rounds of squared moves with these chances in each."""
 
     def pmf(cells: int) -> LatticePmf:
-        once = LatticePmf.of(squares, chances, pmf_error(hits) + ulps(8.0), cells)
-        return once.times(len(sampler), cells).scaled(scale)
+        once = LatticePmf.of(squares, chances, error + ulps(8.0), cells)
+        rounds = once.times(len(mechanism.sampler), cells)
+        return rounds.scaled(presence_shift(mechanism) ** 2)
 
     return pmf
 

@@ -58,7 +58,7 @@ class WithoutReplacementPricing(SamplerPricing[WithoutReplacement]):
                     1.0,
                 )
             weights = np.array([1.0 - rate, rate])
-            opposed = DiscretePair.binned(
+            opposed = DiscretePair.from_mixtures(
                 (weights, np.array([0.0, 2.0 * unit])), (weights, np.array([0.0, unit]))
             )
             attacks = both_directions_of_attacks(

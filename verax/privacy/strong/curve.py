@@ -34,7 +34,7 @@ from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import CELLS, LatticePmf
 from verax.privacy.numerics.roots import bracket, crossing
 from verax.privacy.numerics.rounding import OPS_8000, down, outward, ulps, up
-from verax.privacy.pld.composition import BOTH, LOWER, UPPER, Sides
+from verax.privacy.pld.composition import BOTH, LOWER, UPPER, Bounds, Sides
 from verax.privacy.samplers.base import ProtectedGroup, neighbour_shift, pricing_of
 from verax.privacy.strong import occupancy
 from verax.privacy.strong.random_mu import mixture_delta, mixture_tradeoff
@@ -55,7 +55,7 @@ _REPEATED = 256
 class StrongCurve:
     """The privacy curve against A1, in both directions at once: a mixture of Gaussian curves.
 
-    ``pmfs`` gives the pmf of mu^2 in at most so many cells; ``exposure`` bounds the probability
+    ``pmfs`` gives the pmf of mu^2 in at most that many cells; ``exposure`` bounds the probability
     that rounds without noise show the group.
     """
 
@@ -78,15 +78,11 @@ class StrongCurve:
             return math.inf
         return gaussian.gaussian_epsilon(math.sqrt(self.pmf().mean), delta)
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """Lower and upper bound on delta(epsilon)."""
         return self._refined(rtol, lambda pmf, side: self._delta(pmf, epsilon, side))
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """Lower and upper bound on epsilon(delta)."""
         return self._refined(rtol, lambda pmf, side: self._epsilon(pmf, delta, side))
 
@@ -292,7 +288,7 @@ def _any_of(chances: Sequence[float], side: int) -> float:
 
 
 def independent_batches(hits: Array, mechanism: Mechanism, group: ProtectedGroup) -> LatticePmf:
-    """Rounds with independent batches that hold so many of the group."""
+    """Rounds with independent batches and the pmf of the group's records in one."""
     counts, power = None, 2
     match mechanism.clipping:
         case Individual():

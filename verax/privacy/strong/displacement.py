@@ -16,7 +16,7 @@ from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.samplers.base import ProtectedGroup, neighbour_shift, pricing_of
 
 PmfInCells = Callable[[int], LatticePmf]
-"""The pmf of |v|^2 in at most so many cells."""
+"""The pmf of |v|^2, by the largest number of cells it may have."""
 
 
 @dataclass(frozen=True)

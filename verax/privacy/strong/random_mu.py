@@ -16,14 +16,7 @@ from verax.privacy.curves.gaussian import gaussian_delta
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.numerics.roots import bisect, bracket
-from verax.privacy.numerics.rounding import (
-    NORMAL_TAIL,
-    PRODUCT_ULPS,
-    UNIT,
-    outward,
-    ulps,
-    up,
-)
+from verax.privacy.numerics.rounding import NORMAL_TAIL, PRODUCT_ULPS, UNIT, outward, ulps, up
 from verax.privacy.pld.composition import LOWER, UPPER
 
 # relative error of mu = sqrt(c^2 unit^2)
