@@ -291,7 +291,7 @@ def test_lemma_e4_holds(group, epochs, gamma):
 
 
 @pytest.mark.parametrize(
-    ("sampler", "population", "law"),
+    ("sampler", "population", "pmf"),
     [
         (
             Shuffle(batches=7, epochs=2),

@@ -161,9 +161,7 @@ def _parts(
         _round(chance, shift, s, a / steps).table(spread=True)
         for s, a in zip(nodes, log_scales.tolist(), strict=True)
     ]
-    always = (
-        [(PricedRound(MixturePair.gaussian(constant_shift)), 1)] if constant_shift > 0.0 else []
-    )
+    always = [(PricedRound.gaussian(constant_shift), 1)] if constant_shift > 0.0 else []
     curves = [Composition([(PricedRound(table), steps), *always]) for table in tables]
     return tuple(zip(shares.tolist(), curves, strict=True))
 

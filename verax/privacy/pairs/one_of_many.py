@@ -253,7 +253,7 @@ def _distances(end: float, scale: float, fine: float, cap: float) -> Array:
 def one_round_of_many(count: int, unit: float, fine: float) -> PricedRound:
     """One of ``count`` rounds shifted; known which one, where factors exceed doubles."""
     if count == 1:
-        return PricedRound(MixturePair.gaussian(unit))
+        return PricedRound.gaussian(unit)
     if unit > LARGEST_SHIFT:
         return PricedRound(MixturePair.gaussian(unit), largest_sum(count, unit, 0.0))
     return PricedRound(*one_of_many_pairs(count, unit, fine))
@@ -264,14 +264,14 @@ def one_round_from_above(
 ) -> PricedRound:
     """The same from above alone."""
     if count == 1 or unit > LARGEST_SHIFT:
-        return PricedRound(MixturePair.gaussian(unit))
+        return PricedRound.gaussian(unit)
     return PricedRound(dominating_one_of_many(count, unit, fine, log_tail))
 
 
 def one_round_from_below(count: int, unit: float, fine: float) -> PricedRound:
     """The same from below alone."""
     if count == 1:
-        return PricedRound(MixturePair.gaussian(unit))
+        return PricedRound.gaussian(unit)
     if unit > LARGEST_SHIFT:
         return PricedRound(largest_sum(count, unit, 0.0))
     return PricedRound(dominated_one_of_many(count, unit, fine))

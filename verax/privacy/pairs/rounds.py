@@ -25,6 +25,16 @@ class PricedRound:
         if self.symmetric and not isinstance(self.pair, MixturePair):
             raise ValueError("symmetric rounds are known for pairs of mixtures only")
 
+    @staticmethod
+    def gaussian(shift: float) -> PricedRound:
+        """N(shift) against N(0)."""
+        return PricedRound(MixturePair.gaussian(shift))
+
+    @staticmethod
+    def subsampled(rate: float, shift: float) -> PricedRound:
+        """A shift with probability ``rate`` against none."""
+        return PricedRound(MixturePair.subsampled(rate, shift))
+
     @property
     def is_gaussian(self) -> bool:
         """Whether closed forms apply."""

@@ -367,9 +367,7 @@ def _merge(rounds: Sequence[tuple[PricedRound, int]]) -> list[tuple[PricedRound,
     gaussian = math.fsum([r.pair.gaussian_shift**2 * n for r, n in counts.items() if r.is_gaussian])
     merged = [(r, n) for r, n in counts.items() if not r.is_gaussian]
     return merged + (
-        [(PricedRound(MixturePair.gaussian(math.sqrt(gaussian))), 1)]
-        if gaussian > 0.0 or not merged
-        else []
+        [(PricedRound.gaussian(math.sqrt(gaussian)), 1)] if gaussian > 0.0 or not merged else []
     )
 
 

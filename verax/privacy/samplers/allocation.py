@@ -9,7 +9,6 @@ from functools import partial
 from verax.mechanism import Individual, Mechanism, Mixed
 from verax.privacy.curves.base import Curve
 from verax.privacy.curves.random_subset import RandomSubsetBound
-from verax.privacy.pairs.gaussian_mixture import MixturePair
 from verax.privacy.pairs.largest_sum import largest_sum
 from verax.privacy.pairs.one_of_many import (
     DEEP_TAIL,
@@ -65,9 +64,7 @@ def rounds_at_random(
     epochs *= copies
     unit, few = presence_shift(mechanism), min(times, steps - times)
     constant_shift = unit * math.sqrt(times - few)
-    always: Rounds = (
-        [(PricedRound(MixturePair.gaussian(constant_shift)), epochs)] if times > few else []
-    )
+    always: Rounds = [(PricedRound.gaussian(constant_shift), epochs)] if times > few else []
     uppers = {"remove": always, "add": always}
     if few > 0:
         size, longer = divmod(steps, few)
@@ -89,11 +86,9 @@ def rounds_at_random(
     if few > 1 and epochs == 1 and RandomSubsetBound.applies(few, steps, unit):
         extra_uppers["remove"] = RandomSubsetBound(few, steps, unit, constant_shift)
     if group.for_triangle:
-        return Analysis(
-            uppers, {}, theorem, "no attack was looked for", 1.0, extra_uppers=extra_uppers
-        )
+        return Analysis(uppers, {}, theorem, "no attack was looked for", extra_uppers=extra_uppers)
     if few == 0 or (few == 1 and unit <= LARGEST_SHIFT):
-        return Analysis(uppers, None, theorem, achieved, 1.0)
+        return Analysis(uppers, None, theorem, achieved)
     uppers = {
         name: [(PricedRound(rnd.pair), count) for rnd, count in rounds]
         for name, rounds in uppers.items()
@@ -103,7 +98,7 @@ def rounds_at_random(
     leans: tuple[float, ...] = _LEANS + _MORE_LEANS if unit > _LOW_NOISE else usual
     attacks = _allocation_attacks(times, steps, unit, epochs, always, leans)
     if few == 1:
-        return Analysis(uppers, attacks, theorem, achieved, 1.0, refine_attacks=True)
+        return Analysis(uppers, attacks, theorem, achieved, refine_attacks=True)
     by = f"{few} blocks of rounds, one round of each (docs/proofs.md, theorem 6): {theorem}"
     if extra_uppers:
         by = f"the smaller of: {by}; and coins given their number (docs/proofs.md, theorem 10)"
@@ -112,7 +107,6 @@ def rounds_at_random(
         attacks,
         by,
         "fixed gradients of full norm, the rounds' scores added up (docs/proofs.md, section 4)",
-        1.0,
         refine_attacks=True,
         extra_uppers=extra_uppers,
     )
@@ -127,9 +121,7 @@ def _allocation_attacks(
     """
     few = min(times, steps - times)
     if unit > _SHARPEST:
-        added_up: Rounds = [
-            (PricedRound(MixturePair.gaussian(unit * times / math.sqrt(steps))), epochs)
-        ]
+        added_up: Rounds = [(PricedRound.gaussian(unit * times / math.sqrt(steps)), epochs)]
         return {"remove": added_up, "add": added_up}
     if few == 1:
         seen = {"largest": PricedRound(largest_sum(steps, unit, 0.0))}
@@ -154,18 +146,17 @@ def sharing_rounds(
     together = SharedBins(size, bins, unit, adds_up, few)
     always: Rounds = []
     if times > few:
-        always = [(PricedRound(MixturePair.gaussian(unit * size * math.sqrt(times - few))), epochs)]
+        always = [(PricedRound.gaussian(unit * size * math.sqrt(times - few)), epochs)]
     if few in (0, bins):
-        same = always or [(PricedRound(MixturePair.gaussian(together.reach)), epochs)]
+        same = always or [(PricedRound.gaussian(together.reach), epochs)]
         return Analysis(
             {"remove": same, "add": same},
             None,
             "a Gaussian mechanism",
             "fixed gradients of full norm",
-            1.0,
         )
     if group.phases > (_FOLLOWED_FEW if size <= _FEW_RECORDS else _FOLLOWED):
-        forth = near = back = PricedRound(MixturePair.gaussian(together.reach))
+        forth = near = back = PricedRound.gaussian(together.reach)
     else:
         forth, near, back = (
             PricedRound(pair) for pair in group_bounds(together, epochs, group.grid_step / FINE)
@@ -182,12 +173,10 @@ def sharing_rounds(
         by = "the bins' scores added up (docs/allocation.md, theorem 2)"
     else:
         seen = few * (size if adds_up else 1) / math.sqrt(bins)
-        added_up: Rounds = [(PricedRound(MixturePair.gaussian(unit * seen)), epochs), *always]
+        added_up: Rounds = [(PricedRound.gaussian(unit * seen), epochs), *always]
         attacks = {"remove, added up": added_up, "add, added up": added_up}
         alone: Rounds = (
-            [(PricedRound(MixturePair.gaussian(unit * math.sqrt(times - few))), epochs)]
-            if times > few
-            else []
+            [(PricedRound.gaussian(unit * math.sqrt(times - few)), epochs)] if times > few else []
         )
         attacks |= _allocation_attacks(times, bins, unit, epochs, alone, _LEANS)
         by = "all outputs added up, or one record's scores (docs/allocation.md, theorem 5)"
@@ -196,7 +185,6 @@ def sharing_rounds(
         attacks,
         "records of a group that may share rounds (docs/allocation.md, theorems 2 to 5)",
         f"fixed gradients of full norm in one direction, {by}",
-        1.0,
         refine_attacks=True,
         extra_uppers={"remove": Composition([(near, epochs), *always])}
         if near.pair is not forth.pair

@@ -83,7 +83,7 @@ class Analysis:
     lowers: Mapping[str, Rounds] | None
     upper_by: str
     lower_by: str
-    exposure: float
+    exposure: float = 1.0
     """Probability that without noise an attacker would see the group at all, at most."""
     least_exposure: float | None = None
     """The same, at least, where it is less: the probability that one record alone shows without
@@ -230,6 +230,11 @@ def pricing_of(sampler: Sampler) -> SamplerPricing[Any]:
 def analysis_of(mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
     """The analysis of one mechanism, by the pricing of its sampler."""
     return pricing_of(mechanism.sampler).analysis(mechanism, group)
+
+
+def ever_sampled(rate: float, rounds: int) -> float:
+    """The probability of being sampled in at least one of many independent rounds."""
+    return -math.expm1(rounds * math.log1p(-rate)) if rate < 1.0 else 1.0
 
 
 def presence_shift(mechanism: Mechanism) -> float:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from verax.mechanism import Mechanism
-from verax.privacy.samplers.base import (
-    Analysis,
-    ProtectedGroup,
-    prices,
-)
+from verax.privacy.samplers.base import Analysis, ProtectedGroup, prices
 from verax.privacy.samplers.deterministic import DataOrderPricing
 from verax.privacy.samplers.shuffle import shuffled_analysis
 from verax.samplers.base import Sampler

@@ -9,7 +9,6 @@ from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.privacy.curves.empty_groups import fixed_batch_empty_group
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import LatticePmf
-from verax.privacy.pairs.gaussian_mixture import MixturePair
 from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.samplers.base import (
     Analysis,
@@ -76,7 +75,7 @@ class DeterministicPricing(DataOrderPricing[Deterministic]):
             case Mixed(groups=clip_groups):
                 full, rest = divmod(min(size, clip_groups * batches), clip_groups)
                 squared = float(full * clip_groups**2 + rest**2)
-        worst = PricedRound(MixturePair.gaussian(unit * math.sqrt(squared)))
+        worst = PricedRound.gaussian(unit * math.sqrt(squared))
         theorem = (
             "a Gaussian mechanism, with the group's records where they shift the "
             "sums most (docs/proofs.md, theorem 4)"
@@ -84,15 +83,10 @@ class DeterministicPricing(DataOrderPricing[Deterministic]):
         if isinstance(mechanism.clipping, Mixed) and size > 1:
             return Analysis(
                 {"any": [(worst, epochs)]},
-                {"any": [(PricedRound(MixturePair.gaussian(unit)), epochs)]},
+                {"any": [(PricedRound.gaussian(unit), epochs)]},
                 theorem,
                 "one record of the group alone",
-                1.0,
             )
         return Analysis(
-            {"any": [(worst, epochs)]},
-            None,
-            theorem,
-            "achieved by fixed gradients of full norm",
-            1.0,
+            {"any": [(worst, epochs)]}, None, theorem, "achieved by fixed gradients of full norm"
         )

@@ -20,6 +20,7 @@ from verax.privacy.samplers.base import (
     Analysis,
     ProtectedGroup,
     SamplerPricing,
+    ever_sampled,
     presence_shift,
     prices,
 )
@@ -41,9 +42,7 @@ class PoissonPricing(SamplerPricing[Poisson]):
         sampler = self.sampler
         copies, size = group.split(mechanism)
         unit, count = presence_shift(mechanism), len(sampler) * copies
-        exposure = (
-            -math.expm1(count * size * math.log1p(-sampler.rate)) if sampler.rate < 1 else 1.0
-        )
+        exposure = ever_sampled(sampler.rate, count * size)
         clipping, replaced = mechanism.clipping, mechanism.relation == "replace"
         match clipping:
             case Individual():
@@ -52,15 +51,10 @@ class PoissonPricing(SamplerPricing[Poisson]):
                     "theorem 18 of 'optimal group privacy': a Binomial mixture of "
                     "shifts against none"
                 )
-                theorem = (
-                    "orthogonal records are seen apart (docs/proofs.md, theorem 9)"
-                    if copies > 1
-                    else theorem
-                )
+                if copies > 1:
+                    theorem = "orthogonal records are seen apart (docs/proofs.md, theorem 9)"
             case Batch():
-                weights = binomial_pmf(
-                    1, -math.expm1(size * math.log1p(-sampler.rate)) if sampler.rate < 1 else 1.0
-                )
+                weights = binomial_pmf(1, ever_sampled(sampler.rate, size))
                 theorem = (
                     "batch clipping: a shift of 2 if any of the group is sampled "
                     "(docs/proofs.md, theorem 2)"

@@ -11,7 +11,6 @@ from verax.privacy.curves.empty_groups import has_independent_records, none_join
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import binomial_pmf
 from verax.privacy.numerics.lattice import LatticePmf
-from verax.privacy.pairs.gaussian_mixture import MixturePair
 from verax.privacy.pairs.random_participation import (
     LARGEST_UNIT,
     angled_attack,
@@ -25,6 +24,7 @@ from verax.privacy.samplers.base import (
     Analysis,
     ProtectedGroup,
     SamplerPricing,
+    ever_sampled,
     no_strong_analysis_error,
     presence_shift,
     prices,
@@ -47,12 +47,8 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
     def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
         """One record of the client (docs/random-participation.md, theorems 2 to 4)."""
         sampler = self.sampler
-        p, q, records, count = (
-            sampler.client_rate,
-            sampler.record_rate,
-            sampler.records,
-            len(sampler),
-        )
+        p, q, records = sampler.client_rate, sampler.record_rate, sampler.records
+        count = len(sampler)
         if has_independent_records(sampler):
             return pricing_of(Poisson(p * q, count)).analysis(mechanism, group)
         if isinstance(mechanism.clipping, Mixed):
@@ -62,7 +58,7 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
             )
         require_one_record(mechanism, group, absent=True)
         unit = presence_shift(mechanism)
-        exposure = -math.expm1(count * math.log1p(-p * q))
+        exposure = ever_sampled(p * q, count)
         individual = isinstance(mechanism.clipping, Individual)
         worst = (
             participation_pair(p, q, records, unit, sampler.revealed)
@@ -84,17 +80,14 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
             f"{rank}": PricedRound(angled_attack(p, q, records, unit, lean))
             for rank, lean in enumerate(tried)
         }
-        seen["alone"] = PricedRound(
-            MixturePair.subsampled(p * q, unit if individual else unit / 2.0)
-        )
+        seen["alone"] = PricedRound.subsampled(p * q, unit if individual else unit / 2.0)
         how = "the others' gradients 0, or all alike and the record's at an angle"
         why = f"{how} (docs/random-participation.md, section 3)"
         return Analysis(
             uppers,
             {f"remove, {name}": [(rnd, count)] for name, rnd in seen.items()},
-            "the number of other records told, their gradients in the worst "
-            "directions (docs/random-participation.md, "
-            "theorem 2)",
+            "the number of other records told, their gradients in the worst directions "
+            "(docs/random-participation.md, theorem 2)",
             why,
             exposure,
             refine_attacks=True,
@@ -145,11 +138,9 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
         most = self.sampler.most_records
         if size > most:
             raise ValueError(
-                f"group must be at most {most}, got {size}: RandomParticipation "
-                "protects records of one "
-                f"client, and records={self.sampler.records} says that it has "
-                f"{most} in all; name a larger records=, "
-                "or protect whole clients with Poisson(rate=client_rate, ...)"
+                f"group must be at most {most}, got {size}: RandomParticipation protects records "
+                f"of one client, and records={self.sampler.records} says that it has {most} in "
+                "all; name a larger records=, or protect whole clients with Poisson(rate=client_rate, ...)"
             )
 
     def population_known_to_attack(self, population: int | None) -> int | None:

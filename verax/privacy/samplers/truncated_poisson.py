@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -27,6 +26,7 @@ from verax.privacy.samplers.base import (
     Analysis,
     ProtectedGroup,
     SamplerPricing,
+    ever_sampled,
     no_strong_analysis_error,
     presence_shift,
     prices,
@@ -64,10 +64,7 @@ class TruncatedPoissonPricing(SamplerPricing[TruncatedPoisson]):
         # also for the neighbour that has one record more
         others = sampler.population + group.extra_records
         inside = truncated_rate(sampler.rate, sampler.max_batch, sampler.population)
-        exposure, least_exposure = (
-            -math.expm1(count * math.log1p(-rate)) if rate < 1.0 else 1.0
-            for rate in (sampler.rate, inside)
-        )
+        exposure, least = (ever_sampled(rate, count) for rate in (sampler.rate, inside))
         if isinstance(mechanism.clipping, Individual):
             kinds = truncated_round_cases(sampler.rate, sampler.max_batch, others)
         else:  # a clipped aggregate moves by 2 in any case
@@ -91,7 +88,7 @@ class TruncatedPoissonPricing(SamplerPricing[TruncatedPoisson]):
             "the record (docs/proofs.md, theorem 8)",
             attack,
             exposure,
-            least_exposure,
+            least,
         )
 
     def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from verax.mechanism import Individual, Mechanism
@@ -12,12 +10,12 @@ from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import hypergeometric_pmf
 from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.pairs.discrete import DiscretePair
-from verax.privacy.pairs.gaussian_mixture import MixturePair
 from verax.privacy.pairs.rounds import PricedRound, both_directions_of_attacks
 from verax.privacy.samplers.base import (
     Analysis,
     ProtectedGroup,
     SamplerPricing,
+    ever_sampled,
     presence_shift,
     prices,
     refuse_add_remove,
@@ -40,8 +38,8 @@ class WithoutReplacementPricing(SamplerPricing[WithoutReplacement]):
         refuse_add_remove(mechanism)
         require_one_record(mechanism, group)
         rate, count = sampler.batch / sampler.population, len(sampler)
-        exposure = -math.expm1(count * math.log1p(-rate)) if rate < 1.0 else 1.0
-        apart = PricedRound(MixturePair.subsampled(rate, 2.0 / mechanism.noise_multiplier))
+        exposure = ever_sampled(rate, count)
+        apart = PricedRound.subsampled(rate, 2.0 / mechanism.noise_multiplier)
         theorem = (
             "a record takes another one's place: a shift of 2, either direction in "
             "every round (theorem 7)"
@@ -51,7 +49,7 @@ class WithoutReplacementPricing(SamplerPricing[WithoutReplacement]):
             unit = presence_shift(mechanism)
             if rate == 1.0:  # every record in every batch: fixed batches
                 return Analysis(
-                    {"any": [(PricedRound(MixturePair.gaussian(unit)), count)]},
+                    {"any": [(PricedRound.gaussian(unit), count)]},
                     None,
                     "a Gaussian mechanism",
                     attack,
@@ -62,14 +60,11 @@ class WithoutReplacementPricing(SamplerPricing[WithoutReplacement]):
                 (weights, np.array([0.0, 2.0 * unit])), (weights, np.array([0.0, unit]))
             )
             attacks = both_directions_of_attacks(
-                {
-                    "opposed": PricedRound(opposed),
-                    "silent": PricedRound(MixturePair.subsampled(rate, unit)),
-                },
+                {"opposed": PricedRound(opposed), "silent": PricedRound.subsampled(rate, unit)},
                 count,
             )
         elif rate == 1.0:
-            return Analysis({"any": [(apart, count)]}, None, "a Gaussian mechanism", attack, 1.0)
+            return Analysis({"any": [(apart, count)]}, None, "a Gaussian mechanism", attack)
         else:
             attacks = both_directions_of_attacks({"opposed": apart}, count)
         if mechanism.relation == "replace":  # either record may be the one to hide, round by round
