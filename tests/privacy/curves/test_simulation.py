@@ -51,7 +51,7 @@ def test_line_21_as_printed_estimates_something_else():
 def test_the_ratios_are_those_of_the_algorithm():
     rng = np.random.default_rng(5)
     rounds, mixture = simulation._rounds(ONE_STEP, 4, "any")
-    table = simulation._Table(mixture)
+    table = simulation._LikelihoodTable(mixture)
     x = rng.normal(0.0, 3.0, 5000)
     assert rounds == 1
     assert table(x) == pytest.approx(np.log(ratio(x)), abs=1e-9)
@@ -63,7 +63,7 @@ def test_the_ratios_are_those_of_the_algorithm():
 )
 def test_the_error_of_the_table_is_bounded(group, rate, noise):
     _, mixture = simulation._rounds(Mechanism(Poisson(rate, 1), noise), group, "any")
-    table = simulation._Table(mixture)
+    table = simulation._LikelihoodTable(mixture)
     x = np.random.default_rng(1).uniform(-11.0, max(mixture.shifts) + 11.0, 4000)
     with np.errstate(divide="ignore"):
         exact = mixture.log_likelihood(x)

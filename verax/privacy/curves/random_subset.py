@@ -152,9 +152,7 @@ def _parts(
 ) -> _Parts:
     """Shares of Q that add up to 1, and for each node the product over rounds."""
     weights, nodes = angles(variance)
-    shares = weights * np.exp(-nodes * variance)
-    shares = (1.0 - _EVEN) * shares / shares.sum() + _EVEN / len(nodes)
-    shares *= down(1.0, OPS_8M) / shares.sum()
+    shares = shares_of_nodes(weights, nodes, variance)
     log_chance = log_binomial_probability(steps, chance, times).lower
     log_scales = np.log(weights) - log_chance - np.log(shares) + 2.0 * OPS_8M
     tables = [
@@ -182,6 +180,13 @@ def angles(variance: float) -> tuple[Array, Array]:
     weights = np.append(gaps - right, 0.5 * math.pi)
     weights[1:] += right
     return weights / math.pi, nodes
+
+
+def shares_of_nodes(weights: Array, nodes: Array, variance: float) -> Array:
+    """Shares of Q for the nodes of :func:`angles`, which add up to 1 at most."""
+    shares = weights * np.exp(-nodes * variance)
+    shares = (1.0 - _EVEN) * shares / shares.sum() + _EVEN / len(nodes)
+    return np.asarray(shares * (down(1.0, OPS_8M) / shares.sum()))
 
 
 def _round(chance: float, shift: float, node: float, log_scale: float) -> RatioPmf:

@@ -156,7 +156,7 @@ def simulate(
     usual = default_samples(mechanism)
     runs = usual if samples is None else checks.count("samples", samples, minimum=2)
     rounds, mixture = _rounds(mechanism, checks.count("group", group, maximum=MAX_GROUP), geometry)
-    table = _Table(mixture)
+    table = _LikelihoodTable(mixture)
     seed = checks.seed(insecure_seed)
     absent_rng, present_rng = np.random.default_rng(seed).spawn(2)
     absent = _sums(runs, rounds, lambda shape: table(absent_rng.standard_normal(shape)))
@@ -208,7 +208,7 @@ def _rounds(mechanism: Mechanism, group: int, geometry: str) -> tuple[int, Mixtu
     return rounds, Mixture(tuple(np.log(weights[places]).tolist()), tuple(shifts.tolist()))
 
 
-class _Table:
+class _LikelihoodTable:
     """The log likelihood ratio of one round, log sum_j w_j exp(s_j x - s_j^2 / 2), by cubic pieces.
 
     Its n-th derivative is the n-th cumulant of the shift given x. The fourth of a variable on an

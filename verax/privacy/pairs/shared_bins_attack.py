@@ -32,9 +32,11 @@ from verax.privacy.pairs.some_of_many import (
     ALIAS,
     TiltedView,
     binned_pair,
+    loss_spread,
     means_when_tilted,
     merge_views,
     pmf_of_sum,
+    score_cells,
     standard_deviation,
     tilt_to,
 )
@@ -106,16 +108,9 @@ def _scores(group: SharedBins, lean: float, fine: float) -> list[DiscretePld]:
     most = group.size if group.size <= ALL_COUNTED else likely
     log_weights, _ = group.log_weights(lean * group.size / group.bins, most)
     pair, shifts = group.pair(log_weights), group.shifts(most)
-    x = np.linspace(-9.0, 9.0, 2001)
-    weight = np.exp(-x * x / 2.0)
-    values = pair.loss(x)
-    mean = float(weight @ values) / float(weight.sum())
-    spread = math.sqrt(float(weight @ (values - mean) ** 2) / float(weight.sum()))
     bottom, top = pair.loss(np.array([-_FAR, float(shifts[likely]) + _FAR])).tolist()
-    step = max(fine * spread, (top - bottom) / _MOST_CELLS)
-    grid = step * np.arange(math.floor(bottom / step), math.ceil(top / step) + 1)
-    inner = pair.inverse(np.asarray(grid[1:] - step / 2.0, dtype=np.float64))
-    between = np.concatenate([[-np.inf], np.maximum.accumulate(inner), [np.inf]])
+    step = max(fine * loss_spread(pair), (top - bottom) / _MOST_CELLS)
+    grid, between = score_cells(pair, step, bottom, top)
     index = np.arange(len(grid), dtype=np.int64)
     return [
         DiscretePld(float(grid[0]), step, index, log_interval(between - shift)[0], 0.0, 0.0)

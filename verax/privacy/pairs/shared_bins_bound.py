@@ -24,12 +24,13 @@ from functools import lru_cache, partial
 import numpy as np
 from scipy import special
 
-from verax.privacy.curves.random_subset import angles
+from verax.privacy.curves.random_subset import angles, shares_of_nodes
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8, OPS_8G, OPS_8M, OPS_8000, down, ulps, up
 from verax.privacy.pairs.base import Cells
 from verax.privacy.pairs.discrete import DiscretePair
 from verax.privacy.pairs.gaussian_mixture import MixturePair
+from verax.privacy.pairs.mixture_weights import distinct_groups
 from verax.privacy.pairs.one_of_many import LARGEST_SHIFT, dominating_one_of_many
 from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.pairs.shared_bins import SharedBins
@@ -51,7 +52,6 @@ _TYPICAL_DELTA = 1e-6  # at which the better one is taken; either is valid
 _LARGEST_UNIT = 3.5  # shift of one record beyond which cells and factors grow too many
 _LINE_STEP = 0.01  # width of cells on the line, in standard deviations of the noise
 _FAR = 12.5  # standard deviations beyond which nothing is told apart
-_EVEN = 0.02  # of Q, what is shared out evenly among the nodes
 _GRID = 0.12  # step of the losses' grid, in standard deviations of one bin's loss
 _COARSER = 0.5  # of the root of the number of bins, how much coarser an epoch's grid is
 _BLOCK_FINE = 0.1  # grid of block averages
@@ -115,9 +115,7 @@ def presence_pair(group: SharedBins, lean: float) -> DiscretePair:
     spread = held**2 @ posterior - (held @ posterior) ** 2
     variance = group.bins * float(p[1:] @ spread) / float(p.sum())
     weights, nodes = angles(variance)
-    shares = weights * np.exp(-nodes * variance)
-    shares = (1.0 - _EVEN) * shares / shares.sum() + _EVEN / len(nodes)
-    shares *= down(1.0, OPS_8M) / shares.sum()
+    shares = shares_of_nodes(weights, nodes, variance)
     scales = np.log(weights) - group.log_beta(rho, log_z) - np.log(shares) + 2.0 * OPS_8M
     log_ratio = np.concatenate([[float(log_weights[0])], pair.loss(x)])
     step, parts = 0.0, []
@@ -233,25 +231,13 @@ def _kinds(group: SharedBins) -> tuple[_Kinds, float]:
     """Ways of sharing bins with their probabilities, and the probability of any other way."""
     if not group.adds_up and group.times == 1:
         least = _KIND_TAIL / group.size
-        kinds = [(chance, (1,) * used) for used, chance in _used_bins(group) if chance > least]
+        bins_used = distinct_groups(group.size, 1.0, group.bins)
+        kinds = [(p, (1,) * used) for used, p in enumerate(bins_used.tolist()) if p > least]
         return kinds, remaining_probability(chance for chance, _ in kinds)
     found, left = sharings(group.size, group.times, group.bins)
     if not group.adds_up:
         return [(chance, (1,) * sharing[0]) for chance, sharing in found], left
     return [(chance, records_per_round(sharing)) for chance, sharing in found], left
-
-
-def _used_bins(group: SharedBins) -> list[tuple[int, float]]:
-    """The pmf of the number of bins that the records use."""
-    most = min(group.size, group.bins)
-    used = np.arange(most + 1.0)
-    pmf = np.zeros(most + 1)
-    pmf[0] = 1.0
-    for _ in range(group.size):
-        moved = pmf * (group.bins - used) / group.bins
-        pmf *= used / group.bins
-        pmf[1:] += moved[:-1]
-    return [(number, float(pmf[number])) for number in range(1, most + 1)]
 
 
 # --- from one bin to an epoch ---------------------------------------------------------------------

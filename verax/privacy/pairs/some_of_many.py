@@ -106,18 +106,11 @@ def standard_deviation(pmf: DiscretePld, count: int) -> float:
 def _scores(rate: float, shift: float) -> tuple[DiscretePld, DiscretePld]:
     """One round's score on a grid, for a round without the record and for one with it."""
     pair = MixturePair.subsampled(rate, shift)
-    x = np.linspace(-9.0, 9.0, 2001)
-    weight = np.exp(-x * x / 2.0)
-    values = pair.loss(x)
-    mean = float(weight @ values) / float(weight.sum())
-    spread = math.sqrt(float(weight @ (values - mean) ** 2) / float(weight.sum()))
+    spread = loss_spread(pair)
     bottom, top = pair.loss(np.array([-_FAR, shift + _FAR])).tolist()
     apart = _FINE * shift if shift > _APART else 0.0  # scores without the record hardly vary then
     step = max(_FINE * spread, apart, (top - bottom) / _MOST_BINS)
-    grid = step * np.arange(math.floor(bottom / step), math.ceil(top / step) + 1)
-    between = np.concatenate(
-        [[-np.inf], pair.inverse(np.asarray(grid[1:] - step / 2.0, dtype=np.float64)), [np.inf]]
-    )
+    grid, between = score_cells(pair, step, bottom, top)
     masses = MixturePair.gaussian(shift).cells(between)
     index = np.arange(len(grid), dtype=np.int64)
     pmfs = [
@@ -125,6 +118,22 @@ def _scores(rate: float, shift: float) -> tuple[DiscretePld, DiscretePld]:
         for log_mass in (masses.log_p - masses.loss, masses.log_p)
     ]
     return pmfs[0], pmfs[1]
+
+
+def loss_spread(pair: MixturePair) -> float:
+    """The standard deviation of the loss under N(0, 1), to choose a grid by."""
+    x = np.linspace(-9.0, 9.0, 2001)
+    weight = np.exp(-x * x / 2.0)
+    values = pair.loss(x)
+    mean = float(weight @ values) / float(weight.sum())
+    return math.sqrt(float(weight @ (values - mean) ** 2) / float(weight.sum()))
+
+
+def score_cells(pair: MixturePair, step: float, bottom: float, top: float) -> tuple[Array, Array]:
+    """A grid of scores, and the boundaries on the line of those rounded to each."""
+    grid = step * np.arange(math.floor(bottom / step), math.ceil(top / step) + 1.0)
+    inner = np.maximum.accumulate(pair.inverse(grid[1:] - step / 2.0))
+    return grid, np.concatenate([[-np.inf], inner, [np.inf]])
 
 
 def _cumulants(rounds: _Rounds, tilts: Array) -> tuple[Array, Array]:

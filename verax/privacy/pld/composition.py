@@ -124,13 +124,13 @@ class Composition:
         if self.is_single:
             return self._single_epsilon(delta, LOWER), self._single_epsilon(delta, UPPER)
 
-        def plan(lower: float, upper: float) -> _Plan:
+        def plan(lower: float, upper: float) -> _GridPlan:
             estimate = self._estimates.at(math.log(delta), rtol)
             if math.isinf(upper):
                 tilt = estimate.tilt_for_delta(delta)
                 if not estimate.is_regular(tilt):
                     tilt = 0.0 if delta > _LARGE else tilt
-                    return _Plan(estimate, tilt, _COARSE, 0.0, _most_points(rtol), coarse=True)
+                    return _GridPlan(estimate, tilt, _COARSE, 0.0, _most_points(rtol), coarse=True)
                 upper = estimate.cumulants(tilt)[1]
             else:
                 tilt = estimate.tilt_for_epsilon(upper)
@@ -138,9 +138,9 @@ class Composition:
             spread = max(math.sqrt(estimate.cumulants(tilt)[2]), 1e-12)
             floor = rtol * _SMALL * spread
             width = max(tilt, 0.5 / spread) * max(rtol * upper, floor)
-            return _Plan(estimate, tilt, width, floor, _most_points(rtol))
+            return _GridPlan(estimate, tilt, width, floor, _most_points(rtol))
 
-        def allowed(plan: _Plan, upper: float) -> float:
+        def allowed(plan: _GridPlan, upper: float) -> float:
             return max(rtol * upper, plan.floor)
 
         most = up(self._supremum, OPS_8000)  # no epsilon can exceed the largest loss there is
@@ -178,13 +178,13 @@ class Composition:
         ):
             return 0.0, below
 
-        def plan(lower: float, upper: float) -> _Plan:
+        def plan(lower: float, upper: float) -> _GridPlan:
             estimate = self._estimates.at(math.log(lower) if lower > 0.0 else log_delta - 5.0, rtol)
             tilt = estimate.tilt_for_epsilon(epsilon)
             tilt = 0.0 if log_delta > math.log(_LARGE) and not estimate.is_regular(tilt) else tilt
-            return _Plan(estimate, tilt, rtol, 0.0, _most_points(rtol))
+            return _GridPlan(estimate, tilt, rtol, 0.0, _most_points(rtol))
 
-        def allowed(plan: _Plan, upper: float) -> float:
+        def allowed(plan: _GridPlan, upper: float) -> float:
             return rtol * upper
 
         lower, upper, reached = self._narrow(
@@ -208,7 +208,9 @@ class Composition:
         if log_delta > math.log(_LARGE) and not estimate.is_regular(tilt):
             tilt = 0.0
         try:
-            return self._composed(UPPER, _Plan(estimate, tilt, rtol, 0.0, _most_points(rtol)), rtol)
+            return self._composed(
+                UPPER, _GridPlan(estimate, tilt, rtol, 0.0, _most_points(rtol)), rtol
+            )
         except (FloatingPointError, MemoryError):
             return None
 
@@ -250,8 +252,8 @@ class Composition:
 
     def _narrow(
         self,
-        make_plan: Callable[[float, float], _Plan],
-        allowed: Callable[[_Plan, float], float],
+        make_plan: Callable[[float, float], _GridPlan],
+        allowed: Callable[[_GridPlan, float], float],
         read: Callable[[PrivacyLossDistribution], float],
         sides: Sides,
         enough: float,
@@ -302,11 +304,11 @@ class Composition:
                 finer *= min(0.5, max(0.7 * allowed(planned, upper) / gap, 0.02))
         return lower, upper, upper <= _CLOSE * lower
 
-    def _compose(self, side: int, plan: _Plan, width: float) -> PrivacyLossDistribution:
+    def _compose(self, side: int, plan: _GridPlan, width: float) -> PrivacyLossDistribution:
         key = (side, *plan.estimate.key, plan.tilt, width, plan.most)
         return self._cache.get(key, lambda: self._composed(side, plan, width))
 
-    def _composed(self, side: int, plan: _Plan, width: float) -> PrivacyLossDistribution:
+    def _composed(self, side: int, plan: _GridPlan, width: float) -> PrivacyLossDistribution:
         tilt = plan.tilt
         spacings = plan.estimate.spacings(tilt, width)
         pairs = zip(self.rounds, spacings, strict=True)
@@ -315,7 +317,7 @@ class Composition:
         return compose(plds, tilt, side, alias, plan.most)
 
 
-def _reusable(plds: Sequence[PrivacyLossDistribution], plan: _Plan) -> bool:
+def _reusable(plds: Sequence[PrivacyLossDistribution], plan: _GridPlan) -> bool:
     """Whether one of these PLDs is fine enough and about equally tilted; none is unsound."""
     if not plds:
         return False
@@ -327,7 +329,7 @@ def _reusable(plds: Sequence[PrivacyLossDistribution], plan: _Plan) -> bool:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _GridPlan:
     """Where to tilt, and how far apart in log delta the sides may be.
 
     ``floor`` is a distance in the quantity asked for that always does, ``most`` the number of

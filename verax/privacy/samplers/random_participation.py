@@ -140,7 +140,8 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
             raise ValueError(
                 f"group must be at most {most}, got {size}: RandomParticipation protects records "
                 f"of one client, and records={self.sampler.records} says that it has {most} in "
-                "all; name a larger records=, or protect whole clients with Poisson(rate=client_rate, ...)"
+                "all; name a larger records=, or protect whole clients with "
+                "Poisson(rate=client_rate, ...)"
             )
 
     def population_known_to_attack(self, population: int | None) -> int | None:
