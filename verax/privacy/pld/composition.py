@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from verax.privacy.numerics.rounding import OPS_8M, OPS_8000, up
 from verax.privacy.pairs.gaussian_mixture import MixturePair
 from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.pld import discretise
+from verax.privacy.pld.cache import PldCache
 from verax.privacy.pld.chernoff import ChernoffBound, OneRoundAttack
 from verax.privacy.pld.convolve import MAX_POINTS, PrivacyLossDistribution, compose, infinite_mass
 from verax.privacy.pld.saddle_point import SaddlePointEstimate, SaddlePointEstimates
@@ -30,41 +30,14 @@ _ALIAS, _ALIAS_IRREGULAR = 1e-12, 1e-16
 _HALF = 0.5  # a delta that round-off hardly touches
 _LARGE = 1e-9  # a delta that needs no tilt, which rare large losses would be blown up by
 _COARSE = 0.1  # width in log delta of a first look
-_CACHED_POINTS = 2**24  # of all PLDs that a composition keeps
-_NOTHING, _LEAST = (
-    -800.0,
-    1e-300,
-)  # a log delta below all doubles, and the least delta that is given
+_NOTHING = -800.0  # a log delta below all doubles
+_LEAST = 1e-300  # the least delta that is given
 _USUAL_POINTS, _USUAL_ACCURACY = 2**21, 1e-3  # of a window, and up to which accuracy that is enough
 _MANY_POINTS = 2**20  # with which bounds far apart will not meet
 _CLOSE = 1.01  # bounds that a convolution leaves this close together are left alone
 _LOOSE = 0.9  # a delta from above that may be no more than what rounding leaves
 _FARTHEST = 1e12  # an epsilon whose place on the line can still be told
 _PERCENT, _LEAST_SCALE = 0.02, 2.0**-34  # of grids that nothing is convolved on
-
-
-class _Cache:
-    """Composed PLDs by side and parameters; the oldest are dropped where they get too large."""
-
-    def __init__(self) -> None:
-        self._found: OrderedDict[tuple[float, ...], PrivacyLossDistribution] = OrderedDict()
-
-    def get(
-        self, key: tuple[float, ...], make: Callable[[], PrivacyLossDistribution]
-    ) -> PrivacyLossDistribution:
-        """The PLD of this key, composed if it is not there."""
-        found = self._found.pop(key, None) or make()
-        self._found[key] = found
-        while (
-            len(self._found) > 1
-            and sum(len(one.pmf) for one in self._found.values()) > _CACHED_POINTS
-        ):
-            self._found.popitem(last=False)
-        return found
-
-    def on(self, side: int) -> list[PrivacyLossDistribution]:
-        """All on one side."""
-        return [found for key, found in self._found.items() if key[0] == side]
 
 
 class Composition:
@@ -78,7 +51,7 @@ class Composition:
     def __init__(self, rounds: Sequence[tuple[PricedRound, int]], share_plds: bool = False) -> None:
         self.rounds = _merge(rounds)
         self._share_plds = share_plds
-        self._cache = _Cache()
+        self._cache = PldCache()
         self._estimates = SaddlePointEstimates([(rnd.pair, count) for rnd, count in self.rounds])
 
     def with_shared_plds(self) -> Composition:
