@@ -339,7 +339,7 @@ def test_shuffled_batches_of_one_record_each_against_a1():
 def test_company_that_is_hardly_ever_missing_against_a1():
     run = small(Shuffle(2, 1), Mixed(groups=2), "zero-out")
     bracket, plain = (run.guarantee(adversary="A1", population=n).delta(1.0) for n in (100, None))
-    assert 0.0 < strong_analysis(run, population=100).chance < 1e-13
+    assert 0.0 < strong_analysis(run, population=100).failure_probability < 1e-13
     assert bracket.lower == pytest.approx(plain.lower, rel=1e-9)
     low, high = strong_tradeoff(run, 0.1, population=100)
     assert high == pytest.approx(float(low), rel=1e-9)
