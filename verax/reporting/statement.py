@@ -170,8 +170,8 @@ def _content(facts: Facts) -> dict[str, Any]:
         "assuming": facts.assuming,
         "relies_on": list(words.RELIES_ON),
         "delta": facts.delta,
-        "epsilon": _bracket(facts.epsilon),
-        "if_stopping_is_independent": facts.if_independent and _bracket(facts.if_independent),
+        "epsilon": json_bracket(facts.epsilon),
+        "if_stopping_is_independent": facts.if_independent and json_bracket(facts.if_independent),
         "attacker": {
             "reach": reach,
             "advantage": advantage | {"words": words.advantage_sentence(facts)},
@@ -183,7 +183,10 @@ def _content(facts: Facts) -> dict[str, Any]:
             "by": facts.by,
             "settings": [_phases(setting) for setting in facts.settings],
         },
-        "runs": [_run(run) for run in facts.runs],
+        "runs": [
+            {"ledger": run.path} | json_run(run) | {"phases": _phases(run.mechanism)}
+            for run in facts.runs
+        ],
         "context": facts.context,
         "notes": list(facts.notes),
         "private": facts.private,
@@ -193,14 +196,16 @@ def _content(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _bracket(bracket: Bracket) -> dict[str, Any]:
-    """A bracket for JSON, which has no infinity."""
-    sides = {"lower": bracket.lower, "upper": bracket.upper}
-    return {name: "inf" if math.isinf(value) else value for name, value in sides.items()} | {
-        "evidence": bracket.evidence,
-        "lower_by": bracket.lower_by,
-        "upper_by": bracket.upper_by,
-    }
+def json_number(value: float) -> float | str:
+    """The number, or "inf": JSON has no infinity."""
+    return "inf" if math.isinf(value) else value
+
+
+def json_bracket(bracket: Bracket) -> dict[str, Any]:
+    """A bracket as values that JSON can hold."""
+    sides = {"lower": json_number(bracket.lower), "upper": json_number(bracket.upper)}
+    by = {"lower_by": bracket.lower_by, "upper_by": bracket.upper_by}
+    return sides | {"evidence": bracket.evidence} | by
 
 
 def _phases(setting: Phases) -> list[dict[str, Any]]:
@@ -220,10 +225,10 @@ def _kind_and_fields(value: Any) -> dict[str, Any]:
     return {"kind": type(value).__name__} | named
 
 
-def _run(run: Run) -> dict[str, Any]:
+def json_run(run: Run) -> dict[str, Any]:
+    """What a ledger says of its run, but for the phases, as values that JSON can hold."""
     ended = run.ended
     return {
-        "ledger": run.path,
         "run": run.id,
         "begun": run.time,
         "verax": run.verax,
@@ -235,5 +240,4 @@ def _run(run: Run) -> dict[str, Any]:
         "ended": ended and {"how": ended.kind, "reason": ended.reason, "private": ended.private},
         "population": run.population,
         "insecure_seed": run.insecure_seed,
-        "phases": _phases(run.mechanism),
     }

@@ -20,7 +20,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from verax.web.guard import HEADERS, Guard
+from verax.web.auth import HEADERS, Guard
 from verax.web.settings import Settings
 
 # seconds that a request may take beyond its time, so that it can be told that it ended

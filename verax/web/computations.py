@@ -1,4 +1,4 @@
-"""What the computing processes compute: generators, whose parts are values that JSON can hold.
+"""What worker processes compute: generators, whose parts are values that JSON can hold.
 
 A part with ``"provisional": True`` is true, and is followed by a better one.
 """
@@ -30,21 +30,26 @@ from verax.privacy.guarantee import Bracket, Guarantee, shown
 from verax.privacy.participation import Federation, baseline
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.tradeoff import between
+from verax.reporting.plan_code import command_lines, python_code
 from verax.reporting.plans import plain as plain_plan
+from verax.reporting.statement import json_bracket, json_number
 from verax.samplers import RandomParticipation
-from verax.web.code import command_lines, python_code
 
 Part = dict[str, Any]
-_LEVELS = (6, 12, 24)  # epsilons at which a curve is bracketed, ever finer
-_BELOW = 1e-2  # how far below the stated delta a curve goes
-_LEAST_DELTA = 1e-12
-_NO_REACH = 20.0  # how far to look where no epsilon is finite
+# The name of random participation itself among the models that it is compared with.
+PARTICIPATION = "participation"
+# Numbers of epsilons at which a curve is bracketed, ever finer.
+_LEVELS = (6, 12, 24)
+# How far below the stated delta a curve goes, but not below the least.
+_BELOW, _LEAST_DELTA = 1e-2, 1e-12
+# Where a curve ends if no epsilon is finite.
+_LARGEST_EPSILON = 20.0
 _CURVE_RTOL = 0.01
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One run in the words of a form."""
+class PlannedRun:
+    """One run, with a sampler that is made from records, batch size and epochs."""
 
     sampler: str
     records: int
@@ -60,77 +65,95 @@ class Setting:
         sampler = planned(self.sampler, self.records, self.batch, self.epochs)
         return Mechanism(sampler, self.noise_multiplier, self.clipping, self.relation)
 
-    def guarantee(self) -> Guarantee:
-        """Its privacy."""
-        return self.mechanism().guarantee(self.group)
+
+@dataclass(frozen=True)
+class ClientRun:
+    """A client under random participation, or under a model that it is compared with."""
+
+    model: str
+    client: RandomParticipation
+    noise_multiplier: float
+    group: int = 1
+
+    def mechanism(self) -> Mechanism:
+        """The run."""
+        if self.model == PARTICIPATION:
+            return Mechanism(self.client, self.noise_multiplier)
+        return baseline(self.model, self.client, self.noise_multiplier)
 
 
-def number(value: float) -> float | str:
-    """JSON has no infinity."""
-    return "inf" if math.isinf(value) else value
+PricedRun = PlannedRun | ClientRun
 
 
-def plain(bracket: Bracket) -> Part:
+def bracket_part(bracket: Bracket) -> Part:
     """A bracket, with its sides also in a few digits, each rounded to its safe side."""
-    return {
-        "lower": number(bracket.lower),
-        "upper": number(bracket.upper),
-        "evidence": bracket.evidence,
-        "lower_by": bracket.lower_by,
-        "upper_by": bracket.upper_by,
-        "shown": {"lower": shown(bracket.lower, LOWER), "upper": shown(bracket.upper, UPPER)},
-    }
+    sides = {"lower": shown(bracket.lower, LOWER), "upper": shown(bracket.upper, UPPER)}
+    return json_bracket(bracket) | {"shown": sides}
 
 
-def epsilon(setting: Setting, delta: float, rtol: float) -> Iterator[Part]:
+def epsilon(run: PricedRun, delta: float, rtol: float) -> Iterator[Part]:
     """The bracket on epsilon of one run, or why there is none.
 
-    >>> from verax.web.tasks import Setting, epsilon
-    >>> [part] = epsilon(Setting("poisson", 60000, 600, 10, 1.0), 1e-5, 1e-3)
+    >>> from verax.web.computations import PlannedRun, epsilon
+    >>> [part] = epsilon(PlannedRun("poisson", 60000, 600, 10, 1.0), 1e-5, 1e-3)
     >>> part["epsilon"]["shown"]
     {'lower': '1.8278', 'upper': '1.8290'}
     """
-    mechanism = setting.mechanism()
+    mechanism = run.mechanism()
     try:
-        bracket = mechanism.guarantee(setting.group).epsilon(delta, rtol)
+        bracket = bracket_part(mechanism.guarantee(run.group).epsilon(delta, rtol))
     except NoGuarantee as error:
-        yield _about(mechanism) | {"epsilon": None, "why_not": str(error), "provisional": False}
+        yield _row(mechanism, None, why_not=str(error))
     else:
-        yield _about(mechanism) | {"epsilon": plain(bracket), "why_not": None, "provisional": False}
+        yield _row(mechanism, bracket)
 
 
-def at_most(setting: Setting, delta: float, rtol: float) -> Iterator[Part]:
+def upper_side(run: PricedRun, delta: float, rtol: float) -> Iterator[Part]:
     """The upper side alone, which comes soon where attacks take long; nothing if there is none."""
-    mechanism = setting.mechanism()
+    mechanism = run.mechanism()
     with suppress(NoGuarantee):
         bracket = replace(upper_only(mechanism).epsilon(delta, rtol), lower_by="not computed yet")
-        yield _about(mechanism) | {"epsilon": plain(bracket), "why_not": None, "provisional": True}
+        yield _row(mechanism, bracket_part(bracket), provisional=True)
 
 
-def _about(mechanism: Mechanism) -> Part:
+def observer(federation: Federation, name: str, delta: float, rtol: float) -> Iterator[Part]:
+    """The epsilon of a client's record in the eyes of one kind of observer."""
+    view = federation.against(name)
+    bracket = bracket_part(view.guarantee().epsilon(delta, rtol))
+    yield _row(view.mechanism, bracket) | {"words": view.words}
+
+
+def _row(
+    mechanism: Mechanism,
+    epsilon: Part | None,
+    why_not: str | None = None,
+    provisional: bool = False,
+) -> Part:
     return {
         "mechanism": repr(mechanism),
         "relation": mechanism.relation,
         "rounds": len(mechanism.sampler),
+        "epsilon": epsilon,
+        "why_not": why_not,
+        "provisional": provisional,
     }
 
 
-def curve(setting: Setting, delta: float) -> Iterator[Part]:
+def curve(run: PricedRun, delta: float) -> Iterator[Part]:
     """Delta against epsilon and the trade-off curve of one run, ever finer."""
     try:
-        guarantee = setting.guarantee()
-        yield from _curve(guarantee, delta)
+        guarantee = run.mechanism().guarantee(run.group)
+        yield from _curves(guarantee, delta)
     except NoGuarantee as error:
         yield {"why_not": str(error), "deltas": [], "tradeoff": None, "provisional": False}
 
 
-def _curve(guarantee: Guarantee, delta: float) -> Iterator[Part]:
+def _curves(guarantee: Guarantee, delta: float) -> Iterator[Part]:
     reach = guarantee.epsilon(max(delta * _BELOW, min(_LEAST_DELTA, delta)), rtol=0.1).upper
-    top = max(reach, 1e-3) if math.isfinite(reach) else _NO_REACH
+    top = max(reach, 1e-3) if math.isfinite(reach) else _LARGEST_EPSILON
     known: dict[float, Bracket] = {}
     for level in _LEVELS:
-        for i in range(level + 1):
-            share = i / level
+        for share in (i / level for i in range(level + 1)):
             if share not in known:
                 known[share] = guarantee.delta(top * share, rtol=_CURVE_RTOL)
         points = [(top * share, known[share]) for share in sorted(known)]
@@ -149,7 +172,7 @@ def _curve(guarantee: Guarantee, delta: float) -> Iterator[Part]:
 
 
 @dataclass(frozen=True)
-class Limits:
+class PlanLimits:
     """What plans must keep besides their privacy; None for no limit."""
 
     rounds_at_least: int = 1
@@ -157,7 +180,7 @@ class Limits:
     noise_at_most: float | None = None
     ratio_at_most: float | None = None
 
-    def broken(self, plan: Plan) -> str:
+    def violation(self, plan: Plan) -> str:
         """Which limit on the noise the plan does not keep, in words; empty if it keeps them."""
         for name, limit, value in (
             ("noise_at_most", self.noise_at_most, plan.noise_multiplier),
@@ -173,7 +196,7 @@ class Limits:
 def plans(
     target: Target,
     points: tuple[tuple[str, int, int], ...],
-    limits: Limits,
+    limits: PlanLimits,
     rank: str,
     notes: tuple[str, ...] = (),
 ) -> Iterator[Part]:
@@ -194,21 +217,24 @@ def plans(
             "rounds_at_most": limits.rounds_at_most,
         }
         frontier(target, sizes, passes, list(ways), **bounds)
-    yield {"of": len(kept), "full_batch_signal": number(full_batch_signal(target)), "notes": notes}
+    yield {
+        "of": len(kept),
+        "full_batch_signal": json_number(full_batch_signal(target)),
+        "notes": notes,
+    }
     planner, found, beyond, why = Planner(target), list[Plan](), list[Plan](), ""
     for way, batch, epochs in kept:
         try:
             plan = planner.plan(way, batch, epochs)
-            why = limits.broken(plan)
+            why = limits.violation(plan)
         except ValueError as error:
             why = str(error)
         else:
             (beyond if why else found).append(plan)
         yield {"plan": None if why else _plan(plan, epochs), "why_not": why or None}
     if not found:
-        within(
-            beyond, noise_at_most=limits.noise_at_most, ratio_at_most=limits.ratio_at_most
-        )  # says what comes closest
+        # says what comes closest
+        within(beyond, noise_at_most=limits.noise_at_most, ratio_at_most=limits.ratio_at_most)
         raise ValueError(why)
     place = {id(one): i for i, one in enumerate(found)}
     yield {
@@ -218,52 +244,21 @@ def plans(
 
 
 def _plan(plan: Plan, epochs: int) -> Part:
-    said = plain_plan(plan)
-    del said["undominated"]  # not known before the last plan
-    numbers = {
-        name: number(value) if isinstance(value, float) else value for name, value in said.items()
-    }
-    return numbers | {
-        "passes": epochs,
-        "python": python_code(plan),
-        "command_lines": command_lines(plan),
-    }
+    values = plain_plan(plan)
+    del values["undominated"]  # not known before the last plan
+    signals = {name: json_number(values[name]) for name in ("signal", "signal_of_run")}
+    return (
+        values
+        | signals
+        | {
+            "passes": epochs,
+            "python": python_code(plan),
+            "command_lines": command_lines(plan),
+        }
+    )
 
 
-def costs(target: Target, way: str, batch: int, epochs: int) -> Iterator[Part]:
+def plan_changes(target: Target, way: str, batch: int, epochs: int) -> Iterator[Part]:
     """What changes to one plan cost."""
     for change in changes(Planner(target).plan(way, batch, epochs)):
         yield {"words": str(change), "plan": _plan(change.after, change.after.epochs)}
-
-
-def participation(
-    name: str, sampler: RandomParticipation, noise: float, delta: float, rtol: float
-) -> Iterator[Part]:
-    """Epsilon of a client's record under random participation, or in what it is compared with."""
-    mechanism = (
-        Mechanism(sampler, noise) if name == "participation" else baseline(name, sampler, noise)
-    )
-    bracket = mechanism.guarantee().epsilon(delta, rtol)
-    yield _about(mechanism) | {"epsilon": plain(bracket), "why_not": None, "provisional": False}
-
-
-def observer(federation: Federation, name: str, delta: float, rtol: float) -> Iterator[Part]:
-    """The epsilon of a client's record in the eyes of one kind of observer."""
-    seen = federation.against(name)
-    bracket = plain(seen.guarantee().epsilon(delta, rtol))
-    yield _about(seen.mechanism) | {
-        "words": seen.words,
-        "epsilon": bracket,
-        "why_not": None,
-        "provisional": False,
-    }
-
-
-def participation_curve(
-    name: str, sampler: RandomParticipation, noise: float, delta: float
-) -> Iterator[Part]:
-    """Its delta against epsilon and its trade-off curve."""
-    mechanism = (
-        Mechanism(sampler, noise) if name == "participation" else baseline(name, sampler, noise)
-    )
-    yield from _curve(mechanism.guarantee(), delta)

@@ -17,14 +17,14 @@ class Problem(BaseModel):
     message: str
 
 
-class Shown(BaseModel):
+class ShownPart(BaseModel):
     """Both sides in a few digits, the lower one rounded down and the upper one up."""
 
     lower: str
     upper: str
 
 
-class Bracket(BaseModel):
+class BracketPart(BaseModel):
     """A quantity proved to lie between ``lower`` and ``upper``, and by what."""
 
     lower: Number
@@ -32,27 +32,32 @@ class Bracket(BaseModel):
     evidence: str
     lower_by: str
     upper_by: str
-    shown: Shown
+    shown: ShownPart
 
 
-class Row(BaseModel):
-    """One sampler; where nothing is proved ``epsilon`` is null, and ``why_not`` says why."""
+class MechanismPart(BaseModel):
+    """What one mechanism costs; where nothing is proved ``epsilon`` is null, and why."""
 
-    sampler: str
     mechanism: str | None = None
     relation: str | None = None
     rounds: int | None = None
-    epsilon: Bracket | None = None
+    epsilon: BracketPart | None = None
     why_not: str | None = None
 
 
-class PointOf(Row):
+class RowPart(MechanismPart):
+    """One sampler, or one model of participation."""
+
+    sampler: str
+
+
+class PointPart(RowPart):
     """The same at another place of the figure's horizontal axis."""
 
     x: float
 
 
-class DeltaAt(BaseModel):
+class DeltaPart(BaseModel):
     """A bracket on delta."""
 
     epsilon: float
@@ -60,57 +65,52 @@ class DeltaAt(BaseModel):
     upper: float
 
 
-class Line(BaseModel):
+class LinePart(BaseModel):
     """Corners of a piecewise linear curve: false alarms and misses."""
 
     alpha: list[float]
     beta: list[float]
 
 
-class TradeOff(BaseModel):
+class TradeOffPart(BaseModel):
     """No attacker is below ``certified``; the true curve is never above ``above``."""
 
-    certified: Line
-    above: Line
+    certified: LinePart
+    above: LinePart
 
 
-class CurveOf(BaseModel):
+class CurvePart(BaseModel):
     """Delta against epsilon, and the trade-off curve."""
 
     sampler: str
-    deltas: list[DeltaAt] = []
-    tradeoff: TradeOff | None = None
+    deltas: list[DeltaPart] = []
+    tradeoff: TradeOffPart | None = None
     why_not: str | None = None
 
 
-class Comparison(BaseModel):
-    """Rows for the settings that were asked, and what the figure needs."""
+class CompareResponse(BaseModel):
+    """Rows for the samplers that were asked for, and what the figure needs."""
 
-    rows: list[Row]
-    points: list[PointOf]
-    curves: list[CurveOf]
+    rows: list[RowPart]
+    points: list[PointPart]
+    curves: list[CurvePart]
 
 
-class ObserverOf(BaseModel):
+class ObserverPart(MechanismPart):
     """An observer, and who adds the noise: a ``trusted`` server, or every client its part."""
 
     observer: str
     trusted: bool
     words: str | None = None
-    mechanism: str | None = None
-    relation: str | None = None
-    rounds: int | None = None
-    epsilon: Bracket | None = None
-    why_not: str | None = None
 
 
-class Participation(Comparison):
+class FederatedResponse(CompareResponse):
     """A client that takes part at random, what it is compared with, and its observers."""
 
-    observers: list[ObserverOf]
+    observers: list[ObserverPart]
 
 
-class ClosedForm(BaseModel):
+class ClosedFormPart(BaseModel):
     """What the closed form of "Proactive DP" asks for."""
 
     noise_multiplier: float | None
@@ -118,7 +118,7 @@ class ClosedForm(BaseModel):
     why_not: str | None
 
 
-class PlanOf(BaseModel):
+class PlanPart(BaseModel):
     """A run that meets the target, what it costs, and code that runs it."""
 
     sampler: str
@@ -139,16 +139,16 @@ class PlanOf(BaseModel):
     signal: Number
     signal_of_run: Number
     records_touched: float
-    closed_form: ClosedForm | None
+    closed_form: ClosedFormPart | None
     python: str
     command_lines: list[str]
     undominated: bool | None = None
 
 
-class Frontier(BaseModel):
+class PlanResponse(BaseModel):
     """Plans, best first, and the signal of a run with every record in every round."""
 
-    plans: list[PlanOf]
+    plans: list[PlanPart]
     full_batch_signal: Number
     notes: Annotated[
         list[str], Field(description="Samplers of which only some plans were computed.")
@@ -156,14 +156,14 @@ class Frontier(BaseModel):
     left_out: list[str]
 
 
-class Change(BaseModel):
+class PlanChange(BaseModel):
     """What a change costs, in words, and the plan after it."""
 
     words: str
-    plan: PlanOf
+    plan: PlanPart
 
 
-class Ended(BaseModel):
+class EndPart(BaseModel):
     """How a run ended."""
 
     how: str
@@ -171,21 +171,21 @@ class Ended(BaseModel):
     private: bool
 
 
-class SpentAt(BaseModel):
+class SpentPart(BaseModel):
     """Epsilon of the run had it been declared to end after so many rounds."""
 
     rounds: int
-    epsilon: Bracket
+    epsilon: BracketPart
 
 
-class Series(BaseModel):
+class SeriesPart(BaseModel):
     """Numbers that the run itself wrote down: pairs of a round and a value."""
 
     name: str
     points: list[tuple[int, float]]
 
 
-class Signal(BaseModel):
+class SignalPart(BaseModel):
     """The largest signal to noise, as planned: length over noise, both in clip norms."""
 
     each: Annotated[Number, Field(description="Of one clipped gradient.")]
@@ -195,42 +195,47 @@ class Signal(BaseModel):
     rounds: int
 
 
-class RunOf(BaseModel):
-    """What a ledger proves."""
+class RunPart(BaseModel):
+    """A run, and what it costs as a whole."""
 
     name: str
+    released: int
+    declared: int
+    over: bool
+    insecure_seed: bool
+    epsilon: BracketPart | None
+    why_not: str | None
+
+
+class RunResponse(RunPart):
+    """What a ledger proves."""
+
     run: str
     begun: str
     verax: str
     head: str
-    declared: int
-    released: int
     complete: bool
-    over: bool
-    ended: Ended | None
+    ended: EndPart | None
     resumed: int
     torn: bool
     population: int | None
-    insecure_seed: bool
     unit: str
     relation: str
     mechanism: list[str]
     noise_multiplier: list[float]
     clip_norm: list[float]
-    signal: list[Signal]
+    signal: list[SignalPart]
     account: str
     delta: float
     group: int
-    epsilon: Bracket | None
-    spent: Bracket | None
-    why_not: str | None
-    points: list[SpentAt]
+    spent: BracketPart | None
+    points: list[SpentPart]
     log: Annotated[
-        list[Series],
+        list[SeriesPart],
         Field(description="What the run published itself, such as scores on public data."),
     ]
     diagnostics: Annotated[
-        list[Series] | None,
+        list[SeriesPart] | None,
         Field(
             description="What it kept for the owners of the data; covered by no guarantee. "
             "Null: not shown here."
@@ -238,32 +243,20 @@ class RunOf(BaseModel):
     ]
 
 
-class RunRow(BaseModel):
-    """One of several runs."""
-
-    name: str
-    released: int
-    declared: int
-    over: bool
-    insecure_seed: bool
-    epsilon: Bracket | None
-    why_not: str | None
-
-
-class Together(BaseModel):
+class TogetherResponse(BaseModel):
     """What several ledgers prove of data that all their runs used."""
 
     delta: float
     group: int
     relation: str
     insecure_seed: bool
-    epsilon: Bracket | None
-    spent: Bracket | None
+    epsilon: BracketPart | None
+    spent: BracketPart | None
     why_not: str | None
-    runs: list[RunRow]
+    runs: list[RunPart]
 
 
-class Runs(BaseModel):
+class RunsResponse(BaseModel):
     """Ledgers in the folder of the server; ``folder`` is false if it has none."""
 
     folder: bool
@@ -273,7 +266,7 @@ class Runs(BaseModel):
     ]
 
 
-class About(BaseModel):
+class AboutResponse(BaseModel):
     """What this server is."""
 
     verax: str
@@ -287,6 +280,7 @@ class Token(BaseModel):
     token: Annotated[str, Field(max_length=1000)]
 
 
+# Answers that every part of the API may give.
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": words}
     for status, words in {
@@ -300,4 +294,3 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         503: "too many are asking at once",
     }.items()
 }
-"""Answers that every part of the API may give."""

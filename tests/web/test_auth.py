@@ -16,7 +16,7 @@ from verax.ledger.run import compose
 from verax.training import Ledger
 from verax.web import ledgers, pages
 from verax.web.app import STATIC, create_app
-from verax.web.guard import HEADERS
+from verax.web.auth import HEADERS
 from verax.web.settings import Settings
 
 TOKEN = "a-secret-of-some-length"
@@ -99,7 +99,7 @@ class TestHeaders:
         assert "unsafe" not in answer.headers["content-security-policy"]
 
     def test_nothing_comes_from_outside(self):
-        files = [*STATIC.iterdir(), *Path(pages.__file__).parent.glob("*.html")]
+        files = [*STATIC.iterdir(), *(Path(pages.__file__).parent / "templates").glob("*.html")]
         for path in files:
             text = path.read_text()
             for start in ("http://", "https://", "//cdn"):
@@ -107,7 +107,7 @@ class TestHeaders:
                 assert start not in found, path
             assert " style=" not in text
             assert "innerHTML" not in text
-        assert {f"{name}.html" for name in pages.NAMES} <= {path.name for path in files}
+        assert {f"{name}.html" for name in pages.TITLES} <= {path.name for path in files}
 
     def test_a_browser_gets_a_page_and_a_program_json(self, quiet):
         browser = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -336,5 +336,5 @@ class TestSent:
         assert answer.status_code == 413
 
     def test_names_stay_inside(self, folder):
-        assert ledgers.inside(folder, "whole.ledger") == (folder / "whole.ledger").resolve()
-        assert ledgers.inside(folder, "../runs0/whole.txt") is None
+        assert ledgers.path_inside(folder, "whole.ledger") == (folder / "whole.ledger").resolve()
+        assert ledgers.path_inside(folder, "../runs0/whole.txt") is None

@@ -1,11 +1,10 @@
-"""Who may ask, and with how long a body; and security headers. Plain ASGI."""
+"""Who may ask, and with how long a body; and security headers. Plain ASGI middleware."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import hmac
-import json
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http.cookies import CookieError, SimpleCookie
@@ -13,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import HTTPException
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from verax.web import pages
 from verax.web.settings import Settings
@@ -23,11 +22,12 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 COOKIE = "verax_session"
-SMALL = 4096  # bytes; more than any body but a ledger has
+# Bytes that a body may have, unless it is a ledger.
+SMALL_BODY = 4096
+# What can be seen without a token.
 OPEN_PATHS = ("/login", "/api/login", "/static/login.js", "/static/style.css")
-"""What can be seen without a token."""
+# Requests that are answered at the same time; the service limits how many of them compute.
 MOST_AT_ONCE = 100
-"""Requests that are answered at the same time; how many of them compute is the desk's to say."""
 
 HEADERS = {
     "content-security-policy": (
@@ -44,7 +44,7 @@ HEADERS = {
 
 
 class Guard:
-    """Passes a request to ``api`` if it is meant for us, comes from us and shows the token."""
+    """Passes a request to ``api`` if its host and origin are ours and it shows the token."""
 
     def __init__(self, api: Any, settings: Settings) -> None:
         self.api, self._settings = api, settings
@@ -87,7 +87,7 @@ class Guard:
             await send(message)
 
         if refusal is not None:
-            await _refuse(with_headers, *refusal, scope)
+            await _refusal_response(scope, *refusal)(scope, receive, with_headers)
             return
         self._open += 1
         try:
@@ -97,7 +97,7 @@ class Guard:
 
     def _refusal(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
         """Status and words of a refusal, or None."""
-        host = _name(headers.get("host", ""))
+        host = _host_name(headers.get("host", ""))
         if host is None or not self._settings.answers_to(host):
             return 421, (
                 "this server does not answer to that host name; "
@@ -107,9 +107,9 @@ class Guard:
             "/api"
         ):
             return 403, "requests from other sites are refused"
-        if "origin" in headers and _site(headers["origin"]) != headers.get("host"):
+        if "origin" in headers and _origin_host(headers["origin"]) != headers.get("host"):
             return 403, "requests from other sites are refused"
-        if self._settings.token and path not in OPEN_PATHS and not self._shown(headers):
+        if self._settings.token and path not in OPEN_PATHS and not self._has_token(headers):
             return 401, (
                 "this server asks for a token: "
                 "send it as 'Authorization: Bearer ...', or log in at /login"
@@ -120,7 +120,7 @@ class Guard:
             )
         return None
 
-    def _shown(self, headers: dict[str, str]) -> bool:
+    def _has_token(self, headers: dict[str, str]) -> bool:
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and token.isascii():
             return self.knows(token.strip())
@@ -136,30 +136,24 @@ class Guard:
         )
 
 
-def _name(host: str) -> str | None:
+def _host_name(host: str) -> str | None:
     """The name in a Host header, without its port; None if it is not one.
 
-    >>> _name("localhost:8000"), _name("[::1]:80"), _name("a b")
+    >>> _host_name("localhost:8000"), _host_name("[::1]:80"), _host_name("a b")
     ('localhost', '::1', None)
     """
     try:
         parts = urlsplit(f"//{host}")
-        good = (
-            bool(host)
-            and parts.netloc == host
-            and "@" not in host
-            and " " not in host
-            and (parts.port or 1) > 0
-        )
+        good = parts.netloc == host and not set("@ ") & set(host) and parts.port != 0
     except ValueError:
         return None
     return parts.hostname if good else None
 
 
-def _site(origin: str) -> str | None:
+def _origin_host(origin: str) -> str | None:
     """Host name and port of an Origin header; None if it has none, such as "null".
 
-    >>> _site("http://localhost:8321"), _site("null"), _site("http://[")
+    >>> _origin_host("http://localhost:8321"), _origin_host("null"), _origin_host("http://[")
     ('localhost:8321', None, None)
     """
     try:
@@ -168,39 +162,19 @@ def _site(origin: str) -> str | None:
         return None
 
 
-def wants_page(scope: Scope) -> bool:
-    """Whether somebody looks at the answer in a browser, rather than a program that reads JSON."""
-    if scope["path"].startswith(("/api/", "/static/")):
-        return False
-    return any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])
-
-
-async def _refuse(send: Send, status: int, words: str, scope: Scope) -> None:
+def _refusal_response(scope: Scope, status: int, words: str) -> Response:
     if status == 401 and not scope["path"].startswith(("/api", "/static")):
-        await send(
-            {"type": "http.response.start", "status": 303, "headers": [(b"location", b"/login")]}
-        )
-        await send({"type": "http.response.body", "body": b""})
-        return
-    if wants_page(scope):
-        kind, body = b"text/html; charset=utf-8", pages.problem(status, words).encode()
-    else:
-        kind, body = b"application/json", json.dumps({"message": words}).encode()
-    headers = [(b"content-type", kind)]
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if status == 503:
-        headers.append((b"retry-after", b"2"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+        return RedirectResponse("/login", 303)
+    headers = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "2"}}.get(status, {})
+    return pages.problem_response(scope, status, words, headers)
 
 
 class BodyLimit:
     """Refuses a body as soon as it is too long or too slow.
 
     Args:
-        app: what is asked.
-        large: the most bytes of a body by path; every other path takes ``SMALL``.
+        app: the application behind it.
+        large: the most bytes of a body by path; every other path takes ``SMALL_BODY``.
         seconds: in which a body must have come.
     """
 
@@ -212,10 +186,10 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        most = self._large.get(scope["path"], SMALL)
+        most = self._large.get(scope["path"], SMALL_BODY)
         other = "; verax report reads ledgers of any length" if scope["path"] in self._large else ""
         refusal = f"the body of this request may have at most {most} bytes here{other}"
-        if _declared(scope) > most:
+        if _declared_length(scope) > most:
             await JSONResponse({"message": refusal}, 413)(scope, receive, send)
             return
         until = asyncio.get_running_loop().time() + self._seconds
@@ -242,7 +216,7 @@ class BodyLimit:
         await self._app(scope, bounded, send)
 
 
-def _declared(scope: Scope) -> int:
+def _declared_length(scope: Scope) -> int:
     """The length that the head promises, if it does."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():

@@ -8,9 +8,8 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from verax.web.answers import Step
-from verax.web.desk import Known, answer
-from verax.web.pool import Busy, Crashed, Refused, Task
+from verax.web.service import AnswerCache, Step, answer
+from verax.web.worker import RequestRefused, ServerBusy, Task, WorkerCrashed
 
 
 class FailingPool:
@@ -28,11 +27,13 @@ async def nowhere(part):
 
 
 def ask(**errors):
-    steps = [Step.of(Task(iter, (name,), False)) for name in errors]
-    asyncio.run(answer(FailingPool(**errors), Known(), steps, nowhere, 1.0))
+    steps = [Step({}, Task(iter, (name,), False)) for name in errors]
+    asyncio.run(answer(FailingPool(**errors), AnswerCache(), steps, nowhere, 1.0))
 
 
-@pytest.mark.parametrize("error", [Refused("no such plan"), Busy("too many"), Crashed("ended")])
+@pytest.mark.parametrize(
+    "error", [RequestRefused("no such plan"), ServerBusy("too many"), WorkerCrashed("ended")]
+)
 def test_the_failure_of_the_only_step_is_raised_as_itself(error):
     with pytest.raises(type(error)) as raised:
         ask(only=error)
@@ -40,5 +41,5 @@ def test_the_failure_of_the_only_step_is_raised_as_itself(error):
 
 
 def test_a_crash_beside_another_step_is_raised_as_itself():
-    with pytest.raises(Crashed):
-        ask(first=Refused("no such plan"), second=Crashed("ended"))
+    with pytest.raises(WorkerCrashed):
+        ask(first=RequestRefused("no such plan"), second=WorkerCrashed("ended"))

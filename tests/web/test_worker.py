@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from verax.web.pool import Crashed, Pool, Task, TooCostly
-from verax.web.tasks import Setting, epsilon
+from verax.web.computations import PlannedRun, epsilon
+from verax.web.worker import Task, TooCostly, WorkerCrashed, WorkerPool
 
 MEMORY = 3 * 2**30
-QUICK = Task(epsilon, (Setting("deterministic", 1000, 10, 1, 1.0), 1e-5, 1e-3))
-SLOW = Task(epsilon, (Setting("deterministic", 1000, 10, 1, 1.0), 1e-5, 1e-3), slow=True)
-COSTLY = Task(epsilon, (Setting("random-allocation", 10**6, 77, 40, 0.5), 1e-5, 1e-3), slow=True)
+QUICK = Task(epsilon, (PlannedRun("deterministic", 1000, 10, 1, 1.0), 1e-5, 1e-3))
+SLOW = Task(epsilon, (PlannedRun("deterministic", 1000, 10, 1, 1.0), 1e-5, 1e-3), slow=True)
+COSTLY = Task(epsilon, (PlannedRun("random-allocation", 10**6, 77, 40, 0.5), 1e-5, 1e-3), slow=True)
 
 
 class Stillborn:
@@ -48,7 +48,7 @@ def during(what, workers=2, stillborn=0):
     """Run a test in a pool, and fail rather than wait for ever."""
 
     async def whole():
-        pool = Pool(workers, MEMORY)
+        pool = WorkerPool(workers, MEMORY)
         pool._context = Stillborn(pool._context, stillborn)
         async with asyncio.timeout(1800):
             await pool.start()
@@ -89,11 +89,11 @@ def test_no_place_is_lost_however_many_die_while_they_start():
     async def what(pool):
         pool._context.times = 1000
         for _ in range(4):  # every place loses its process, and none can be started
-            with pytest.raises((TooCostly, Crashed)):
+            with pytest.raises((TooCostly, WorkerCrashed)):
                 await asked(pool, COSTLY, seconds=0.001)
         kill_all(pool)
         for _ in range(4):
-            with pytest.raises(Crashed):
+            with pytest.raises(WorkerCrashed):
                 await asked(pool)
         pool._context.times = 0
         await everybody_is_answered(pool)
@@ -114,7 +114,7 @@ def test_a_pool_begins_with_empty_places_if_some_die_at_once():
 
 
 def test_a_pool_that_cannot_start_anything_says_so():
-    with pytest.raises(Crashed, match="while it started"):
+    with pytest.raises(WorkerCrashed, match="while it started"):
         during(everybody_is_answered, stillborn=1000)
 
 

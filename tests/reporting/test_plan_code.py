@@ -13,9 +13,9 @@ from verax import Batch, Individual, Mechanism, Mixed
 from verax.cli import app
 from verax.cli.options import ClippingName, RunOptions, SamplerFlags
 from verax.planning import Plan, Target, plannable
+from verax.reporting.plan_code import command_lines, python_code
 from verax.samplers import planned as planned_sampler
 from verax.samplers.options import all_options
-from verax.web.code import command_lines, python_code
 
 
 def planned(way, records=2000, batch=130, epochs=3, noise=1.7, **target):

@@ -1,8 +1,8 @@
-"""A few processes that compute, each on one thing at a time, and none for long.
+"""Worker processes that compute, each one task at a time, and none for long.
 
-A question that turns out to be costly cannot hold up the server: its process is ended at its
-deadline, or soon after nobody waits for the answer any more, and another takes its place. How much
-memory it may use is limited by the system.
+A costly request cannot hold up the server: its process is ended at its deadline, or soon after
+nobody waits for the answer any more, and another takes its place. The system limits how much memory
+it may use.
 """
 
 from __future__ import annotations
@@ -23,43 +23,45 @@ from typing import Any
 
 Emit = Callable[[Any], Awaitable[None]]
 PART, END, REFUSED = "part", "end", "refused"
-_BIRTHS = 3  # processes that may die while they start before whoever waits for one is told
-_BIRTH_SECONDS = 60.0  # in which a new process must be ready
-# seconds in which a process may finish what nobody waits for, if it is slow or not
+# Processes that may die while they start before an error is raised, and the time one may take.
+_START_ATTEMPTS, _START_SECONDS = 3, 60.0
+# Seconds in which a process may finish what nobody waits for, if it is slow or not.
 _GRACE = {True: 1.0, False: 3.0}
 # What a process loads before it is ready: all that a task may be, so that nobody waits for it.
 _TASKS = "verax.web.ledgers"
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-class Refused(ValueError):  # noqa: N818 - reads as a verdict
-    """A question that cannot be answered, with words for whoever asked."""
+class RequestRefused(ValueError):  # noqa: N818 - reads as a verdict
+    """A request that cannot be answered, with the reason in words."""
 
 
-class TooCostly(Refused):
-    """A question that takes longer than one may."""
+class TooCostly(RequestRefused):
+    """A request that takes longer than one may."""
 
 
-class Busy(Exception):  # noqa: N818 - reads as a state
-    """Too many are asking at once."""
+class ServerBusy(Exception):  # noqa: N818 - reads as a state
+    """Too many requests are being answered."""
 
 
-class Crashed(Exception):  # noqa: N818 - reads as a state
-    """A computing process ended unexpectedly; its own words are on standard error."""
+class WorkerCrashed(Exception):  # noqa: N818 - reads as a state
+    """A worker process ended unexpectedly; its own words are on standard error."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A generator of :mod:`verax.web.tasks` or :mod:`verax.web.ledgers`, with its arguments."""
+    """A generator of ``verax.web.computations`` or ``verax.web.ledgers``, with its arguments.
+
+    A slow one may take more than a moment. One process is always kept free of these.
+    """
 
     function: Callable[..., Iterable[Any]]
     arguments: tuple[Any, ...]
     slow: bool = False
-    """Whether it may take more than a moment. One process is always kept free of these."""
 
 
-def work(connection: Connection, memory: int) -> None:
-    """What a computing process does until its other end goes away."""
+def run_tasks(connection: Connection, memory: int) -> None:
+    """Run tasks from the connection until its other end goes away: the main of a worker process."""
     import_module(_TASKS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then ends us
     if sys.platform != "win32":
@@ -91,33 +93,33 @@ class _Worker:
     def __init__(self, context: Any, memory: int, threads: ThreadPoolExecutor) -> None:
         self._connection, other = context.Pipe()
         self._threads, self._reading = threads, list[Future[Any]]()
-        self._process = context.Process(target=work, args=(other, memory), daemon=True)
+        self._process = context.Process(target=run_tasks, args=(other, memory), daemon=True)
         try:
             with other:
                 self._process.start()
-            if not self._connection.poll(_BIRTH_SECONDS):
+            if not self._connection.poll(_START_SECONDS):
                 raise EOFError
             # it has loaded what it needs: nobody who gets it waits for that
             self._connection.recv()
         except (EOFError, OSError):
             self.kill()
-            raise Crashed("a computing process ended while it started") from None
+            raise WorkerCrashed("a worker process ended while it started") from None
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the process is there; it may have been killed from outside."""
         return bool(self._process.is_alive())
 
-    def give(self, task: Task) -> None:
+    def send(self, task: Task) -> None:
         self._reading = []
         self._connection.send((task.function, task.arguments))
 
-    async def hear(self) -> tuple[str, Any]:
+    async def receive(self) -> tuple[str, Any]:
         self._reading = [self._threads.submit(self._connection.recv)]
-        kind, said = await asyncio.wrap_future(self._reading[0])
-        return kind, said
+        kind, value = await asyncio.wrap_future(self._reading[0])
+        return kind, value
 
-    def finishes(self, seconds: float) -> bool:
-        """Whether it ends what it does within this time; what it says is dropped."""
+    def finish(self, seconds: float) -> bool:
+        """Drop the rest of the answer; whether it ended within this time."""
         deadline = time.monotonic() + seconds
         try:
             while True:
@@ -139,8 +141,8 @@ class _Worker:
         self._connection.close()
 
 
-class Pool:
-    """The processes; :meth:`run` gives one a task and passes on what it says.
+class WorkerPool:
+    """The worker processes; :meth:`run` gives one a task and passes on the parts of its answer.
 
     There are always as many places as there were at first. A place whose process has died is empty,
     and whoever takes it starts another; so no death, however early, makes the pool smaller.
@@ -155,7 +157,7 @@ class Pool:
         if hasattr(self._context, "set_forkserver_preload"):  # so that a new one is quick
             self._context.set_forkserver_preload([_TASKS, "verax.cli"])
         self._memory, self._count = memory, workers
-        self._threads = ThreadPoolExecutor(4 * workers, thread_name_prefix="verax-pool")
+        self._threads = ThreadPoolExecutor(4 * workers, thread_name_prefix="verax-worker")
         # the last one used has warm caches; None is a place without a process
         self._free: asyncio.Queue[_Worker | None] = asyncio.LifoQueue()
         self._slow = asyncio.Semaphore(workers - 1)
@@ -164,17 +166,17 @@ class Pool:
         self._stopped = False
 
     async def start(self) -> None:
-        """Start the processes; Crashed if they cannot be started at all."""
-        born = await asyncio.gather(
+        """Start the processes; ``WorkerCrashed`` if they cannot be started at all."""
+        started = await asyncio.gather(
             *(self._new() for _ in range(self._count)), return_exceptions=True
         )
-        failures = [one for one in born if isinstance(one, BaseException)]
-        others = [one for one in failures if not isinstance(one, Crashed)]
+        failures = [one for one in started if isinstance(one, BaseException)]
+        others = [one for one in failures if not isinstance(one, WorkerCrashed)]
         if others or len(failures) == self._count:
             await self.stop()
             raise (others or failures)[0]
         # empty places are taken last
-        for worker in sorted(born, key=lambda one: isinstance(one, _Worker)):
+        for worker in sorted(started, key=lambda one: isinstance(one, _Worker)):
             self._free.put_nowait(worker if isinstance(worker, _Worker) else None)
 
     async def stop(self) -> None:
@@ -190,56 +192,56 @@ class Pool:
     async def run(self, task: Task, emit: Emit, seconds: float) -> None:
         """Compute, and pass every part of the answer on as it comes, until this is cancelled."""
         worker = await self._take(task)
-        patience: float | None = _GRACE[task.slow]  # None if it is done already
+        grace: float | None = _GRACE[task.slow]  # None if it is done already
         try:
             async with asyncio.timeout(seconds):
-                await self._talk(worker, task, emit)
-            patience = None
+                await self._pass_on(worker, task, emit)
+            grace = None
         except TimeoutError:
-            patience = 0.0
+            grace = 0.0
             raise TooCostly(
                 f"this takes more than {seconds:g} seconds, the most that one computation may "
                 "take; ask for something smaller, or use the command line, which waits"
             ) from None
-        except Refused:
-            patience = None
+        except RequestRefused:
+            grace = None
             raise
         except (EOFError, OSError):
-            patience = 0.0
-            raise Crashed from None
+            grace = 0.0
+            raise WorkerCrashed from None
         finally:
-            self._give_back(worker, task, patience)
+            self._give_back(worker, task, grace)
 
     async def _take(self, task: Task) -> _Worker:
-        """A process that lives, once there is one."""
+        """A process that is alive, once there is one."""
         if task.slow:
             await self._slow.acquire()
         try:
             while True:
                 worker = await self._free.get()
-                if worker is not None and worker.lives():
+                if worker is not None and worker.is_alive():
                     return worker
                 # it goes on if nobody waits any more
-                await asyncio.shield(self._repaired(worker, 0.0))
-        except (asyncio.CancelledError, Crashed):
+                await asyncio.shield(self._start_repair(worker, 0.0))
+        except (asyncio.CancelledError, WorkerCrashed):
             if task.slow:
                 self._slow.release()
             raise
 
-    def _give_back(self, worker: _Worker, task: Task, patience: float | None) -> None:
-        """At once if it is done; otherwise it has a moment to finish, or is replaced."""
+    def _give_back(self, worker: _Worker, task: Task, grace: float | None) -> None:
+        """Free its place at once if it is done; else it has a moment to finish, or is replaced."""
 
         def released(_: object = None) -> None:
             if task.slow:
                 self._slow.release()
 
-        if patience is None:
+        if grace is None:
             self._free.put_nowait(worker)
             released()
         elif not self._stopped:
-            self._repaired(worker, patience).add_done_callback(released)
+            self._start_repair(worker, grace).add_done_callback(released)
 
-    def _repaired(self, worker: _Worker | None, patience: float) -> asyncio.Task[None]:
+    def _start_repair(self, worker: _Worker | None, grace: float) -> asyncio.Task[None]:
         """The repair of a place, under way; it is not lost if nobody waits for it."""
 
         def done(repair: asyncio.Task[None]) -> None:
@@ -247,48 +249,46 @@ class Pool:
             if not repair.cancelled():
                 repair.exception()  # seen: whoever takes the place tries again
 
-        repair = asyncio.get_running_loop().create_task(self._repair(worker, patience))
+        repair = asyncio.get_running_loop().create_task(self._repair(worker, grace))
         self._repairs.add(repair)
         repair.add_done_callback(done)
         return repair
 
-    async def _repair(self, worker: _Worker | None, patience: float) -> None:
-        """Give a place a live process, and the place back; Crashed if none can be started."""
+    async def _repair(self, worker: _Worker | None, grace: float) -> None:
+        """Give a place a live process, and the place back; WorkerCrashed if none can be started."""
         loop = asyncio.get_running_loop()
-        kept: _Worker | None = None
+        repaired: _Worker | None = None
         try:
             if worker is not None:
-                if patience and await loop.run_in_executor(
-                    self._threads, worker.finishes, patience
-                ):
-                    kept = worker
+                if grace and await loop.run_in_executor(self._threads, worker.finish, grace):
+                    repaired = worker
                     return
                 self._all.discard(worker)
                 await loop.run_in_executor(self._threads, worker.kill)
-            kept = await self._new()
+            repaired = await self._new()
         finally:
-            self._free.put_nowait(kept)
+            self._free.put_nowait(repaired)
 
-    async def _talk(self, worker: _Worker, task: Task, emit: Emit) -> None:
-        worker.give(task)
+    async def _pass_on(self, worker: _Worker, task: Task, emit: Emit) -> None:
+        worker.send(task)
         while True:
-            kind, said = await worker.hear()
+            kind, value = await worker.receive()
             if kind == END:
                 return
             if kind == REFUSED:
-                raise Refused(said)
-            await emit(said)
+                raise RequestRefused(value)
+            await emit(value)
 
     async def _new(self) -> _Worker:
         loop = asyncio.get_running_loop()
-        for births_left in reversed(range(_BIRTHS)):
+        for attempts_left in reversed(range(_START_ATTEMPTS)):
             try:
                 worker = await loop.run_in_executor(
                     self._threads, _Worker, self._context, self._memory, self._threads
                 )
                 break
-            except Crashed:
-                if not births_left:
+            except WorkerCrashed:
+                if not attempts_left:
                     raise
         self._all.add(worker)
         return worker
