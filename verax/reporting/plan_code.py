@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -85,67 +86,46 @@ def command_lines(plan: Plan) -> list[str]:
     >>> command_lines(plan)[0]
     'verax account --sampler balls-in-bins --batches 100 --epochs 2 ...'
     """
-    target = plan.target
-    noise = ["--noise-multiplier", repr(plan.noise_multiplier)]
-    clipping = ["--clipping", type(target.clipping).__name__.lower()]
+    target, sampler = plan.target, _sampler_options(plan)
+    run = {
+        "--noise-multiplier": repr(plan.noise_multiplier),
+        "--clipping": type(target.clipping).__name__.lower(),
+    }
     if isinstance(target.clipping, Mixed):
-        clipping += ["--clip-groups", str(target.clipping.groups)]
-    account = [
-        "verax",
-        "account",
-        "--sampler",
-        plan.way,
-        *options.describe(plan.sampler),
-        *noise,
-        *clipping,
-        "--relation",
-        plan.mechanism.relation,
-        "--delta",
-        repr(target.delta),
-    ]
-    if target.group > 1:
-        account += ["--group", str(target.group)]
-    lines = [shlex.join(account)]
-    if _trainable(plan):
-        train = [
-            "verax",
-            "train",
-            "--data",
-            "yours.csv",
-            "--sampler",
-            plan.way,
-            "--batch",
-            str(plan.batch),
-            "--epochs",
-            str(plan.epochs),
-            *_special(plan),
-            *noise,
-            *clipping,
-            "--delta",
-            repr(target.delta),
-            "--ledger",
-            "run.ledger",
-        ]
-        lines.append(shlex.join(train))
-    return lines
+        run["--clip-groups"] = str(target.clipping.groups)
+    way, delta = {"--sampler": plan.way}, {"--delta": repr(target.delta)}
+    relation = {"--relation": plan.mechanism.relation}
+    group = {"--group": str(target.group)} if target.group > 1 else {}
+    account = _command("account", way | sampler | run | relation | delta | group)
+    special = {flag: value for flag, value in sampler.items() if flag not in options.SHARED}
+    if not _is_trainable(plan, special):
+        return [account]
+    sizes = {"--batch": str(plan.batch), "--epochs": str(plan.epochs)}
+    data, ledger = {"--data": "yours.csv"}, {"--ledger": "run.ledger"}
+    return [account, _command("train", data | way | sizes | special | run | delta | ledger)]
 
 
-def _special(plan: Plan) -> list[str]:
-    """Options that ``verax train`` cannot derive from data, batch size and epochs."""
+def _command(name: str, given: Mapping[str, str]) -> str:
+    words = [word for option in given.items() for word in option]
+    return shlex.join(["verax", name, *words])
+
+
+def _sampler_options(plan: Plan) -> dict[str, str]:
     words = options.describe(plan.sampler)
-    pairs = zip(words[::2], words[1::2], strict=True)
-    return [word for flag, value in pairs if flag not in options.SHARED for word in (flag, value)]
+    return dict(zip(words[::2], words[1::2], strict=True))
 
 
-def _trainable(plan: Plan) -> bool:
-    """Whether ``verax train`` runs this very sampler, under the sampler's own relation."""
-    special = _special(plan)
+def _is_trainable(plan: Plan, special: Mapping[str, str]) -> bool:
+    """Whether ``verax train`` runs this very sampler, under the sampler's own relation.
+
+    ``special`` are the options that it cannot derive from data, batch size and epochs.
+    """
     given: dict[str, Any] = {
         "--records": plan.target.records,
         "--batch": plan.batch,
         "--epochs": plan.epochs,
     }
-    given |= {flag: int(value) for flag, value in zip(special[::2], special[1::2], strict=True)}
+    given |= {flag: int(value) for flag, value in special.items()}
     try:
         made = options.build(plan.way, given)
     except ValueError:  # what the options would describe there is impossible

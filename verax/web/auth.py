@@ -24,7 +24,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 COOKIE = "verax_session"
 # Bytes that a body may have, unless it is a ledger.
 SMALL_BODY = 4096
-# What can be seen without a token.
+# Paths that need no token.
 OPEN_PATHS = ("/login", "/api/login", "/static/login.js", "/static/style.css")
 # Requests that are answered at the same time; the service limits how many of them compute.
 MOST_AT_ONCE = 100

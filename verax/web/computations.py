@@ -31,8 +31,8 @@ from verax.privacy.participation import Federation, baseline
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.tradeoff import between
 from verax.reporting.plan_code import command_lines, python_code
-from verax.reporting.plans import plain as plain_plan
-from verax.reporting.statement import json_bracket, json_number
+from verax.reporting.plans import plan_values
+from verax.reporting.statement.json_values import json_bracket, json_number
 from verax.samplers import RandomParticipation
 
 Part = dict[str, Any]
@@ -205,12 +205,12 @@ def plans(
     A point is a sampler, a batch size and a number of epochs.
     """
     most = math.inf if limits.rounds_at_most is None else limits.rounds_at_most
-    kept = [
+    allowed = [
         p
         for p in points
         if limits.rounds_at_least <= len(planned(p[0], target.records, p[1], p[2])) <= most
     ]
-    if not kept:  # the planner knows which limit is in the way
+    if not allowed:  # the planner knows which limit is in the way
         ways, sizes, passes = (dict.fromkeys(column) for column in zip(*points, strict=True))
         bounds: dict[str, Any] = {
             "rounds_at_least": limits.rounds_at_least,
@@ -218,12 +218,12 @@ def plans(
         }
         frontier(target, sizes, passes, list(ways), **bounds)
     yield {
-        "of": len(kept),
+        "of": len(allowed),
         "full_batch_signal": json_number(full_batch_signal(target)),
         "notes": notes,
     }
     planner, found, beyond, why = Planner(target), list[Plan](), list[Plan](), ""
-    for way, batch, epochs in kept:
+    for way, batch, epochs in allowed:
         try:
             plan = planner.plan(way, batch, epochs)
             why = limits.violation(plan)
@@ -244,7 +244,7 @@ def plans(
 
 
 def _plan(plan: Plan, epochs: int) -> Part:
-    values = plain_plan(plan)
+    values = plan_values(plan)
     del values["undominated"]  # not known before the last plan
     signals = {name: json_number(values[name]) for name in ("signal", "signal_of_run")}
     return (

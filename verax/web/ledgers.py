@@ -24,7 +24,8 @@ from verax.ledger.entries import LedgerError, parse
 from verax.ledger.run import Run, at_most, compose, if_independent
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.privacy.guarantee import Bracket, Guarantee
-from verax.reporting.statement import Statement, json_number, json_run
+from verax.reporting.statement import Statement
+from verax.reporting.statement.json_values import json_number, json_run
 from verax.web.computations import Part, bracket_part
 
 SUFFIX, LOG_SUFFIX, PRIVATE_SUFFIX = ".ledger", ".log", ".private"

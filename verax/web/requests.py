@@ -107,13 +107,13 @@ StatementFormat = Annotated[
 _CURVES = {"delta": "delta against epsilon", "tradeoff": "what an attacker can reach"}
 
 
-class Request(BaseModel):
+class RequestModel(BaseModel):
     """The parameters of one request; what it does not know is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class MechanismRequest(Request):
+class MechanismRequest(RequestModel):
     """Parameters that requests about a mechanism share."""
 
     clipping: ClippingName = "individual"
@@ -122,7 +122,7 @@ class MechanismRequest(Request):
     group: GroupSize = 1
 
     @model_validator(mode="after")
-    def _nothing_idle(self) -> Self:
+    def _no_unused_clip_groups(self) -> Self:
         if self.clip_groups != 1 and self.clipping != "mixed":
             raise ValueError(
                 f"clip_groups {self.clip_groups} is for clipping mixed, "
@@ -242,7 +242,7 @@ class PlanRequest(MechanismRequest):
 
     @field_validator("epochs", "batch")
     @classmethod
-    def _short(cls, value: str) -> str:
+    def _few_digits(cls, value: str) -> str:
         if any(len(part) > 10 for part in value.replace(":", ",").split(",")):
             raise ValueError("every number must have at most 10 digits")
         return value
@@ -283,16 +283,16 @@ class PlanRequest(MechanismRequest):
 
 
 class ChangesRequest(PlanRequest):
-    """One plan out of a frontier, to be told what changes to it cost."""
+    """One plan of a frontier: what do changes to it cost?"""
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
+    def _one_plan(self) -> Self:
         if len(self.grid().points()) != 1:
             raise ValueError("give one batch, one number of epochs and one sampler")
         return self
 
 
-class FederatedRequest(Request):
+class FederatedRequest(RequestModel):
     """A client that takes part at random, compared with CS, WCS and OLS."""
 
     client_rate: Annotated[
@@ -383,7 +383,7 @@ class FederatedRequest(Request):
         )
 
 
-class LedgerRequest(Request):
+class LedgerRequest(RequestModel):
     """What is asked of a ledger that is sent as the body."""
 
     delta: Delta = 1e-5

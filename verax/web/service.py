@@ -1,4 +1,4 @@
-"""Answers requests: which tasks of the worker processes, in which order, whole or piece by piece."""
+"""Answers requests: which tasks of worker processes, in which order, whole or piece by piece."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class Service:
         path, task = source[2], self.summary_task(source, delta, group)
 
         async def produce(emit: Emit) -> None:
-            seen, over, misses = None, False, 0
+            version, over, misses = None, False, 0
 
             async def pass_on(part: Any) -> None:
                 nonlocal over
@@ -208,7 +208,7 @@ class Service:
 
             while not over:
                 now = ledgers.version_of(path)
-                if now == seen:
+                if now == version:
                     silence = ledgers.silence(path)
                     if silence is not None:
                         await emit({"kind": "quiet"} | silence)
@@ -217,7 +217,7 @@ class Service:
                     continue
                 try:
                     await self.pool.run(task, pass_on, self.settings.seconds)
-                    seen, misses = now, 0
+                    version, misses = now, 0
                 except TooCostly:  # the machine may be busy for a moment of a long run
                     misses += 1
                     if misses == _MOST_MISSES:
@@ -350,12 +350,12 @@ def coarse_first(values: Sequence[Any]) -> Iterator[Any]:
     [0, 4, 2, 1, 3]
     """
     last = len(values) - 1
-    seen: set[int] = set()
+    done: set[int] = set()
     parts = 1
-    while len(seen) < len(values):
+    while len(done) < len(values):
         for i in range(parts + 1):
             place = round(i * last / parts)
-            if place not in seen:
-                seen.add(place)
+            if place not in done:
+                done.add(place)
                 yield values[place]
         parts *= 2

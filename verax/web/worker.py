@@ -145,7 +145,7 @@ class WorkerPool:
     """The worker processes; :meth:`run` gives one a task and passes on the parts of its answer.
 
     There are always as many places as there were at first. A place whose process has died is empty,
-    and whoever takes it starts another; so no death, however early, makes the pool smaller.
+    and the next task to take it starts another; so no death, however early, makes the pool smaller.
     """
 
     def __init__(self, workers: int, memory: int) -> None:
@@ -247,7 +247,7 @@ class WorkerPool:
         def done(repair: asyncio.Task[None]) -> None:
             self._repairs.discard(repair)
             if not repair.cancelled():
-                repair.exception()  # seen: whoever takes the place tries again
+                repair.exception()  # retrieved: the next to take the place tries again
 
         repair = asyncio.get_running_loop().create_task(self._repair(worker, grace))
         self._repairs.add(repair)

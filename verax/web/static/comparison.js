@@ -30,7 +30,7 @@ class Parts {
 }
 
 // labels and colours are by name; axes say by figure which field of the form is across; more() adds
-// cells to a row; shown() is told the parts and the figure whenever they were drawn.
+// cells to a row; shown() is called with the parts and the figure after they are drawn.
 export class Comparison {
   constructor({path, labels, colours, axes, more = () => [], shown = () => {}}) {
     Object.assign(this, {path, labels, colours, axes, more, shown});

@@ -32,12 +32,12 @@ from verax import (
 from verax.privacy.participation import Federation
 from verax.privacy.renyi.filter import IN_ADVANCE
 from verax.privacy.tuning import TruncatedNegativeBinomial, tuned
-from verax.reporting.facts import UNCOVERED, Facts
 from verax.reporting.statement import Statement
+from verax.reporting.statement.facts import UNCOVERED, Facts
 from verax.training import Ledger
 
 RUN = Mechanism(Poisson(0.05, 40), 1.2)
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "statement.schema.json").read_text())
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "statement.schema.json").read_text())
 VOID = {"meta", "line", "polygon", "polyline", "circle"}
 
 

@@ -7,7 +7,7 @@ import math
 from verax.ledger.run import NOT_PRIVATE
 from verax.privacy.guarantee import shown
 from verax.privacy.pld.composition import LOWER, UPPER
-from verax.reporting.facts import BUDGET, RUN, SEARCH, UNCOVERED, Facts, Reach
+from verax.reporting.statement.facts import BUDGET, RUN, SEARCH, UNCOVERED, Facts, Reach
 
 _ALIKE = "Two data sets are neighbours if they are alike but for {these}, "
 _PUBLIC = "; how many {unit}s there are is public."
@@ -163,7 +163,7 @@ def software(facts: Facts) -> str:
 
 
 def prose(facts: Facts) -> str:
-    """The whole statement, a line for each thing said."""
+    """The whole statement, one line for each topic."""
     bracket = facts.epsilon
     assuming = f" Assuming {facts.assuming}." if facts.assuming else ""
     what = "What ran, by its ledger" if facts.runs else _WHAT[facts.kind]

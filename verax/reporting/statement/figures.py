@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 from verax.privacy.guarantee import shown
 from verax.privacy.pld.composition import LOWER, UPPER
-from verax.reporting import words
-from verax.reporting.facts import Facts
+from verax.reporting.statement import text
+from verax.reporting.statement.facts import Facts
 
 _Points = Sequence[tuple[float, float]]
 _Ticks = Sequence[tuple[float, str]]
@@ -67,12 +67,12 @@ class Figure:
             {
                 "viewBox": f"0 0 {_WIDTH} {_HEIGHT}",
                 "role": "img",
-                "aria-labelledby": f"{name}-title {name}-told",
+                "aria-labelledby": f"{name}-title {name}-description",
                 "xmlns": "http://www.w3.org/2000/svg",
             },
         )
         self._add("title", title, id=f"{name}-title")
-        self._add("desc", description, id=f"{name}-told")
+        self._add("desc", description, id=f"{name}-description")
         for value, label in x.ticks:
             place = f"{x(value):.1f}"
             self._add("line", x1=place, x2=place, y1=y.start, y2=y.end, **{"class": "grid"})
@@ -82,14 +82,14 @@ class Figure:
             self._add("line", x1=x.start, x2=x.end, y1=place, y2=place, **{"class": "grid"})
             self._label(label, "end", x=x.start - 8, y=f"{y(value) + 4.5:.1f}")
 
-    def _add(self, tag: str, text: str = "", **attributes: object) -> None:
+    def _add(self, tag: str, content: str = "", **attributes: object) -> None:
         element = ElementTree.SubElement(
             self._root, tag, {name: str(value) for name, value in attributes.items()}
         )
-        element.text = text or None
+        element.text = content or None
 
-    def _label(self, text: str, anchor: str, **attributes: object) -> None:
-        self._add("text", text, **{"text-anchor": anchor}, **attributes)
+    def _label(self, words: str, anchor: str, **attributes: object) -> None:
+        self._add("text", words, **{"text-anchor": anchor}, **attributes)
 
     def _path(self, tag: str, kind: str, points: _Points) -> None:
         places = " ".join(f"{self._x(a):.1f},{self._y(b):.1f}" for a, b in points)
@@ -108,10 +108,10 @@ class Figure:
         places = {"cx": f"{self._x(x):.1f}", "cy": f"{self._y(y):.1f}"}
         self._add("circle", r="4.5", **places, **{"class": "mark"})
 
-    def note(self, height: float, text: str) -> None:
+    def note(self, height: float, words: str) -> None:
         """Write at the right end, where both curves leave room."""
         places = {"x": f"{self._x.end - 8:.1f}", "y": f"{height:.1f}"}
-        self._label(text, "end", **places, **{"class": "note"})
+        self._label(words, "end", **places, **{"class": "note"})
 
     def svg(self) -> str:
         """The element with the lines and the titles of its axes."""
@@ -128,9 +128,9 @@ def reach_figure(facts: Facts) -> str:
     """The share of members that an attacker can find, against false alarms."""
     share = [(value / 100.0, f"{value} %") for value in (0, 20, 40, 60, 80, 100)]
     y = vertical_axis(0.0, share, "members found")
-    told = " ".join(words.reach_sentence(facts, one) for one in facts.reach)
+    description = " ".join(text.reach_sentence(facts, one) for one in facts.reach)
     x = horizontal_axis(1.0, share, "false alarms")
-    figure = Figure("reach", "What an attacker can reach", told, x, y)
+    figure = Figure("reach", "What an attacker can reach", description, x, y)
     curve = facts.curve
     corners = zip(curve.alpha.tolist(), curve.beta.tolist(), strict=True)
     most = [(0.0, 0.0), *((a, 1.0 - b) for a, b in corners), (1.0, 1.0)]
@@ -145,7 +145,7 @@ def reach_figure(facts: Facts) -> str:
     figure.line("upper", most)
     marked = facts.reach[1]
     figure.dot(marked.false_alarms, marked.most)
-    percent = words.percent(marked.most, UPPER)
+    percent = text.percent(marked.most, UPPER)
     figure.note(y.start - 12, f"{100 * marked.false_alarms:g} % false alarms: at most {percent}")
     return figure.svg()
 
@@ -160,9 +160,11 @@ def delta_figure(facts: Facts) -> str:
     ticks = [(10.0**power, f"1e{power}" if power else "1") for power in written]
     y = vertical_axis(10.0 ** powers[0], ticks, "delta", logarithmic=True)
     x = horizontal_axis(top, [(value, f"{value:g}") for value in _round_steps(top)], "epsilon")
-    least, most = shown(bracket.lower, LOWER), words.upper_bound(facts)
-    told = f"At delta {delta!r} epsilon lies between {least} and {most}."
-    figure = Figure("spent", "Epsilon and delta", f"{told} The less delta, the more epsilon.", x, y)
+    least, most = shown(bracket.lower, LOWER), text.upper_bound(facts)
+    description = f"At delta {delta!r} epsilon lies between {least} and {most}."
+    figure = Figure(
+        "spent", "Epsilon and delta", f"{description} The less delta, the more epsilon.", x, y
+    )
     upper = chords([(point.epsilon, point.upper) for point in facts.points])
     lower = steps([(point.epsilon, point.lower) for point in facts.points])
     figure.area("out", [*upper, (top, 1.0), (0.0, 1.0)])

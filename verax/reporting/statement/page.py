@@ -1,6 +1,6 @@
 """A privacy statement as one HTML file: no outside assets, for screens, light and dark, and paper.
 
-The page is ``statement.html``, a :class:`string.Template`: statements need nothing but numpy and
+The page is ``page.html``, a :class:`string.Template`: statements need nothing but numpy and
 scipy, so no template engine is asked for. All text that fills it goes through :func:`_escape`.
 """
 
@@ -18,8 +18,8 @@ from verax.ledger.run import Run
 from verax.mechanism import Mechanism
 from verax.privacy.guarantee import shown
 from verax.privacy.pld.composition import LOWER, UPPER
-from verax.reporting import svg, words
-from verax.reporting.facts import BUDGET, SEARCH, Facts
+from verax.reporting.statement import figures, text
+from verax.reporting.statement.facts import BUDGET, SEARCH, Facts
 
 _HERE = Path(__file__).parent
 _WARNING = '<p class="warning" role="note">{}</p>'
@@ -36,58 +36,58 @@ _Rows = Iterable[Sequence[str]]
 
 def html(facts: Facts, json: str) -> str:
     """The page; ``json`` is kept in it for machines."""
-    warnings = [(text,) for text in words.warnings(facts)]
-    notes = (words.independent_stop_sentence(facts), *facts.notes)
-    reach = words.reach_sentence(facts, facts.reach[1])
-    texts = {
-        "headline": words.headline(facts),
-        "attacker": f"{reach} {words.advantage_sentence(facts)}",
+    warnings = [(line,) for line in text.warnings(facts)]
+    notes = (text.independent_stop_sentence(facts), *facts.notes)
+    reach = text.reach_sentence(facts, facts.reach[1])
+    fields = {
+        "headline": text.headline(facts),
+        "attacker": f"{reach} {text.advantage_sentence(facts)}",
         "what_ran": "What ran" if facts.runs else "What runs",
         "recorded": _recorded(facts),
-        "software": words.software(facts),
+        "software": text.software(facts),
     }
     blocks = {
-        "style": (_HERE / "statement.css").read_text(encoding="utf-8"),
+        "style": (_HERE / "page.css").read_text(encoding="utf-8"),
         "warnings": _fill(_WARNING, warnings),
         "repeated_warnings": _fill(_PARAGRAPH, warnings),
         "context": _fill(_PARAGRAPH, [(facts.context,)] if facts.context else []),
         "terms": _facts_table("The terms of the guarantee", _terms(facts)),
-        "reach_figure": svg.reach_figure(facts),
+        "reach_figure": figures.reach_figure(facts),
         "reach_rows": _fill(_NUMBERS, _reach_rows(facts)),
         "evidence": _facts_table("Epsilon lies between two proved bounds", _evidence(facts)),
-        "notes": _fill(_PARAGRAPH, ((text,) for text in notes if text)),
-        "delta_figure": svg.delta_figure(facts),
+        "notes": _fill(_PARAGRAPH, ((line,) for line in notes if line)),
+        "delta_figure": figures.delta_figure(facts),
         "mechanisms": "\n".join(_mechanisms(facts)),
-        "not_covered": _fill("<li>{}</li>", ((text,) for text in words.not_covered(facts))),
+        "not_covered": _fill("<li>{}</li>", ((line,) for line in text.not_covered(facts))),
         "json": json.replace("<", "\\u003c"),  # no tag, and so no end of the script, inside it
     }
-    template = Template((_HERE / "statement.html").read_text(encoding="utf-8"))
-    return template.substitute({name: _escape(text) for name, text in texts.items()} | blocks)
+    template = Template((_HERE / "page.html").read_text(encoding="utf-8"))
+    return template.substitute({name: _escape(value) for name, value in fields.items()} | blocks)
 
 
 def _terms(facts: Facts) -> _Rows:
-    yield "Protected", words.protected(facts).capitalize()
-    yield "Relation", f"{facts.relation}. {words.neighbours(facts)}"
-    yield "Against", words.adversary(facts)
+    yield "Protected", text.protected(facts).capitalize()
+    yield "Relation", f"{facts.relation}. {text.neighbours(facts)}"
+    yield "Against", text.adversary(facts)
     if facts.assuming:
         yield "Assuming", f"{facts.assuming[0].upper()}{facts.assuming[1:]}."
 
 
 def _reach_rows(facts: Facts) -> _Rows:
     for reach in facts.reach:
-        most, least = words.percent(reach.most, UPPER), words.percent(reach.least, LOWER)
+        most, least = text.percent(reach.most, UPPER), text.percent(reach.least, LOWER)
         yield f"{100.0 * reach.false_alarms:g} %", most, least
 
 
 def _evidence(facts: Facts) -> _Rows:
     bracket = facts.epsilon
-    yield "Epsilon, at most", words.upper_bound(facts)
+    yield "Epsilon, at most", text.upper_bound(facts)
     yield "because", bracket.upper_by
     yield "Epsilon, at least", shown(bracket.lower, LOWER)
     yield "because", bracket.lower_by
-    yield "Delta", f"{facts.delta!r}. {words.delta_sentence(facts)}"
+    yield "Delta", f"{facts.delta!r}. {text.delta_sentence(facts)}"
     yield "Evidence", bracket.evidence
-    yield "relying on", " and ".join(words.RELIES_ON)
+    yield "relying on", " and ".join(text.RELIES_ON)
 
 
 def _recorded(facts: Facts) -> str:
@@ -150,10 +150,10 @@ def _fill(element: str, rows: _Rows) -> str:
     return "".join(element.format(*map(_escape, row)) for row in rows)
 
 
-def _escape(text: str) -> str:
+def _escape(value: str) -> str:
     """Escaped text in which no line ends within a number.
 
     >>> _escape("delta 1e-05 & 2.92 %")
     'delta <span class="whole">1e-05</span> &amp; <span class="whole">2.92 %</span>'
     """
-    return _BREAKABLE.sub(r'<span class="whole">\g<0></span>', escape(text))
+    return _BREAKABLE.sub(r'<span class="whole">\g<0></span>', escape(value))

@@ -6,8 +6,14 @@ from verax import Batch, Deterministic, Mechanism, Poisson, Shuffle, TruncatedPo
 from verax.checks import NoGuarantee
 from verax.privacy import analysis
 from verax.privacy.guarantee import Bracket
-from verax.reporting import compare as module
-from verax.reporting.compare import Priced, against_poisson, compare, comparison_figure, samplers
+from verax.reporting import comparison as module
+from verax.reporting.comparison import (
+    SamplerCost,
+    against_poisson,
+    compare,
+    comparison_figure,
+    samplers,
+)
 
 
 def test_every_sampler_draws_batches_of_the_same_expected_size():
@@ -97,14 +103,14 @@ def test_a_relation_without_analysis_gives_way_to_the_samplers_own(monkeypatch):
 
 
 def test_the_factor_against_poisson_is_rounded_to_both_sides():
-    poisson = Priced("Poisson", Poisson(0.1, 10), "zero-out", Bracket(1.0, 2.0))
-    other = Priced("fixed", Deterministic(10), "zero-out", Bracket(4.0, 8.0))
-    replaced = Priced("fixed", Deterministic(10), "replace", Bracket(4.0, 8.0))
+    poisson = SamplerCost("Poisson", Poisson(0.1, 10), "zero-out", Bracket(1.0, 2.0))
+    other = SamplerCost("fixed", Deterministic(10), "zero-out", Bracket(4.0, 8.0))
+    replaced = SamplerCost("fixed", Deterministic(10), "replace", Bracket(4.0, 8.0))
     rows = [other, poisson, replaced]
     assert against_poisson(other, rows) == Bracket(2.0, 8.0)
     assert against_poisson(poisson, rows) == Bracket(1.0, 1.0)
     assert against_poisson(replaced, rows) is None
-    free = Priced("Poisson", Poisson(0.1, 10), "zero-out", Bracket(0.0, 2.0))
+    free = SamplerCost("Poisson", Poisson(0.1, 10), "zero-out", Bracket(0.0, 2.0))
     assert against_poisson(other, [free]).upper == math.inf
 
 
@@ -121,7 +127,7 @@ def test_too_few_records():
 
 def priced(*brackets):
     return [
-        Priced(f"row {i}", Poisson(0.1, 10) if i == 0 else Shuffle(10), "zero-out", bracket)
+        SamplerCost(f"row {i}", Poisson(0.1, 10) if i == 0 else Shuffle(10), "zero-out", bracket)
         for i, bracket in enumerate(brackets)
     ]
 

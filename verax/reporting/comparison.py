@@ -13,7 +13,7 @@ from verax.checks import NoGuarantee
 from verax.mechanism import Clipping, Individual, Mechanism
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
 from verax.privacy.pld.composition import LOWER, UPPER
-from verax.reporting.figures import OKABE_ITO, drawing, matplotlib
+from verax.reporting.figures import OKABE_ITO, drawing, plain_log_axis
 from verax.samplers import (
     BallsInBins,
     BufferedShuffle,
@@ -31,7 +31,7 @@ RECORDS_PER_BATCH = 100
 
 
 @dataclass(frozen=True)
-class Priced:
+class SamplerCost:
     """A sampler and what it costs; where nothing is proved ``bracket`` is None, and ``why``."""
 
     name: str
@@ -80,7 +80,7 @@ def compare(
     relation: str = "",
     group: int = 1,
     rtol: float = DEFAULT_RTOL,
-) -> list[Priced]:
+) -> list[SamplerCost]:
     """Brackets on epsilon at ``delta``, or delta at ``epsilon``, of one noise, by sampler.
 
     Args:
@@ -120,16 +120,16 @@ def compare(
         for word in dict.fromkeys([relation] if relation else ["zero-out", sampler.relation]):
             mechanism = Mechanism(sampler, noise_multiplier, clipping, word)
             try:
-                rows.append(Priced(name, sampler, word, read(mechanism)))
+                rows.append(SamplerCost(name, sampler, word, read(mechanism)))
                 break
             except NoGuarantee as error:
                 why = str(error)
         else:
-            rows.append(Priced(name, sampler, relation or sampler.relation, None, why))
+            rows.append(SamplerCost(name, sampler, relation or sampler.relation, None, why))
     return rows
 
 
-def against_poisson(row: Priced, rows: Sequence[Priced]) -> Bracket | None:
+def against_poisson(row: SamplerCost, rows: Sequence[SamplerCost]) -> Bracket | None:
     """This number over that of Poisson, if both are known under relations that compare.
 
     >>> rows = compare(0.7, batches=1000, delta=1e-5)
@@ -152,7 +152,7 @@ def against_poisson(row: Priced, rows: Sequence[Priced]) -> Bracket | None:
     return Bracket(low / most, high / least if least > 0.0 else math.inf)
 
 
-def comparison_figure(rows: Sequence[Priced], quantity: str, title: str, path: Path) -> Path:
+def comparison_figure(rows: Sequence[SamplerCost], quantity: str, title: str, path: Path) -> Path:
     """Save horizontal brackets, one a sampler; on a logarithmic axis if they differ by much."""
     known = [row.bracket for row in rows if row.bracket is not None]
     values = [v for b in known for v in (b.lower, b.upper) if 0.0 < v < math.inf]
@@ -165,9 +165,7 @@ def comparison_figure(rows: Sequence[Priced], quantity: str, title: str, path: P
             xscale="log" if wide else "linear", xlim=(left, right), ylim=(len(rows) - 0.4, -0.6)
         )
         if wide and high < 1000.0 * low:  # plain numbers in place of powers of ten
-            axes.xaxis.set_major_locator(matplotlib().ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-            axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-            axes.xaxis.set_minor_locator(matplotlib().ticker.NullLocator())
+            plain_log_axis(axes.xaxis)
         poisson = next((row.bracket for row in rows if isinstance(row.sampler, Poisson)), None)
         if poisson is not None and left < poisson.upper < right:
             axes.axvline(poisson.upper, color=OKABE_ITO["blue"], linewidth=1, linestyle=":")
@@ -193,7 +191,7 @@ def comparison_figure(rows: Sequence[Priced], quantity: str, title: str, path: P
     return path
 
 
-def _bar(axes: Any, i: int, row: Priced, left: float, right: float) -> None:
+def _bar(axes: Any, i: int, row: SamplerCost, left: float, right: float) -> None:
     """One bracket: a bar with a cap at each known end and an arrow where an end is off the axis."""
     if row.bracket is None:
         return

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from verax.ledger.run import Run
-from verax.mechanism import Phases
-from verax.privacy.guarantee import Bracket, Guarantee
+from verax.privacy.guarantee import Guarantee
 from verax.privacy.renyi.filter import Budget
-from verax.reporting import page, words
-from verax.reporting.facts import Facts
+from verax.reporting.statement import page, text
+from verax.reporting.statement.facts import Facts
+from verax.reporting.statement.json_values import json_bracket, json_phases, json_run
 
 # Version of the JSON (docs/statement.schema.json); a change of meaning gets a new number.
 SCHEMA = 1
@@ -62,7 +61,7 @@ class Statement(str):
 
     def __new__(cls, facts: Facts) -> Statement:
         """Write the prose of these facts."""
-        new = super().__new__(cls, words.prose(facts))
+        new = super().__new__(cls, text.prose(facts))
         object.__setattr__(new, "_facts", facts)
         return new
 
@@ -129,7 +128,7 @@ class Statement(str):
         return self._facts
 
     def prose(self) -> str:
-        """The statement in words."""
+        """The statement in text."""
         return str(self)
 
     def content(self) -> dict[str, Any]:
@@ -148,9 +147,9 @@ class Statement(str):
         """Save a page, JSON or prose, as the name says (``.html``, ``.json``, other)."""
         target = savable(path)
         kinds = {".html": self.html, ".htm": self.html, ".json": self.to_json}
-        text = kinds.get(target.suffix.lower(), lambda: f"{self}\n")()
+        content = kinds.get(target.suffix.lower(), lambda: f"{self}\n")()
         try:
-            target.write_text(text, encoding="utf-8")
+            target.write_text(content, encoding="utf-8")
         except OSError as error:
             raise ValueError(
                 f"path must be one that can be written, got {str(target)!r}: {error.strerror}"
@@ -159,85 +158,38 @@ class Statement(str):
 
 
 def _content(facts: Facts) -> dict[str, Any]:
-    reach = [asdict(one) | {"words": words.reach_sentence(facts, one)} for one in facts.reach]
+    reach = [asdict(one) | {"words": text.reach_sentence(facts, one)} for one in facts.reach]
     advantage = {"lower": facts.advantage.lower, "upper": facts.advantage.upper}
-    uncovered = zip(facts.uncovered, words.not_covered(facts), strict=True)
+    uncovered = zip(facts.uncovered, text.not_covered(facts), strict=True)
     return {
         "verax_statement": SCHEMA,
-        "protected": {"unit": facts.unit, "group": facts.group, "words": words.protected(facts)},
-        "relation": {"name": facts.relation, "words": words.neighbours(facts)},
-        "adversary": {"name": facts.adversary, "words": words.adversary(facts)},
+        "protected": {"unit": facts.unit, "group": facts.group, "words": text.protected(facts)},
+        "relation": {"name": facts.relation, "words": text.neighbours(facts)},
+        "adversary": {"name": facts.adversary, "words": text.adversary(facts)},
         "assuming": facts.assuming,
-        "relies_on": list(words.RELIES_ON),
+        "relies_on": list(text.RELIES_ON),
         "delta": facts.delta,
         "epsilon": json_bracket(facts.epsilon),
         "if_stopping_is_independent": facts.if_independent and json_bracket(facts.if_independent),
         "attacker": {
             "reach": reach,
-            "advantage": advantage | {"words": words.advantage_sentence(facts)},
+            "advantage": advantage | {"words": text.advantage_sentence(facts)},
         },
         "curve": [asdict(point) for point in facts.points],
         "what_runs": {
             "recorded": bool(facts.runs),
             "kind": facts.kind,
             "by": facts.by,
-            "settings": [_phases(setting) for setting in facts.settings],
+            "settings": [json_phases(setting) for setting in facts.settings],
         },
         "runs": [
-            {"ledger": run.path} | json_run(run) | {"phases": _phases(run.mechanism)}
+            {"ledger": run.path} | json_run(run) | {"phases": json_phases(run.mechanism)}
             for run in facts.runs
         ],
         "context": facts.context,
         "notes": list(facts.notes),
         "private": facts.private,
-        "warnings": words.warnings(facts),
+        "warnings": text.warnings(facts),
         "not_covered": [{"name": name, "words": sentence} for name, sentence in uncovered],
         "software": dict(facts.software),
-    }
-
-
-def json_number(value: float) -> float | str:
-    """The number, or "inf": JSON has no infinity."""
-    return "inf" if math.isinf(value) else value
-
-
-def json_bracket(bracket: Bracket) -> dict[str, Any]:
-    """A bracket as values that JSON can hold."""
-    sides = {"lower": json_number(bracket.lower), "upper": json_number(bracket.upper)}
-    by = {"lower_by": bracket.lower_by, "upper_by": bracket.upper_by}
-    return sides | {"evidence": bracket.evidence} | by
-
-
-def _phases(setting: Phases) -> list[dict[str, Any]]:
-    return [
-        {
-            "sampler": _kind_and_fields(phase.sampler),
-            "rounds": len(phase.sampler),
-            "noise_multiplier": float(phase.noise_multiplier),
-            "clipping": _kind_and_fields(phase.clipping),
-        }
-        for phase in setting.mechanisms
-    ]
-
-
-def _kind_and_fields(value: Any) -> dict[str, Any]:
-    named = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {"kind": type(value).__name__} | named
-
-
-def json_run(run: Run) -> dict[str, Any]:
-    """What a ledger says of its run, but for the phases, as values that JSON can hold."""
-    ended = run.ended
-    return {
-        "run": run.id,
-        "begun": run.time,
-        "verax": run.verax,
-        "head": run.head,
-        "declared": run.declared,
-        "released": run.released,
-        "resumed": sum(event.kind == "resumed" for event in run.events),
-        "torn": run.torn,
-        "ended": ended and {"how": ended.kind, "reason": ended.reason, "private": ended.private},
-        "population": run.population,
-        "insecure_seed": run.insecure_seed,
     }
