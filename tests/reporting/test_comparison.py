@@ -1,4 +1,5 @@
 import math
+from dataclasses import dataclass
 
 import pytest
 
@@ -14,6 +15,7 @@ from verax.reporting.comparison import (
     comparison_figure,
     samplers,
 )
+from verax.samplers import registry
 
 
 def test_every_sampler_draws_batches_of_the_same_expected_size():
@@ -28,6 +30,20 @@ def test_names_are_distinct_and_short():
     names = [name for name, _ in samplers(10_000, 10)]
     assert len(set(names)) == len(names)
     assert max(map(len, names)) <= 20
+
+
+def test_samplers_of_other_packages_are_listed():
+    @dataclass(frozen=True)
+    class Relabelled(Poisson):
+        def title(self) -> str:
+            return "another"
+
+    registry.register("relabelled-poisson", "Poisson by another name")(Relabelled)
+    try:
+        listed = dict(samplers(20, 3, records=400))
+        assert listed["another"] == Relabelled(0.05, 60)
+    finally:
+        registry.unregister("relabelled-poisson")
 
 
 def test_truncation_is_rare_and_the_cut_no_larger_than_needed():

@@ -24,6 +24,7 @@ from verax.samplers import (
     Shuffle,
     TruncatedPoisson,
     WithoutReplacement,
+    registry,
 )
 from verax.samplers.truncated_poisson import rarely_exceeded_size
 
@@ -40,6 +41,11 @@ class SamplerCost:
     bracket: Bracket | None
     why: str = ""
 
+    @property
+    def is_poisson(self) -> bool:
+        """Whether it is what the others are compared with."""
+        return type(self.sampler) is Poisson
+
 
 def samplers(
     batches: int, epochs: int = 1, records: int | None = None
@@ -54,18 +60,28 @@ def samplers(
         "records", RECORDS_PER_BATCH * batches if records is None else records, minimum=batches
     )
     steps, rate, buffer = batches * epochs, 1.0 / batches, max(1, batches // 10)
-    most = rarely_exceeded_size(count, rate, steps)
-    yield "fixed", Deterministic(batches, epochs)
-    yield "shuffled" if epochs == 1 else "shuffled each epoch", Shuffle(batches, epochs)
-    if epochs > 1:
-        yield "shuffled once", Shuffle(batches, epochs, reshuffle=False)
-    yield f"buffer of {buffer}", BufferedShuffle(batches, buffer, epochs)
-    yield "Poisson", Poisson(rate, steps)
-    yield f"Poisson, at most {most}", TruncatedPoisson(rate, steps, most, count)
-    yield "balls in bins", BallsInBins(batches, epochs)
-    if epochs > 1:  # for one epoch this is balls in bins
-        yield f"exactly {epochs} rounds", RandomAllocation(epochs, steps)
-    yield "without replacement", WithoutReplacement(math.ceil(count / batches), count, steps)
+    most, batch = rarely_exceeded_size(count, rate, steps), math.ceil(count / batches)
+    several = epochs > 1
+    found: list[Sampler] = [
+        Deterministic(batches, epochs),
+        Shuffle(batches, epochs),
+        *([Shuffle(batches, epochs, reshuffle=False)] if several else []),
+        BufferedShuffle(batches, buffer, epochs),
+        Poisson(rate, steps),
+        TruncatedPoisson(rate, steps, most, count),
+        BallsInBins(batches, epochs),
+        # for one epoch this is balls in bins
+        *([RandomAllocation(epochs, steps)] if several else []),
+        WithoutReplacement(batch, count, steps),
+    ]
+    kinds = {RandomAllocation, *map(type, found)}
+    of_other_packages = (
+        registry.planned(name, count, batch, epochs)
+        for name in registry.plannable()
+        if registry.named(name).kind not in kinds
+    )
+    for sampler in (*found, *of_other_packages):
+        yield sampler.title(), sampler
 
 
 def compare(
@@ -136,7 +152,7 @@ def against_poisson(row: SamplerCost, rows: Sequence[SamplerCost]) -> Bracket | 
     >>> against_poisson(rows[0], rows)
     Bracket(lower=10.9..., upper=10.9...)
     """
-    base = next((r for r in rows if isinstance(r.sampler, Poisson)), None)
+    base = next((r for r in rows if r.is_poisson), None)
     if base is None or base.bracket is None or row.bracket is None:
         return None
     if base is row:
@@ -166,7 +182,7 @@ def comparison_figure(rows: Sequence[SamplerCost], quantity: str, title: str, pa
         )
         if wide and high < 1000.0 * low:  # plain numbers in place of powers of ten
             plain_log_axis(axes.xaxis)
-        poisson = next((row.bracket for row in rows if isinstance(row.sampler, Poisson)), None)
+        poisson = next((row.bracket for row in rows if row.is_poisson), None)
         if poisson is not None and left < poisson.upper < right:
             axes.axvline(poisson.upper, color=OKABE_ITO["blue"], linewidth=1, linestyle=":")
         for i, row in enumerate(rows):
@@ -195,7 +211,7 @@ def _bar(axes: Any, i: int, row: SamplerCost, left: float, right: float) -> None
     """One bracket: a bar with a cap at each known end and an arrow where an end is off the axis."""
     if row.bracket is None:
         return
-    colour = OKABE_ITO["blue" if isinstance(row.sampler, Poisson) else "red"]
+    colour = OKABE_ITO["blue" if row.is_poisson else "red"]
     low, high = row.bracket.lower, row.bracket.upper
     start, stop = min(max(low, left), right), max(min(high, right), left)
     axes.plot([start, stop], [i, i], color=colour, linewidth=5, alpha=0.45, solid_capstyle="butt")
