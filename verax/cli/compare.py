@@ -19,8 +19,13 @@ from verax.cli.options import (
 from verax.cli.tables import Table, console
 from verax.privacy.guarantee import DEFAULT_RTOL, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
-from verax.reporting.compare import RECORDS_PER_BATCH, Priced, against_poisson, comparison_figure
-from verax.reporting.compare import compare as price_all
+from verax.reporting.comparison import (
+    RECORDS_PER_BATCH,
+    SamplerCost,
+    against_poisson,
+    comparison_figure,
+)
+from verax.reporting.comparison import compare as price_all
 from verax.reporting.figures import drawable
 
 
@@ -108,7 +113,7 @@ def writable(folder: Path, option: str = "--figure") -> Path:
     return folder
 
 
-def _plain(rows: Sequence[Priced]) -> list[dict[str, object]]:
+def _plain(rows: Sequence[SamplerCost]) -> list[dict[str, object]]:
     return [
         {
             "name": row.name,
@@ -126,7 +131,7 @@ def _factor(value: float, side: int) -> str:
     return format_bound(value, side, 3 if value >= 1.0 else 2)
 
 
-def _show(rows: Sequence[Priced], quantity: str, setting: str) -> None:
+def _show(rows: Sequence[SamplerCost], quantity: str, setting: str) -> None:
     out = console()
     out.print(f"{quantity}: {setting}")
     table = Table(

@@ -103,7 +103,7 @@ def group(
     mechanism = Mechanism(sampler, noise_multiplier, clipping, run.relation_name)
     if samples is not None:
         checks.count("samples", samples, minimum=0)
-    settings = tables.Settings(
+    settings = tables.GroupSettings(
         geometry.value, rtol, samples, sampling.value, confidence, insecure_seed
     )
     if clippings:
@@ -168,7 +168,7 @@ def _kinds(words: str, known: Mapping[str, Clipping]) -> list[Clipping]:
 def _setting(mechanism: Mechanism) -> str:
     return (
         f"{mechanism.sampler!r}, noise {mechanism.noise_multiplier:g}, "
-        f"{tables.name(mechanism.clipping)} clipping, {mechanism.relation}"
+        f"{tables.clipping_name(mechanism.clipping)} clipping, {mechanism.relation}"
     )
 
 
@@ -199,7 +199,7 @@ def _show(
     geometry: str,
     blocks: Sequence[tables.Block],
     samples: int,
-    settings: tables.Settings,
+    settings: tables.GroupSettings,
     why: str,
 ) -> None:
     out = console()
@@ -260,12 +260,12 @@ def _clippings(
     sizes: Sequence[int],
     delta: float | None,
     epsilon: float | None,
-    settings: tables.Settings,
+    settings: tables.GroupSettings,
     figure: Path | None,
     json: bool,
 ) -> None:
     """One run under several clippings, and where one becomes cheaper than another."""
-    names = [tables.name(kind) for kind in kinds]
+    names = [tables.clipping_name(kind) for kind in kinds]
     runs = [
         Mechanism(mechanism.sampler, mechanism.noise_multiplier, kind, mechanism.relation)
         for kind in kinds

@@ -375,7 +375,8 @@ def _print_json(
             "full_batch_signal": best,
             "figure": figure and str(figure),
             "plans": [
-                reporting.plain(p, id(p) in starred) | accuracies.get(id(p), {}) for p in plans
+                reporting.plan_values(p, id(p) in starred) | accuracies.get(id(p), {})
+                for p in plans
             ],
             "utility": joined
             and {
@@ -384,7 +385,7 @@ def _print_json(
                 "expected_accuracy": joined.choice.accuracy,
                 "public": joined.graph.public,
             },
-            "changes_to_the_first": [reporting.plain_change(change) for change in changes],
+            "changes_to_the_first": [reporting.change_values(change) for change in changes],
             "columns": reporting.EXPLAINED,
         }
     )
