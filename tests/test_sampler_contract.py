@@ -15,7 +15,7 @@ from verax.checks import NoGuarantee
 from verax.cli import app
 from verax.description import describe, restore
 from verax.planning import Planner, Target
-from verax.planning.accountant import upper_only
+from verax.planning.planner import upper_only
 from verax.privacy.pricing import prices, pricing_of
 from verax.privacy.samplers.poisson import PoissonPricing
 from verax.samplers import Sampler, options, registry, resume

@@ -21,6 +21,7 @@ from verax import (
     Poisson,
     RandomParticipation,
 )
+from verax.papers.random_participation.published import published
 from verax.privacy.pairs.hidden_participation import Glued
 from verax.privacy.participation import (
     BASELINES,
@@ -28,7 +29,6 @@ from verax.privacy.participation import (
     leaning,
     other_records,
     participating,
-    published,
 )
 from verax.privacy.pld.composition import Composition, Round
 

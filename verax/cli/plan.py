@@ -24,7 +24,7 @@ from verax.cli.plan_utility import utility as utility_graph
 from verax.cli.tables import Table, console
 from verax.mechanism import Clipping
 from verax.planning import Change, Plan, Target, plannable
-from verax.planning.grid import spread, usual_batches
+from verax.planning.frontier import spread, usual_batches
 from verax.planning.utility import LEAKS, Choice, PrivateData, UtilityGraph, best_plan, expected
 from verax.planning.utility import read as read_graph
 from verax.reporting import plans as reporting

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from verax import checks
 from verax.cli import common
-from verax.planning.calculator import Phase, Setting, budget, next_phase, simple
+from verax.planning.closed_form.calculator import Phase, Setting, budget, next_phase, simple
 from verax.privacy.guarantee import Bracket, shown
 from verax.privacy.pld.composition import LOWER, UPPER
 

@@ -15,6 +15,7 @@ from verax import checks
 from verax.cli import common
 from verax.cli.train import ModelName
 from verax.planning import utility as graphs
+from verax.reporting.plans import utility_figure
 
 
 def utility(
@@ -88,7 +89,7 @@ def utility(
     if out is not None:
         graph.save(out)
     if figure is not None:
-        graphs.figure(graph, figure, drop)
+        utility_figure(graph, figure, drop)
     if json:
         lines = [
             {

@@ -13,9 +13,9 @@ from rich.table import Table
 from verax import checks
 from verax.cli import common
 from verax.cli.tables import console
+from verax.papers import PAPERS, Row, quiet
+from verax.papers import reproduce as run
 from verax.reporting.figures import matplotlib
-from verax.reproduce import PAPERS, Row, quiet
-from verax.reproduce import reproduce as run
 
 
 def reproduce(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from verax.checks import NoGuarantee
-from verax.planning.frontier import Plan, Planner, Target
+from verax.planning.planner import Plan, Planner, Target
 
 
 @dataclass(frozen=True)

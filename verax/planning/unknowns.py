@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from verax import checks
-from verax.planning.accountant import upper_only
-from verax.planning.central_limit import gaussian_shift
-from verax.planning.frontier import Plan, Planner, Target
+from verax.planning.noise_search import gaussian_shift
+from verax.planning.planner import Plan, Planner, Target, upper_only
 from verax.samplers import Sampler
 from verax.samplers.registry import planned
 

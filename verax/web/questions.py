@@ -22,7 +22,7 @@ from pydantic import (
 from verax import checks
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.planning import Target
-from verax.planning.grid import spread, usual_batches
+from verax.planning.frontier import spread, usual_batches
 from verax.privacy.participation import Federation
 from verax.privacy.pricing import SamplerPricing, pricing
 from verax.samplers import RandomParticipation, registry

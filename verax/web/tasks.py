@@ -25,7 +25,7 @@ from verax.planning import (
     undominated,
     within,
 )
-from verax.planning.accountant import upper_only
+from verax.planning.planner import upper_only
 from verax.privacy.guarantee import Bracket, Guarantee, shown
 from verax.privacy.participation import Federation, baseline
 from verax.privacy.pld.composition import LOWER, UPPER

@@ -447,7 +447,7 @@ def test_lemma_e2_is_no_bound(epochs, sigma):
 
 def test_a_curve_from_the_printed_occupancy_law_promises_too_much():
     """Lemma F.4 for ten batches of eight and g = 4, sigma = 1: f(.05) = .462 from the printed law, .415 in truth."""
-    from verax.reproduce.paper_000 import printed_occupancy
+    from verax.papers.shuffling_and_batch_clipping.errata import printed_occupancy
 
     wrong = StrongCurve(lambda _: printed_occupancy(10, 4))
     run = Mechanism(Shuffle(batches=10), 2.0, Batch())
