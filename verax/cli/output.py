@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they are turned into."""
+"""What commands print: consoles, JSON, and how far they are."""
 
 from __future__ import annotations
 
@@ -6,69 +6,42 @@ import json
 import math
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from verax.privacy.guarantee import Bracket
 
-Noise = Annotated[
-    float, typer.Option("--noise-multiplier", "-z", help="Noise standard deviation / clip norm.")
-]
-ExpectedBatch = Annotated[
-    int | None,
-    typer.Option(
-        "--batch",
-        help="Expected batch size; default: 256, or a quarter of the records if that is less.",
-    ),
-]
-Group = Annotated[int, typer.Option(help="How many records are protected together.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+_ENDLESS = 10_000  # columns of a file
 
 
-def expected_batch(batch: int | None, records: int) -> int:
-    """The expected batch size: what was asked for, or what suits so many records."""
-    if batch is None:
-        return max(min(256, records // 4), 1)
-    if batch > records:
-        raise ValueError(
-            f"--batch must be at most the number of records to train on, {records}, got {batch}"
-        )
-    return batch
+def console(stderr: bool = False, quiet: bool = False) -> Console:
+    """Standard output, or error, for plain words, broken only by the terminal."""
+    return Console(highlight=False, markup=False, soft_wrap=True, stderr=stderr, quiet=quiet)
 
 
-def given(context: typer.Context, names: Iterable[str] | None = None) -> list[str]:
-    """The options that were typed, among ``names`` or among all parameters."""
-    wanted = None if names is None else set(names)
-    return [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.name is not None
-        and (wanted is None or parameter.name in wanted)
-        and (source := context.get_parameter_source(parameter.name)) is not None
-        and source.name == "COMMANDLINE"
-    ]
+def fitted_console() -> Console:
+    """Standard output, as wide as the terminal, broken between words; a file has no width."""
+    if sys.stdout.isatty():
+        return Console(highlight=False, markup=False)
+    return Console(highlight=False, markup=False, soft_wrap=True, width=_ENDLESS)
 
 
-def refuse_together(context: typer.Context, names: Iterable[str], other: str, why: str) -> None:
-    """Refuse options that another one makes void: nothing that is typed is ignored."""
-    if found := given(context, names):
-        raise ValueError(f"{' and '.join(found)} cannot be given with {other}: {why}")
-
-
-def apart(files: Mapping[str, Path | None]) -> None:
-    """Refuse one file for two options: the later would take the earlier one's place."""
-    taken: dict[Path, str] = {}
-    for option, path in files.items():
-        if path is not None and (other := taken.setdefault(path.resolve(), option)) != option:
-            raise ValueError(
-                f"{other} and {option} must be different files, got {str(path)!r} for both"
-            )
+def say_saved(figure: Path | None) -> None:
+    """Say where a figure went, if there is one."""
+    if figure is not None:
+        fitted_console().print(f"Figure saved: {figure}")
 
 
 def plain(value: Any) -> Any:
@@ -96,17 +69,43 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 @contextmanager
+def counted(what: str, unit: str = "") -> Iterator[Callable[[int, int], None]]:
+    """Yield what shows so many of so many done, as a bar on a terminal's standard error.
+
+    The bar appears when it is first called, and goes away when the work is done.
+    """
+    screen = Console(stderr=True)
+    # a disabled bar of rich 14.2 and older still ends with an empty line
+    if not screen.is_terminal:
+        yield lambda done, total: None
+        return
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
+    bar = Progress(*columns, TimeRemainingColumn(), console=screen, transient=True)
+    task = bar.add_task(what, total=None)
+
+    def show(done: int, total: int) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+@contextmanager
 def patience(what: str) -> Iterator[None]:
     """Show a progress bar on standard error once the work has taken over a second."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    screen = Console(stderr=True)
+    if not screen.is_terminal:
         yield
         return
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TimeElapsedColumn(),
-        console=console,
+        console=screen,
         transient=True,
     )
     timer = threading.Timer(1.0, progress.start)

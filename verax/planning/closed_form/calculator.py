@@ -227,6 +227,16 @@ class Phase:
     theta: float
     sizes: SampleSizes
 
+    @property
+    def epochs(self) -> float:
+        """k, the gradient work of all phases."""
+        return self.sizes.work.epochs
+
+    @property
+    def population(self) -> int:
+        """N."""
+        return self.sizes.population
+
 
 def next_phase(
     population: int,
