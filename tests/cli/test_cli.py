@@ -1,4 +1,4 @@
-"""The command line as a user meets it: through its entry point, in a fresh process where exit codes matter."""
+"""The command line as a user meets it: by its entry point, in a new process for exit codes."""
 
 import json
 import subprocess
@@ -283,7 +283,8 @@ def test_an_interrupt_while_the_commands_load_is_one_line_too():
     code += (
         "def slow(name, *rest):\n    if name == 'verax.cli': os.kill(os.getpid(), signal.SIGINT)\n"
     )
-    code += "    return found(name, *rest)\nfrom verax.__main__ import main; builtins.__import__ = slow; main()"
+    code += "    return found(name, *rest)\n"
+    code += "from verax.__main__ import main; builtins.__import__ = slow; main()"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=600
     )

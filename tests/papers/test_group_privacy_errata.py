@@ -1,4 +1,4 @@
-"""Where 'optimal group privacy' is wrong as printed: the numbers of docs/errata.md, most of them by quadrature."""
+"""Where 'optimal group privacy' is wrong as printed: numbers of docs/errata.md, by quadrature."""
 
 import math
 
@@ -27,7 +27,9 @@ def weighted_variation(p, q, a):
 
 
 def test_corollary_19_lacks_a_pair_of_brackets():
-    """One step, rate .1, noise 1, 4 records, epsilon 1: .0283 by proposition 10, -.831 as printed in corollary 19."""
+    """One step, rate .1, noise 1, 4 records, epsilon 1: .0283 by proposition 10, -.831 as printed
+    in corollary 19.
+    """
     x, y, a = NORMAL.pdf(X), mixture(4, 0.1), math.e
     larger = max(weighted_variation(x, y, a), a * weighted_variation(x, y, 1.0 / a))
     assert 0.5 * (larger + 1.0 - a) == pytest.approx(0.028331, abs=1e-5)
@@ -35,7 +37,9 @@ def test_corollary_19_lacks_a_pair_of_brackets():
 
 
 def test_proposition_21_states_a_probability_above_one_and_drops_a_factor():
-    """1,000 samples, gamma .05: the printed probability is 2.68. Read as 1 - 2 exp(-2 m gamma^2) it would be .987."""
+    """1,000 samples, gamma .05: the printed probability is 2.68. Read as 1 - 2 exp(-2 m gamma^2) it
+    would be .987.
+    """
     samples, gamma, epsilon = 1000, 0.05, 3.0
     tail = 2.0 * math.exp(-2.0 * samples * gamma**2)
     assert math.exp(1.0 - tail) == pytest.approx(2.68, abs=0.01)
@@ -52,7 +56,8 @@ def test_proposition_21_states_a_probability_above_one_and_drops_a_factor():
 
 
 def test_algorithm_1_divides_by_the_size_of_the_data():
-    """Full batches, noise 1, 1,000 records of one direction and one opposed to them: both sizes enter the average.
+    """Full batches, noise 1, 1,000 records of one direction and one opposed to them: both sizes
+    enter the average.
 
     (n + N) / n against (n - 1 + N) / (n + 1), in units of 1/n: means 1.998 apart, not 1, and
     different noise.
@@ -67,7 +72,9 @@ def test_algorithm_1_divides_by_the_size_of_the_data():
 
 
 def test_algorithm_2_overwrites_the_sampling_rate():
-    """BINOM_MIXTURE_PDF sets p to 0, then asks for binomial weights of p: at x = 0 it returns 1.0003, not .8396."""
+    """BINOM_MIXTURE_PDF sets p to 0, then asks for binomial weights of p: at x = 0 it returns
+    1.0003, not .8396.
+    """
     total = 0.0
     for j in range(5):
         total += math.exp(-(j**2) / 2.0) * math.comb(4, j) * total**j * (1.0 - total) ** (4 - j)
@@ -77,7 +84,8 @@ def test_algorithm_2_overwrites_the_sampling_rate():
 
 
 def test_the_proof_of_lemma_14_takes_the_transition_function_the_wrong_way_round():
-    """N(0), N(1), N(2) with noise 1: the signs of the two terms change at .5 and 1.5, not at one place.
+    """N(0), N(1), N(2) with noise 1: the signs of the two terms change at .5 and 1.5, not at one
+    place.
 
     t_i = a p_i / g_i(a p_1 / t) should be a p_i g_i(t / (a p_1)).
     """
@@ -94,7 +102,9 @@ def test_the_proof_of_lemma_14_takes_the_transition_function_the_wrong_way_round
 
 
 def test_the_derivative_in_appendix_a2_has_half_the_logarithm():
-    """For a = 1/2, noise 1 and distance 1 the sign changes at 1.193; the printed argument of erf stands for .847."""
+    """For a = 1/2, noise 1 and distance 1 the sign changes at 1.193; the printed argument of erf
+    stands for .847.
+    """
     a = 0.5
     place = float(X[np.argmax(NORMAL.pdf(X) < a * NORMAL.pdf(X, 1.0))])
     assert place == pytest.approx((1.0 - 2.0 * math.log(a)) / 2.0, abs=1e-3)
@@ -114,7 +124,9 @@ def test_the_transition_function_of_appendix_a3_lacks_a_square_and_the_variance(
 
 
 def test_equation_2_of_appendix_a5_has_the_wrong_weight():
-    """Rate .1, noise 1, alpha .05: the left side is .0958; the right side .605 with (1-p)^2, and .0936 with p^2."""
+    """Rate .1, noise 1, alpha .05: the left side is .0958; the right side .605 with (1-p)^2, and
+    .0936 with p^2.
+    """
     p, alpha = 0.1, 0.05
 
     def power(rate, shift=1.0):
@@ -137,7 +149,9 @@ def test_equation_2_of_appendix_a5_has_the_wrong_weight():
     [(0.1, 4, 0.016580, 0.0014542), (0.01, 16, 1.2622e-3, 4.943e-8)],
 )
 def test_orthogonal_gradients_are_better_than_the_square_root(rate, group, stated, exact):
-    """Section 6 puts sqrt(B(k, p)) on one line. Each record has a direction of its own: k runs with one record each."""
+    """Section 6 puts sqrt(B(k, p)) on one line. Each record has a direction of its own: k runs with
+    one record each.
+    """
     y = mixture(group, rate, places=np.sqrt(np.arange(group + 1.0)))
     x = NORMAL.pdf(X)
     line = max(float(np.sum(np.maximum(p - math.e * q, 0.0)) * WIDTH) for p, q in ((y, x), (x, y)))
@@ -151,7 +165,9 @@ def test_orthogonal_gradients_are_better_than_the_square_root(rate, group, state
 
 
 def test_a_smaller_rate_is_not_always_more_graceful():
-    """100 steps, one record with epsilon 1 at 1e-5 (to 4 digits): 8 records cost more at rate .1 than at rate 1."""
+    """100 steps, one record with epsilon 1 at 1e-5 (to 4 digits): 8 records cost more at rate .1
+    than at rate 1.
+    """
     small, full = Mechanism(Poisson(0.1, 100), 3.9417), Mechanism(Poisson(1.0, 100), 37.3060)
     for run in (small, full):
         one = run.guarantee().epsilon(1e-5, 1e-5)

@@ -1,4 +1,4 @@
-"""'How private is DP-SGD?': a coarse run of the whole reproduction, and its numbers by other means."""
+"""'How private is DP-SGD?': a coarse run of the reproduction, and its numbers by other means."""
 
 import csv
 import math
@@ -28,7 +28,9 @@ def run(tmp_path_factory):
 
 
 def event(noise, batches, epsilon, fine=False):
-    """The paper's equation (7): P and Q of {max w >= C}, C from 0 to 100 by 0.01, or about ten times as many."""
+    """The paper's equation (7): P and Q of {max w >= C}, C from 0 to 100 by 0.01, or about ten
+    times as many.
+    """
     c = np.linspace(0.0, 20.0, 20_001) if fine else np.arange(10_001) / 100.0
     rest = (batches - 1) * stats.norm.logcdf(c / noise)
     p, q = (-np.expm1(stats.norm.logcdf((c - shift) / noise) + rest) for shift in (2.0, 1.0))
@@ -142,7 +144,9 @@ def test_fixed_batches_are_the_closed_form(claim):
 
 
 def test_the_three_numbers_of_figure_7_are_those_of_epsilon_one_half():
-    """The text names them for epsilon 1, where the event gives .000999 and Poisson sampling 2.5e-13."""
+    """The text names them for epsilon 1, where the event gives .000999 and Poisson sampling
+    2.5e-13.
+    """
     setting = figures.SETTINGS[6]
     assert round(event(1.0, 1000, 0.5), 3) == 0.004
     assert event(1.0, 1000, 1.0) == pytest.approx(0.000999, abs=1e-6)
@@ -157,7 +161,9 @@ def test_the_three_numbers_of_figure_7_are_those_of_epsilon_one_half():
 
 
 def test_a_lower_bound_of_the_text_exceeds_the_exact_upper_bound():
-    """Delta of shuffled batches at epsilon 12 is printed as at least 7.5e-5; fixed batches have less."""
+    """Delta of shuffled batches at epsilon 12 is printed as at least 7.5e-5; fixed batches have
+    less.
+    """
     assert gaussian(0.4, 12.0) < 7.4744e-5 < 7.5e-5
 
 

@@ -1,4 +1,4 @@
-"""Tables 6 to 11 of 'Proactive DP': every difference has its reason, and the reasons reproduce the printed numbers."""
+"""Tables 6 to 11 of 'Proactive DP': reasons for every difference reproduce what is printed."""
 
 import csv
 import math
@@ -126,7 +126,9 @@ def test_the_largest_batch_is_the_first_iterate(run, table, printed, here):
 
 @pytest.mark.parametrize("case", tables.COMPARISONS, ids=lambda case: f"table {case.table}")
 def test_the_f_dp_numbers_are_a_central_limit_and_the_second_of_twice_the_rounds(case):
-    """Corollary 5.4 of Dong et al. by another formula: delta of G_mu solved with scipy's normal law."""
+    """Corollary 5.4 of Dong et al. by another formula: delta of G_mu solved with scipy's normal
+    law.
+    """
     for size, f_dp, times in (
         (case.batch, case.f_dp, 1.0),
         (case.asymptotic_batch, case.asymptotic_f_dp, 2.0),

@@ -1,4 +1,4 @@
-"""Tables 1 and 2 of 'shuffling and batch clipping', and the errata shown with them, by other means."""
+"""Tables 1 and 2 of 'shuffling and batch clipping', and the errata with them, by other means."""
 
 import csv
 import math
@@ -120,7 +120,7 @@ def test_rows_that_hold_at_this_delta_fail_at_a_smaller_one():
 
 
 def test_the_composed_subsampled_curve_is_not_that_of_a1(run):
-    """Section E.2 calls it tight for the strong adversary; epsilon is .31 for A0 and 13.2 for A1."""
+    """Section E.2 calls it tight for A1; epsilon is .31 for A0 and 13.2 for A1."""
     row = next(row for row in run[1] if row.where == "E.2")
     a0, a1 = (float(part.split("= ")[1]) for part in row.here.split(", "))
     assert a0 < 0.32
@@ -142,14 +142,18 @@ def test_h_is_larger_than_one_over_sigma(sigma):
 
 
 def test_orthogonal_terms_do_not_reach_2kc():
-    """Section C.4: k = 4 differences of norm 2 give 8 if they are parallel, 4 if they are orthogonal."""
+    """Section C.4: k = 4 differences of norm 2 give 8 if they are parallel, 4 if they are
+    orthogonal.
+    """
     orthogonal, parallel = 2.0 * np.eye(4), 2.0 * np.ones((4, 1)) * np.eye(1, 4)
     assert np.linalg.norm(orthogonal.sum(axis=0)) == pytest.approx(4.0)
     assert np.linalg.norm(parallel.sum(axis=0)) == pytest.approx(8.0)
 
 
 def test_group_privacy_needs_epsilon_in_its_factor():
-    """Section 2 prints (g eps, g e^{g-1} delta); for g = 2 at epsilon 2, laws on two points need (e^2 + 1) delta."""
+    """Section 2 prints (g eps, g e^{g-1} delta); for g = 2 at epsilon 2, laws on two points need
+    (e^2 + 1) delta.
+    """
     epsilon, delta, small = 2.0, 1e-6, 0.01
     chances = [small, delta + small * math.exp(epsilon)]
     chances.append(delta + chances[1] * math.exp(epsilon))
@@ -167,7 +171,9 @@ def test_group_privacy_needs_epsilon_in_its_factor():
 
 
 def test_the_curve_of_epsilon_and_delta_is_a_maximum():
-    """Appendix A prints min{0, 1 - delta - e^eps alpha, e^-eps (1 - delta - alpha)}; at alpha = 0 that is 0, not 1."""
+    """Appendix A prints min{0, 1 - delta - e^eps alpha, e^-eps (1 - delta - alpha)}; at alpha = 0
+    that is 0, not 1.
+    """
     epsilon, delta = 1.0, 0.0
     lines = 0.0, 1.0 - delta, math.exp(-epsilon) * (1.0 - delta)
     assert min(lines) == 0.0

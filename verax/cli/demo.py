@@ -43,7 +43,9 @@ def demo(
         Path, typer.Option("--out", help="Folder for report, ledger and figure.")
     ] = Path("out"),
 ) -> None:
-    """Price, plan, train on scikit-learn's digits, state and audit, in about a minute; ends with a report to open.
+    """Price, plan, train on scikit-learn's digits, state and audit, in about a minute.
+
+    It ends with a report to open.
 
     Example: verax demo --out tour
     """

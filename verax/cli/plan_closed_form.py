@@ -37,7 +37,7 @@ class ClosedFormOptions:
 
 @flat
 def closed_form(options: ClosedFormOptions) -> None:
-    """Plan in closed form ("Proactive DP"), with the accountant's epsilon of the same run beside it.
+    """Plan in closed form ("Proactive DP"), with the accountant's epsilon for the run beside it.
 
     Example: verax plan closed-form --records 60000 -z 12.10881 --epochs 6
     """

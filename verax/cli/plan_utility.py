@@ -122,8 +122,8 @@ def utility(options: UtilityOptions) -> None:
     console.print(f"accuracy without noise: {clean}")
     if picked is None:
         console.print(
-            f"no sigma that was tried stays within a drop of {options.drop:g}; try smaller ones, or "
-            "tolerate more"
+            f"no sigma that was tried stays within a drop of {options.drop:g}; try smaller ones, "
+            "or tolerate more"
         )
     else:
         console.print(

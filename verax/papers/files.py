@@ -1,4 +1,4 @@
-"""The files of a reproduction: its data and numbers as CSV, its figures, and what a paper prints."""
+"""Files of a reproduction: data and numbers as CSV, figures, and what a paper prints."""
 
 from __future__ import annotations
 

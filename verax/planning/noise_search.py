@@ -94,7 +94,7 @@ def rounded_up(noise: float) -> float:
     return float(shown(noise, UPPER, _DIGITS))
 
 
-# --- where to begin: the central limit theorem, never a bound ---------------------------------------
+# --- where to begin: the central limit theorem, never a bound -------------------------------------
 
 
 def gaussian_shift(epsilon: float, delta: float) -> float:

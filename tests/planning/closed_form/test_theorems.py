@@ -1,4 +1,4 @@
-"""The closed forms of 'Proactive DP' against the accountant, exact moments, each other and the paper's numbers."""
+"""Closed forms of 'Proactive DP' against the accountant, exact moments and the paper's numbers."""
 
 import math
 
@@ -77,7 +77,7 @@ def test_the_accountant_disagrees_with_a_quarter_of_the_noise():
 
 
 def test_what_b4_grants_b2_grants():
-    """B.4 is derived from B.2 by coarser and coarser bounds; here both are computed on their own."""
+    """B.4 follows from B.2 by ever coarser bounds; here both are computed on their own."""
     both = 0
     for sizes, _, epsilon, delta in settings(600, seed=11):
         if verdict := theorem_b4(sizes.work, theorems.sigma(epsilon, delta), epsilon, delta):
@@ -193,7 +193,9 @@ def test_the_first_denominator_of_39(alpha):
 
 
 def test_the_ratio_in_the_proof_of_lemma_b3_is_not_u_0():
-    """The proof has 2 lambda q e^(lambda/2 sigma^2) / ((1-q) sigma) <= 2 sqrt(lambda q) / ((1-q) sigma)."""
+    """The proof has 2 lambda q e^(lambda/2 sigma^2) / ((1-q) sigma) <= 2 sqrt(lambda q) / ((1-q)
+    sigma).
+    """
     noise, rate = 10.0, 0.01
     order = math.floor(noise**2 * math.log(1 / (rate * noise)))
     left = 2 * order * rate * math.exp(order / (2 * noise**2)) / ((1 - rate) * noise)
@@ -238,7 +240,9 @@ def test_the_moment_bound_holds():
 
 
 def test_the_series_by_adding_up():
-    """What is said of both series without adding them up, for every order and rate that the theorems use them for."""
+    """What is said of both series without adding them up, for every order and rate that the
+    theorems use them for.
+    """
     for noise in (2.0, 3.3, 5.0, 8.0, 15.0):
         order = math.floor(noise**2) - 1
         for rate in (

@@ -1,6 +1,7 @@
 """Appendix B of 'optimal group privacy for DP-SGD': growth with steps, and sampling rates.
 
-Also what its two families of figures share with figures 1 to 3 (:mod:`verax.papers.group_privacy.figures`).
+Also what its two families of figures share with figures 1 to 3
+(:mod:`verax.papers.group_privacy.figures`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""'Proactive DP' (van Dijk et al.): tables 6 to 11, each number next to ours, and why they differ."""
+"""'Proactive DP' (van Dijk et al.): tables 6 to 11, next to ours, and why they differ."""
 
 from verax.papers.proactive.tables import reproduce
 

@@ -23,7 +23,7 @@ from verax.planning.closed_form.theorems import (
 
 @dataclass(frozen=True)
 class Moment:
-    """Lemma B.3: the logarithm of the ``order``-th moment of one round's privacy loss is at most ``bound``."""
+    """Lemma B.3: a bound on the logarithm of a moment of one round's privacy loss."""
 
     order: int
     bound: float
@@ -33,7 +33,7 @@ class Moment:
 
 
 def moment_bound(rate: float, noise_multiplier: float, order: int) -> Moment | Refused:
-    """Lemma B.3: the log-moment alpha(order) of one Poisson round, in both directions, or what fails.
+    """Lemma B.3: the log-moment of one Poisson round in both directions, or what fails.
 
     >>> moment_bound(rate=0.001, noise_multiplier=5.0, order=10)
     Moment(order=10, bound=4.50...e-06)

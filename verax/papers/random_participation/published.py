@@ -41,7 +41,8 @@ def published(
     if published_unsound is not True:
         raise ValueError(
             "published_unsound must be True to evaluate a formula that proves nothing, got "
-            f"{published_unsound!r}; for a guarantee use Mechanism(sampler, noise_multiplier).guarantee()"
+            f"{published_unsound!r}; for a guarantee use "
+            "Mechanism(sampler, noise_multiplier).guarantee()"
         )
     unit = 1.0 / checks.positive("noise_multiplier", noise_multiplier)
     p, q, pq = sampler.client_rate, sampler.record_rate, sampler.client_rate * sampler.record_rate

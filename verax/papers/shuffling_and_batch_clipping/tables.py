@@ -1,8 +1,8 @@
-"""Tables 1 and 2: Gaussian trade-off curves G_mu between which a run's curve lies, for adversary A1.
+"""Tables 1 and 2: Gaussian trade-off curves G_mu between which a run's curve lies.
 
-A1 sees the sampling. Each mu becomes the epsilon it implies at one delta, next to the exact A1
-epsilon and the one of the standard adversary A0. The paper's sigma is half the noise multiplier
-(docs/strong-adversary.md).
+They are for adversary A1, who sees the sampling. Each mu becomes the epsilon it implies at one
+delta, next to the exact A1 epsilon and the one of the standard adversary A0. The paper's sigma is
+half the noise multiplier (docs/strong-adversary.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Closed forms of "Proactive DP" (van Dijk et al., ICML 2024): a guarantee, or the first condition that fails.
+"""Closed forms of "Proactive DP": a guarantee, or the first condition that fails.
+
+(van Dijk et al., ICML 2024.)
 
 The paper's run draws every record into round i with probability s_i / N on its own and adds noise
 of deviation sigma clip norms to the sum of clipped gradients: Poisson batches with noise multiplier
@@ -33,7 +35,9 @@ SAFE = up(1.0, OPS_8000)
 
 @dataclass(frozen=True)
 class SampleSizes:
-    """Expected batch sizes, round by round, as blocks of (size, rounds): each round draws records at rate size / N.
+    """Expected batch sizes, round by round, as blocks of (size, rounds).
+
+    Each round draws records at rate size / N.
 
     >>> sizes = SampleSizes(10_000, ((20, 100), (60, 100)))
     >>> sizes.work
@@ -98,7 +102,10 @@ class SampleSizes:
 
 @dataclass(frozen=True)
 class Work:
-    """Gradient work in the paper's terms: N records, T rounds, k = K/N epochs, theta = largest over mean batch."""
+    """Gradient work in the paper's terms.
+
+    N records, T rounds, k = K/N epochs, theta the largest over the mean batch.
+    """
 
     population: int
     rounds: float
@@ -120,7 +127,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Granted:
-    """(epsilon, delta) for one record, add-remove, by this theorem, for Poisson batches with at least this noise."""
+    """What a theorem grants for one record under add-remove.
+
+    It holds for Poisson batches with at least this noise.
+    """
 
     theorem: str
     epsilon: float
@@ -138,7 +148,9 @@ class Granted:
 
 @dataclass(frozen=True)
 class Refused:
-    """The first condition of a theorem that fails: ``quantity`` is ``value`` and must be ``sense`` ``bound``.
+    """The first condition of a theorem that fails.
+
+    ``quantity`` is ``value`` and must be ``sense`` ``bound``.
 
     >>> print(theorem_31(Work(60_000, rounds=10, epochs=6), 12.2, epsilon=0.15, delta=1 / 60_000))
     theorem 3.1, condition (8): rounds T >= gamma theta^2 k^2 / epsilon fails: 10 against 882.1
@@ -157,7 +169,8 @@ class Refused:
 
     def __str__(self) -> str:
         return (
-            f"{self.theorem}, condition {self.condition}: {self.quantity} {self.sense} {self.requirement} fails: "
+            f"{self.theorem}, condition {self.condition}: {self.quantity} "
+            f"{self.sense} {self.requirement} fails: "
             f"{self.value:.4g} against {self.bound:.4g}"
         )
 
@@ -169,7 +182,7 @@ def _pair(block: object) -> Sequence[float]:
 
 
 def moderate(name: str, value: float) -> float:
-    """A positive number whose digits every formula keeps; ``ValueError`` for one that is extreme."""
+    """A positive number whose digits every formula keeps; others raise ``ValueError``."""
     number = checks.positive(name, value)
     if not 1.0 / _EXTREME <= number <= _EXTREME:
         raise ValueError(
@@ -216,7 +229,8 @@ def epsilon_of(noise_multiplier: float, delta: float) -> float:
     room = (moderate("noise_multiplier", noise_multiplier) / SAFE) ** 2 / 2.0 - 1.0 - 2.0 * OPS_8
     if room <= 0.0:
         raise ValueError(
-            f"noise_multiplier must exceed sqrt(2) = {math.sqrt(2.0):.11f} by 1e-11 for the closed form, "
+            f"noise_multiplier must exceed sqrt(2) = {math.sqrt(2.0):.11f} by "
+            "1e-11 for the closed form, "
             f"got {noise_multiplier!r}"
         )
     value = max(-math.log(checks.probability("delta", delta)) / room, 1.0 / _EXTREME)
@@ -226,7 +240,10 @@ def epsilon_of(noise_multiplier: float, delta: float) -> float:
 
 
 def gamma_at(alpha: float, noise_multiplier: float) -> float:
-    """The right-hand side of (55) with its first denominator as the proof has it; infinite where a series diverges."""
+    """The right-hand side of (55), its first denominator as the proof has it.
+
+    Infinite where a series diverges.
+    """
     z, a = moderate("noise_multiplier", noise_multiplier), checks.real("alpha", alpha)
     if z < LEAST_NOISE:
         raise ValueError(f"noise_multiplier must be at least 216/215, got {noise_multiplier!r}")
@@ -266,7 +283,9 @@ def gamma(noise_multiplier: float, epsilon: float, epochs: float) -> float:
 
 
 def tail_share(rate: float, noise_multiplier: float, order: int, u_1: float) -> float:
-    """How much of what lemma B.3 allows for its series they use at most, for all orders up to this one; 1 is too much.
+    """How much of what lemma B.3 allows for its series they use at most; 1 is too much.
+
+    For all orders up to this one.
 
     The proof bounds term t = 3, ..., order + 1 of (16) by a geometric series in U_0 and U_1, but
     those bound the ratios only for orders up to sigma. Here the factors 1/t!! and t^t/t! that (16)
