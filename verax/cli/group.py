@@ -119,10 +119,7 @@ def group(context: typer.Context, options: GroupOptions) -> None:
     sizes = parse_sizes(options.groups, run.drawing["--records"])
     checked_figure(options.figure)
     mechanism = Mechanism(
-        run.build_sampler(),
-        options.noise_multiplier,
-        kinds[run.clipping.value],
-        run.relation_name,
+        run.build_sampler(), options.noise_multiplier, kinds[run.clipping.value], run.relation_name
     )
     settings = options.settings()
     if options.compared:

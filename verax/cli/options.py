@@ -110,8 +110,7 @@ Noise = Annotated[
     float, typer.Option("--noise-multiplier", "-z", help="Noise standard deviation / clip norm.")
 ]
 NoiseInstead = Annotated[
-    float | None,
-    typer.Option("--noise-multiplier", "-z", help="The noise, in place of --epsilon."),
+    float | None, typer.Option("--noise-multiplier", "-z", help="The noise, in place of --epsilon.")
 ]
 SamplerOption = Annotated[
     str, typer.Option("--sampler", help=f"Who is in each batch: {', '.join(registry.names())}.")

@@ -50,10 +50,7 @@ def _interruptible(state: Path | None, ledger: Path | None, delta: float) -> Ite
 
 
 def _said_after(
-    trainer: PrivateTrainer | None,
-    state: Path | None,
-    ledger: Path | None,
-    delta: float,
+    trainer: PrivateTrainer | None, state: Path | None, ledger: Path | None, delta: float
 ) -> Iterator[str]:
     """What the first process says, which knows; without a trainer nothing was begun."""
     if trainer is not None and not trainer.first:

@@ -129,7 +129,7 @@ def growth_with_steps(folder: Path, every: int) -> list[Row]:
             agreement(proved > against == 0),
             f"epsilon grows as steps to a power of {min(powers):.2f} to {max(powers):.2f}, nearest "
             "to 1 where it is in the hundreds",
-        ),
+        )
     ]
 
 
@@ -253,7 +253,7 @@ def _claims(
             f"rates of {_plateau(steps[-1], rates, found, size):g} and more are within 2 % of each "
             f"other at {steps[-1]} steps, {_plateau(steps[0], rates, found, size):g} and more at "
             f"{steps[0]}",
-        ),
+        )
     ]
 
 

@@ -485,12 +485,7 @@ def _graceful(small: Equal, large: Equal, what: str, sizes: Sequence[int]) -> Ro
         + f", up to {gain:.3g} times" * bool(cheaper)
     )
     return Row(
-        "figure 3",
-        what,
-        "more graceful",
-        here,
-        agreement(len(cheaper) == len(sizes)),
-        remark,
+        "figure 3", what, "more graceful", here, agreement(len(cheaper) == len(sizes)), remark
     )
 
 

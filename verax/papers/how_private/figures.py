@@ -207,13 +207,7 @@ def _statements(setting: Setting, table: Sequence[Mapping[str, float]]) -> list[
             (low, _), (_, high) = setting.bracket("shuffle", 12.0), setting.bracket("poisson", 4.0)
             times = shown(low / high, LOWER, 2)
             return [
-                Row(
-                    where,
-                    "delta_S(12) / delta_P(4)",
-                    "> 1",
-                    f">= {times}",
-                    agreement(low > high),
-                )
+                Row(where, "delta_S(12) / delta_P(4)", "> 1", f">= {times}", agreement(low > high))
             ]
         case 6:
             exact, moments = setting.bracket("poisson", 4.0)[1], setting.bracket("renyi", 4.0)[1]

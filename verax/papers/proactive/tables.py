@@ -229,11 +229,7 @@ def compare(table: Comparison) -> Iterator[Row]:
     )
     same = str(answer.asymptotic.batch) == table.asymptotic_batch
     yield Row(
-        where,
-        "s_max,asym",
-        table.asymptotic_batch,
-        str(answer.asymptotic.batch),
-        agreement(same),
+        where, "s_max,asym", table.asymptotic_batch, str(answer.asymptotic.batch), agreement(same)
     )
     yield from _f_dp(table, epsilon, twice=False)
     yield from _f_dp(table, epsilon, twice=True)
@@ -267,14 +263,7 @@ def _f_dp(table: Comparison, epsilon: float, twice: bool) -> Iterator[Row]:
             else "below 1: ε_target is not reached with T_min,asym, as the paper says"
         )
     judged = ERRATUM if twice and low > 1.0 else DIFFERS
-    yield Row(
-        where,
-        f"factor, s={batch}",
-        factor,
-        f"{low:.4f} to {high:.4f}",
-        judged,
-        remark,
-    )
+    yield Row(where, f"factor, s={batch}", factor, f"{low:.4f} to {high:.4f}", judged, remark)
 
 
 # --- the errata, each with its counterexample -----------------------------------------------------

@@ -13,16 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verax.mechanism import Batch, Clipping, Individual, Mechanism, Mixed
-from verax.papers.comparison import (
-    AGREES,
-    DIFFERS,
-    ERRATUM,
-    TIGHTER,
-    Progress,
-    Row,
-    between,
-    quiet,
-)
+from verax.papers.comparison import AGREES, DIFFERS, ERRATUM, TIGHTER, Progress, Row, between, quiet
 from verax.papers.files import write_rows, write_table
 from verax.papers.shuffling_and_batch_clipping.errata import errata
 from verax.papers.shuffling_and_batch_clipping.model import (
