@@ -117,7 +117,7 @@ def sampler(options: AuditOptions) -> None:
         clipping,
         options.relation_name,
     )
-    with output.counted("auditing", "runs") as progress:
+    with output.progress_bar("auditing", "runs") as progress:
         result = audit_sampler(
             options.drawn_by(options.drawn),
             mechanism,

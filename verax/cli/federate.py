@@ -227,7 +227,7 @@ def _reporting(
     every, entries = max(plan.rounds // _REPORTS, 1), list[dict[str, Any]]()
     with ExitStack() as stack:
         file = None if log is None else stack.enter_context(log.open("a", encoding="utf-8"))
-        progress = stack.enter_context(output.counted("rounds"))
+        progress = stack.enter_context(output.progress_bar("rounds"))
 
         def after(engine: Embedded) -> None:
             progress(engine.round, plan.rounds)

@@ -196,7 +196,7 @@ def expected_batch(batch: int | None, records: int) -> int:
     return batch
 
 
-def given(context: typer.Context, names: Iterable[str] | None = None) -> list[str]:
+def typed_options(context: typer.Context, names: Iterable[str] | None = None) -> list[str]:
     """The options that were typed, among ``names`` or among all parameters."""
     wanted = None if names is None else set(names)
     return [
@@ -211,7 +211,7 @@ def given(context: typer.Context, names: Iterable[str] | None = None) -> list[st
 
 def refuse_together(context: typer.Context, names: Iterable[str], other: str, why: str) -> None:
     """Refuse options that another one makes void: nothing that is typed is ignored."""
-    if found := given(context, names):
+    if found := typed_options(context, names):
         raise ValueError(f"{' and '.join(found)} cannot be given with {other}: {why}")
 
 
@@ -248,11 +248,11 @@ def flat(command: Callable[..., Any]) -> Callable[..., Any]:
     own = inspect.signature(command).parameters
     flattened: list[inspect.Parameter] = []
     for name, parameter in own.items():
-        flattened += _expanded(name, hints[name], parameter.default)
+        flattened += _expand(name, hints[name], parameter.default)
 
     @wraps(command)
     def called(**given: Any) -> Any:
-        return command(**{name: _gathered(name, hints[name], given) for name in own})
+        return command(**{name: _gather(name, hints[name], given) for name in own})
 
     called.__signature__ = inspect.Signature(flattened)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in flattened}
@@ -260,11 +260,11 @@ def flat(command: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _expanded(name: str, hint: Any, default: Any) -> list[inspect.Parameter]:
+def _expand(name: str, hint: Any, default: Any) -> list[inspect.Parameter]:
     """The parameters that stand for one of this type."""
     if isinstance(hint, type) and issubclass(hint, SamplerFlags):
         return [
-            _parameter(option.parameter, _optional(kind, option), None)
+            _parameter(option.parameter, _optional_hint(kind, option), None)
             for kind, option in hint.flags().values()
         ]
     if isinstance(hint, type) and is_dataclass(hint):
@@ -272,19 +272,19 @@ def _expanded(name: str, hint: Any, default: Any) -> list[inspect.Parameter]:
         return [
             one
             for part in fields(hint)
-            for one in _expanded(part.name, _annotated(part, inner[part.name]), _default(part))
+            for one in _expand(part.name, _annotated(part, inner[part.name]), _default(part))
         ]
     return [_parameter(name, hint, default)]
 
 
-def _gathered(name: str, hint: Any, given: Mapping[str, Any]) -> Any:
+def _gather(name: str, hint: Any, given: Mapping[str, Any]) -> Any:
     """The value of this type, put together from what was typed."""
     if isinstance(hint, type) and issubclass(hint, SamplerFlags):
         return hint({flag: given[option.parameter] for flag, (_, option) in hint.flags().items()})
     if isinstance(hint, type) and is_dataclass(hint):
         inner = get_type_hints(hint, include_extras=True)
         return hint(
-            **{part.name: _gathered(part.name, inner[part.name], given) for part in fields(hint)}
+            **{part.name: _gather(part.name, inner[part.name], given) for part in fields(hint)}
         )
     return given[name]
 
@@ -303,7 +303,7 @@ def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def _optional(kind: type, option: Option) -> Any:
+def _optional_hint(kind: type, option: Option) -> Any:
     if kind is bool:
         return Annotated[
             bool | None, typer.Option(option.flag, help=option.help, show_default=False)

@@ -69,7 +69,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 @contextmanager
-def counted(what: str, unit: str = "") -> Iterator[Callable[[int, int], None]]:
+def progress_bar(what: str, unit: str = "") -> Iterator[Callable[[int, int], None]]:
     """Yield what shows so many of so many done, as a bar on a terminal's standard error.
 
     The bar appears when it is first called, and goes away when the work is done.

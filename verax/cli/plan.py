@@ -160,7 +160,7 @@ def frontier(context: typer.Context, options: PlanOptions) -> None:
         refuse_together(context, context.params, f"the command {context.invoked_subcommand}", why)
         return
     checked_figure(options.figure)
-    answer = _planned(options)
+    answer = _solve(options)
     if options.figure is not None:
         reporting.plans_figure(answer.plans, answer.setting, options.figure, answer.best_signal)
     if options.json:
@@ -230,17 +230,17 @@ class _Advice:
         )
 
 
-def _planned(options: PlanOptions) -> _Answer:
+def _solve(options: PlanOptions) -> _Answer:
     """Solve for the noise, or with the noise given for what was left out; put the best first."""
     if options.noise_multiplier is None:
-        unknown, plans = "noise", _noises(options)
+        unknown, plans = "noise", _plans_of_least_noise(options)
     elif options.limited:
         raise ValueError(
             "limits on rounds, noise and ratio are for choosing the noise: leave out "
             "--noise-multiplier"
         )
     else:
-        unknown, plans = _solved(options, options.noise_multiplier)
+        unknown, plans = _plans_with_noise(options, options.noise_multiplier)
     plans = planning.ranked(plans, options.rank.value)
     if options.utility is None:
         return _Answer(unknown, plans)
@@ -254,7 +254,7 @@ def _planned(options: PlanOptions) -> _Answer:
     return _Answer(unknown, [choice.plan, *others], _Advice(graph, choice))
 
 
-def _noises(options: PlanOptions) -> list[Plan]:
+def _plans_of_least_noise(options: PlanOptions) -> list[Plan]:
     """The least noise of every plan within the limits."""
     if missing := options.missing():
         raise ValueError(
@@ -263,7 +263,7 @@ def _noises(options: PlanOptions) -> list[Plan]:
         )
     plans = []
     for target in options.targets():
-        with output.counted("planning", "plans") as progress:
+        with output.progress_bar("planning", "plans") as progress:
             plans += planning.frontier(
                 target,
                 options.batches or usual_batches(target.records),
@@ -289,7 +289,7 @@ _SOLVERS: dict[str, Callable[[Target, str, int, int, float], Plan]] = {
 }
 
 
-def _solved(options: PlanOptions, noise: float) -> tuple[str, list[Plan]]:
+def _plans_with_noise(options: PlanOptions, noise: float) -> tuple[str, list[Plan]]:
     """The unknown and the plans that solve for it, with the noise given."""
     missing = options.missing() or ([] if options.batches else ["batch"])
     if missing == ["records"] and not options.batches:

@@ -38,25 +38,25 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _interruptible(state: Path | None, ledger: Path | None, delta: float) -> Iterator[None]:
+def _report_interruption(state: Path | None, ledger: Path | None, delta: float) -> Iterator[None]:
     """Say after Ctrl-C what was released until then, what it cost, and how to go on."""
     try:
         yield
     except KeyboardInterrupt as stopped:
         console = output.console(stderr=True)
-        for line in _said_after(getattr(stopped, "trainer", None), state, ledger, delta):
+        for line in _interruption_lines(getattr(stopped, "trainer", None), state, ledger, delta):
             console.print(line)
         raise
 
 
-def _said_after(
+def _interruption_lines(
     trainer: PrivateTrainer | None, state: Path | None, ledger: Path | None, delta: float
 ) -> Iterator[str]:
     """What the first process says, which knows; without a trainer nothing was begun."""
     if trainer is not None and not trainer.first:
         return
     if trainer is not None:
-        yield from _spent(trainer, delta)
+        yield from _spending_lines(trainer, delta)
     if state is not None and state.exists():
         yield (
             f"The run is kept in {state}: the same command goes on with it. What was released is "
@@ -71,7 +71,7 @@ def _said_after(
         )
 
 
-def _spent(trainer: PrivateTrainer, delta: float) -> Iterator[str]:
+def _spending_lines(trainer: PrivateTrainer, delta: float) -> Iterator[str]:
     """What the rounds so far cost: if they were to be so many, and as part of the declared run."""
     released = f"{trainer.rounds} of {len(trainer.mechanism.sampler)} rounds were released"
     so_far = trainer.so_far
@@ -175,7 +175,7 @@ def train(options: TrainOptions) -> None:
                 sampler, options.epsilon, options.delta, clipping=clipping
             )
     mechanism = Mechanism(sampler, noise, clipping)
-    with launched() as first, _interruptible(options.state, options.ledger, options.delta):
+    with launched() as first, _report_interruption(options.state, options.ledger, options.delta):
         fitted = fit(
             network,
             torch.nn.CrossEntropyLoss(),

@@ -74,7 +74,7 @@ def users(options: UsersOptions) -> None:
         return
     within = None
     if epsilon is not None:
-        within = {"epsilon": epsilon, "users": _within(rows, epsilon), "most_records": cap}
+        within = {"epsilon": epsilon, "users": _users_within(rows, epsilon), "most_records": cap}
     output.print_json(
         {
             "mechanism": repr(mechanism),
@@ -98,7 +98,7 @@ def read_counts(path: Path, column: str = "records", weight: str = "users") -> d
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file, strict=True)
-            header = next(_filled(lines), None)
+            header = next(_nonblank_lines(lines), None)
             if header is None:
                 raise ValueError(
                     f"{path} is empty: it needs a header with a column {column!r}, then a line per "
@@ -114,10 +114,12 @@ def read_counts(path: Path, column: str = "records", weight: str = "users") -> d
                 names.index(column),
                 names.index(weight) if weight in names and weight != column else None,
             )
-            for line in _filled(lines):
+            for line in _nonblank_lines(lines):
                 where = f"{path}, line {lines.line_num}"
-                size = _whole(line, place, column, where, MAX_GROUP)
-                sizes[size] += 1 if many is None else _whole(line, many, weight, where, _MOST_USERS)
+                size = _whole_number(line, place, column, where, MAX_GROUP)
+                sizes[size] += (
+                    1 if many is None else _whole_number(line, many, weight, where, _MOST_USERS)
+                )
     except OSError as error:
         raise ValueError(
             f"--counts must be a file that can be read, got {path}: {error.strerror}"
@@ -136,12 +138,12 @@ def read_counts(path: Path, column: str = "records", weight: str = "users") -> d
     return dict(sizes)
 
 
-def _filled(lines: Iterator[list[str]]) -> Iterator[list[str]]:
+def _nonblank_lines(lines: Iterator[list[str]]) -> Iterator[list[str]]:
     """Lines that are not blank."""
     return (line for line in lines if any(cell.strip() for cell in line))
 
 
-def _whole(line: Sequence[str], place: int, column: str, where: str, most: int) -> int:
+def _whole_number(line: Sequence[str], place: int, column: str, where: str, most: int) -> int:
     if place >= len(line):
         raise ValueError(f"{where} has {len(line)} of the header's columns and none for {column!r}")
     word = line[place].strip()
@@ -160,11 +162,11 @@ def _whole(line: Sequence[str], place: int, column: str, where: str, most: int) 
 # --- showing --------------------------------------------------------------------------------------
 
 
-def _within(rows: Sequence[Users], epsilon: float) -> int:
+def _users_within(rows: Sequence[Users], epsilon: float) -> int:
     return sum(row.users for row in rows if row.epsilon.upper <= epsilon)
 
 
-def _ranges(rows: Sequence[Users]) -> list[tuple[str, int, Bracket]]:
+def _ranges_of_sizes(rows: Sequence[Users]) -> list[tuple[str, int, Bracket]]:
     """Rows as they are if they are few, else merged: 1, 2, 3 to 4, 5 to 8 and so on."""
     if len(rows) <= _MOST_ROWS:
         return [(str(row.records), row.users, row.epsilon) for row in rows]
@@ -196,7 +198,7 @@ def _show(
         f"{everyone} users, {total} records; epsilon at delta = {options.delta!r}"
     )
     table = Table(["records", "users", "share", "at least", "at most"])
-    for records, users, bracket in _ranges(rows):
+    for records, users, bracket in _ranges_of_sizes(rows):
         low, high = shown(bracket.lower, LOWER), shown(bracket.upper, UPPER)
         table.add_row(records, str(users), f"{100.0 * users / everyone:.4g} %", low, high)
     table.print(out)
@@ -210,6 +212,6 @@ def _show(
         f"{shown(row.epsilon.upper, UPPER)}"
     )
     if options.epsilon is not None:
-        many = f"within {options.epsilon!r}: {_within(rows, options.epsilon)} of {everyone} users"
+        many = f"within {options.epsilon!r}: {_users_within(rows, options.epsilon)} of {everyone} users"
         most = f"with at most {cap} records each, all" if cap else "not even one record is"
         out.print(f"{many}; {most}")

@@ -20,7 +20,11 @@ from verax.papers import (
 from verax.papers.comparison import Progress, Row, quiet
 
 Reproduction = Callable[[Path, Progress], list[Row]]
-"""Writes its files into the folder and returns what the paper says and what verax says."""
+"""Writes its files into the folder and returns what the paper says and what verax says.
+
+The name of each part of the work is announced. Those with figures take ``every``, to compute only
+every so many points for a quick look.
+"""
 
 PAPERS: dict[str, Reproduction] = {
     "000-tables": shuffling_and_batch_clipping.reproduce,

@@ -32,7 +32,7 @@ def figure_files(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / f"{name}.png", folder / f"{name}.svg"
 
 
-def printed(path: Path, kind: Callable[..., T]) -> tuple[T, ...]:
+def read_printed(path: Path, kind: Callable[..., T]) -> tuple[T, ...]:
     """What a paper prints, from a CSV file whose columns are the fields of a dataclass.
 
     A cell that is left empty has the field's default.

@@ -57,13 +57,7 @@ _COLOURS = ("sky", "blue", "green", "red", "black")
 
 
 def reproduce(folder: Path, progress: Progress = quiet, every: int = 1) -> list[Row]:
-    """Write figures 1 to 3, B.1, B.2 and ``numbers.csv``; return what the text claims.
-
-    Args:
-        folder: where to write; it must exist.
-        progress: entered around each figure's work.
-        every: compute only every so many points, for a quick look.
-    """
+    """Write figures 1 to 3, B.1, B.2 and ``numbers.csv``; return what the text claims."""
     rows: list[Row] = []
     parts = (
         ("figure 1", _figure_1),
@@ -427,10 +421,10 @@ def _figure_3(folder: Path, every: int) -> list[Row]:
 
 def _claims_3(found: Mapping[float, Equal], sizes: Sequence[int]) -> list[Row]:
     last = sizes[-1]
-    rows = [_linear(rate, last, f.epsilons[last]) for rate, f in found.items()]
+    rows = [_growth_row(rate, last, f.epsilons[last]) for rate, f in found.items()]
     for small, large in itertools.pairwise(RATES):
         rows.append(
-            _graceful(found[small], found[large], f"rate {small:g} against {large:g}", sizes[1:])
+            _rate_row(found[small], found[large], f"rate {small:g} against {large:g}", sizes[1:])
         )
     two = {
         rate: BlackBox(run_of(rate, 100, found[rate].noise).guarantee()).epsilon(2, DELTA)
@@ -451,7 +445,7 @@ def _claims_3(found: Mapping[float, Equal], sizes: Sequence[int]) -> list[Row]:
     return rows
 
 
-def _linear(rate: float, size: int, found: Bracket) -> Row:
+def _growth_row(rate: float, size: int, found: Bracket) -> Row:
     """Epsilon of the group over its size; the paper speaks of very small rates."""
     low, high = found.lower / size, found.upper / size
     small = rate <= 0.01
@@ -465,17 +459,17 @@ def _linear(rate: float, size: int, found: Bracket) -> Row:
     )
 
 
-def _graceful(small: Equal, large: Equal, what: str, sizes: Sequence[int]) -> Row:
+def _rate_row(small: Equal, large: Equal, what: str, sizes: Sequence[int]) -> Row:
     """Whether the smaller rate is proved cheaper for every group, at equal delta and epsilon."""
     cheaper = [k for k in sizes if small.epsilons[k].upper < large.epsilons[k].lower]
     dearer = [k for k in sizes if small.epsilons[k].lower > large.epsilons[k].upper]
     likelier = [k for k in sizes if small.deltas[k].lower > large.deltas[k].upper]
-    remark = "" if not likelier else f"in delta it is worse for {_listed(likelier)} records"
+    remark = "" if not likelier else f"in delta it is worse for {_size_range(likelier)} records"
     if dearer:
         worst = max(dearer, key=lambda k: small.epsilons[k].lower / large.epsilons[k].upper)
         low, high = small.epsilons[worst].lower, large.epsilons[worst].upper
         remark = (
-            f"dearer for {_listed(dearer)} records, most for {worst}: {shown(low, LOWER)} or more "
+            f"dearer for {_size_range(dearer)} records, most for {worst}: {shown(low, LOWER)} or more "
             f"against {shown(high, UPPER)} or less; "
             + (remark or "in delta at epsilon 1 it is never worse")
         )
@@ -489,5 +483,5 @@ def _graceful(small: Equal, large: Equal, what: str, sizes: Sequence[int]) -> Ro
     )
 
 
-def _listed(sizes: Sequence[int]) -> str:
+def _size_range(sizes: Sequence[int]) -> str:
     return f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"

@@ -27,7 +27,7 @@ from verax.papers.comparison import (
     quiet,
     verdict,
 )
-from verax.papers.files import figure_files, printed, write_rows, write_table
+from verax.papers.files import figure_files, read_printed, write_rows, write_table
 from verax.privacy.guarantee import Guarantee, shown
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.renyi.accountant import Renyi
@@ -117,17 +117,11 @@ class Claim:
     meant: float | None = None
 
 
-CLAIMS = printed(Path(__file__).with_name("printed.csv"), Claim)
+CLAIMS = read_printed(Path(__file__).with_name("printed.csv"), Claim)
 
 
 def reproduce(folder: Path, progress: Progress = quiet, every: int = 1) -> list[Row]:
-    """Write figures 1 to 7 (CSV, PNG, SVG) and ``numbers.csv``; return what the text names.
-
-    Args:
-        folder: where to write; it must exist.
-        progress: entered around each figure's work.
-        every: compute only every so many points of each curve, for a quick look.
-    """
+    """Write figures 1 to 7 (CSV, PNG, SVG) and ``numbers.csv``; return what the text names."""
     rows: list[Row] = []
     _guarantee.cache_clear()  # a guarantee keeps what it has computed, which a later answer may use
     for setting in SETTINGS:

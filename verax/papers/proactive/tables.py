@@ -29,7 +29,7 @@ from verax.papers.comparison import (
     shown_bracket,
     verdict,
 )
-from verax.papers.files import printed, write_rows, write_table
+from verax.papers.files import read_printed, write_rows, write_table
 from verax.planning.closed_form import theorems
 from verax.planning.closed_form.calculator import budget, simple
 from verax.planning.closed_form.theorems import SampleSizes, theorem_b4
@@ -68,8 +68,8 @@ class Comparison:
     asymptotic_factor: str
 
 
-LINES = printed(Path(__file__).with_name("tables_6_to_8.csv"), Line)
-COMPARISONS = printed(Path(__file__).with_name("tables_9_to_11.csv"), Comparison)
+LINES = read_printed(Path(__file__).with_name("tables_6_to_8.csv"), Line)
+COMPARISONS = read_printed(Path(__file__).with_name("tables_9_to_11.csv"), Comparison)
 
 
 # --- the paper's calculators, as printed ----------------------------------------------------------
@@ -308,12 +308,7 @@ def _word(found: object) -> str:
 
 
 def reproduce(folder: Path, progress: Progress = quiet) -> list[Row]:
-    """Write ``tables.csv`` and ``numbers.csv``; return the numbers of tables 6 to 11 and ours.
-
-    Args:
-        folder: where to write; it must exist.
-        progress: entered around each part's work.
-    """
+    """Write ``tables.csv`` and ``numbers.csv``; return the numbers of tables 6 to 11 and ours."""
     rows: list[Row] = []
     lines: list[dict[str, object]] = []
     with progress("tables 6 to 8"):

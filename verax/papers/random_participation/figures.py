@@ -183,13 +183,7 @@ def point(setting: Setting, x: float) -> dict[str, float]:
 
 
 def reproduce(folder: Path, progress: Progress = quiet, every: int = 1) -> list[Row]:
-    """Write figures 1 to 5 (CSV, PNG, SVG) and ``numbers.csv``; return what the text names.
-
-    Args:
-        folder: where to write; it must exist.
-        progress: entered around each figure's work.
-        every: compute only every so many points of each curve, for a quick look.
-    """
+    """Write figures 1 to 5 (CSV, PNG, SVG) and ``numbers.csv``; return what the text names."""
     rows: list[Row] = []
     for setting in SETTINGS:
         with progress(f"figure {setting.number} of {len(SETTINGS)}"):

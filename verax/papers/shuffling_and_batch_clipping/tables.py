@@ -210,13 +210,7 @@ def failure(case: Case) -> tuple[float, float, float]:
 def reproduce(
     folder: Path, progress: Progress = quiet, epochs: Sequence[int] = EPOCHS
 ) -> list[Row]:
-    """Write ``tables.csv`` and ``numbers.csv``; return the tables next to ours, then the errata.
-
-    Args:
-        folder: where to write; it must exist.
-        progress: entered around each table's work.
-        epochs: numbers of epochs to print the tables for.
-    """
+    """Write ``tables.csv`` and ``numbers.csv``; return the tables next to ours, then the errata."""
     rows: list[Row] = []
     lines: list[dict[str, object]] = []
     for table in (1, 2):
