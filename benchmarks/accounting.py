@@ -412,7 +412,7 @@ def calibration(options: Options) -> list[Table]:
 
 
 def _epsilon_at(noise: float | None, rate: float, steps: int, delta: float) -> str:
-    from verax.privacy.guarantee import shown
+    from verax.privacy.guarantee import format_bound
     from verax.privacy.pld.composition import LOWER, UPPER
 
     if noise is None:
@@ -429,7 +429,7 @@ def _epsilon_at(noise: float | None, rate: float, steps: int, delta: float) -> s
     return (
         "-"
         if bracket is None
-        else f"{shown(bracket.lower, LOWER, 7)} to {shown(bracket.upper, UPPER, 7)}"
+        else f"{format_bound(bracket.lower, LOWER, 7)} to {format_bound(bracket.upper, UPPER, 7)}"
     )
 
 

@@ -21,7 +21,7 @@ import time
 import PLD_accounting
 
 from verax import Mechanism, RandomAllocation
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import format_bound
 from verax.privacy.pairs import largest_sum, one_of_many, some_of_many
 from verax.privacy.pld.composition import LOWER, UPPER
 
@@ -37,7 +37,11 @@ SLOW = [(0.5, 1, 10_000, 1, 1e-6), (1.0, 1, 10_000, 1, 1e-6)]
 
 def verax(noise: float, times: int, steps: int, epochs: int, delta: float) -> tuple[float, float]:
     """Both sides, from scratch."""
-    for memory in (one_of_many.one_of, some_of_many.some_of, largest_sum.largest_sum):
+    for memory in (
+        one_of_many.one_of_many_pairs,
+        some_of_many.some_of_many_attack,
+        largest_sum.largest_sum,
+    ):
         memory.cache_clear()
     bracket = Mechanism(RandomAllocation(times, steps, epochs), noise).guarantee().epsilon(delta)
     return bracket.lower, bracket.upper
@@ -71,7 +75,7 @@ def main() -> None:
         other = time.process_time() - start
         mine = statistics.median(spent)
         print(
-            f"| {noise:g} | {times} of {steps} | {epochs} | {delta:g} | {shown(low, LOWER)} to {shown(high, UPPER)} "
+            f"| {noise:g} | {times} of {steps} | {epochs} | {delta:g} | {format_bound(low, LOWER)} to {format_bound(high, UPPER)} "
             f"| {high / low - 1:.2%} | {mine:.2f} | {low_peer:.5f} to {high_peer:.5f} | {high_peer / low_peer - 1:.2%} "
             f"| {other:.1f} | {other / mine:.0f} |",
             flush=True,

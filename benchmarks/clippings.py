@@ -15,7 +15,7 @@ import time
 
 from verax import Batch, Individual, Mechanism, Mixed, Poisson
 from verax.privacy.group_uses import crossover
-from verax.privacy.guarantee import shown as above
+from verax.privacy.guarantee import format_bound as above
 from verax.privacy.pld.composition import UPPER
 
 SETTINGS = [
@@ -57,7 +57,7 @@ def large_noise(rate: float, clip_groups: int = 1) -> int:
     return size
 
 
-def shown(where: tuple[int, int] | None) -> str:
+def format_bound(where: tuple[int, int] | None) -> str:
     return "none found" if where is None else f"{where[0]} / {where[1]}"
 
 
@@ -82,11 +82,11 @@ def main() -> None:
             f"{rate:g}",
             f"{steps}",
             *epsilons,
-            shown(first),
+            format_bound(first),
             f"{first[1] * rate:.3g}" if first else "",
             there,
             f"{large_noise(rate)}",
-            shown(second),
+            format_bound(second),
             f"{large_noise(rate, CLIP_GROUPS)}",
         ]
         print("| " + " | ".join(cells) + " |", flush=True)

@@ -42,7 +42,7 @@ from verax.federated import (
     weights_of,
 )
 from verax.planning.closed_form.calculator import budget, simple
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.training.data.examples import Examples
 from verax.training.performance.malloc import keep_freed_blocks
@@ -265,9 +265,9 @@ def measure(
     return {
         **asdict(run),
         "accuracy": f"{100 * accuracy(model, data.test):.2f}",
-        "epsilon lower": shown(tight.lower, LOWER),
-        "epsilon upper": shown(tight.upper, UPPER),
-        "epsilon of all upper": shown(every, UPPER),
+        "epsilon lower": format_bound(tight.lower, LOWER),
+        "epsilon upper": format_bound(tight.upper, UPPER),
+        "epsilon of all upper": format_bound(every, UPPER),
         "behind": f"{world.behind / (run.clients * run.rounds):.2f}",
         "seconds": f"{time.process_time() - started:.1f}",
     }

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from verax import Poisson, calibrate
 from verax.federated import Client, Plan, Server, put_weights, weights_of
 from verax.federated.splits import HOSPITALS, split
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.training.data.examples import Examples, accuracy, build
 
@@ -106,7 +106,7 @@ def prices(clients: Sequence[Client], names: Sequence[str], delta: float) -> Ite
     yield f"| hospital | patients | rate | ε at δ = {delta:g}, proved |\n| --- | --- | --- | --- |"
     for client, name in zip(clients, names, strict=True):
         found = client.guarantee.epsilon(delta)
-        bracket = f"{shown(found.lower, LOWER)} to {shown(found.upper, UPPER)}"
+        bracket = f"{format_bound(found.lower, LOWER)} to {format_bound(found.upper, UPPER)}"
         yield f"| {name} | {client.records} | {client.plan.record_rate} | {bracket} |"
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from verax import Batch, Individual, Mechanism, Mixed, Poisson, Shuffle
 from verax.mechanism import Clipping
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.training import PrivateTrainer
 from verax.training.data.examples import Examples, accuracy, build, load
@@ -153,8 +153,8 @@ def run(cell: Cell, data: Examples) -> dict[str, object]:
     return asdict(cell) | {
         "accuracy": f"{100 * seen[-1]:.2f}",
         "best": f"{100 * max(seen):.2f}",
-        "epsilon lower": shown(epsilon.lower, LOWER),
-        "epsilon upper": shown(epsilon.upper, UPPER),
+        "epsilon lower": format_bound(epsilon.lower, LOWER),
+        "epsilon upper": format_bound(epsilon.upper, UPPER),
         "relation": mechanism.relation,
         "seconds": f"{time.perf_counter() - started:.0f}",
     }

@@ -33,9 +33,9 @@ from torch import nn
 
 from verax import calibrate
 from verax.federated import Embedded, Plan
+from verax.federated.observers import baseline
 from verax.federated.splits import Split, split
-from verax.privacy.guarantee import shown
-from verax.privacy.participation import baseline
+from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import UPPER
 from verax.reporting.figures import OKABE_ITO, panels
 from verax.training.data.examples import Examples, accuracy, build
@@ -143,7 +143,7 @@ def spent(plan: Plan) -> str:
     return (
         "inf"
         if plan.noise_multiplier == 0.0
-        else shown(plan.guarantee().epsilon(DELTA).upper, UPPER)
+        else format_bound(plan.guarantee().epsilon(DELTA).upper, UPPER)
     )
 
 

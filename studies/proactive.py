@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from verax import Individual, Mechanism, Poisson, calibrate
 from verax.planning.closed_form.calculator import budget, simple
 from verax.planning.utility import mean_band
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.figures import OKABE_ITO, panels
 from verax.training import fit
@@ -231,8 +231,8 @@ def measure(run: Run, problem: Problem) -> dict[str, object]:
     return {
         **asdict(run),
         "accuracy": f"{100 * found:.2f}",
-        "epsilon lower": shown(tight.lower, LOWER),
-        "epsilon upper": shown(tight.upper, UPPER),
+        "epsilon lower": format_bound(tight.lower, LOWER),
+        "epsilon upper": format_bound(tight.upper, UPPER),
         "seconds": f"{time.process_time() - started:.1f}",
     }
 

@@ -15,7 +15,9 @@ RUN = Mechanism(Poisson(0.01, 8), 1.5)
 
 @pytest.fixture
 def no_waiting(monkeypatch):
-    """Do not wait for the disk where only this process looks; the crashed trainers and other writers do."""
+    """Do not wait for the disk where only this process looks; the crashed trainers and other
+    writers do.
+    """
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 

@@ -1,4 +1,6 @@
-"""The documentation: its examples run, its links lead somewhere, its site builds without a warning."""
+"""The documentation: its examples run, its links lead somewhere, its site builds without a
+warning.
+"""
 
 import contextlib
 import doctest
@@ -32,7 +34,9 @@ def blocks(page):
 
 
 def console(names, text, where):
-    """Run an interactive example in a page's own names; what it prints must be what the page says."""
+    """Run an interactive example in a page's own names; what it prints must be what the page
+    says.
+    """
     test = doctest.DocTestParser().get_doctest(text, names, where, where, 0)
     test.globs = names  # the parser copies them; later blocks need what this one defines
     said = io.StringIO()

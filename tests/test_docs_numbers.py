@@ -1,4 +1,5 @@
-"""Numbers in README and docs: each is printed by the command, or stands in the file, that the page names for it.
+"""Numbers in README and docs: each is printed by the command, or stands in the file, that the page
+names for it.
 
 A comment before a table, a block of code or a paragraph says where its numbers come from:
 
@@ -83,7 +84,9 @@ class Claim:
 
 
 def block_after(text, start):
-    """A fenced block, or all lines up to an empty one; an indented block goes on after empty lines."""
+    """A fenced block, or all lines up to an empty one; an indented block goes on after empty
+    lines.
+    """
     rest = text[start:].lstrip("\n")
     if found := re.match(r" *```\w*\n(.*?)^ *```$", rest, re.MULTILINE | re.DOTALL):
         return "```\n" + found[1]
@@ -166,7 +169,9 @@ def printed_by_one(command, folder):
 
 
 def missing_from_print(claim, said):
-    """Lines of the page that the commands do not print; a row may hold numbers of two lines of two commands."""
+    """Lines of the page that the commands do not print; a row may hold numbers of two lines of two
+    commands.
+    """
     lines = [text.splitlines() for text in said]
     if claim.block.startswith("```"):
         known = [tidy(line) for text in lines for line in text]
@@ -276,7 +281,9 @@ def test_a_page_that_says_something_else_is_noticed():
 
 
 def examples(page):
-    """Expressions of a page's Python blocks that carry numbers in a comment, with the code before them."""
+    """Expressions of a page's Python blocks that carry numbers in a comment, with the code before
+    them.
+    """
     text = page.read_text(encoding="utf-8")
     before = ""
     for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):

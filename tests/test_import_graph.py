@@ -6,9 +6,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 UPWARD = {
-    "verax.mechanism": {"verax.privacy.analysis", "verax.privacy.pricing"},
+    "verax.mechanism": {"verax.privacy.analysis", "verax.privacy.samplers.base"},
     "verax.privacy.guarantee": {"verax.reporting.statement"},
-    "verax.privacy.participation": {"verax.reporting.statement"},
     "verax.privacy.renyi.filter": {"verax.reporting.statement"},
 }
 """Public methods that answer from a room above: ``guarantee()`` and ``statement()``."""

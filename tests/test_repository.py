@@ -30,7 +30,9 @@ def targets() -> set[str]:
 
 
 def targets_named_in(path: Path) -> set[str]:
-    """Of a page what it quotes as a command or has on a line of its own; elsewhere every command."""
+    """Of a page what it quotes as a command or has on a line of its own; elsewhere every
+    command.
+    """
     quoted = r"`make ([a-z-]+)|^ *make ([a-z-]+)(?: +#|$)"
     pattern = quoted if path.suffix == ".md" else r"\bmake ([a-z-]+)()"
     return {one or other for one, other in re.findall(pattern, text(path), re.MULTILINE)}

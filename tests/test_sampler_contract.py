@@ -16,7 +16,7 @@ from verax.cli import app
 from verax.description import describe, restore
 from verax.planning import Planner, Target
 from verax.planning.planner import upper_only
-from verax.privacy.pricing import prices, pricing_of
+from verax.privacy.samplers.base import prices, pricing_of
 from verax.privacy.samplers.poisson import PoissonPricing
 from verax.reporting import compare
 from verax.samplers import Sampler, options, registry, resume

@@ -71,7 +71,10 @@ _LATER = {
 
 
 def __getattr__(name: str) -> object:
-    """Import the accountant, and scipy with it, when it is first asked for: describing and drawing need neither."""
+    """Import the accountant, and scipy with it, when it is first asked for.
+
+    Describing a run and drawing its batches need neither.
+    """
     if name == "calibrate":
         return import_module("verax.privacy.calibrate")
     if name in _LATER:

@@ -12,7 +12,7 @@ MAX_COUNT = 2**53  # beyond this a float no longer counts one by one
 
 
 class NoGuarantee(ValueError):  # noqa: N818 - public name, reads as a verdict rather than a fault
-    """Raised when no sound analysis exists for what was asked; the message says what to use instead."""
+    """No sound analysis exists for what was asked; the message says what to use instead."""
 
 
 def real(name: str, value: Any) -> float:

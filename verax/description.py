@@ -19,7 +19,7 @@ CLIPPINGS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Individual, 
 
 
 def describe(mechanism: Mechanism | Phases) -> dict[str, Any]:
-    """Everything that defines the mechanism, as values JSON can hold; :func:`restore` is the inverse.
+    """Everything that defines the mechanism, as JSON values; :func:`restore` is the inverse.
 
     >>> from verax import Mechanism, Poisson
     >>> run = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0)

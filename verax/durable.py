@@ -9,7 +9,7 @@ import sys
 from hashlib import sha256
 from typing import Any
 
-START = "0" * 64  # what the first line is chained to
+FIRST_HASH = "0" * 64  # what the first line is chained to
 
 
 def encode(content: dict[str, Any]) -> bytes:
@@ -17,10 +17,10 @@ def encode(content: dict[str, Any]) -> bytes:
     return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()[:-1]
 
 
-def chain(body: bytes, previous: str) -> tuple[bytes, str]:
+def chain_line(body: bytes, previous: str) -> tuple[bytes, str]:
     """A whole line, and its hash, which covers all lines before it.
 
-    >>> line, digest = chain(encode({"round": 1}), START)
+    >>> line, digest = chain_line(encode({"round": 1}), START)
     >>> line.decode().strip() == f'{{"round":1,"hash":"{digest}"}}'
     True
     """
@@ -40,7 +40,7 @@ def append(fd: int, line: bytes) -> None:
         os.fsync(fd)
 
 
-def hold(fd: int) -> None:
+def lock_file(fd: int) -> None:
     """Wait until no other process, nor object of this one, holds the file; let go by closing it."""
     if sys.platform != "win32":
         import fcntl
@@ -58,11 +58,14 @@ def sync_directory(name: str) -> None:
 
 
 def refuse_device(name: str) -> None:
-    """Refuse a device, such as /dev/zero, from which one could read for ever; files that are not there pass."""
+    """Refuse a device, such as /dev/zero, from which one could read for ever.
+
+    Files that are not there pass.
+    """
     try:
         mode = os.stat(name).st_mode
     except OSError:
-        return  # whoever opens it says why that is not possible
+        return  # opening it says why that is not possible
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
         raise ValueError(f"path must be a file, got {name!r}, which is a device")
 
@@ -72,7 +75,7 @@ def refuse_special(name: str) -> None:
     try:
         mode = os.stat(name).st_mode
     except OSError:
-        return  # whoever opens it says why that is not possible
+        return  # opening it says why that is not possible
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise ValueError(
             f"path must be a file, got {name!r}, which is a device, a pipe or a socket"

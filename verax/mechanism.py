@@ -19,7 +19,10 @@ UNITS = ("record", "client")  # who is protected as a whole
 
 @dataclass(frozen=True)
 class Individual:
-    """Clip each record's gradient to ``norm``, then sum. Adding a record moves the sum by at most ``norm``."""
+    """Clip each record's gradient to ``norm``, then sum.
+
+    Adding a record moves the sum by at most ``norm``.
+    """
 
     norm: float = 1.0
 
@@ -39,7 +42,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Mixed:
-    """Clip ``groups`` aggregates to ``norm`` each, then sum; every record picks its group uniformly at random."""
+    """Clip ``groups`` aggregates to ``norm`` each, then sum.
+
+    Every record picks its group uniformly at random.
+    """
 
     norm: float = 1.0
     groups: int = 1
@@ -79,7 +85,8 @@ class Mechanism:
     def __post_init__(self) -> None:
         if not isinstance(self.sampler, Sampler):
             raise ValueError(
-                f"sampler must be a verax sampler such as Poisson(rate, steps), got {self.sampler!r}"
+                "sampler must be a verax sampler such as Poisson(rate, steps), "
+                f"got {self.sampler!r}"
             )
         if not isinstance(self.clipping, Individual | Batch | Mixed):
             raise ValueError(f"clipping must be Individual, Batch or Mixed, got {self.clipping!r}")
@@ -94,7 +101,7 @@ class Mechanism:
         adversary: str = "A0",
         population: int | None = None,
     ) -> Guarantee:
-        """The proved privacy of this run for any ``group`` records together; see :meth:`Phases.guarantee`."""
+        """The proved privacy of this run for any ``group`` records: :meth:`Phases.guarantee`."""
         return Phases((self,)).guarantee(group, geometry, adversary, population)
 
     def __add__(self, other: Mechanism | Phases) -> Phases:
@@ -103,7 +110,7 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class Phases:
-    """Mechanisms run one after the other on the same data, all declared before the first one starts.
+    """Mechanisms run one after the other on the same data, all declared in advance.
 
     >>> from verax import Mechanism, Poisson
     >>> warm_up = Mechanism(Poisson(rate=0.01, steps=100), noise_multiplier=2.0)
@@ -151,21 +158,23 @@ class Phases:
                 depend on it.
         """
         # privacy depends on this module, not the reverse
-        from verax.privacy import analysis, pricing
+        from verax.privacy import analysis
+        from verax.privacy.samplers import base
 
         orthogonal = checks.choice("geometry", geometry, GEOMETRIES) == "orthogonal"
-        who = pricing.Group(checks.count("group", group), orthogonal)
+        who = base.ProtectedGroup(checks.count("group", group), orthogonal)
         if population is not None:
             checks.count("population", population)
         if checks.choice("adversary", adversary, ADVERSARIES) == "A1":
             return analysis.analyse_strong(self, who, population)
         return analysis.analyse(self, who)
 
-    def guarantee_beside(self, others: int) -> Guarantee:
+    def guarantee_with_more_records(self, others: int) -> Guarantee:
         """One record's guarantee where there may be ``others`` more records than declared."""
-        from verax.privacy import analysis, pricing
+        from verax.privacy import analysis
+        from verax.privacy.samplers import base
 
-        return analysis.analyse(self, pricing.Group(beside=others))
+        return analysis.analyse(self, base.ProtectedGroup(extra_records=others))
 
     def __add__(self, other: Mechanism | Phases) -> Phases:
         return Phases(

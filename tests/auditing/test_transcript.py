@@ -25,7 +25,8 @@ from verax import (
 )
 from verax.auditing import SamplerAudit, audit_sampler
 from verax.privacy.pairs.largest_sum import largest_sum
-from verax.privacy.pld.composition import Composition, Round
+from verax.privacy.pairs.rounds import PricedRound
+from verax.privacy.pld.composition import Composition
 
 SAMPLERS = [
     Poisson(0.25, 8),
@@ -128,7 +129,7 @@ def test_with_clipped_aggregates_no_known_attack_contradicts_poisson_for_fresh_s
     known = Mechanism(Shuffle(batches, epochs), noise, Batch()).guarantee().epsilon(1e-5, rtol=0.01)
     assert known.lower < price < known.upper
     for size in (1, 2, 8):
-        seen = Round(largest_sum(batches, 2.0 / noise, 1.0 / (size * noise)))
+        seen = PricedRound(largest_sum(batches, 2.0 / noise, 1.0 / (size * noise)))
         for attack in (seen, seen.reverse()):
             assert Composition([(attack, epochs)]).epsilon(1e-5, 0.01)[0] < price
 

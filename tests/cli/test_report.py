@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from verax import Mechanism, Poisson, Shuffle
 from verax.cli import app, main
-from verax.durable import START, chain, encode
+from verax.durable import FIRST_HASH, chain_line, encode
 from verax.training import Ledger
 
 RUN = Mechanism(Poisson(0.01, 20), 1.0)
@@ -241,7 +241,7 @@ def test_a_hostile_header_says_nothing_to_the_terminal(tmp_path, whole, failed, 
             key: value if key == field else kept for key, kept in header.items() if key != "hash"
         }
         path = tmp_path / "hostile.ledger"
-        path.write_bytes(chain(encode(content), START)[0])
+        path.write_bytes(chain_line(encode(content), FIRST_HASH)[0])
         line = failed(str(path))
         assert f"line 1: {field} must be as verax writes it, got {value!r}" in line
         assert not unseen(line)
@@ -256,7 +256,7 @@ def test_hostile_values_say_nothing_to_the_terminal(tmp_path, whole, failed, fie
     del header["hash"]
     for value in (HOSTILE, [HOSTILE], {HOSTILE: HOSTILE}):
         path = tmp_path / "hostile.ledger"
-        path.write_bytes(chain(encode(header | {field: value}), START)[0])
+        path.write_bytes(chain_line(encode(header | {field: value}), FIRST_HASH)[0])
         assert not unseen(failed(str(path)))
 
 

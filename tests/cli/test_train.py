@@ -21,7 +21,7 @@ from verax import (  # noqa: E402
 )
 from verax.cli import app, main  # noqa: E402
 from verax.cli.options import expected_batch  # noqa: E402
-from verax.privacy.guarantee import shown  # noqa: E402
+from verax.privacy.guarantee import format_bound  # noqa: E402
 from verax.privacy.pld.composition import LOWER, UPPER  # noqa: E402
 from verax.training import Ledger, PrivateTrainer, fit  # noqa: E402
 from verax.training.data.examples import MODELS, load  # noqa: E402
@@ -128,7 +128,7 @@ def sides(document):
 
 def shown_sides(document):
     lower, upper = sides(document)
-    return shown(lower, LOWER), shown(upper, UPPER)
+    return format_bound(lower, LOWER), format_bound(upper, UPPER)
 
 
 def say(*words):

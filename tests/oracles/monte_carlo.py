@@ -35,14 +35,14 @@ from scipy import special
 from verax import checks
 from verax.mechanism import Mechanism
 from verax.privacy.guarantee import Bracket
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.proportions import (
     fewest_above,
     most_below,
     proportion_at_least,
     proportion_at_most,
 )
-from verax.privacy.pairs.gaussian_mixture import Array
-from verax.privacy.pricing import presence_shift
+from verax.privacy.samplers.base import presence_shift
 from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.random_allocation import RandomAllocation
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from verax.federated.observers import BASELINES
 from verax.papers import PAPERS, quiet, random_participation
 from verax.papers.random_participation import figures
-from verax.privacy.participation import BASELINES
 
 pytest.importorskip("matplotlib")
 

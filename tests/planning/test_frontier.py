@@ -25,7 +25,7 @@ from verax.planning import (
     within,
 )
 from verax.planning.closed_form import closed_form
-from verax.planning.closed_form.theorems import Granted, Refused
+from verax.planning.closed_form.theorems import FailedCondition, GrantedGuarantee
 from verax.planning.frontier import spread, usual_batches
 from verax.planning.noise_search import gaussian_limit, gaussian_shift, smallest_noise
 from verax.planning.planner import upper_only
@@ -485,8 +485,8 @@ def test_too_little_noise_names_what_would_do():
 def test_the_closed_form_never_asks_for_less(epsilon, batch, epochs):
     plan = Planner(Target(60_000, epsilon, 1e-5)).plan("poisson", batch, epochs)
     asked = closed_form(plan)
-    assert isinstance(asked, Granted | Refused)
-    if isinstance(asked, Granted):
+    assert isinstance(asked, GrantedGuarantee | FailedCondition)
+    if isinstance(asked, GrantedGuarantee):
         assert asked.sigma >= plan.noise_multiplier
 
 

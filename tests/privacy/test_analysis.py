@@ -14,7 +14,7 @@ from verax import Batch, Deterministic, Individual, Mechanism, Mixed, NoGuarante
 from verax.privacy.analysis import MAX_GROUP
 from verax.privacy.curves.gaussian import black_box_group, gaussian_delta, gaussian_epsilon
 from verax.privacy.guarantee import Bracket, Guarantee
-from verax.privacy.pairs.gaussian_mixture import Pair
+from verax.privacy.pairs.gaussian_mixture import MixturePair
 
 WIDTH = 1e-3
 
@@ -80,7 +80,7 @@ def test_a_full_batch_group_shifts_by_its_size():
 def test_one_round_of_poisson_is_the_pair_in_its_worse_direction():
     for clipping, shift in ((Individual(), 1.0), (Batch(), 2.0), (Mixed(groups=7), 2.0)):
         bracket = run(Poisson(0.1, 1), 1.5, clipping).delta(0.5)
-        pair = Pair.subsampled(0.1, shift / 1.5)
+        pair = MixturePair.subsampled(0.1, shift / 1.5)
         worst = max(pair.delta(0.5)[1], pair.reverse().delta(0.5)[1])
         assert bracket.upper == pytest.approx(worst, rel=1e-9)
         assert bracket.lower == pytest.approx(worst, rel=1e-9)
@@ -88,9 +88,9 @@ def test_one_round_of_poisson_is_the_pair_in_its_worse_direction():
 
 def test_replacing_one_record_in_one_round_is_the_opposite_sided_pair():
     """Schuchardt et al. 2024: (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1)."""
-    side = Pair.subsampled(0.1, 1.0 / 1.5).up
+    side = MixturePair.subsampled(0.1, 1.0 / 1.5).up
     bracket = run(Poisson(0.1, 1), 1.5, relation="replace").delta(0.3)
-    assert bracket.upper == pytest.approx(Pair(side, side).delta(0.3)[1], rel=1e-9)
+    assert bracket.upper == pytest.approx(MixturePair(side, side).delta(0.3)[1], rel=1e-9)
 
 
 def test_a_group_of_one_is_a_record():
@@ -100,7 +100,9 @@ def test_a_group_of_one_is_a_record():
 
 
 def test_a_group_under_batch_clipping_is_a_higher_rate():
-    """MATH section 2: q_k = 1 - (1-q)^k, still a shift of 2; far better than up to k such shifts."""
+    """MATH section 2: q_k = 1 - (1-q)^k, still a shift of 2; far better than up to k such
+    shifts.
+    """
     grouped = run(SMALL, 3.0, Batch(), group=5).epsilon(1e-6)
     higher = run(Poisson(-math.expm1(5 * math.log1p(-0.02)), 200), 3.0, Batch()).epsilon(1e-6)
     assert grouped.lower <= higher.upper
@@ -110,7 +112,9 @@ def test_a_group_under_batch_clipping_is_a_higher_rate():
 
 
 def test_mixed_clipping_lies_between_its_extremes():
-    """One clip-group is batch clipping; endlessly many are individual clipping at twice the shift."""
+    """One clip-group is batch clipping; endlessly many are individual clipping at twice the
+    shift.
+    """
     batch, mixed = (
         run(SMALL, 4.0, Batch(), group=4).epsilon(1e-6),
         run(SMALL, 4.0, Mixed(groups=1), group=4).epsilon(1e-6),
@@ -292,7 +296,9 @@ def test_very_much_noise_costs_nearly_nothing(noise):
 
 
 def test_orthogonal_groups_that_change_must_be_orthogonal_before_and_after():
-    """Old gradients e1 and e2, both new ones -(e1 + e2) / sqrt 2: more than two runs with one record each."""
+    """Old gradients e1 and e2, both new ones -(e1 + e2) / sqrt 2: more than two runs with one
+    record each.
+    """
     run = Mechanism(Poisson(1.0, 1), 1.0, relation="replace")
     guarantee = run.guarantee(2, geometry="orthogonal")
     old, new = np.eye(2), -np.ones((2, 2)) / math.sqrt(2.0)

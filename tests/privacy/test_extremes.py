@@ -1,4 +1,5 @@
-"""Curves fall and noise helps, at both ends of the doubles; and an answer depends on its question alone.
+"""Curves fall and noise helps, at both ends of the doubles; and an answer depends on its question
+alone.
 
 Lower bounds of the larger quantity never exceed upper bounds of the smaller, as both are proved.
 Upper bounds alone are computed on grids of their own and need not be ordered more closely than
@@ -127,7 +128,8 @@ def test_a_client_has_no_more_records_than_it_says():
 
 
 def seen_rounds(rate: float, steps: int, noise: float, epsilon: float) -> float:
-    """delta of a run with so little noise that the number of rounds joined is seen, in 40-digit arithmetic.
+    """delta of a run with so little noise that the number of rounds joined is seen, in 40-digit
+    arithmetic.
 
     Given that number n, the loss is n log(rate) + (steps - n) log(1 - rate) + n u^2 / 2 and a
     normal of variance n u^2, u = 1 / noise, but for chances far below e^(-u^2 / 8).

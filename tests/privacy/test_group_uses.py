@@ -1,4 +1,6 @@
-"""Users, duplicates, poisoning and the choice of clipping, against closed forms where the run is Gaussian."""
+"""Users, duplicates, poisoning and the choice of clipping, against closed forms where the run is
+Gaussian.
+"""
 
 import doctest
 import math
@@ -61,7 +63,9 @@ def test_phases_have_users_too():
 
 
 def test_copies_are_the_worst_group():
-    """One step, 5 copies of a record: the sum moves by Bin(5, q) in one direction. Delta by quadrature."""
+    """One step, 5 copies of a record: the sum moves by Bin(5, q) in one direction. Delta by
+    quadrature.
+    """
     run, size, epsilon = Mechanism(Poisson(0.2, 1), 1.5), 5, 1.0
     x = np.linspace(-15.0, 20.0, 200_001)
     absent = stats.norm.pdf(x, 0.0, 1.5)
@@ -91,7 +95,9 @@ def test_the_largest_group_fits_and_the_next_does_not():
 @pytest.mark.parametrize("probability", [0.001, 0.05, 0.3, 0.5, 0.9, 0.999])
 @pytest.mark.parametrize("records", [1, 5, 20])
 def test_poisoning_a_gaussian_mechanism(probability, records):
-    """The trade-off curve of mu is Phi(Phi^-1(1 - p) - mu): probabilities move by mu on the scale of Phi."""
+    """The trade-off curve of mu is Phi(Phi^-1(1 - p) - mu): probabilities move by mu on the scale
+    of Phi.
+    """
     mu = 0.1 * records
     least, most = (stats.norm.cdf(stats.norm.ppf(probability) + shift) for shift in (-mu, mu))
     found = probability_after(GAUSSIAN, probability, records)
@@ -101,7 +107,9 @@ def test_poisoning_a_gaussian_mechanism(probability, records):
 
 @pytest.mark.parametrize("rate", [0.001, 0.1])
 def test_events_as_rare_as_doubles_go(rate):
-    """Absent, a score above 38.5 has probability 5e-324; a record at 50 deviations is sampled with this rate."""
+    """Absent, a score above 38.5 has probability 5e-324; a record at 50 deviations is sampled with
+    this rate.
+    """
     assert probability_after(
         Mechanism(Poisson(rate, 1), 0.02), 5e-324, 1
     ).upper >= rate * stats.norm.cdf(50.0 - 38.5)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verax import Bracket, Deterministic, Mechanism, Poisson
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import format_bound
 
 RUN = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0)
 
@@ -32,7 +32,7 @@ def test_float_of_a_bracket_is_its_safe_side():
 @given(st.floats(1e-290, 1e290))
 def test_printed_numbers_are_rounded_to_the_safe_side(value):
     """A hair of 1e-13 is allowed, so that 1.2 prints as 1.2000."""
-    below, above = float(shown(value, -1)), float(shown(value, 1))
+    below, above = float(format_bound(value, -1)), float(format_bound(value, 1))
     assert below <= value * (1.0 + 1e-13)
     assert above >= value * (1.0 - 1e-13)
     assert above - below <= 2e-4 * value
@@ -147,6 +147,6 @@ def test_no_delta_exceeds_the_probability_of_being_sampled():
 
 
 def test_a_bound_is_shown_on_its_own_side_of_its_value():
-    assert shown(1.8285000000000099, 1) == "1.8286"
-    assert shown(1.8285000000000099, -1) == "1.8285"
-    assert shown(1.97001e-23, -1, 3) == "1.97e-23"
+    assert format_bound(1.8285000000000099, 1) == "1.8286"
+    assert format_bound(1.8285000000000099, -1) == "1.8285"
+    assert format_bound(1.97001e-23, -1, 3) == "1.97e-23"

@@ -1,4 +1,6 @@
-"""What is printed for every sampler: never below an attack written out, never above a simpler proof."""
+"""What is printed for every sampler: never below an attack written out, never above a simpler
+proof.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from verax import (
 from verax.privacy.curves.black_box import BlackBox
 from verax.privacy.curves.gaussian import gaussian_delta, gaussian_epsilon
 from verax.privacy.guarantee import Guarantee
-from verax.privacy.pairs.mixture_weights import crowded, truncated_rate
+from verax.privacy.pairs.mixture_weights import truncated_rate, truncated_round_cases
 from verax.privacy.tuning import PoissonTrials, tuned
 
 WIDTH = 1e-3
@@ -203,7 +205,7 @@ EDGES = np.concatenate([[-np.inf], np.arange(-8.0, 9.01, 0.1), [np.inf]])
 
 
 def line(points: dict[float, float]) -> np.ndarray:
-    """The law of one noisy sum, seen in bins: weights by mean."""
+    """The pmf of one noisy sum, seen in bins: weights by mean."""
     return sum(weight * np.diff(special.ndtr(EDGES - mean)) for mean, weight in points.items())
 
 
@@ -298,15 +300,17 @@ def test_the_last_record_of_the_stream_is_anywhere_in_the_last_batches():
 
 @pytest.mark.parametrize("sampler", [Shuffle(3), BufferedShuffle(3, buffer=3)])
 def test_shuffling_three_batches_written_out(sampler):
-    """The whole vector of sums, in bins: more than the largest sum shows, less than fixed batches."""
+    """The whole vector of sums, in bins: more than the largest sum shows, less than fixed
+    batches.
+    """
     edges = np.concatenate([[-np.inf], np.arange(-6.0, 8.0, 0.2), [np.inf]])
     mass = {m: np.diff(special.ndtr(edges - m)) for m in (0.0, 1.0, 2.0)}
 
-    def law(shift: float) -> np.ndarray:
+    def pmf(shift: float) -> np.ndarray:
         parts = [[shift if i == t else 0.0 for i in range(3)] for t in range(3)]
         return sum(np.einsum("i,j,k->ijk", *(mass[m] for m in part)) for part in parts) / 3.0
 
-    p, q, silent = law(2.0), law(1.0), law(0.0)
+    p, q, silent = pmf(2.0), pmf(1.0), pmf(0.0)
     guarantee = run(sampler, 1.0)
     for epsilon in (0.0, 0.5, 1.5):
         bracket = guarantee.delta(epsilon)
@@ -318,7 +322,7 @@ def test_shuffling_three_batches_written_out(sampler):
 # --- without replacement --------------------------------------------------------------------------
 
 
-def subset_law(batch: int, gradients: tuple[int, ...], noise: float) -> np.ndarray:
+def subset_pmf(batch: int, gradients: tuple[int, ...], noise: float) -> np.ndarray:
     points: dict[float, float] = {}
     subsets = list(itertools.combinations(gradients, batch))
     for subset in subsets:
@@ -337,7 +341,7 @@ def test_three_records_without_replacement(batch, relation):
             (-1, 0, 1), (0,) if relation == "zero-out" else (-1, 0, 1)
         ):
             pairs += [
-                (subset_law(batch, (g, *others), noise), subset_law(batch, (h, *others), noise))
+                (subset_pmf(batch, (g, *others), noise), subset_pmf(batch, (h, *others), noise))
                 for g, h in ((old, new), (new, old))
             ]
     once = [
@@ -396,7 +400,7 @@ def test_whole_batches_are_gaussian():
 # --- truncated Poisson ----------------------------------------------------------------------------
 
 
-def truncated_law(rate: float, most: int, gradients: tuple[int, ...], noise: float) -> np.ndarray:
+def truncated_pmf(rate: float, most: int, gradients: tuple[int, ...], noise: float) -> np.ndarray:
     points: dict[float, float] = {}
     for coins in itertools.product((0, 1), repeat=len(gradients)):
         picked = [g for g, coin in zip(gradients, coins, strict=True) if coin]
@@ -414,15 +418,17 @@ def truncated_law(rate: float, most: int, gradients: tuple[int, ...], noise: flo
 )
 @pytest.mark.parametrize("noise", [0.3, 1.0])
 def test_few_records_truncated(rate, most, population, noise):
-    """Every choice of the others' gradients; data sets of the declared size, one smaller and one larger."""
+    """Every choice of the others' gradients; data sets of the declared size, one smaller and one
+    larger.
+    """
     guarantee = run(TruncatedPoisson(rate, 1, most, population), noise)
     epsilons = (0.0, 0.1, 0.5, 1.5, 3.0)
     bounds = [guarantee.delta(e) for e in epsilons]
     best = [0.0] * len(epsilons)
     for size in (population - 1, population):
         for others in itertools.combinations_with_replacement((-1, 0, 1), size):
-            p = truncated_law(rate, most, (*others, 1), noise)
-            q = truncated_law(rate, most, others, noise)
+            p = truncated_pmf(rate, most, (*others, 1), noise)
+            q = truncated_pmf(rate, most, others, noise)
             for i, (epsilon, bound) in enumerate(zip(epsilons, bounds, strict=True)):
                 attained = max(delta(p, q, epsilon), delta(q, p, epsilon))
                 assert attained <= bound.upper * (1.0 + 1e-9) + 1e-13, (others, epsilon)
@@ -434,12 +440,12 @@ def test_few_records_truncated(rate, most, population, noise):
 
 def test_two_truncated_rounds():
     guarantee = run(TruncatedPoisson(0.3, 2, 1, 3), 0.8)
-    laws = [
-        (truncated_law(0.3, 1, (*others, 1), 0.8), truncated_law(0.3, 1, others, 0.8))
+    pmfs = [
+        (truncated_pmf(0.3, 1, (*others, 1), 0.8), truncated_pmf(0.3, 1, others, 0.8))
         for others in itertools.combinations_with_replacement((-1, 0, 1), 2)
     ]
     bounds = {epsilon: guarantee.delta(epsilon).upper for epsilon in (0.0, 0.5, 2.0)}
-    for first, second in itertools.combinations_with_replacement(laws, 2):
+    for first, second in itertools.combinations_with_replacement(pmfs, 2):
         p, q = (np.multiply.outer(a, b) for a, b in zip(first, second, strict=True))
         for epsilon, bound in bounds.items():
             assert max(delta(p, q, epsilon), delta(q, p, epsilon)) <= bound * (1.0 + 1e-9)
@@ -501,25 +507,28 @@ def test_the_rate_of_a_truncated_record(rate, max_batch, population):
     ("rate", "max_batch", "others"), [(0.3, 1, 3), (0.05, 12, 99), (0.01, 30, 2000)]
 )
 def test_a_crowd_is_at_least_as_likely_as_it_is(rate, max_batch, others):
-    (room, first, one), (crowd, second, two) = crowded(rate, max_batch, others)
+    (room, first, one), (crowd, second, two) = truncated_round_cases(rate, max_batch, others)
     assert (first, one, second, two) == (rate, 1, rate, 2)
     exact = float(stats.binom.sf(max_batch - 1, others, rate))
     # scipy's own tail is off by a few units in the last place
     assert exact * (1.0 - 1e-14) <= crowd <= exact * 1.001
     assert room + crowd == pytest.approx(1.0, rel=1e-15)
-    assert crowded(rate, others + 1, others) == [(1.0, rate, 1)]
-    assert crowded(1.0, 1, 5) == [(1.0, 1.0, 2)]
+    assert truncated_round_cases(rate, others + 1, others) == [(1.0, rate, 1)]
+    assert truncated_round_cases(1.0, 1, 5) == [(1.0, 1.0, 2)]
 
 
 def test_more_others_never_make_the_bound_smaller():
-    """Truncation hides the record as well: with its true rate in a crowd the bound would not be monotone."""
+    """Truncation hides the record as well: with its true rate in a crowd the bound would not be
+    monotone.
+    """
     bounds = [run(TruncatedPoisson(0.3, 1, 1, n), 0.3).delta(0.0).upper for n in (1, 2, 3)]
     assert bounds == sorted(bounds)
     assert gaussian_delta(1.0 / 0.3, 0.0) * 0.219 < bounds[-1]
 
 
 def test_groups_of_truncated_records_pass_through_larger_data_sets():
-    """Two records of gradient -1, two of +1 added, three of the four used: 1/2 N(3) + 1/2 N(1) against N(0), exactly.
+    """Two records of gradient -1, two of +1 added, three of the four used: 1/2 N(3) + 1/2 N(1)
+    against N(0), exactly.
 
     One record's curve for the declared two others does not cover the step from three records to
     four.
@@ -552,6 +561,8 @@ def test_a_search_over_truncated_runs_says_nothing_about_groups_beyond_its_popul
 
 
 def test_a_bound_for_others_covers_a_record_alone():
-    """Rate 1, one place: the record alone is N(1) against N(0), .3829; with B / (N + 1) it would be .3413."""
+    """Rate 1, one place: the record alone is N(1) against N(0), .3829; with B / (N + 1) it would be
+    .3413.
+    """
     upper = run(TruncatedPoisson(1.0, 1, 1, 1), 1.0).delta(0.0).upper
     assert 0.5 * gaussian_delta(2.0, 0.0) < 0.342 < 0.382 < gaussian_delta(1.0, 0.0) <= upper

@@ -10,7 +10,7 @@ from scipy.special import ndtr, ndtri
 
 from verax import BallsInBins, Batch, Deterministic, Mechanism, Poisson, Shuffle
 from verax.privacy.curves.gaussian import gaussian_delta, gaussian_epsilon
-from verax.privacy.tradeoff import TradeOff, between
+from verax.privacy.tradeoff import TradeOff, from_brackets
 
 ALPHAS = np.concatenate([np.geomspace(1e-6, 0.5, 200), np.linspace(0.5, 1.0, 101)])
 mus = st.floats(0.05, 5.0)
@@ -21,7 +21,9 @@ def gaussian(mu: float, alpha: np.ndarray) -> np.ndarray:
 
 
 def brute(p: np.ndarray, q: np.ndarray, alpha: float) -> float:
-    """The least miss rate of any randomised test of two finite laws, by Neyman and Pearson's lemma."""
+    """The least miss rate of any randomised test of two finite pmfs, by Neyman and Pearson's
+    lemma.
+    """
     order = np.argsort(-(p / q))
     p, q = p[order], q[order]
     spent, caught = 0.0, 0.0
@@ -33,14 +35,14 @@ def brute(p: np.ndarray, q: np.ndarray, alpha: float) -> float:
     return 1.0 - caught
 
 
-def from_laws(p: np.ndarray, q: np.ndarray) -> TradeOff:
-    """The exact curve of two finite laws."""
+def from_pmfs(p: np.ndarray, q: np.ndarray) -> TradeOff:
+    """The exact curve of two finite pmfs."""
     ratios = np.unique(np.log(p / q))
     deltas = [np.maximum(p - math.exp(e) * q, 0.0).sum() for e in ratios]
     return TradeOff.from_deltas(ratios, deltas, symmetric=False)
 
 
-def laws(draw_from: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
+def pmfs(draw_from: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
     p, q = draw_from.dirichlet(np.ones(size)), draw_from.dirichlet(np.ones(size))
     return p, q
 
@@ -79,14 +81,14 @@ def test_perfect_privacy_is_the_diagonal():
     assert curve.mu == pytest.approx(0.0, abs=1e-9)
 
 
-# --- finite laws by brute force -------------------------------------------------------------------
+# --- finite pmfs by brute force -------------------------------------------------------------------
 
 
 @given(st.integers(0, 10**6), st.integers(2, 12))
 @settings(max_examples=60, deadline=None)
 def test_a_curve_from_deltas_is_the_neyman_pearson_curve(seed, size):
-    p, q = laws(np.random.default_rng(seed), size)
-    curve = from_laws(p, q)
+    p, q = pmfs(np.random.default_rng(seed), size)
+    curve = from_pmfs(p, q)
     for alpha in (0.0, 0.01, 0.2, 0.5, 0.9, 1.0):
         assert curve(alpha) == pytest.approx(brute(p, q, alpha), abs=1e-9)
         assert curve(alpha) <= brute(p, q, alpha) + 1e-14
@@ -96,8 +98,8 @@ def test_a_curve_from_deltas_is_the_neyman_pearson_curve(seed, size):
 @settings(max_examples=30, deadline=None)
 def test_tensor_is_below_and_near_the_curve_of_the_product(seed, size):
     rng = np.random.default_rng(seed)
-    (p, q), (r, s) = laws(rng, size), laws(rng, size)
-    both = from_laws(p, q).tensor(from_laws(r, s))
+    (p, q), (r, s) = pmfs(rng, size), pmfs(rng, size)
+    both = from_pmfs(p, q).tensor(from_pmfs(r, s))
     pp, qq = np.outer(p, r).reshape(-1), np.outer(q, s).reshape(-1)
     for alpha in (0.001, 0.1, 0.4, 0.8):
         truth = brute(pp, qq, alpha)
@@ -107,8 +109,8 @@ def test_tensor_is_below_and_near_the_curve_of_the_product(seed, size):
 @given(st.integers(0, 10**6), st.integers(2, 8))
 @settings(max_examples=40, deadline=None)
 def test_inverse_symmetric_and_convex(seed, size):
-    p, q = laws(np.random.default_rng(seed), size)
-    curve, other = from_laws(p, q), from_laws(q, p)
+    p, q = pmfs(np.random.default_rng(seed), size)
+    curve, other = from_pmfs(p, q), from_pmfs(q, p)
     assert np.allclose(curve.inverse()(ALPHAS), other(ALPHAS), atol=1e-9)
     worst = curve.symmetric()
     assert (worst(ALPHAS) <= np.minimum(curve(ALPHAS), other(ALPHAS)) + 1e-12).all()
@@ -203,7 +205,7 @@ def test_brackets_of_a_known_curve_enclose_it(raw, slack):
     mu = 0.3 + sum(raw)
     epsilons = np.linspace(0.0, mu * mu / 2 + 5 * mu, 12)
     exact = np.array([gaussian_delta(mu, e) for e in epsilons])
-    curve = between(
+    curve = from_brackets(
         epsilons.tolist(),
         (exact * (1 - slack)).tolist(),
         np.minimum(exact * (1 + slack), 1.0).tolist(),

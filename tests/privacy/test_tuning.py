@@ -1,4 +1,6 @@
-"""The best of a random number of trials: against brute force, simulated laws, and Papernot and Steinke."""
+"""The best of a random number of trials: against brute force, simulated pmfs, and Papernot and
+Steinke.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from hypothesis import strategies as st
 
 from verax import Batch, Mechanism, NoGuarantee, Poisson, Shuffle
 from verax.privacy.renyi.accountant import DEFAULT_ORDERS, Renyi, epsilon_from_rdp
-from verax.privacy.tuning import PoissonTrials, TruncatedNegativeBinomial, _Selected, tuned
+from verax.privacy.tuning import PoissonTrials, TruncatedNegativeBinomial, _BestOfTrials, tuned
 
-LAWS = [
+PMFS = [
     TruncatedNegativeBinomial(5.0),
     TruncatedNegativeBinomial(20.0),
     TruncatedNegativeBinomial(5.0, 1.0),
@@ -26,8 +28,8 @@ LAWS = [
 ]
 
 
-def law_of(trials, most=4000):
-    """P[K = k], from the formulas of the law and not from its generating function."""
+def pmf_of(trials, most=4000):
+    """P[K = k], from the formulas of the pmf and not from its generating function."""
     k = np.arange(1, most)
     if isinstance(trials, PoissonTrials):
         logs = k * math.log(trials.mean) - trials.mean - np.array([math.lgamma(i + 1.0) for i in k])
@@ -41,7 +43,9 @@ def law_of(trials, most=4000):
 
 
 def best_of(q, chances):
-    """The law of the best trial's output (later is better), and of nothing at all: summed over the number of trials."""
+    """The pmf of the best trial's output (later is better), and of nothing at all: summed over the
+    number of trials.
+    """
     below = np.concatenate([[0.0], np.cumsum(q)])
     k = np.arange(len(chances))
     powers = below[:, None] ** k
@@ -53,7 +57,7 @@ def hockey_stick(p, q, epsilon):
 
 
 class Exact:
-    """What _Selected asks of a guarantee, exactly, for two laws on a finite set."""
+    """What _Selected asks of a guarantee, exactly, for two pmfs on a finite set."""
 
     def __init__(self, p, q):
         self.p, self.q, self.uppers = p, q, []
@@ -70,7 +74,7 @@ class Exact:
         return SimpleNamespace(upper=high)
 
 
-@pytest.mark.parametrize("trials", LAWS, ids=repr)
+@pytest.mark.parametrize("trials", PMFS, ids=repr)
 @given(seed=st.integers(0, 10**6), size=st.integers(2, 6), spread=st.floats(0.1, 3.0))
 @settings(deadline=None, max_examples=12)
 def test_brute_force_stays_below(trials, seed, size, spread):
@@ -78,10 +82,10 @@ def test_brute_force_stays_below(trials, seed, size, spread):
     p = rng.dirichlet(np.ones(size))
     q = p * np.exp(rng.uniform(-spread, spread, size))
     q /= q.sum()
-    chances = law_of(trials)
+    chances = pmf_of(trials)
     if chances.sum() < 1.0 - 1e-12:  # the tail that was left out
         chances[-1] += 1.0 - chances.sum()
-    bound = _Selected(Exact(p, q), trials)
+    bound = _BestOfTrials(Exact(p, q), trials)
     for order, epsilon in itertools.product(
         itertools.islice(itertools.permutations(range(size)), 4), (0.1, 0.5, 1.0, 2.0)
     ):
@@ -94,22 +98,24 @@ def test_brute_force_stays_below(trials, seed, size, spread):
 
 
 def test_the_bound_is_not_vacuous():
-    """Randomised response at epsilon 0.5: the best of a geometric number is at most 3 * 0.5, and above 1.0."""
+    """Randomised response at epsilon 0.5: the best of a geometric number is at most 3 * 0.5, and
+    above 1.0.
+    """
     chance = math.exp(0.5) / (1.0 + math.exp(0.5))
     p, q = np.array([chance, 1.0 - chance]), np.array([1.0 - chance, chance])
     trials = TruncatedNegativeBinomial(1000.0, 1.0)
-    bound = _Selected(Exact(p, q), trials)
+    bound = _BestOfTrials(Exact(p, q), trials)
     assert bound.shift == pytest.approx(2 * 0.5, abs=0.01)
     assert bound.delta(1.5 + 1e-3, 0.0)[1] < 1e-6
-    a, b = best_of(p, law_of(trials, 40_000)), best_of(q, law_of(trials, 40_000))
+    a, b = best_of(p, pmf_of(trials, 40_000)), best_of(q, pmf_of(trials, 40_000))
     assert hockey_stick(a, b, 0.9) > 0.0 or hockey_stick(b, a, 0.9) > 0.0
 
 
-@pytest.mark.parametrize("trials", LAWS, ids=repr)
+@pytest.mark.parametrize("trials", PMFS, ids=repr)
 def test_draws_follow_the_law(trials):
-    chances = law_of(trials)
+    chances = pmf_of(trials)
     assert float(np.arange(len(chances)) @ chances) == pytest.approx(trials.mean, rel=1e-6)
-    assert 1.0 - chances[0] == pytest.approx(trials.some, rel=1e-9)
+    assert 1.0 - chances[0] == pytest.approx(trials.some_probability, rel=1e-9)
     rng = np.random.default_rng(5)
     drawn = np.array([trials.draw(rng) for _ in range(4000)])
     for k in range(4):
@@ -181,7 +187,7 @@ def test_settings_are_as_bad_as_the_worst():
     assert both.epsilon(1e-5).lower == pytest.approx(
         tuned(loud, trials).epsilon(1e-5).lower, rel=0.01
     )
-    # a law that picks the quiet one costs less than that
+    # a pmf that picks the quiet one costs less than that
     assert "always picks the costliest" in both.lower_by
     assert tuned(quiet, trials).epsilon(1e-5).upper < both.epsilon(1e-5).lower
     assert "picks" not in tuned(quiet, trials).lower_by

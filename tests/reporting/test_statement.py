@@ -29,7 +29,7 @@ from verax import (
     WithoutReplacement,
     ledger,
 )
-from verax.privacy.participation import Federation
+from verax.federated.observers import Federation
 from verax.privacy.renyi.filter import IN_ADVANCE
 from verax.privacy.tuning import TruncatedNegativeBinomial, tuned
 from verax.reporting.facts import UNCOVERED, Facts

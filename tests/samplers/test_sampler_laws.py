@@ -201,7 +201,7 @@ def test_buffer_followed_in_blocks_is_the_buffer_followed_one_by_one(
     monkeypatch.setattr(buffered_shuffle, "BLOCK", 7)
     rng = np.random.default_rng(5)
     for places in (1, 2, 5, 300, 70_000):
-        chosen = sorting.labels(rng, 100, places)
+        chosen = sorting.uniform_labels(rng, 100, places)
         buffer, out = list(range(places)), []
         for t, place in enumerate(chosen.tolist()):
             out.append(buffer[place])

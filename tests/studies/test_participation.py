@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("cryptography")
 
+from verax.federated.observers import baseline  # noqa: E402
 from verax.federated.splits import Split  # noqa: E402
-from verax.privacy.participation import baseline  # noqa: E402
 from verax.training.data.examples import Examples  # noqa: E402
 
 SCRIPT = Path(__file__).parents[2] / "studies" / "participation.py"

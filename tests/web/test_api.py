@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("fastapi")
 
 from verax import Batch, Mechanism, Poisson, RandomParticipation
+from verax.federated.observers import BASELINES, OBSERVERS, Federation, baseline
 from verax.planning import Planner, Target, frontier, plannable, planned
 from verax.planning import ranked as in_order
-from verax.privacy.participation import BASELINES, OBSERVERS, Federation, baseline
 from verax.web import answers
 from verax.web.questions import MOST_PLANS, MOST_SLOW_PLANS, Plan, slow
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from verax import Mechanism, Poisson, RandomParticipation, Shuffle
+from verax.federated.observers import Federation
 from verax.ledger.ledger import Ledger, read
 from verax.ledger.run import compose
 from verax.planning import Target, frontier, plannable
 from verax.planning.utility import Line, Point, UtilityGraph, best_plan
-from verax.privacy.guarantee import shown
-from verax.privacy.participation import Federation
+from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 
 pytest.importorskip("fastapi")
@@ -89,7 +89,7 @@ def opened(page, server, path):
 
 
 def of(bracket):
-    return shown(bracket.lower, LOWER), shown(bracket.upper, UPPER)
+    return format_bound(bracket.lower, LOWER), format_bound(bracket.upper, UPPER)
 
 
 def expect_sides(page, sampler, bracket):
@@ -447,7 +447,7 @@ def test_observers_are_told_apart(page, server):
     expect(row.nth(0)).to_have_text("infinite")
     sampler = RandomParticipation(0.1, 0.1, 10, 5)
     alone = Federation(sampler, local_noise=1.0 / math.sqrt(50), senders=50).against("server")
-    expect(row.nth(1)).to_have_text(shown(alone.guarantee().epsilon(1e-5).upper, UPPER))
+    expect(row.nth(1)).to_have_text(format_bound(alone.guarantee().epsilon(1e-5).upper, UPPER))
 
 
 def test_the_corrected_bound_is_between(page, server):

@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from verax import checks
 from verax.auditing.sums import Floats
-from verax.privacy.guarantee import Bracket, Guarantee, shown
-from verax.privacy.numerics.distributions import binomial_at_least, binomial_law, law_error
+from verax.privacy.guarantee import Bracket, Guarantee, format_bound
+from verax.privacy.numerics.distributions import binomial_at_least, binomial_pmf, pmf_error
 from verax.privacy.numerics.rounding import ulps, up
 from verax.privacy.pld.composition import LOWER, UPPER
 
@@ -63,9 +63,9 @@ def largest_probabilities(trials: int, low: float, high: float) -> Floats:
     between its partial sums, gives sqrt(n / (2 pi k (n - k))) e^(s(n) - r(k) - r(n - k)) with s(n)
     = 1/12n - 1/360n^3 + 1/1260n^5 from above and r(k) = s(k) - 1/1680k^7 from below.
     """
-    at_low, at_high = binomial_law(trials, low), binomial_law(trials, high)
+    at_low, at_high = binomial_pmf(trials, low), binomial_pmf(trials, high)
     k = np.arange(trials + 1.0)
-    most = np.where(k < trials * low, at_low, at_high) * (1.0 + law_error(at_low)) + _UNDERFLOW
+    most = np.where(k < trials * low, at_low, at_high) * (1.0 + pmf_error(at_low)) + _UNDERFLOW
     share = k / trials
     inside = (k > 0.0) & (k < trials) & (share > low - _ROUND_OFF) & (share < high + _ROUND_OFF)
     k, rest = k[inside], trials - k[inside]
@@ -144,7 +144,10 @@ class CanaryAudit:
             else "these guesses do not contradict the claim. They do not prove it: that is what "
             "the accountant is for"
         )
-        claimed, least = shown(self.claim.upper, UPPER, 4), shown(self.lower, LOWER, 4)
+        claimed, least = (
+            format_bound(self.claim.upper, UPPER, 4),
+            format_bound(self.lower, LOWER, 4),
+        )
         return (
             f"Claimed: epsilon at most {claimed} at delta {self.delta!r}.\n"
             f"{verdict}: the run has epsilon at least {least}, with "

@@ -21,7 +21,7 @@ from verax.auditing.runs import Factory, Runs, Source
 from verax.auditing.scores import Score, learn
 from verax.auditing.sums import Data, Floats, Sums
 from verax.mechanism import Clipping, Individual, Mechanism, Mixed
-from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.guarantee import Bracket, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.samplers.base import Sampler
 
@@ -82,9 +82,9 @@ class SamplerAudit:
 
     def statement(self) -> str:
         """What was claimed, what was proved by attack, what it means and what to do."""
-        least, percent = shown(self.lower, LOWER, 4), f"{100.0 * self.confidence:g} %"
+        least, percent = format_bound(self.lower, LOWER, 4), f"{100.0 * self.confidence:g} %"
         first = (
-            f"Claimed: epsilon at most {shown(self.claim.upper, UPPER, 4)} at delta {self.delta!r} "
+            f"Claimed: epsilon at most {format_bound(self.claim.upper, UPPER, 4)} at delta {self.delta!r} "
             f"for {self.mechanism!r}."
         )
         evidence = (

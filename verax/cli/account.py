@@ -11,7 +11,7 @@ from verax import Mechanism
 from verax.cli import output
 from verax.cli.options import Group, Json, Noise, Rtol, RunOptions, flat
 from verax.cli.tables import Table
-from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
+from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, format_bound
 
 
 @flat
@@ -74,6 +74,8 @@ def _show(mechanism: Mechanism, group: int, rows: list[tuple[str, Bracket]]) -> 
     )
     table = Table(["quantity", "at least", "at most", "evidence"])
     for name, bracket in rows:
-        table.add_row(name, shown(bracket.lower, -1), shown(bracket.upper, 1), bracket.evidence)
+        table.add_row(
+            name, format_bound(bracket.lower, -1), format_bound(bracket.upper, 1), bracket.evidence
+        )
     table.print(out)
     out.print(f"upper: {rows[0][1].upper_by}\nlower: {rows[0][1].lower_by}", style="dim")

@@ -10,7 +10,7 @@ from verax import Poisson
 from verax.cli import output
 from verax.cli.options import Group, Json, RunOptions, flat
 from verax.privacy import calibrate as solve
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 
 
@@ -38,7 +38,7 @@ def calibrate(
     text = (
         str(answer)
         if unit == "steps"
-        else shown(answer, UPPER if unit == "noise_multiplier" else LOWER, 7)
+        else format_bound(answer, UPPER if unit == "noise_multiplier" else LOWER, 7)
     )
     output.console().print(
         f"{unit.replace('_', ' ')} {text} meets epsilon {epsilon!r} at delta {delta!r} (proved "

@@ -22,7 +22,7 @@ from verax.cli.options import (
     option,
 )
 from verax.cli.tables import Table
-from verax.privacy.guarantee import DEFAULT_RTOL, shown
+from verax.privacy.guarantee import DEFAULT_RTOL, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.compare import RECORDS_PER_BATCH, Priced, against_poisson, comparison_figure
 from verax.reporting.compare import compare as price_all
@@ -122,7 +122,7 @@ def _plain(rows: Sequence[Priced]) -> list[dict[str, object]]:
 
 
 def _factor(value: float, side: int) -> str:
-    return shown(value, side, 3 if value >= 1.0 else 2)
+    return format_bound(value, side, 3 if value >= 1.0 else 2)
 
 
 def _show(rows: Sequence[Priced], options: CompareOptions) -> None:
@@ -145,8 +145,8 @@ def _show(rows: Sequence[Priced], options: CompareOptions) -> None:
         table.add_row(
             row.name,
             row.relation,
-            shown(low, LOWER),
-            shown(high, UPPER),
+            format_bound(low, LOWER),
+            format_bound(high, UPPER),
             f"{_factor(times.lower, LOWER)} to {_factor(times.upper, UPPER)}" if times else "",
             f"{note(row.bracket.lower_by)} {note(row.bracket.upper_by)}",
         )

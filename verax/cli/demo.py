@@ -19,7 +19,7 @@ from verax.auditing import audit_sampler
 from verax.cli import output
 from verax.planning import Plan, Target, frontier, ranked
 from verax.privacy import calibrate
-from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
+from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.figures import samplers_figure
 from verax.reporting.statement import Statement
@@ -89,9 +89,14 @@ def _price(console: Console, say: Say, folder: Path) -> None:
         for noise in NOISES:
             brackets = [_epsilon(sampler, noise) for sampler in samplers.values()]
             factor = brackets[1].lower / brackets[0].upper
-            cells = [f"{shown(b.lower, LOWER, 4)} .. {shown(b.upper, UPPER, 4)}" for b in brackets]
+            cells = [
+                f"{format_bound(b.lower, LOWER, 4)} .. {format_bound(b.upper, UPPER, 4)}"
+                for b in brackets
+            ]
             table.add_row(
-                f"{noise:g}", *cells, f">= {shown(factor, LOWER, 3)}" if factor > 1.0 else "unknown"
+                f"{noise:g}",
+                *cells,
+                f">= {format_bound(factor, LOWER, 3)}" if factor > 1.0 else "unknown",
             )
     console.print(table)
     say(f"   Cells: epsilon at delta {DELTA:g} is proved to lie between these.")
@@ -130,8 +135,8 @@ def _plan(console: Console, say: Say) -> Plan:
             str(plan.batch),
             str(plan.epochs),
             str(plan.rounds),
-            shown(plan.noise_multiplier, UPPER, 4),
-            f"<= {shown(plan.epsilon, UPPER, 4)}",
+            format_bound(plan.noise_multiplier, UPPER, 4),
+            f"<= {format_bound(plan.epsilon, UPPER, 4)}",
             f"{plan.signal_of_run:.0f}",
         )
     console.print(table)
@@ -205,7 +210,7 @@ def _audit(say: Say) -> None:
     noise, claimed = claim.noise_multiplier, claim.guarantee().epsilon(DELTA)
     say(
         f"   Claim: {batches} Poisson batches, noise {noise:.4g}: epsilon at most "
-        f"{shown(claimed.upper, UPPER, 4)}."
+        f"{format_bound(claimed.upper, UPPER, 4)}."
     )
     with output.patience("auditing"):
         fair = audit_sampler(honest, claim, delta=DELTA, trials=HONEST_TRIALS, insecure_seed=SEED)
@@ -213,9 +218,9 @@ def _audit(say: Say) -> None:
     for drawn, found in (("Poisson batches", fair), ("a loader that shuffles and cuts", lie)):
         say(
             f"   {'REFUTED' if found.refuted else 'Not refuted'}: {drawn}: an attack over "
-            f"{found.trials:,} runs proves epsilon at least {shown(found.lower, LOWER, 3)}, with "
+            f"{found.trials:,} runs proves epsilon at least {format_bound(found.lower, LOWER, 3)}, with "
             f"{found.confidence:.0%} confidence."
         )
     truth = Mechanism(Shuffle(batches), noise).guarantee().epsilon(DELTA)
-    least, most = shown(truth.lower, LOWER, 4), shown(truth.upper, UPPER, 4)
+    least, most = format_bound(truth.lower, LOWER, 4), format_bound(truth.upper, UPPER, 4)
     say(f"   What is proved for the loader that shuffles: epsilon between {least} and {most}.")

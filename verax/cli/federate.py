@@ -24,7 +24,7 @@ from verax.cli.options import (
     option,
 )
 from verax.privacy import calibrate
-from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.guarantee import Bracket, format_bound
 from verax.privacy.pld.composition import UPPER
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _opening(plan: Plan) -> str:
     per_round = f"{plan.client_rate * plan.clients:.4g} take part in a round on average"
     return (
         f"{plan.clients} clients with {plan.records} records, at most {plan.largest} each; "
-        f"{per_round}; noise multiplier {shown(plan.noise_multiplier, UPPER, 5)}, {plan.noise}"
+        f"{per_round}; noise multiplier {format_bound(plan.noise_multiplier, UPPER, 5)}, {plan.noise}"
     )
 
 
@@ -279,8 +279,8 @@ class _Spent:
     def shown(self, value: float) -> str:
         """Rounded up as in the statement, with more digits if it would else leave the budget."""
         if self.budget is None or value > self.budget:
-            return shown(value, UPPER)
-        texts = (shown(value, UPPER, digits) for digits in range(5, 18))
+            return format_bound(value, UPPER)
+        texts = (format_bound(value, UPPER, digits) for digits in range(5, 18))
         return next((text for text in texts if float(text) <= self.budget), repr(value))
 
 

@@ -25,9 +25,9 @@ from verax.cli.options import (
 )
 from verax.cli.tables import Table
 from verax.privacy.curves.black_box import DEEPEST
-from verax.privacy.group_montecarlo import default_samples
+from verax.privacy.curves.simulation import default_samples
 from verax.privacy.group_uses import crossover
-from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
+from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting import groups as tables
 
@@ -226,8 +226,8 @@ def _show(
                 str(row.group),
                 _low(row.tight),
                 _high(row.tight),
-                shown(row.black_box, UPPER),
-                shown(row.f_dp, UPPER),
+                format_bound(row.black_box, UPPER),
+                format_bound(row.f_dp, UPPER),
                 *drawn,
                 end_section=i == len(block.rows) - 1,
             )
@@ -256,11 +256,11 @@ def _show(
 
 
 def _low(bracket: Bracket) -> str:
-    return shown(bracket.lower, LOWER)
+    return format_bound(bracket.lower, LOWER)
 
 
 def _high(bracket: Bracket) -> str:
-    return shown(bracket.upper, UPPER)
+    return format_bound(bracket.upper, UPPER)
 
 
 def _compare_clippings(

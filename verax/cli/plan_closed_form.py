@@ -11,7 +11,7 @@ from verax import checks
 from verax.cli import output
 from verax.cli.options import Json, flat, option
 from verax.planning.closed_form.calculator import Phase, Setting, budget, next_phase, simple
-from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.guarantee import Bracket, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 
 
@@ -113,7 +113,7 @@ def _number(value: float) -> str:
 
 
 def _bracket(bracket: Bracket) -> str:
-    return f"{shown(bracket.lower, LOWER)} to {shown(bracket.upper, UPPER)}"
+    return f"{format_bound(bracket.lower, LOWER)} to {format_bound(bracket.upper, UPPER)}"
 
 
 def _plan_next_phase(options: ClosedFormOptions, after: list[str]) -> None:

@@ -30,7 +30,7 @@ from verax.cli.options import (
 )
 from verax.ledger.run import NOT_PRIVATE, at_most
 from verax.privacy import calibrate
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 
 if TYPE_CHECKING:
@@ -80,11 +80,11 @@ def _spending_lines(trainer: PrivateTrainer, delta: float) -> Iterator[str]:
         return
     whole = trainer.guarantee.epsilon(delta)
     found = at_most(so_far.epsilon(delta), whole)
-    between = f"{shown(found.lower, LOWER)} and {shown(found.upper, UPPER)}"
+    between = f"{format_bound(found.lower, LOWER)} and {format_bound(found.upper, UPPER)}"
     yield (
         f"{released}. They cost an epsilon between {between} at delta {delta:g} if neither data "
         "nor results had a say in when the run stopped, and at most "
-        f"{shown(whole.upper, UPPER)}, the price of all its rounds, whatever the reason."
+        f"{format_bound(whole.upper, UPPER)}, the price of all its rounds, whatever the reason."
     )
     if not trainer.private:
         yield NOT_PRIVATE
@@ -218,7 +218,7 @@ def train(options: TrainOptions) -> None:
         return
     console = output.console()
     console.print(
-        f"noise multiplier {shown(noise, LOWER, 5)}, accuracy on held-out records {right:.1%}"
+        f"noise multiplier {format_bound(noise, LOWER, 5)}, accuracy on held-out records {right:.1%}"
     )
     if taken:
         console.print(f"Taken to be public: {taken}.")

@@ -17,7 +17,7 @@ from verax.cli.options import Json, Noise, Rtol, RunOptions, flat, option
 from verax.cli.tables import Table
 from verax.privacy.analysis import MAX_GROUP
 from verax.privacy.group_uses import Users, largest_group, user_epsilons
-from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
+from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 
 _MOST_ROWS = 24  # that are printed one by one
@@ -199,7 +199,7 @@ def _show(
     )
     table = Table(["records", "users", "share", "at least", "at most"])
     for records, users, bracket in _ranges_of_sizes(rows):
-        low, high = shown(bracket.lower, LOWER), shown(bracket.upper, UPPER)
+        low, high = format_bound(bracket.lower, LOWER), format_bound(bracket.upper, UPPER)
         table.add_row(records, str(users), f"{100.0 * users / everyone:.4g} %", low, high)
     table.print(out)
     seen = 0
@@ -208,8 +208,8 @@ def _show(
         if 2 * seen >= everyone:
             break
     out.print(
-        f"every user: at most {shown(rows[-1].epsilon.upper, UPPER)}; half of them: at most "
-        f"{shown(row.epsilon.upper, UPPER)}"
+        f"every user: at most {format_bound(rows[-1].epsilon.upper, UPPER)}; half of them: at most "
+        f"{format_bound(row.epsilon.upper, UPPER)}"
     )
     if options.epsilon is not None:
         many = f"within {options.epsilon!r}: {_users_within(rows, options.epsilon)} of {everyone} users"

@@ -12,7 +12,7 @@ from verax import checks
 from verax.mechanism import UNITS, Batch, Individual, Mechanism, Phases
 from verax.privacy.guarantee import Guarantee
 from verax.samplers import BallsInBins, Poisson, RandomParticipation
-from verax.samplers.base import settle
+from verax.samplers.base import store_fields
 
 NOISES = ("central", "local", "visible")
 LEAST_RATE = 2.0**-70  # of which a coin of 128 bits has the exact law
@@ -74,7 +74,7 @@ class Plan:
     bins: int | None = None
 
     def __post_init__(self) -> None:
-        settle(
+        store_fields(
             self,
             clients=checks.count("clients", self.clients, maximum=2**32),
             records=checks.count("records", self.records),

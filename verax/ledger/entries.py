@@ -22,7 +22,7 @@ from typing import Any
 from verax import checks
 from verax.description import describe, restore
 from verax.display import visible
-from verax.durable import START, chain, encode
+from verax.durable import FIRST_HASH, chain_line, encode
 from verax.mechanism import UNITS, Phases
 
 # Formats: the first; with a clip norm for every round; with another unit than records.
@@ -133,7 +133,7 @@ class Header:
             "mechanism": describe(self.mechanism),
         }
         content |= {name: getattr(self, name) for name in sorted(_MORE_FIELDS[self.format])}
-        return chain(encode(content), START)
+        return chain_line(encode(content), FIRST_HASH)
 
 
 @dataclass(frozen=True)
@@ -189,15 +189,15 @@ class Log:
         """The line that records the next round, and its hash. It has no other content, no time."""
         if self._norm_ends and self.released < self.declared:
             norm = repr(self.declared_round(self.released)[0]).encode()
-            return chain(b'{"round":%d,"clip_norm":%b' % (self.released, norm), self.head)
-        return chain(b'{"round":%d' % self.released, self.head)
+            return chain_line(b'{"round":%d,"clip_norm":%b' % (self.released, norm), self.head)
+        return chain_line(b'{"round":%d' % self.released, self.head)
 
     def event_line(self, event: Event) -> tuple[bytes, str]:
         """The line that records an event, and its hash."""
         content: dict[str, Any] = {"event": event.kind, "released": event.released}
         if event.kind == "stopped":
             content |= {"private": event.private, "reason": event.reason}
-        return chain(encode(content), self.head)
+        return chain_line(encode(content), self.head)
 
     def add(self, line: bytes, digest: str, event: Event | None = None) -> None:
         """Count a line: a round, or an event."""
@@ -229,7 +229,7 @@ class Log:
         if entry is None:
             raise self._line_error("it is not a JSON object")
         body, found, _ = line.rpartition(b',"hash":"')
-        if not found or chain(body, self.head)[0] != line:
+        if not found or chain_line(body, self.head)[0] != line:
             raise self._line_error(
                 "its hash does not fit: this or an earlier line was edited, added, removed or moved"
             )

@@ -9,7 +9,7 @@ from verax import checks
 from verax.display import visible
 from verax.ledger.entries import Event, LedgerError, Log, Schedule
 from verax.mechanism import Individual, Mechanism, Phases
-from verax.privacy.curves.exposure import Noiseless
+from verax.privacy.curves.exposure import NoiselessRounds
 from verax.privacy.guarantee import Bracket, Guarantee
 
 STOPPING = ("any", "independent")
@@ -232,7 +232,7 @@ def _composed_guarantee(
 
 
 def _no_release_guarantee(declared: Phases, group: int) -> Guarantee:
-    none, why = [Noiseless(0.0)], "nothing was released"
+    none, why = [NoiselessRounds(0.0)], "nothing was released"
     return Guarantee(declared, checks.count("group", group), none, none, why, why)
 
 

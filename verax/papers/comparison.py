@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from decimal import Decimal
 
-from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.guarantee import Bracket, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 
 Progress = Callable[[str], AbstractContextManager[None]]
@@ -53,7 +53,7 @@ def between(low: float, high: float, digits: int = 5) -> str:
     >>> between(1.00001, 2.00001, digits=3)
     '1.00 to 2.01'
     """
-    return f"{shown(low, LOWER, digits)} to {shown(high, UPPER, digits)}"
+    return f"{format_bound(low, LOWER, digits)} to {format_bound(high, UPPER, digits)}"
 
 
 def shown_bracket(bracket: Bracket) -> str:

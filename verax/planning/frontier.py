@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from verax import checks
 from verax.planning.noise_search import LARGEST_NOISE, gaussian_shift, smallest_noise
 from verax.planning.planner import Plan, Planner, Target
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import UPPER
 from verax.samplers import Poisson
 from verax.samplers.registry import planned
@@ -218,9 +218,9 @@ def _nearest(name: str, limit: float, plan: Plan, value: float) -> str:
     noise = plan.noise_multiplier * limit / value
     epsilon = plan.target.epsilon_at(plan.sampler, noise)
     return (
-        f"{name} = {limit!r} leaves no plan: the least is {shown(value, UPPER)} "
+        f"{name} = {limit!r} leaves no plan: the least is {format_bound(value, UPPER)} "
         f"(sampler {plan.way}, batch {plan.batch}, epochs {plan.epochs}); allow that much, "
-        f"or epsilon {shown(epsilon, UPPER)} there"
+        f"or epsilon {format_bound(epsilon, UPPER)} there"
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from verax.privacy.curves.gaussian import gaussian_delta, gaussian_epsilon
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import format_bound
 from verax.privacy.numerics.roots import root
 from verax.privacy.pld.composition import UPPER
 
@@ -91,7 +91,7 @@ def rounded_up(noise: float) -> float:
     >>> rounded_up(1.41213562)
     1.41214
     """
-    return float(shown(noise, UPPER, _DIGITS))
+    return float(format_bound(noise, UPPER, _DIGITS))
 
 
 # --- where to begin: the central limit theorem, never a bound -------------------------------------

@@ -18,7 +18,7 @@ from verax.planning.noise_search import (
 )
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.pld.composition import Composition
-from verax.privacy.pricing import pricing_of
+from verax.privacy.samplers.base import pricing_of
 from verax.samplers import Sampler
 from verax.samplers.registry import planned
 

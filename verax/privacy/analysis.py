@@ -13,89 +13,98 @@ from verax.checks import NoGuarantee
 from verax.mechanism import Phases
 from verax.privacy.curves import low_noise
 from verax.privacy.curves.base import Curve
-from verax.privacy.curves.black_box import BlackBox, Shared
-from verax.privacy.curves.empty_groups import declared, in_company
-from verax.privacy.curves.exposure import Noiseless
+from verax.privacy.curves.black_box import BlackBox, BlackBoxCurve
+from verax.privacy.curves.empty_groups import account_for_empty_groups, declared_population
+from verax.privacy.curves.exposure import NoiselessRounds
 from verax.privacy.curves.low_noise import LEAST_NOISE
-from verax.privacy.curves.triangle import Best, Chain
-from verax.privacy.guarantee import Guarantee, orthogonality
+from verax.privacy.curves.refined_attack import RefinedAttack
+from verax.privacy.curves.triangle import SmallestBound, TriangleInequality
+from verax.privacy.guarantee import Guarantee, orthogonality_assumption
 from verax.privacy.numerics.rounding import OPS_8M, up
-from verax.privacy.participation import Sure
+from verax.privacy.pairs.rounds import join_phases
 from verax.privacy.pld.composition import Composition
-from verax.privacy.pld.directions import join
-from verax.privacy.pricing import Group, OneRecordOnly, analysis_of, pricing, pricing_of
-from verax.privacy.strong.curve import strong
+from verax.privacy.samplers.base import (
+    OneRecordOnly,
+    ProtectedGroup,
+    analysis_of,
+    pricing,
+    pricing_of,
+)
+from verax.privacy.strong.curve import strong_analysis
 
 MAX_GROUP = 10**6
 MOST_NOISE = 1e10
 """Noise beyond which likelihood ratios differ from 1 by less than doubles can tell."""
 
 
-def analyse(phases: Phases, group: Group) -> Guarantee:
+def analyse(phases: Phases, group: ProtectedGroup) -> Guarantee:
     """Price every phase and compose them, direction by direction."""
     for mechanism in phases.mechanisms:
         pricing(type(mechanism.sampler))  # what nobody can price is refused here
-    people = declared(phases) if group.people is None else group.people
-    group = replace(group, people=people, phases=len(set(phases.mechanisms)))
-    guarantee = replace(_analyse(phases, group), beside=group.beside)
+    population = declared_population(phases) if group.population is None else group.population
+    group = replace(group, population=population, phases=len(set(phases.mechanisms)))
+    guarantee = replace(_analyse(phases, group), extra_records=group.extra_records)
     if (
         group.size > 1
         and guarantee.uppers is not guarantee.lowers
         and not low_noise.applies(phases)
     ):
-        guarantee = _smallest(guarantee, group)
+        guarantee = _with_further_bounds(guarantee, group)
     if group.orthogonal and group.size > 1:
-        return replace(guarantee, assuming=orthogonality(phases.relation))
+        return replace(guarantee, assuming=orthogonality_assumption(phases.relation))
     return guarantee
 
 
-def analyse_strong(phases: Phases, group: Group, population: int | None) -> Guarantee:
-    """The same for the adversary A1 of paper 000, who is told where the group's records fell."""
-    found = strong(phases, group.size, population, group.orthogonal)
+def analyse_strong(phases: Phases, group: ProtectedGroup, population: int | None) -> Guarantee:
+    """The same for adversary A1, who knows in which batches the group's records are."""
+    found = strong_analysis(phases, group.size, population, group.orthogonal)
     curves: list[Curve] = [found.curve]
-    lowers = [*found.attacks] if found.chance > 0.0 else curves
+    lowers = [*found.attacks] if found.failure_probability > 0.0 else curves
     assuming = (
         "the adversary A1, who is told in which rounds and clip-groups the protected records are"
     )
     if group.orthogonal and group.size > 1:
-        assuming += f", and {orthogonality(phases.relation)}"
+        assuming += f", and {orthogonality_assumption(phases.relation)}"
     return Guarantee(
         phases, group.size, curves, lowers, found.upper_by, found.lower_by, assuming=assuming
     )
 
 
-def _smallest(guarantee: Guarantee, group: Group) -> Guarantee:
+def _with_further_bounds(guarantee: Guarantee, group: ProtectedGroup) -> Guarantee:
     """The guarantee with two more upper bounds; which is the smallest depends on the question.
 
     One record's curve says something of the group, and telling the attacker where the group's
     records fell cannot help the defender.
     """
     others: dict[str, Curve] = {}
-    if not all(isinstance(curve, Shared) for curve in guarantee.uppers):
-        steps, theorem = _one_by_one(guarantee.mechanism, group)
+    if not all(isinstance(curve, BlackBoxCurve) for curve in guarantee.uppers):
+        steps, theorem = _record_by_record(guarantee.mechanism, group)
         others[theorem] = steps
     with suppress(NoGuarantee):
-        told = strong(guarantee.mechanism, group.size, None, group.orthogonal)
+        told = strong_analysis(guarantee.mechanism, group.size, None, group.orthogonal)
         others[told.upper_by] = told.curve
     if not others:
         return guarantee
     names = (guarantee.upper_by, *others)
-    uppers = [Best((curve, *others.values()), names) for curve in guarantee.uppers]
+    uppers = [SmallestBound((curve, *others.values()), names) for curve in guarantee.uppers]
     return replace(guarantee, uppers=uppers, upper_by=f"the smallest of: {'; and '.join(names)}")
 
 
-def _one_by_one(phases: Phases, group: Group) -> tuple[Shared, str]:
+def _record_by_record(phases: Phases, group: ProtectedGroup) -> tuple[BlackBoxCurve, str]:
     """The triangle inequality, from one record to the group, and its name."""
-    one = analyse(phases, Group(beside=group.beside + group.size - 1, chained=True))
+    one = analyse(
+        phases,
+        ProtectedGroup(extra_records=group.extra_records + group.size - 1, for_triangle=True),
+    )
     how = (
         f"black box: {group.size} steps by the triangle inequality with the best shares of epsilon"
     )
-    return Shared(
+    return BlackBoxCurve(
         BlackBox(one), group.size
     ), f"{how} (docs/proofs.md, lemma 5), each: {one.upper_by}"
 
 
-def _analyse(phases: Phases, group: Group) -> Guarantee:
+def _analyse(phases: Phases, group: ProtectedGroup) -> Guarantee:
     if group.size > MAX_GROUP:
         raise ValueError(f"group must be at most {MAX_GROUP}, got {group.size}")
     for m in phases.mechanisms:
@@ -110,26 +119,23 @@ def _analyse(phases: Phases, group: Group) -> Guarantee:
     ):
         return _hardly_any_signal(phases, group)
     try:
-        found = _composed(phases, group)
-        size = group.size + group.beside
-        return in_company(found, size, group.people, lambda quiet: _composed(quiet, group).lowers)
+        found = _compose_phases(phases, group)
+        size = group.size + group.extra_records
+        return account_for_empty_groups(
+            found, size, group.population, lambda quiet: _compose_phases(quiet, group).lowers
+        )
     except OneRecordOnly as limit:
-        return _chained(phases, group, limit.absent)
+        return _by_triangle_inequality(phases, group, limit.absent)
 
 
-def _hardly_any_noise(phases: Phases, group: Group) -> Guarantee:
+def _hardly_any_noise(phases: Phases, group: ProtectedGroup) -> Guarantee:
     """Noise whose square leaves doubles: none from above, more of it from below."""
 
     def with_noise(noise: float) -> Guarantee:
-        changed = [
-            replace(m, noise_multiplier=max(noise, m.noise_multiplier)) for m in phases.mechanisms
-        ]
-        if noise == 0.0:
-            low = [m.noise_multiplier < LEAST_NOISE for m in phases.mechanisms]
-            changed = [
-                replace(m, noise_multiplier=0.0) if s else m
-                for m, s in zip(changed, low, strict=True)
-            ]
+        changed = (
+            replace(m, noise_multiplier=noise) if m.noise_multiplier < LEAST_NOISE else m
+            for m in phases.mechanisms
+        )
         return _analyse(Phases(tuple(changed)), group)
 
     none, more = with_noise(0.0), with_noise(LEAST_NOISE)
@@ -139,8 +145,11 @@ def _hardly_any_noise(phases: Phases, group: Group) -> Guarantee:
     )
 
 
-def _hardly_any_signal(phases: Phases, group: Group) -> Guarantee:
-    """Noise so large that likelihood ratios round to 1: less of it from above, nothing from below."""
+def _hardly_any_signal(phases: Phases, group: ProtectedGroup) -> Guarantee:
+    """Noise so large that likelihood ratios round to 1.
+
+    Less of it is priced from above, nothing is known from below.
+    """
     less = [
         replace(m, noise_multiplier=min(m.noise_multiplier, MOST_NOISE)) for m in phases.mechanisms
     ]
@@ -150,36 +159,39 @@ def _hardly_any_signal(phases: Phases, group: Group) -> Guarantee:
     return replace(found, mechanism=phases, lowers=[], upper_by=above, lower_by=below)
 
 
-def _with_low_noise(phases: Phases, group: Group) -> Guarantee:
+def _low_noise_guarantee(phases: Phases, group: ProtectedGroup) -> Guarantee:
     for m in phases.mechanisms:  # what is refused is so at any noise
         with suppress(OneRecordOnly):
             analysis_of(replace(m, noise_multiplier=1.0), group)
     return Guarantee(phases, group.size, *low_noise.bounds(phases, group))
 
 
-def _composed(phases: Phases, group: Group) -> Guarantee:
+def _compose_phases(phases: Phases, group: ProtectedGroup) -> Guarantee:
     if low_noise.applies(phases):
-        return _with_low_noise(phases, group)
+        return _low_noise_guarantee(phases, group)
     analyses = {m: analysis_of(m, group) for m in dict.fromkeys(phases.mechanisms)}
     parts = [analyses[m] for m in phases.mechanisms]
     upper_by = "; ".join(dict.fromkeys(part.upper_by for part in parts))
     lower_by = "; ".join(dict.fromkeys(part.lower_by for part in parts))
-    visible = min(up(math.fsum(part.visible for part in parts), OPS_8M), 1.0)
-    uppers: list[Curve] = [Composition(rounds) for rounds in join([part.uppers for part in parts])]
-    if len(parts) == 1 and (sharper := parts[0].sharper):
+    exposure = min(up(math.fsum(part.exposure for part in parts), OPS_8M), 1.0)
+    uppers: list[Curve] = [
+        Composition(rounds) for rounds in join_phases([part.uppers for part in parts])
+    ]
+    if len(parts) == 1 and (extra_uppers := parts[0].extra_uppers):
         named = zip(parts[0].uppers, uppers, strict=True)
         uppers = [
-            Best((curve, sharper[name])) if name in sharper else curve for name, curve in named
+            SmallestBound((curve, extra_uppers[name])) if name in extra_uppers else curve
+            for name, curve in named
         ]
     if all(part.lowers is None for part in parts):
-        return Guarantee(phases, group.size, uppers, uppers, upper_by, lower_by, visible)
-    attacks = join([p.uppers if p.lowers is None else p.lowers for p in parts])
-    attack = Sure if any(part.sure for part in parts) else Composition
+        return Guarantee(phases, group.size, uppers, uppers, upper_by, lower_by, exposure)
+    attacks = join_phases([p.uppers if p.lowers is None else p.lowers for p in parts])
+    attack = RefinedAttack if any(part.refine_attacks for part in parts) else Composition
     lowers: list[Curve] = [attack(rounds) for rounds in attacks]
-    return Guarantee(phases, group.size, uppers, lowers, upper_by, lower_by, visible)
+    return Guarantee(phases, group.size, uppers, lowers, upper_by, lower_by, exposure)
 
 
-def _noiseless(phases: Phases, group: Group) -> Guarantee:
+def _noiseless(phases: Phases, group: ProtectedGroup) -> Guarantee:
     """Phases without noise show whomever they sample; the others are priced as usual."""
     bare = [
         replace(m, noise_multiplier=1.0) for m in phases.mechanisms if m.noise_multiplier == 0.0
@@ -190,41 +202,46 @@ def _noiseless(phases: Phases, group: Group) -> Guarantee:
             part, size = analysis_of(m, group), 1
         except OneRecordOnly:
             alone = replace(m, relation="zero-out") if m.relation == "replace" else m
-            part, size = analysis_of(alone, Group()), group.size
-        most += _log_unseen(min(size * part.visible, 1.0))
-        least += _log_unseen(part.visible if part.shown is None else part.shown)
+            part, size = analysis_of(alone, ProtectedGroup()), group.size
+        most += _log_complement(min(size * part.exposure, 1.0))
+        least += _log_complement(
+            part.exposure if part.least_exposure is None else part.least_exposure
+        )
     noisy = tuple(m for m in phases.mechanisms if m.noise_multiplier > 0.0)
     rest = analyse(Phases(noisy), group) if noisy else None
     uppers, lowers = ([*rest.uppers], [*rest.lowers]) if rest else ([None], [None])
     return Guarantee(
         phases,
         group.size,
-        [Noiseless(-math.expm1(most), curve) for curve in uppers],
-        [Noiseless(-math.expm1(least), curve) for curve in lowers],
+        [NoiselessRounds(-math.expm1(most), curve) for curve in uppers],
+        [NoiselessRounds(-math.expm1(least), curve) for curve in lowers],
         "; ".join(["no noise: whoever is sampled is exposed"] + ([rest.upper_by] if rest else [])),
         "; ".join(["no noise: read it off"] + ([rest.lower_by] if rest else [])),
     )
 
 
-def _log_unseen(visible: float) -> float:
-    return math.log1p(-visible) if visible < 1.0 else -math.inf
+def _log_complement(exposure: float) -> float:
+    return math.log1p(-exposure) if exposure < 1.0 else -math.inf
 
 
-def _chained(phases: Phases, group: Group, absent: bool) -> Guarantee:
+def _by_triangle_inequality(phases: Phases, group: ProtectedGroup, absent: bool) -> Guarantee:
     """The triangle inequality, from one record to a group or over its absence to a replacement."""
     size = group.size
     if absent:
         present = Phases(tuple(replace(m, relation="zero-out") for m in phases.mechanisms))
-        one = analyse(present, Group(beside=group.beside + size - 1))
-        chain = Chain(((one.uppers[0], size), (one.uppers[-1], size)))
-        curve: Curve = Best((chain, Shared(BlackBox(one), 2 * size)))
+        one = analyse(present, ProtectedGroup(extra_records=group.extra_records + size - 1))
+        chain = TriangleInequality(((one.uppers[0], size), (one.uppers[-1], size)))
+        curve: Curve = SmallestBound((chain, BlackBoxCurve(BlackBox(one), 2 * size)))
         how = f"black box: {size} removed and {size} added by the triangle inequality"
         how += " with the best shares of epsilon"
         upper_by = f"{how} (docs/proofs.md, lemma 5), each: {one.upper_by}"
     else:
-        shared, upper_by = _one_by_one(phases, group)
-        curve, one = shared, analyse(phases, Group(beside=group.beside + size - 1))
-    visible = min(up(size * one.visible, OPS_8M), 1.0)
+        shared, upper_by = _record_by_record(phases, group)
+        curve, one = (
+            shared,
+            analyse(phases, ProtectedGroup(extra_records=group.extra_records + size - 1)),
+        )
+    exposure = min(up(size * one.exposure, OPS_8M), 1.0)
     return Guarantee(
-        phases, size, [curve], one.lowers, upper_by, f"one record alone: {one.lower_by}", visible
+        phases, size, [curve], one.lowers, upper_by, f"one record alone: {one.lower_by}", exposure
     )

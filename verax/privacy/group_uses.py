@@ -16,6 +16,7 @@ from verax import checks
 from verax.mechanism import Mechanism, Phases
 from verax.privacy.analysis import MAX_GROUP
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, Guarantee
+from verax.privacy.numerics.roots import bracket, last_whole
 from verax.privacy.numerics.rounding import OPS_8M, OPS_8000, up
 
 MOST_SIZES = 200
@@ -70,7 +71,7 @@ def user_epsilons(
     4 1 [8.8971, 8.9027]
     """
     checks.probability("delta", delta)
-    _check(run)
+    _require_run(run)
     sizes = _histogram(counts)
     nonzero = [size for size in sizes if size > 0]
     priced: dict[int, Bracket] = {}
@@ -100,12 +101,12 @@ def user_epsilons(
     return rows
 
 
-def _check(run: Run) -> None:
+def _require_run(run: Run) -> None:
     if not isinstance(run, Mechanism | Phases):
         raise ValueError(f"run must be a Mechanism or Phases, got {run!r}")
 
 
-def _each(name: str, values: Iterable[int]) -> Iterable[int]:
+def _require_iterable(name: str, values: Iterable[int]) -> Iterable[int]:
     if not isinstance(values, Iterable):
         raise ValueError(f"{name} must hold whole numbers, such as [{values!r}], got {values!r}")
     return values
@@ -123,7 +124,8 @@ def _histogram(counts: Iterable[int] | Mapping[int, int]) -> dict[int, int]:
         )
     else:
         found = Counter(
-            checks.count("records of a user", size, minimum=0) for size in _each("counts", counts)
+            checks.count("records of a user", size, minimum=0)
+            for size in _require_iterable("counts", counts)
         )
     sizes = {size: found[size] for size in sorted(found) if found[size] > 0}
     if not sizes:
@@ -157,8 +159,8 @@ def duplicates(
     {1: Bracket(lower=1.8278, upper=1.8290), 10: Bracket(lower=27.89..., upper=27.91...)}
     """
     checks.probability("delta", delta)
-    _check(run)
-    sizes = [checks.count("copies", size) for size in _each("copies", copies)]
+    _require_run(run)
+    sizes = [checks.count("copies", size) for size in _require_iterable("copies", copies)]
     return {size: run.guarantee(size).epsilon(delta, rtol) for size in sizes}
 
 
@@ -183,7 +185,7 @@ def largest_group(
 
 def _at_most(run: Run, most: int) -> int:
     """The end of a search over groups: ``most``, or the population if the sampler knows it."""
-    _check(run)
+    _require_run(run)
     phases = run.mechanisms if isinstance(run, Phases) else (run,)
     known = (phase.sampler.declared_population for phase in phases)
     return min(
@@ -196,14 +198,8 @@ def _at_most(run: Run, most: int) -> int:
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:
     """The largest size up to ``most`` that fits, by doubling and halving."""
-    low, high = 0, 1
-    while high <= most and fits(high):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    low, high = map(int, bracket(lambda size: fits(int(size)), 0, 1, limit=most))
+    return last_whole(fits, low, min(high, most + 1))
 
 
 def probability_after(
@@ -227,19 +223,19 @@ def probability_after(
     >>> probability_after(run, 0.9, records=4)
     Bracket(lower=0.855..., upper=0.933...)
     """
-    _share("probability", probability)
-    _check(run)
-    return _after(run.guarantee(checks.count("records", records), geometry), probability)
+    _require_share("probability", probability)
+    _require_run(run)
+    return _bracket_after(run.guarantee(checks.count("records", records), geometry), probability)
 
 
-def _share(name: str, value: float) -> float:
+def _require_share(name: str, value: float) -> float:
     number = checks.real(name, value)
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
     return number
 
 
-def _after(guarantee: Guarantee, probability: float) -> Bracket:
+def _bracket_after(guarantee: Guarantee, probability: float) -> Bracket:
     why = "the trade-off curve of the group"
     return Bracket(
         max(1.0 - _most_likely(guarantee, 1.0 - probability), 0.0),
@@ -325,8 +321,8 @@ def certified_poisoning(
     >>> certificate.records, certificate.top > certificate.runner_up
     (31, True)
     """
-    top = _share("top", top)
-    other = 1.0 - top if runner_up is None else _share("runner_up", runner_up)
+    top = _require_share("top", top)
+    other = 1.0 - top if runner_up is None else _require_share("runner_up", runner_up)
     if top + other > up(1.0, OPS_8M):
         raise ValueError(
             f"top and runner_up must add up to at most 1, got {top!r} and {runner_up!r}"

@@ -9,11 +9,11 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import TYPE_CHECKING
 
 from verax import checks
-from verax.privacy.curves.base import Curve, remembering
-from verax.privacy.curves.triangle import Best
+from verax.privacy.curves.base import Curve, with_shared_plds
+from verax.privacy.curves.triangle import SmallestBound
 from verax.privacy.numerics.rounding import OPS_8M, up
 from verax.privacy.pld.composition import BOTH, LOWER, UPPER, Sides
-from verax.privacy.tradeoff import TradeOff, between
+from verax.privacy.tradeoff import TradeOff, from_brackets
 
 if TYPE_CHECKING:
     from verax.mechanism import Phases
@@ -61,13 +61,14 @@ class Bracket:
         return self.upper - self.lower if self.lower < self.upper else 0.0
 
     def __repr__(self) -> str:
-        return f"Bracket(lower={shown(self.lower, LOWER)}, upper={shown(self.upper, UPPER)})"
+        lower, upper = format_bound(self.lower, LOWER), format_bound(self.upper, UPPER)
+        return f"Bracket(lower={lower}, upper={upper})"
 
     def __str__(self) -> str:
-        return f"[{shown(self.lower, LOWER)}, {shown(self.upper, UPPER)}]"
+        return f"[{format_bound(self.lower, LOWER)}, {format_bound(self.upper, UPPER)}]"
 
 
-def shown(value: float, side: int, digits: int = 5) -> str:
+def format_bound(value: float, side: int, digits: int = 5) -> str:
     """A number to a few digits, rounded down for a lower bound and up for an upper one."""
     if value == 0.0 or math.isinf(value):
         return f"{value:g}"
@@ -82,7 +83,7 @@ def shown(value: float, side: int, digits: int = 5) -> str:
     )
 
 
-def orthogonality(relation: str) -> str:
+def orthogonality_assumption(relation: str) -> str:
     """What geometry="orthogonal" assumes, in words (docs/proofs.md, theorem 9)."""
     if relation == "replace":
         return (
@@ -111,7 +112,7 @@ class Guarantee:
     lowers: Sequence[Curve]
     upper_by: str
     lower_by: str
-    visible: float = 1.0
+    exposure: float = 1.0
     """Probability that the group is sampled at all: no delta can exceed it (couple the runs until
     it is).
     """
@@ -119,12 +120,12 @@ class Guarantee:
     """What the caller has vouched for, in words; or which attacker is meant, if not the standard
     one.
     """
-    beside: int = 0
+    extra_records: int = 0
     """How many more records than declared it also holds for: those that a chain of neighbours adds
     on its way.
     """
     unit: str = "record"
-    """What a group has so many of: "record", or "client" if what the sampler draws is all data of a
+    """What a group is counted in: "record", or "client" if what the sampler draws is all data of a
     client.
     """
 
@@ -140,7 +141,7 @@ class Guarantee:
         if delta < _SMALLEST_DELTA:
             raise ValueError(f"delta must be at least {_SMALLEST_DELTA:g}, got {delta!r}")
 
-        if delta >= self.visible:
+        if delta >= self.exposure:
             return Bracket(
                 0.0,
                 0.0,
@@ -150,7 +151,7 @@ class Guarantee:
             )
 
         def bounds(curve: Curve, tolerance: float, sides: Sides, enough: float) -> _Bound:
-            if isinstance(curve, Best):
+            if isinstance(curve, SmallestBound):
                 return 0.0, *curve.epsilon_by(delta, tolerance, enough)
             return *curve.epsilon(delta, tolerance, sides, enough), ""
 
@@ -169,15 +170,15 @@ class Guarantee:
         epsilon = checks.nonnegative("epsilon", epsilon)
 
         def bounds(curve: Curve, tolerance: float, sides: Sides, enough: float) -> _Bound:
-            if isinstance(curve, Best):
+            if isinstance(curve, SmallestBound):
                 return 0.0, *curve.delta_by(epsilon, tolerance, enough)
             return *curve.delta(epsilon, tolerance, sides, enough), ""
 
         found = self._bracket(bounds, _accuracy(rtol), lambda curve: curve.estimate(_TYPICAL_DELTA))
-        if found.upper > self.visible:
+        if found.upper > self.exposure:
             found = replace(
                 found,
-                upper=self.visible,
+                upper=self.exposure,
                 upper_by="the group is sampled with at most this probability",
             )
         if found.lower < _SMALLEST_DELTA:
@@ -199,7 +200,7 @@ class Guarantee:
         >>> curve([0.01, 0.05, 0.1]).round(3)
         array([0.971, 0.889, 0.806])
         """
-        apart = self.remembering()  # hundreds of questions about the same curves
+        apart = self.with_shared_plds()  # hundreds of questions about the same curves
         reach = apart.epsilon(_SMALLEST_SHOWN, rtol=0.1).upper
         top = max(reach, 1e-3) if math.isfinite(reach) else _NO_REACH
         epsilons = [top * i / _POINTS for i in range(_POINTS + 1)]
@@ -209,13 +210,15 @@ class Guarantee:
             brackets.append(
                 apart.delta(epsilon, rtol=min(max(_FLAT / max(likely, 1e-300), 1e-4), 0.05))
             )
-        return between(epsilons, [b.lower for b in brackets], [b.upper for b in brackets])
+        return from_brackets(epsilons, [b.lower for b in brackets], [b.upper for b in brackets])
 
-    def remembering(self) -> Guarantee:
+    def with_shared_plds(self) -> Guarantee:
         """A copy for many questions, which remembers what was composed for earlier ones."""
-        uppers = [remembering(curve) for curve in self.uppers]
+        uppers = [with_shared_plds(curve) for curve in self.uppers]
         lowers = (
-            uppers if self.lowers is self.uppers else [remembering(curve) for curve in self.lowers]
+            uppers
+            if self.lowers is self.uppers
+            else [with_shared_plds(curve) for curve in self.lowers]
         )
         return replace(self, uppers=uppers, lowers=lowers)
 

@@ -1,4 +1,4 @@
-"""Trade-off curves (f-DP): the least rate of misses beta at every rate of false alarms alpha an attacker may have.
+"""Trade-off curves (f-DP): the least miss rate beta at every false-alarm rate alpha.
 
 A curve is computed as a maximum of lines beta >= 1 - delta - e^eps alpha, one per (eps, delta) that
 holds. Any finite set of true lines is a certified lower bound on the curve, and so is whatever is
@@ -20,8 +20,9 @@ from scipy import special
 
 from verax import checks
 from verax.privacy.curves.gaussian import gaussian_delta
-from verax.privacy.numerics.rounding import NORMAL_QUANTILES, OPS_80, ulps, up
-from verax.privacy.pairs.gaussian_mixture import Array
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.roots import bisect
+from verax.privacy.numerics.rounding import NORMAL_QUANTILES, OPS_8M, OPS_80, ulps, up
 
 FLOOR = 1e-3  # rates of errors below which the tightest Gaussian is not asked to fit
 _LINES = 400  # of a curve made from a formula or a product
@@ -29,7 +30,9 @@ _LINES = 400  # of a curve made from a formula or a product
 
 @dataclass(frozen=True, eq=False)
 class TradeOff:
-    """Vertices of a convex, decreasing, piecewise linear curve from alpha 0 to 1; ``above`` is never below the truth.
+    """Vertices of a convex, decreasing, piecewise linear curve from alpha 0 to 1.
+
+    ``above`` is never below the truth.
 
     Called with false-alarm rates it gives the least miss rates.
 
@@ -53,7 +56,10 @@ class TradeOff:
         symmetric: bool = True,
         above: TradeOff | None = None,
     ) -> TradeOff:
-        """The curve implied by these (eps, delta), in both directions if ``symmetric``; eps may be negative if not."""
+        """The curve implied by these (eps, delta), in both directions if ``symmetric``.
+
+        If not, eps may be negative.
+        """
         eps, delta = np.asarray(epsilons, dtype=np.float64), np.asarray(deltas, dtype=np.float64)
         slopes, heights = np.exp(eps), 1.0 - delta
         if symmetric:
@@ -65,7 +71,10 @@ class TradeOff:
 
     @staticmethod
     def _from_lines(slopes: Array, heights: Array, above: TradeOff | None = None) -> TradeOff:
-        """The maximum of 0 and the lines heights - slopes * alpha: steepest first, dropping those never on top."""
+        """The maximum of 0 and the lines heights - slopes * alpha.
+
+        The steepest first, dropping those never on top.
+        """
         slopes, heights = np.append(slopes, 0.0), np.append(heights, 0.0)
         order = np.lexsort((-heights, -slopes))
         kept: list[tuple[float, float]] = []
@@ -153,7 +162,7 @@ class TradeOff:
 
     @cached_property
     def mu(self) -> float:
-        """The tightest Gaussian curve below this one wherever both error rates are at least ``FLOOR``."""
+        """The tightest Gaussian curve below this one where both error rates are above ``FLOOR``."""
         return self.tightest_gaussian(FLOOR)
 
     def tightest_gaussian(self, floor: float) -> float:
@@ -175,18 +184,19 @@ class TradeOff:
 
     @cached_property
     def regret(self) -> float:
-        """How much is lost by saying only ``mu``: the smallest k with f(alpha + k) - k <= G_mu(alpha) for all alpha.
+        """How much is lost by saying only ``mu``.
+
+        The smallest k with f(alpha + k) - k <= G_mu(alpha) for all alpha.
 
         (Gomez et al. 2025.) Below about .01 the Gaussian says nearly all there is to say.
         """
         alpha = np.concatenate([np.geomspace(1e-9, 0.5, 400), np.linspace(0.5, 1.0, 200)])
         goal = special.ndtr(-special.ndtri(alpha) - self.mu)
-        low, high = 0.0, 1.0
-        while high - low > 1e-7:
-            middle = 0.5 * (low + high)
-            fits = (self(np.minimum(alpha + middle, 1.0)) - middle <= goal).all()
-            low, high = (low, middle) if fits else (middle, high)
-        return high
+
+        def fits(lost: float) -> bool:
+            return bool((self(np.minimum(alpha + lost, 1.0)) - lost <= goal).all())
+
+        return bisect(fits, 1.0, 0.0, atol=1e-7)[0]
 
     # --- new ones from old ones -------------------------------------------------------------------
 
@@ -204,20 +214,22 @@ class TradeOff:
         """The double conjugate: the lower convex hull."""
         hull: list[tuple[float, float]] = []
         for point in zip(self.alpha.tolist(), self.beta.tolist(), strict=True):
-            while len(hull) > 1 and _turns_down(hull[-2], hull[-1], point):
+            while len(hull) > 1 and _is_above_chord(hull[-2], hull[-1], point):
                 hull.pop()
             hull.append(point)
         alpha, beta = np.array(hull).T
         return TradeOff(alpha, beta)
 
     def symmetric(self) -> TradeOff:
-        """The best curve that holds in both directions: the convex hull of the smaller of f and its inverse."""
+        """The best curve for both directions: the hull of the smaller of f and its inverse."""
         other = self.inverse()
         alpha = np.union1d(self.alpha, other.alpha)
         return TradeOff(alpha, np.minimum(self(alpha), other(alpha))).convex()
 
     def tensor(self, other: TradeOff) -> TradeOff:
-        """The curve of both mechanisms run on the same data: every pair of linear pieces, reordered by slope.
+        """The curve of both mechanisms run on the same data.
+
+        Every pair of linear pieces, reordered by slope.
 
         >>> both = TradeOff.gaussian(0.6).tensor(TradeOff.gaussian(0.8))
         >>> bool(abs(both(0.1) - TradeOff.gaussian(1.0)(0.1)) < 1e-3)
@@ -239,12 +251,17 @@ class TradeOff:
         return TradeOff._from_lines(slopes, heights - ulps(len(alphas)))
 
     def _pieces(self) -> tuple[Array, Array]:
-        """alpha- and beta-mass of each linear piece, with what drops at 0 first; both add up to one."""
+        """The alpha- and beta-mass of each linear piece, what drops at 0 first.
+
+        Both add up to one.
+        """
         start = 1.0 - self.beta[0]
         return np.append(0.0, np.diff(self.alpha)), np.append(start, -np.diff(self.beta))
 
     def group(self, size: int) -> TradeOff:
-        """The black box for ``size`` records, 1 - (1 - f) applied ``size`` times; G_mu becomes G_(size mu).
+        """The black box for ``size`` records: 1 - (1 - f) applied ``size`` times.
+
+        G_mu becomes G_(size mu).
 
         >>> bool(abs(TradeOff.gaussian(0.5).group(2)(0.1) - TradeOff.gaussian(1.0)(0.1)) < 1e-3)
         True
@@ -264,7 +281,7 @@ class TradeOff:
         # 1 - f is concave, so its powers lie below their tangents
         heights = 1.0 - value + slope * power - size * OPS_80 * (1.0 + slope)
         if (
-            np.abs(self.inverse()(self.alpha) - self(self.alpha)).max() < 1e-9
+            np.abs(self.inverse()(self.alpha) - self(self.alpha)).max() < OPS_8M
         ):  # both directions alike: so are the group's
             some = slope > 0.0
             heights, slope = (
@@ -274,14 +291,16 @@ class TradeOff:
         return TradeOff._from_lines(slope, heights)
 
 
-def _turns_down(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
+def _is_above_chord(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
     return (b[0] - a[0]) * (c[1] - a[1]) <= (b[1] - a[1]) * (c[0] - a[0])
 
 
-def between(
+def from_brackets(
     epsilons: Sequence[float], lowers: Sequence[float], uppers: Sequence[float]
 ) -> TradeOff:
-    """A certified curve from brackets on delta at ascending epsilons that start at 0, with its companion above.
+    """A certified curve from brackets on delta at ascending epsilons, with its companion above.
+
+    The first epsilon is 0.
 
     From below each upper bound is a line. From above: D is convex in a = e^eps with D(0) = 1, so to
     the right of a grid point it falls at most as fast as between the point before and this one, and

@@ -1,9 +1,9 @@
-"""The privacy of choosing hyper-parameters: a random number of trials, of which only the best is released.
+"""The privacy of choosing hyper-parameters by the best of a random number of trials.
 
 Trying settings on the private data and keeping the best one costs privacy. If the number of trials
-is drawn from a suitable law, the cost is a constant factor, however many trials there are on
-average (Liu and Talwar 2019; Papernot and Steinke 2022, arXiv 2110.03620). The bound is theorem 1
-of docs/tuning.md, which uses the whole curve of one trial.
+is drawn from a suitable distribution, the cost is a constant factor, however many trials there are
+on average (Liu and Talwar 2019; Papernot and Steinke 2022, arXiv 2110.03620). The bound is theorem
+1 of docs/tuning.md, which uses the whole curve of one trial.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verax import checks
 from verax.mechanism import Mechanism, Phases
 from verax.privacy.curves.base import Curve
 from verax.privacy.guarantee import Guarantee
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.roots import root
 from verax.privacy.numerics.rounding import OPS_8, OPS_8M, OPS_8000, down, up
-from verax.privacy.pld.composition import BOTH, Sides
-
-Floats = NDArray[np.float64]
+from verax.privacy.pld.composition import BOTH, Bounds, Sides
 
 _LINES = 48  # epsilons at which the trade-off of one trial is touched
 # trials beyond which a draw is given up: its chance is below 1e-300 for any mean that could be run
@@ -34,26 +32,28 @@ _SMALLEST_GAMMA = 1e-9
 
 
 class Trials(Protocol):
-    """A law of the number of trials K, by its generating function f(x) = E[x^K]."""
+    """A distribution of the number of trials K, by its generating function f(x) = E[x^K]."""
 
     @property
     def mean(self) -> float:
         """E[K] = f'(1)."""
 
     @property
-    def some(self) -> float:
+    def some_probability(self) -> float:
         """The chance that there is a trial at all."""
 
-    def log_ratio(self, better: Floats, better_beside: Floats) -> Floats:
+    def log_ratio(self, better: Array, better_beside: Array) -> Array:
         """log f'(1 - better) - log f'(1 - better_beside), elementwise."""
 
 
 @dataclass(frozen=True)
 class TruncatedNegativeBinomial:
-    """K >= 1 with P[K = k] proportional to (1 - gamma)^k Gamma(k + shape) / k!; gamma is found from the mean.
+    """K >= 1 with P[K = k] proportional to (1 - gamma)^k Gamma(k + shape) / k!.
 
-    Shape 1 is the geometric law, shape 0 the logarithmic one. The smaller the shape, the less it
-    costs and the more K varies.
+    Gamma is found from the mean.
+
+    Shape 1 is the geometric distribution, shape 0 the logarithmic one. The smaller the shape, the
+    less it costs and the more K varies.
 
     >>> trials = TruncatedNegativeBinomial(mean=10.0, shape=1.0)
     >>> round(trials.gamma, 6)  # geometric: one over the mean
@@ -66,7 +66,8 @@ class TruncatedNegativeBinomial:
     def __post_init__(self) -> None:
         if not 1.0 < checks.positive("mean", self.mean) <= 1e6:
             raise ValueError(
-                f"mean must lie above 1 and be at most 1e6, got {self.mean!r}; one trial needs no pricing"
+                f"mean must lie above 1 and be at most 1e6, got {self.mean!r}; "
+                "one trial needs no pricing"
             )
         if not -1.0 < checks.real("shape", self.shape) <= 100.0:
             raise ValueError(f"shape must lie in (-1, 100], got {self.shape!r}")
@@ -94,11 +95,11 @@ class TruncatedNegativeBinomial:
         return math.exp(found)
 
     @property
-    def some(self) -> float:
+    def some_probability(self) -> float:
         """There is always a trial."""
         return 1.0
 
-    def log_ratio(self, better: Floats, better_beside: Floats) -> Floats:
+    def log_ratio(self, better: Array, better_beside: Array) -> Array:
         """f'(x) is proportional to (1 - (1 - gamma) x)^-(shape + 1)."""
         rest = 1.0 - self.gamma
         return np.asarray(
@@ -124,7 +125,7 @@ class TruncatedNegativeBinomial:
 class PoissonTrials:
     """K ~ Poisson(mean). With K = 0 nothing is released. Cheap for a few trials, dear for many.
 
-    >>> PoissonTrials(mean=3.0).some < 1
+    >>> PoissonTrials(mean=3.0).some_probability < 1
     True
     """
 
@@ -135,11 +136,11 @@ class PoissonTrials:
             raise ValueError(f"mean must be at most 1e6, got {self.mean!r}")
 
     @property
-    def some(self) -> float:
+    def some_probability(self) -> float:
         """1 - exp(-mean)."""
         return -math.expm1(-self.mean)
 
-    def log_ratio(self, better: Floats, better_beside: Floats) -> Floats:
+    def log_ratio(self, better: Array, better_beside: Array) -> Array:
         """f'(x) = mean exp(mean (x - 1))."""
         return np.asarray(self.mean * (better_beside - better))
 
@@ -154,15 +155,15 @@ def tuned(
     """The guarantee of running a random number of trials and releasing the best one only.
 
     Args:
-        mechanism: what one trial runs; or all the settings it may pick, at random by a law fixed
-            beforehand.
-        trials: the law of the number of trials, which is drawn with
+        mechanism: what one trial runs; or all the settings it may pick, at random by a distribution
+            fixed beforehand.
+        trials: the distribution of the number of trials, which is drawn with
             :meth:`TruncatedNegativeBinomial.draw`.
         group: how many records are protected together.
 
-    With several settings the bracket is of the worst law of picking: the upper bound holds for
-    every law, the lower bound for the one that always picks the costliest setting. Your own law may
-    cost less than the lower bound.
+    With several settings the bracket is of the worst distribution of picking: the upper bound holds
+    for every distribution, the lower bound for the one that always picks the costliest setting.
+    Your own distribution may cost less than the lower bound.
 
     A trial's score may depend on its own output only (or on public data); a score measured on
     private data must be part of the mechanism, with noise.
@@ -189,7 +190,7 @@ def tuned(
         lowers=[curve for g in ones for curve in g.lowers],
         upper_by="; ".join(dict.fromkeys(g.upper_by for g in ones)),
         lower_by="; ".join(dict.fromkeys(g.lower_by for g in ones)),
-        visible=max(g.visible for g in ones),
+        exposure=max(g.exposure for g in ones),
     )
     one = replace(one, lowers=one.uppers) if all(g.uppers is g.lowers for g in ones) else one
     picked = (
@@ -198,12 +199,15 @@ def tuned(
     return Tuned(
         first.mechanism,
         group,
-        [_Selected(one, trials)],
-        [_Diluted(curve, trials.some) for curve in one.lowers],
-        f"the best of a random number of trials (docs/tuning.md, theorem 1); each trial: {one.upper_by}",
-        f"trials that all score the same, so that the first is released{picked}; each trial: {one.lower_by}",
-        min(up(trials.mean * one.visible, OPS_8M), 1.0),
-        f"that the number of trials is drawn from {trials!r} and kept secret, and that only the best trial is released",
+        [_BestOfTrials(one, trials)],
+        [_RareAttack(curve, trials.some_probability) for curve in one.lowers],
+        "the best of a random number of trials (docs/tuning.md, theorem 1); each "
+        f"trial: {one.upper_by}",
+        f"trials that all score the same, so that the first is released{picked}; "
+        f"each trial: {one.lower_by}",
+        min(up(trials.mean * one.exposure, OPS_8M), 1.0),
+        f"that the number of trials is drawn from {trials!r} and kept secret, and "
+        "that only the best trial is released",
         one=one,
         trials=trials,
         settings=tuple(settings),
@@ -212,7 +216,10 @@ def tuned(
 
 @dataclass(frozen=True)
 class Tuned(Guarantee):
-    """A :class:`Guarantee` that covers the search for hyper-parameters; ``one`` is that of a single trial."""
+    """A :class:`Guarantee` that covers the search for hyper-parameters.
+
+    ``one`` is that of a single trial.
+    """
 
     one: Guarantee | None = None
     trials: Trials | None = None
@@ -220,15 +227,21 @@ class Tuned(Guarantee):
 
 
 @dataclass(frozen=True)
-class _Selected:
-    """delta(eps) <= E[K] delta_one(eps - r), where exp(r) bounds f'(q) / f'(q') (docs/tuning.md, theorem 1)."""
+class _BestOfTrials:
+    """delta(eps) <= E[K] delta_one(eps - r), where exp(r) bounds f'(q) / f'(q').
+
+    (docs/tuning.md, theorem 1.)
+    """
 
     one: Guarantee
     trials: Trials
 
     @cached_property
     def shift(self) -> float:
-        """The largest log f'(1 - p) / f'(1 - p') over what one trial allows: p' <= e^t p + delta_one(t) for every t."""
+        """The largest log f'(1 - p) / f'(1 - p') over what one trial allows.
+
+        It allows p' <= e^t p + delta_one(t) for every t.
+        """
         reach = self.one.epsilon(min(1e-4, 1e-2 / self.trials.mean), rtol=0.05).upper
         if not math.isfinite(reach):
             reach = 20.0
@@ -249,18 +262,14 @@ class _Selected:
         share = min(delta / self.trials.mean, 0.5)
         return max(curve.estimate(share) for curve in self.one.uppers) + self.shift
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """Nothing is known from below."""
         share = delta / up(self.trials.mean, OPS_8M)
         if share >= 1.0:  # hardly ever is there a trial at all
             return 0.0, 0.0
         return 0.0, up(self.one.epsilon(share, rtol).upper + self.shift, OPS_8000)
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """Nothing is known from below."""
         left = epsilon - self.shift
         if left <= 0.0:
@@ -271,7 +280,7 @@ class _Selected:
 
 
 @dataclass(frozen=True)
-class _Diluted:
+class _RareAttack:
     """An attack that has something to see with this ``chance`` only."""
 
     curve: Curve
@@ -281,9 +290,7 @@ class _Diluted:
         """A rough epsilon."""
         return self.curve.estimate(min(delta / self.chance, 0.5))
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """delta(eps) of the curve, times the chance."""
         share = delta / down(self.chance, OPS_8000)
         return (
@@ -292,8 +299,6 @@ class _Diluted:
             else (self.curve.epsilon(share, rtol, sides, enough)[0], math.inf)
         )
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """delta(eps) of the curve, times the chance."""
         return down(self.curve.delta(epsilon, rtol, sides, enough)[0] * self.chance, OPS_8000), 1.0

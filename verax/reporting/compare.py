@@ -11,7 +11,7 @@ from typing import Any
 from verax import checks
 from verax.checks import NoGuarantee
 from verax.mechanism import Clipping, Individual, Mechanism
-from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
+from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.figures import OKABE_ITO, drawing, matplotlib
 from verax.samplers import Poisson, Sampler, registry
@@ -196,7 +196,11 @@ def _bar(axes: Any, i: int, row: Priced, left: float, right: float) -> None:
             markeredgewidth=2 if mark == "|" else 0,
             clip_on=False,
         )
-    words = "infinite" if low == math.inf else f"{shown(low, LOWER, 4)} to {shown(high, UPPER, 4)}"
+    words = (
+        "infinite"
+        if low == math.inf
+        else f"{format_bound(low, LOWER, 4)} to {format_bound(high, UPPER, 4)}"
+    )
     if row.relation == "replace":
         words += " (replace)"
     first, last = (

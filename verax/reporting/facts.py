@@ -15,7 +15,7 @@ from verax.ledger.run import Run, at_most, compose, if_independent
 from verax.mechanism import UNITS, Mechanism, Phases
 from verax.privacy.guarantee import Bracket, Guarantee
 from verax.privacy.renyi.filter import Budget
-from verax.privacy.tradeoff import TradeOff, between
+from verax.privacy.tradeoff import TradeOff, from_brackets
 from verax.privacy.tuning import Tuned
 
 # Rates of false alarms at which a statement says what an attacker can find.
@@ -219,7 +219,7 @@ class Facts:
     def curve(self) -> TradeOff:
         """The trade-off curve that the points imply, certified from below and from above."""
         finite = [point for point in self.points if point.epsilon <= _OVERFLOW]
-        return between(
+        return from_brackets(
             [point.epsilon for point in finite],
             [point.lower for point in finite],
             [point.upper for point in finite],
@@ -243,7 +243,7 @@ class Facts:
 
 def _deltas(guarantee: Guarantee, delta: float) -> tuple[DeltaAt, ...]:
     """Brackets on delta at even epsilons, from 0 to where delta is far below the stated one."""
-    guarantee = guarantee.remembering()
+    guarantee = guarantee.with_shared_plds()
     smallest = max(min(delta * _BELOW, 1e-8), min(_LEAST_DELTA, delta * _BELOW))
     top = guarantee.epsilon(smallest, rtol=0.1).upper
     top = max(top, 1e-3) if math.isfinite(top) else _LARGEST_EPSILON

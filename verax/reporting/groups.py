@@ -11,8 +11,8 @@ from typing import Any
 from verax import checks
 from verax.mechanism import Clipping, Mechanism
 from verax.privacy.curves.black_box import BlackBox
-from verax.privacy.group_montecarlo import simulate
-from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, Guarantee, shown
+from verax.privacy.curves.simulation import simulate
+from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, Guarantee, format_bound
 from verax.privacy.pld.composition import UPPER
 from verax.reporting.figures import OKABE_ITO, matplotlib, panels
 
@@ -304,7 +304,7 @@ def _draw_edge_mark(axes: Any, size: int, value: float, height: float, colour: s
     axes.plot([size], [height], mark, color=colour, markersize=5, transform=across)
     first = size == round(axes.dataLim.x0)  # its words go to the right, those of others to the left
     axes.annotate(
-        shown(value, UPPER, 3),
+        format_bound(value, UPPER, 3),
         (size, height),
         xycoords=across,
         xytext=(5 if first else -5, 0),

@@ -16,7 +16,7 @@ from typing import Any
 
 from verax.ledger.run import Run
 from verax.mechanism import Mechanism
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting import svg, words
 from verax.reporting.facts import BUDGET, SEARCH, Facts
@@ -83,7 +83,7 @@ def _evidence(facts: Facts) -> _Rows:
     bracket = facts.epsilon
     yield "Epsilon, at most", words.upper_bound(facts)
     yield "because", bracket.upper_by
-    yield "Epsilon, at least", shown(bracket.lower, LOWER)
+    yield "Epsilon, at least", format_bound(bracket.lower, LOWER)
     yield "because", bracket.lower_by
     yield "Delta", f"{facts.delta!r}. {words.delta_sentence(facts)}"
     yield "Evidence", bracket.evidence

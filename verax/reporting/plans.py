@@ -11,9 +11,9 @@ from typing import Any
 from verax.mechanism import Clipping
 from verax.planning import Change, Plan, undominated
 from verax.planning.closed_form import closed_form
-from verax.planning.closed_form.theorems import Granted
+from verax.planning.closed_form.theorems import GrantedGuarantee
 from verax.planning.utility import UtilityGraph
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.figures import OKABE_ITO, drawable, drawing, matplotlib, panels, plain_log_axis
 
@@ -73,20 +73,22 @@ def table(
         row |= {"relation": plan.mechanism.relation} if len(relations) > 1 else {}
         row |= {"records": str(target.records)} if unknown == "records" else {}
         row |= {"batch": str(plan.batch), "epochs": f"{epochs:.4g}", "rounds": str(plan.rounds)}
-        row |= {"epsilon": shown(target.epsilon, UPPER)} if unknown == "epsilon" else {}
-        row |= {"delta": shown(target.delta, UPPER)} if unknown == "delta" else {}
+        row |= {"epsilon": format_bound(target.epsilon, UPPER)} if unknown == "epsilon" else {}
+        row |= {"delta": format_bound(target.delta, UPPER)} if unknown == "delta" else {}
         row |= {
             "noise": _noise(plan.noise_multiplier),
-            "noise/batch": shown(plan.ratio, UPPER, 4),
-            "signal of a round": shown(plan.signal, LOWER, 4),
-            "signal of the run": shown(plan.signal_of_run, LOWER, 4),
+            "noise/batch": format_bound(plan.ratio, UPPER, 4),
+            "signal of a round": format_bound(plan.signal, LOWER, 4),
+            "signal of the run": format_bound(plan.signal_of_run, LOWER, 4),
         }
         if best_signal is not None:
             row["of full batch"] = f"{100.0 * plan.signal_of_run / best_signal:.1f} %"
         row["records touched"] = f"{plan.work:.0f}"
         if unknown == "noise":
             asked = closed_form(plan)
-            row["closed form"] = shown(asked.sigma, UPPER, 4) if isinstance(asked, Granted) else "-"
+            row["closed form"] = (
+                format_bound(asked.sigma, UPPER, 4) if isinstance(asked, GrantedGuarantee) else "-"
+            )
         rows.append(row)
     return rows
 
@@ -94,7 +96,7 @@ def table(
 def _noise(value: float) -> str:
     """In full where it has few digits, as a planned noise has; else rounded up."""
     text = f"{value:.6g}"
-    return text if float(text) == value else shown(value, UPPER, 6)
+    return text if float(text) == value else format_bound(value, UPPER, 6)
 
 
 def plain(plan: Plan, starred: bool = False) -> dict[str, Any]:
@@ -103,9 +105,9 @@ def plain(plan: Plan, starred: bool = False) -> dict[str, Any]:
     theorem = None
     if asked is not None:  # what was refused counts as false
         theorem = {
-            "noise_multiplier": asked.sigma if isinstance(asked, Granted) else None,
+            "noise_multiplier": asked.sigma if isinstance(asked, GrantedGuarantee) else None,
             "theorem": asked.theorem,
-            "why_not": None if isinstance(asked, Granted) else str(asked),
+            "why_not": None if isinstance(asked, GrantedGuarantee) else str(asked),
         }
     return {
         "sampler": plan.way,

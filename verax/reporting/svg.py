@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from xml.etree import ElementTree
 
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting import words
 from verax.reporting.facts import Facts
@@ -160,7 +160,7 @@ def delta_figure(facts: Facts) -> str:
     ticks = [(10.0**power, f"1e{power}" if power else "1") for power in written]
     y = vertical_axis(10.0 ** powers[0], ticks, "delta", logarithmic=True)
     x = horizontal_axis(top, [(value, f"{value:g}") for value in _round_steps(top)], "epsilon")
-    least, most = shown(bracket.lower, LOWER), words.upper_bound(facts)
+    least, most = format_bound(bracket.lower, LOWER), words.upper_bound(facts)
     told = f"At delta {delta!r} epsilon lies between {least} and {most}."
     figure = Figure("spent", "Epsilon and delta", f"{told} The less delta, the more epsilon.", x, y)
     upper = chords([(point.epsilon, point.upper) for point in facts.points])

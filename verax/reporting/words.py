@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from verax.ledger.run import NOT_PRIVATE
-from verax.privacy.guarantee import shown
+from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.facts import BUDGET, RUN, SEARCH, UNCOVERED, Facts, Reach
 
@@ -39,7 +39,7 @@ def percent(share: float, side: int) -> str:
     ('3.16 %', '3.15 %', '100 %')
     """
     value = min(100.0 * share * (1.0 + 1e-15 if side == UPPER else 1.0), 100.0)
-    return f"{value:g} %" if value in (0.0, 100.0) else f"{shown(value, side, 3)} %"
+    return f"{value:g} %" if value in (0.0, 100.0) else f"{format_bound(value, side, 3)} %"
 
 
 def protected_units(facts: Facts) -> str:
@@ -78,7 +78,11 @@ def headline(facts: Facts) -> str:
 
 def upper_bound(facts: Facts) -> str:
     """The upper bound on epsilon: a budget as it was chosen, anything else rounded up."""
-    return repr(facts.epsilon.upper) if facts.kind == BUDGET else shown(facts.epsilon.upper, UPPER)
+    return (
+        repr(facts.epsilon.upper)
+        if facts.kind == BUDGET
+        else format_bound(facts.epsilon.upper, UPPER)
+    )
 
 
 def neighbours(facts: Facts) -> str:
@@ -153,7 +157,7 @@ def independent_stop_sentence(facts: Facts) -> str:
         return ""
     return (
         "If data and results had no say in when a run ended (a crash, a deadline), "
-        f"epsilon is at most {shown(facts.if_independent.upper, UPPER)}."
+        f"epsilon is at most {format_bound(facts.if_independent.upper, UPPER)}."
     )
 
 
@@ -172,7 +176,7 @@ def prose(facts: Facts) -> str:
         *warnings(facts),
         facts.context,
         headline(facts) + assuming,
-        f"No analysis can show less than {shown(bracket.lower, LOWER)}: {bracket.lower_by}.",
+        f"No analysis can show less than {format_bound(bracket.lower, LOWER)}: {bracket.lower_by}.",
         f"Upper bound: {bracket.upper_by}.",
         f"Evidence: {bracket.evidence}, relying on {' and '.join(RELIES_ON)}. "
         f"{what}: {' or '.join(settings) or 'nothing yet'}.",

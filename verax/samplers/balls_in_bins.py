@@ -9,10 +9,10 @@ from typing import ClassVar, Self
 import numpy as np
 
 from verax import checks
-from verax.samplers.base import Sampler, batches_per_epoch, settle
+from verax.samplers.base import Sampler, batches_per_epoch, store_fields
 from verax.samplers.options import BatchCount, Epochs
 from verax.samplers.registry import register
-from verax.samplers.sorting import MAX_PARTS, by_label, labels, slices
+from verax.samplers.sorting import MAX_PARTS, sort_by_label, split_at, uniform_labels
 from verax.samplers.stream import Batches, Stage
 
 
@@ -49,7 +49,7 @@ class BallsInBins(Sampler):
     epochs: Epochs = 1
 
     def __post_init__(self) -> None:
-        settle(
+        store_fields(
             self,
             bins=checks.count("bins", self.bins, maximum=MAX_PARTS),
             epochs=checks.count("epochs", self.epochs),
@@ -78,4 +78,4 @@ class BallsInBins(Sampler):
         return Batches(self, population, rng, self._epoch, passes=self.epochs)
 
     def _epoch(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:
-        yield slices(*by_label(labels(rng, population, self.bins), self.bins))
+        yield split_at(*sort_by_label(uniform_labels(rng, population, self.bins), self.bins))

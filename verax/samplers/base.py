@@ -115,7 +115,7 @@ class FixedBatches(Sampler):
     epochs: Any
 
     def __post_init__(self) -> None:
-        settle(
+        store_fields(
             self,
             batches=checks.count("batches", self.batches),
             epochs=checks.count("epochs", self.epochs),
@@ -126,7 +126,7 @@ class FixedBatches(Sampler):
 
     def expected_batch(self, population: int) -> float:
         """``population / batches``, also where the batches differ by one."""
-        return float(at_least_one_each(self.batches, population) / self.batches)
+        return float(require_record_each(self.batches, population) / self.batches)
 
     @classmethod
     def planned(cls, records: int, batch: int, epochs: int) -> Self:
@@ -139,20 +139,20 @@ class FixedBatches(Sampler):
         return cls(batches=batches, epochs=epochs)  # type: ignore[call-arg]
 
 
-def settle(sampler: object, **fields: Any) -> None:
+def store_fields(sampler: object, **fields: Any) -> None:
     """Store checked fields in a frozen dataclass: ``10.0`` and ``numpy.int64(10)`` become 10."""
     for name, value in fields.items():
         object.__setattr__(sampler, name, value)
 
 
-def same_population(declared: int, population: int) -> int:
+def require_population(declared: int, population: int) -> int:
     """Refuse to draw from a data set of another size than the one the sampler describes."""
     if checks.count("population", population) != declared:
         raise ValueError(f"population must be the declared {declared}, got {population!r}")
     return declared
 
 
-def at_least_one_each(batches: int, population: int) -> int:
+def require_record_each(batches: int, population: int) -> int:
     """Refuse fixed batches that would have no record in them."""
     if checks.count("population", population) < batches:
         raise ValueError(

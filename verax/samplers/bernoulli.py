@@ -1,13 +1,13 @@
-"""Independent coins for many records at once, with the exact law.
+"""Independent coins for many records at once, with the exact distribution.
 
 Heads are found by their gaps: with U uniform on (0, 1), floor(ln U / ln(1 - p)) tails precede the
 next head, since P[ln U / ln(1-p) >= k] = P[U <= (1-p)^k] = (1-p)^k. The work is one logarithm a
 head instead of one coin a record.
 
-Rounding does not bend the law. U is a real number of which 64 bits are drawn first. Where double
-precision proves the whole number (its error is bounded by ``SLACK`` below), it is taken; the other
-draws, about one in 10^9 at p = 1e-3, are decided in decimal arithmetic with further bits of U, as
-many as it takes. So the only approximation left is that of the bit generator itself.
+Rounding does not bend the distribution. U is a real number of which 64 bits are drawn first. Where
+double precision proves the whole number (its error is bounded by ``SLACK`` below), it is taken; the
+other draws, about one in 10^9 at p = 1e-3, are decided in decimal arithmetic with further bits of
+U, as many as it takes. So the only approximation left is that of the bit generator itself.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _by_gap(rng: np.random.Generator, population: int, rate: float) -> Indices:
         # A little more than will be needed; fewer where sums of gaps, each at most population,
         # could overflow.
         size = min(int(mean + 4 * math.sqrt(mean)) + 8, CHUNK, 2**62 // (population + 1))
-        places = gaps(rng, size, rate, population)
+        places = tails_before_heads(rng, size, rate, population)
         places += 1
         np.cumsum(places, out=places)
         places += start - 1
@@ -62,7 +62,7 @@ def _by_gap(rng: np.random.Generator, population: int, rate: float) -> Indices:
         start = int(places[-1]) + 1
 
 
-def gaps(rng: np.random.Generator, size: int, rate: float, limit: int) -> Indices:
+def tails_before_heads(rng: np.random.Generator, size: int, rate: float, limit: int) -> Indices:
     """Numbers of tails, at most ``limit``, before each of ``size`` successive heads."""
     words = rng.integers(0, 2**64, size, dtype=np.uint64)
     scale = -math.log1p(-rate)
@@ -78,11 +78,11 @@ def gaps(rng: np.random.Generator, size: int, rate: float, limit: int) -> Indice
     if words.min() < LEAST or tails.min() < slack or tails.max() > 1 - slack:
         doubtful = (words < LEAST) | (tails < slack) | (tails > 1 - slack)
         for i in np.flatnonzero(doubtful):
-            whole[i] = exact_gap(rng, int(words[i]), rate, limit)
+            whole[i] = exact_tails_before_head(rng, int(words[i]), rate, limit)
     return whole
 
 
-def exact_gap(rng: np.random.Generator, word: int, rate: float, limit: int) -> int:
+def exact_tails_before_head(rng: np.random.Generator, word: int, rate: float, limit: int) -> int:
     """floor(ln U / ln(1-rate)), at most ``limit``, for a uniform U whose first bits are ``word``.
 
     The value lies between those at the two ends of what U can be; further bits are drawn until

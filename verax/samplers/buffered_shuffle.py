@@ -9,10 +9,23 @@ from typing import Annotated, ClassVar, Self
 import numpy as np
 
 from verax import checks
-from verax.samplers.base import FixedBatches, Indices, at_least_one_each, batches_per_epoch, settle
+from verax.samplers.base import (
+    FixedBatches,
+    Indices,
+    batches_per_epoch,
+    require_record_each,
+    store_fields,
+)
 from verax.samplers.options import BatchCount, Epochs, Option
 from verax.samplers.registry import register
-from verax.samplers.sorting import Labels, edges, labels, slices, stable_order, uniform_order
+from verax.samplers.sorting import (
+    Labels,
+    balanced_edges,
+    split_at,
+    stable_order,
+    uniform_labels,
+    uniform_order,
+)
 from verax.samplers.stream import Batches, Stage
 
 # Times sorted at once: the sort stays in the processor's cache.
@@ -60,7 +73,7 @@ class BufferedShuffle(FixedBatches):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        settle(self, buffer=checks.count("buffer", self.buffer, maximum=self.batches))
+        store_fields(self, buffer=checks.count("buffer", self.buffer, maximum=self.batches))
 
     def title(self) -> str:
         return f"buffer of {self.buffer}"
@@ -75,17 +88,17 @@ class BufferedShuffle(FixedBatches):
         return cls(batches, max(1, batches // 10), epochs)
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
-        at_least_one_each(self.batches, population)
+        require_record_each(self.batches, population)
         return Batches(self, population, rng, self._epoch, passes=self.epochs)
 
     def _epoch(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:
-        cuts = edges(population, self.batches)
+        cuts = balanced_edges(population, self.batches)
         places = int(cuts[self.buffer])
         streamed = population - places
-        leaving, remaining = stream_through(labels(rng, streamed, places), places)
+        leaving, remaining = stream_through(uniform_labels(rng, streamed, places), places)
         later = cuts[cuts > streamed] - streamed
         remaining = remaining[uniform_order(rng, places, np.concatenate(([0], later)))]
-        yield slices(np.concatenate((leaving, remaining)), cuts)
+        yield split_at(np.concatenate((leaving, remaining)), cuts)
 
 
 def stream_through(chosen: Labels, places: int) -> tuple[Indices, Indices]:

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from verax.samplers.base import FixedBatches, at_least_one_each
+from verax.samplers.base import FixedBatches, require_record_each
 from verax.samplers.options import BatchCount, Epochs
 from verax.samplers.registry import register
-from verax.samplers.sorting import edges
+from verax.samplers.sorting import balanced_edges
 from verax.samplers.stream import Batches, Stage
 
 
@@ -49,9 +49,9 @@ class Deterministic(FixedBatches):
         return "fixed"
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
-        at_least_one_each(self.batches, population)
+        require_record_each(self.batches, population)
         return Batches(self, population, rng, self._epoch, passes=self.epochs)
 
     def _epoch(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:
-        cuts = edges(population, self.batches).tolist()
+        cuts = balanced_edges(population, self.batches).tolist()
         yield (np.arange(start, stop, dtype=np.int64) for start, stop in pairwise(cuts))

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from verax import checks
-from verax.samplers.base import Sampler, rounds_for, settle
+from verax.samplers.base import Sampler, rounds_for, store_fields
 from verax.samplers.bernoulli import heads
 from verax.samplers.options import Rate, Steps
 from verax.samplers.registry import register
@@ -48,7 +48,9 @@ class Poisson(Sampler):
     steps: Steps
 
     def __post_init__(self) -> None:
-        settle(self, rate=checks.rate("rate", self.rate), steps=checks.count("steps", self.steps))
+        store_fields(
+            self, rate=checks.rate("rate", self.rate), steps=checks.count("steps", self.steps)
+        )
 
     def __len__(self) -> int:
         return self.steps

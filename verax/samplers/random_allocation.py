@@ -10,10 +10,17 @@ import numpy as np
 
 from verax import checks
 from verax.samplers.balls_in_bins import BallsInBins
-from verax.samplers.base import Indices, Sampler, batches_per_epoch, settle
+from verax.samplers.base import Indices, Sampler, batches_per_epoch, store_fields
 from verax.samplers.options import BatchCount, Epochs, Option
 from verax.samplers.registry import register
-from verax.samplers.sorting import MAX_PARTS, Labels, by_label, edges, labels, slices
+from verax.samplers.sorting import (
+    MAX_PARTS,
+    Labels,
+    balanced_edges,
+    sort_by_label,
+    split_at,
+    uniform_labels,
+)
 from verax.samplers.stream import Batches, Stage
 
 
@@ -53,12 +60,12 @@ class RandomAllocation(Sampler):
     epochs: Epochs = 1
 
     def __post_init__(self) -> None:
-        settle(
+        store_fields(
             self,
             steps=checks.count("steps", self.steps, maximum=MAX_PARTS),
             epochs=checks.count("epochs", self.epochs),
         )
-        settle(self, times=checks.count("times", self.times, maximum=self.steps))
+        store_fields(self, times=checks.count("times", self.times, maximum=self.steps))
 
     def __len__(self) -> int:
         return self.steps * self.epochs
@@ -91,11 +98,11 @@ class RandomAllocation(Sampler):
         """One stage for each of ``times`` windows; on average a record joins one round of each."""
         ahead = self.steps
         due = np.full(population, self.times, dtype=np.min_scalar_type(self.steps))
-        for window in np.diff(edges(self.steps, self.times)).tolist():
+        for window in np.diff(balanced_edges(self.steps, self.times)).tolist():
             now = due if window == ahead else draw_window_counts(rng, window, ahead, due)
             records, rounds = draw_window_rounds(rng, now, window)
-            order, cuts = by_label(rounds, window)
-            yield slices(records[order], cuts)
+            order, cuts = sort_by_label(rounds, window)
+            yield split_at(records[order], cuts)
             due, ahead = due - now, ahead - window
 
 
@@ -107,7 +114,7 @@ def draw_window_counts(rng: np.random.Generator, window: int, ahead: int, due: L
     """
     found = np.zeros_like(due)
     for pick in range(int(due.max())):
-        hit = labels(rng, len(due), ahead - pick) < window - found
+        hit = uniform_labels(rng, len(due), ahead - pick) < window - found
         hit &= due > pick
         found += hit
     return found

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Self
 import numpy as np
 
 from verax import checks
-from verax.samplers.base import Sampler, settle
+from verax.samplers.base import Sampler, store_fields
 from verax.samplers.bernoulli import heads
 from verax.samplers.options import Option
 from verax.samplers.registry import register
@@ -75,7 +75,7 @@ class RandomParticipation(Sampler):
     def __post_init__(self) -> None:
         if not isinstance(self.revealed, bool):
             raise ValueError(f"revealed must be True or False, got {self.revealed!r}")
-        settle(
+        store_fields(
             self,
             client_rate=checks.rate("client_rate", self.client_rate),
             record_rate=checks.rate("record_rate", self.record_rate),

@@ -8,10 +8,10 @@ from itertools import chain
 
 import numpy as np
 
-from verax.samplers.base import FixedBatches, Sampler, at_least_one_each
+from verax.samplers.base import FixedBatches, Sampler, require_record_each
 from verax.samplers.options import BatchCount, Epochs
 from verax.samplers.registry import register
-from verax.samplers.sorting import edges, slices, uniform_order
+from verax.samplers.sorting import balanced_edges, split_at, uniform_order
 from verax.samplers.stream import Batches, Stage
 
 
@@ -62,12 +62,12 @@ class Shuffle(FixedBatches):
         return replace(self, reshuffle=True) if self.epochs == 1 else self
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
-        at_least_one_each(self.batches, population)
+        require_record_each(self.batches, population)
         orders = self.epochs if self.reshuffle else 1
         return Batches(self, population, rng, self._order, passes=orders)
 
     def _order(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:
-        cuts = edges(population, self.batches)
+        cuts = balanced_edges(population, self.batches)
         order = uniform_order(rng, population, cuts)
         uses = 1 if self.reshuffle else self.epochs
-        yield chain.from_iterable(slices(order, cuts) for _ in range(uses))
+        yield chain.from_iterable(split_at(order, cuts) for _ in range(uses))

@@ -16,7 +16,7 @@ DIGIT = 16
 MAX_PARTS = 2**32 - 1
 
 
-def edges(total: int, parts: int) -> Indices:
+def balanced_edges(total: int, parts: int) -> Indices:
     """Where each of ``parts`` balanced runs of ``0..total-1`` begins, and the end.
 
     The first ``total % parts`` runs are one longer than the rest.
@@ -26,7 +26,7 @@ def edges(total: int, parts: int) -> Indices:
     return part * size + np.minimum(part, extra)
 
 
-def labels(rng: np.random.Generator, size: int, bound: int) -> Labels:
+def uniform_labels(rng: np.random.Generator, size: int, bound: int) -> Labels:
     """Independent uniform whole numbers below ``bound`` in the smallest type that holds them."""
     dtype = np.min_scalar_type(bound - 1)
     drawn: Labels = rng.integers(0, bound, size, dtype=dtype)
@@ -42,13 +42,13 @@ def stable_order(keys: Labels, bound: int) -> Indices:
     return order.astype(np.int64, copy=False)
 
 
-def slices(order: Indices, cuts: Indices) -> Iterator[Indices]:
+def split_at(order: Indices, cuts: Indices) -> Iterator[Indices]:
     """The runs of ``order`` between successive ``cuts``."""
     for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
         yield order[start:stop]
 
 
-def by_label(keys: Labels, bound: int) -> tuple[Indices, Indices]:
+def sort_by_label(keys: Labels, bound: int) -> tuple[Indices, Indices]:
     """Positions sorted by label below ``bound``, and the cuts between the labels' runs."""
     cuts = np.zeros(bound + 1, dtype=np.int64)
     np.cumsum(np.bincount(keys, minlength=bound), out=cuts[1:])
@@ -65,7 +65,7 @@ def uniform_order(rng: np.random.Generator, size: int, cuts: Indices) -> Indices
     """
     if size < 2**DIGIT:
         return rng.permutation(size).astype(np.int64, copy=False)
-    order, ties = by_label(labels(rng, size, 2**DIGIT), 2**DIGIT)
+    order, ties = sort_by_label(uniform_labels(rng, size, 2**DIGIT), 2**DIGIT)
     straddling = np.unique(np.searchsorted(ties, cuts[1:-1], side="right") - 1)
     for start, stop in zip(ties[straddling].tolist(), ties[straddling + 1].tolist(), strict=True):
         rng.shuffle(order[start:stop])

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Self
 import numpy as np
 
 from verax import checks
-from verax.samplers.base import Sampler, rounds_for, same_population, settle
+from verax.samplers.base import Sampler, require_population, rounds_for, store_fields
 from verax.samplers.bernoulli import heads
 from verax.samplers.options import Option, Rate, Records, Steps
 from verax.samplers.registry import register
@@ -60,7 +60,7 @@ class TruncatedPoisson(Sampler):
     population: Records
 
     def __post_init__(self) -> None:
-        settle(
+        store_fields(
             self,
             rate=checks.rate("rate", self.rate),
             steps=checks.count("steps", self.steps),
@@ -79,7 +79,7 @@ class TruncatedPoisson(Sampler):
 
     def expected_batch(self, population: int) -> float:
         """``rate * population``, the mean before truncation."""
-        return self.rate * same_population(self.population, population)
+        return self.rate * require_population(self.population, population)
 
     def title(self) -> str:
         return f"Poisson, at most {self.max_batch}"
@@ -103,7 +103,7 @@ class TruncatedPoisson(Sampler):
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
         """Draw lazily, in time and memory of the batch (of the population above rate 1/2)."""
-        records = same_population(self.population, population)
+        records = require_population(self.population, population)
         return Batches(self, records, rng, self._round, passes=self.steps)
 
     def _round(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from verax import checks
-from verax.samplers.base import Sampler, rounds_for, same_population, settle
+from verax.samplers.base import Sampler, require_population, rounds_for, store_fields
 from verax.samplers.options import BatchSize, Records, Steps
 from verax.samplers.registry import register
 from verax.samplers.stream import Batches, Stage
@@ -48,19 +48,19 @@ class WithoutReplacement(Sampler):
     steps: Steps
 
     def __post_init__(self) -> None:
-        settle(
+        store_fields(
             self,
             population=checks.count("population", self.population),
             steps=checks.count("steps", self.steps),
         )
-        settle(self, batch=checks.count("batch", self.batch, maximum=self.population))
+        store_fields(self, batch=checks.count("batch", self.batch, maximum=self.population))
 
     def __len__(self) -> int:
         return self.steps
 
     def expected_batch(self, population: int) -> float:
         """``batch``."""
-        same_population(self.population, population)
+        require_population(self.population, population)
         return float(self.batch)
 
     def title(self) -> str:
@@ -80,7 +80,7 @@ class WithoutReplacement(Sampler):
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
         """Draw lazily: a batch below a twentieth of the population costs only its own size."""
-        records = same_population(self.population, population)
+        records = require_population(self.population, population)
         return Batches(self, records, rng, self._round, passes=self.steps)
 
     def _round(self, population: int, rng: np.random.Generator) -> Iterator[Stage]:

@@ -19,7 +19,7 @@ from verax.ledger.entries import Norms
 from verax.ledger.ledger import Ledger
 from verax.ledger.run import at_most
 from verax.mechanism import Mechanism
-from verax.privacy.guarantee import Guarantee, shown
+from verax.privacy.guarantee import Guarantee, format_bound
 from verax.privacy.pld.composition import UPPER
 from verax.training.checkpoint import refuse_shared
 from verax.training.checks.validators import refuse_factories
@@ -208,6 +208,8 @@ def _bar(rounds: int, wanted: bool) -> Iterator[Callable[[PrivateTrainer, float]
             found = stated(trainer, delta)
             if trainer.rounds < rounds and (so_far := trainer.so_far) is not None:
                 found = at_most(so_far.epsilon(delta, rtol=0.02), found)
-            bar.update(task, description=f"training, epsilon {shown(found.upper, UPPER)} so far")
+            bar.update(
+                task, description=f"training, epsilon {format_bound(found.upper, UPPER)} so far"
+            )
 
         yield show

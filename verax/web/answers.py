@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verax.privacy.participation import OBSERVERS
+from verax.federated.observers import OBSERVERS
 from verax.web import questions, tasks
 from verax.web.pool import Task
 

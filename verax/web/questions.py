@@ -20,11 +20,11 @@ from pydantic import (
 )
 
 from verax import checks
+from verax.federated.observers import Federation
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.planning import Target
 from verax.planning.frontier import spread, usual_batches
-from verax.privacy.participation import Federation
-from verax.privacy.pricing import SamplerPricing, pricing
+from verax.privacy.samplers.base import SamplerPricing, pricing
 from verax.samplers import RandomParticipation, registry
 from verax.web.tasks import Limits, Setting
 

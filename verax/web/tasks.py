@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from verax.checks import NoGuarantee
+from verax.federated.observers import Federation, baseline
 from verax.mechanism import Clipping, Individual, Mechanism
 from verax.planning import (
     Plan,
@@ -26,10 +27,9 @@ from verax.planning import (
     within,
 )
 from verax.planning.planner import upper_only
-from verax.privacy.guarantee import Bracket, Guarantee, shown
-from verax.privacy.participation import Federation, baseline
+from verax.privacy.guarantee import Bracket, Guarantee, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
-from verax.privacy.tradeoff import between
+from verax.privacy.tradeoff import from_brackets
 from verax.reporting.plans import plain as plain_plan
 from verax.samplers import RandomParticipation
 from verax.web.code import command_lines, python_code
@@ -78,7 +78,10 @@ def plain(bracket: Bracket) -> Part:
         "evidence": bracket.evidence,
         "lower_by": bracket.lower_by,
         "upper_by": bracket.upper_by,
-        "shown": {"lower": shown(bracket.lower, LOWER), "upper": shown(bracket.upper, UPPER)},
+        "shown": {
+            "lower": format_bound(bracket.lower, LOWER),
+            "upper": format_bound(bracket.upper, UPPER),
+        },
     }
 
 
@@ -135,7 +138,7 @@ def _curve(guarantee: Guarantee, delta: float) -> Iterator[Part]:
                 known[share] = guarantee.delta(top * share, rtol=_CURVE_RTOL)
         points = [(top * share, known[share]) for share in sorted(known)]
         lower, upper = [b.lower for _, b in points], [b.upper for _, b in points]
-        proved = between([e for e, _ in points], lower, upper)
+        proved = from_brackets([e for e, _ in points], lower, upper)
         above = proved.above or proved
         yield {
             "why_not": None,
@@ -164,7 +167,7 @@ class Limits:
             ("ratio_at_most", self.ratio_at_most, plan.ratio),
         ):
             if limit is not None and value > limit:
-                needs = f"epochs {plan.epochs} needs {shown(value, UPPER)}"
+                needs = f"epochs {plan.epochs} needs {format_bound(value, UPPER)}"
                 where = f"{plan.way}, batch {plan.batch}, {needs}"
                 return f"{name} = {limit:g} is in the way: {where}"
         return ""

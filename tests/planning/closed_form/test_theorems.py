@@ -257,7 +257,7 @@ def test_the_series_by_adding_up():
                 first += step / math.prod(range(t, 0, -2))
                 second += step / noise ** (t - 3) * (t**t / math.factorial(t))
             share = max(first, second * (1 - u_1) / math.e**3)
-            assert share <= theorems.tail_share(float(rate), noise, order, u_1) <= 1.0
+            assert share <= theorems.series_share(float(rate), noise, order, u_1) <= 1.0
 
 
 # --- sizes, refusals, input -----------------------------------------------------------------------

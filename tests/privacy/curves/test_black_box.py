@@ -1,4 +1,6 @@
-"""Black boxes: exact for the Gaussian mechanism, never below what is proved, honest where digits run out."""
+"""Black boxes: exact for the Gaussian mechanism, never below what is proved, honest where digits
+run out.
+"""
 
 import math
 
@@ -17,9 +19,9 @@ from verax import (
     TruncatedPoisson,
     WithoutReplacement,
 )
-from verax.privacy.curves.black_box import DEEPEST, MOST_STEPS, BlackBox, Shared
+from verax.privacy.curves.black_box import DEEPEST, MOST_STEPS, BlackBox, BlackBoxCurve
 from verax.privacy.curves.gaussian import black_box_group, gaussian_delta, gaussian_epsilon
-from verax.privacy.curves.triangle import Chain
+from verax.privacy.curves.triangle import TriangleInequality
 from verax.privacy.pld.composition import UPPER, Composition
 
 
@@ -77,7 +79,9 @@ def test_one_record_is_itself(figure_1):
 
 
 def test_where_digits_run_out_it_says_infinite_rather_than_too_little():
-    """A Gaussian mechanism with mu = 3: one record's delta at 1/50 of the true epsilon is far below doubles."""
+    """A Gaussian mechanism with mu = 3: one record's delta at 1/50 of the true epsilon is far below
+    doubles.
+    """
     box, truth = (
         BlackBox(Mechanism(Poisson(1.0, 9), 1.0).guarantee()),
         gaussian_epsilon(150.0, 1e-5, -1),
@@ -120,12 +124,14 @@ def test_bad_input(gaussian, call, message):
 
 
 def test_a_delta_below_the_range_of_doubles_is_not_taken_for_none():
-    """A hundred records, each step with a tiny delta and a huge factor; nothing is truncated, so it is Poisson."""
+    """A hundred records, each step with a tiny delta and a huge factor; nothing is truncated, so it
+    is Poisson.
+    """
     truth = Mechanism(Poisson(0.9, 10), 1.0).guarantee(100).epsilon(1e-5)
     truncated = Mechanism(TruncatedPoisson(0.9, 10, 200, 200), 1.0)
     assert truncated.guarantee(100).epsilon(1e-5).upper >= truth.lower
     one = truncated.guarantee()
-    assert Chain(((one.uppers[0], 100),)).epsilon(1e-5, 1e-3)[1] >= truth.lower
+    assert TriangleInequality(((one.uppers[0], 100),)).epsilon(1e-5, 1e-3)[1] >= truth.lower
 
 
 def test_groups_without_an_analysis_of_their_own_are_a_black_box():
@@ -138,13 +144,15 @@ def test_groups_without_an_analysis_of_their_own_are_a_black_box():
 
 @pytest.mark.parametrize("relation", ["add-remove", "replace"])
 def test_the_best_shares_beat_the_chain_and_agree_with_powers_of_the_trade_off_curve(relation):
-    """Eight records, or four removed and four added, against the trade-off curve composed as a function."""
+    """Eight records, or four removed and four added, against the trade-off curve composed as a
+    function.
+    """
     sampler = RandomAllocation(2, 300)
     one = Mechanism(sampler, 1.0).guarantee()
     group = 8 if relation == "add-remove" else 4
     priced = Mechanism(sampler, 1.0, relation=relation).guarantee(group)
     composed = one.tradeoff().group(8)
-    equal = Chain(((one.uppers[0], 8),)).epsilon(1e-5, 1e-3)[1]
+    equal = TriangleInequality(((one.uppers[0], 8),)).epsilon(1e-5, 1e-3)[1]
     assert priced.epsilon(1e-5).upper < 0.6 * equal
     assert priced.epsilon(1e-5).upper <= composed.epsilon(1e-5) * 1.001  # which has fewer lines
     assert priced.delta(5.0).upper == pytest.approx(composed.delta(5.0), rel=0.05)
@@ -168,7 +176,7 @@ def test_only_upper_laws_are_composed_and_few_of_them(monkeypatch):
 @pytest.mark.parametrize("sampler", [Poisson(0.01, 10), BallsInBins(100, epochs=5)], ids=str)
 def test_an_answer_depends_on_the_question_alone(sampler):
     def guarantee():
-        return Mechanism(sampler, 1.0).guarantee().remembering()
+        return Mechanism(sampler, 1.0).guarantee().with_shared_plds()
 
     questions = [
         lambda box: box.epsilon(4, 1e-3, "any"),
@@ -201,7 +209,7 @@ def test_so_many_steps_that_shares_are_not_searched_for(figure_1):
 
 
 def test_as_a_curve_it_says_the_same_and_knows_nothing_from_below(figure_1):
-    curve = Shared(figure_1, 4)
+    curve = BlackBoxCurve(figure_1, 4)
     assert curve.epsilon(1e-3, 1e-3) == (0.0, figure_1.epsilon(4, 1e-3, "any"))
     assert curve.delta(0.5, 1e-3) == (0.0, figure_1.delta(4, 0.5, "any"))
     assert curve.estimate(1e-3) == 4 * max(one.estimate(1e-3) for one in figure_1.one.uppers)

@@ -27,12 +27,18 @@ from verax import (
     TruncatedPoisson,
     WithoutReplacement,
 )
-from verax.privacy.curves.empty_groups import RARE, Charged, lacking, turning
+from verax.privacy.curves.empty_groups import (
+    RARE,
+    AttackWithFailures,
+    empty_group_probability,
+    opposed_aggregate_pair,
+)
 from verax.privacy.curves.gaussian import gaussian_delta, gaussian_epsilon
-from verax.privacy.pairs.gaussian_mixture import Pair
-from verax.privacy.pld.composition import Composition, Round
-from verax.privacy.pricing import Group, analysis_of
-from verax.privacy.strong.curve import strong, strong_tradeoff
+from verax.privacy.pairs.gaussian_mixture import MixturePair
+from verax.privacy.pairs.rounds import PricedRound
+from verax.privacy.pld.composition import Composition
+from verax.privacy.samplers.base import ProtectedGroup, analysis_of
+from verax.privacy.strong.curve import strong_analysis, strong_tradeoff
 
 X = np.linspace(-12.0, 12.0, 48_001)
 EPSILONS = (0.0, 0.5, 1.0, 2.0)
@@ -75,7 +81,9 @@ def density(
 
 
 def best_attack(mechanism: Mechanism, count: int) -> np.ndarray:
-    """The largest delta over all gradients in {-1, 0, LONG}: what two data sets of declared size achieve."""
+    """The largest delta over all gradients in {-1, 0, LONG}: what two data sets of declared size
+    achieve.
+    """
     sampler, clip_groups = mechanism.sampler, getattr(mechanism.clipping, "groups", 1)
     best = np.zeros(len(EPSILONS))
     for others in itertools.combinations_with_replacement((-1.0, 0.0, LONG), count - 1):
@@ -120,7 +128,9 @@ def small(sampler, clipping, relation: str = "") -> Mechanism:
     ids=repr,
 )
 def test_no_lower_bound_above_every_attack(mechanism, count, at_one):
-    """At most what the declared number of records achieves, and not far below it where one round is known exactly."""
+    """At most what the declared number of records achieves, and not far below it where one round is
+    known exactly.
+    """
     guarantee, best = mechanism.guarantee(), best_attack(mechanism, count)
     for epsilon, seen in zip(EPSILONS, best, strict=True):
         bracket = guarantee.delta(epsilon)
@@ -134,21 +144,30 @@ def test_no_lower_bound_above_every_attack(mechanism, count, at_one):
 
 
 def test_the_round_as_it_is_has_the_laws_it_should():
-    """An attack of its own: its curve is that of the written-out densities, in both directions, up to its bins."""
+    """An attack of its own: its curve is that of the written-out densities, in both directions, up
+    to its bins.
+    """
     mechanism, epsilons = small(TruncatedPoisson(0.4, 1, 2, 4), Mixed(groups=3)), (0.0, 0.4, 1.0)
     p, q = (density(batches(mechanism.sampler, n), (-1.0,) * 3 + (LONG,), 3) for n in (4, 3))
-    table = turning(mechanism, 4)
+    table = opposed_aggregate_pair(mechanism, 4)
     for epsilon in epsilons:
         for seen, a, b in ((table, p, q), (table.reverse(), q, p)):
             exact = float(np.trapezoid(np.maximum(a - math.exp(epsilon) * b, 0.0), X))
             assert exact * 0.999 <= seen.delta(epsilon)[0] <= exact * (1.0 + 1e-6)
-    assert turning(small(WithoutReplacement(1, 4, 1), Batch(), "replace"), 4) is None
-    assert turning(small(Shuffle(2), Batch()), 4) is None
-    assert turning(small(TruncatedPoisson(1e-3, 1, 10**4, 10**6), Mixed(groups=4)), 10**6) is None
+    assert opposed_aggregate_pair(small(WithoutReplacement(1, 4, 1), Batch(), "replace"), 4) is None
+    assert opposed_aggregate_pair(small(Shuffle(2), Batch()), 4) is None
+    assert (
+        opposed_aggregate_pair(
+            small(TruncatedPoisson(1e-3, 1, 10**4, 10**6), Mixed(groups=4)), 10**6
+        )
+        is None
+    )
 
 
 def test_phases_share_the_declared_population():
-    """One record in all, so that the Poisson phase has no company either: a Gaussian mechanism of two rounds."""
+    """One record in all, so that the Poisson phase has no company either: a Gaussian mechanism of
+    two rounds.
+    """
     both = small(WithoutReplacement(1, 1, 1), Batch(), "zero-out") + small(
         Poisson(1.0, 1), Batch(), "zero-out"
     )
@@ -164,12 +183,16 @@ def test_phases_share_the_declared_population():
 
 
 def test_phases_with_and_without_company():
-    """The first phase turns around, the second does not: both at once, and what the first may lack taken off."""
+    """The first phase turns around, the second does not: both at once, and what the first may lack
+    taken off.
+    """
     crowd = small(TruncatedPoisson(0.5, 1, 100, 100), Batch())
     thin = small(TruncatedPoisson(0.01, 1, 60, 100), Batch())
-    assert 0.0 < lacking(crowd, 1, 100) <= RARE < lacking(thin, 1, 100)
-    p, q = Pair.subsampled(0.5, 2.0), Pair.subsampled(0.01, 1.0)
-    exact = Composition([(Round(p), 1), (Round(q), 1)]).delta(1.0, 1e-4)[0]
+    assert (
+        0.0 < empty_group_probability(crowd, 1, 100) <= RARE < empty_group_probability(thin, 1, 100)
+    )
+    p, q = MixturePair.subsampled(0.5, 2.0), MixturePair.subsampled(0.01, 1.0)
+    exact = Composition([(PricedRound(p), 1), (PricedRound(q), 1)]).delta(1.0, 1e-4)[0]
     assert (crowd + thin).guarantee().delta(1.0).lower >= exact * 0.99
 
 
@@ -203,7 +226,7 @@ def missing(
 )
 def test_missing_company_is_never_more_likely_than_said(sampler, group, clip_groups):
     mechanism = Mechanism(sampler, 1.0, Mixed(groups=clip_groups), "add-remove")
-    said = lacking(mechanism, group, 5)
+    said = empty_group_probability(mechanism, group, 5)
     for present in (5, 5 - group) if not isinstance(sampler, WithoutReplacement) else (5,):
         there = missing(batches(sampler, present), clip_groups, frozenset(range(5 - group, 5)))
         assert there <= said * (1.0 + 1e-12)
@@ -236,20 +259,24 @@ def test_missing_company_in_drawn_batches(sampler, clipping):
             others = batch[batch != 7]
             lack |= len(set(rng.integers(clip_groups, size=len(others)).tolist())) < clip_groups
         seen += lack
-    said = lacking(Mechanism(sampler, 1.0, clipping, "zero-out"), 1, people)
+    said = empty_group_probability(Mechanism(sampler, 1.0, clipping, "zero-out"), 1, people)
     assert seen / runs <= said + 4.0 * math.sqrt(0.25 / runs)
 
 
 def test_who_needs_no_company():
-    assert lacking(small(TruncatedPoisson(0.5, 1, 2, 3), Individual()), 1, 3) == 0.0
-    assert lacking(small(Poisson(0.5, 1), Batch()), 1, None) == 0.0
-    assert lacking(small(WithoutReplacement(1, 5, 1), Batch(), "replace"), 1, 5) == 0.0
-    assert lacking(small(RandomParticipation(0.5, 0.5, 3, 1), Batch()), 1, None) == 0.0
+    assert empty_group_probability(small(TruncatedPoisson(0.5, 1, 2, 3), Individual()), 1, 3) == 0.0
+    assert empty_group_probability(small(Poisson(0.5, 1), Batch()), 1, None) == 0.0
+    assert (
+        empty_group_probability(small(WithoutReplacement(1, 5, 1), Batch(), "replace"), 1, 5) == 0.0
+    )
+    assert (
+        empty_group_probability(small(RandomParticipation(0.5, 0.5, 3, 1), Batch()), 1, None) == 0.0
+    )
 
 
 def test_with_many_records_nothing_changes():
     big = Mechanism(TruncatedPoisson(0.01, 100, 900, 60_000), 1.0, Batch())
-    assert 0.0 < lacking(big, 1, 60_000) < 1e-200
+    assert 0.0 < empty_group_probability(big, 1, 60_000) < 1e-200
     found, plain = big.guarantee(), Mechanism(Poisson(0.01, 100), 1.0, Batch()).guarantee()
     assert found.uppers is found.lowers
     for at in (1e-6, 1e-3):
@@ -262,7 +289,7 @@ def test_with_many_records_nothing_changes():
 
 @pytest.mark.parametrize("chance", [1e-30, 1e-9, 1e-4, 0.2])
 def test_a_charged_curve_is_inverse_to_itself(chance):
-    curve = Charged(Composition([(Round(Pair.gaussian(1.5)), 1)]), chance)
+    curve = AttackWithFailures(Composition([(PricedRound(MixturePair.gaussian(1.5)), 1)]), chance)
     for delta in (1e-6, 1e-2, 0.2):
         lower, upper = curve.epsilon(delta, 1e-3)
         assert upper == pytest.approx(gaussian_epsilon(1.5, delta), rel=1e-9)
@@ -277,9 +304,11 @@ def test_a_charged_curve_is_inverse_to_itself(chance):
 
 
 def test_zero_out_of_a_clipped_subset_has_no_turns():
-    """In a reversed round every batch without the record would have to sum to u, and every one with it to -u."""
+    """In a reversed round every batch without the record would have to sum to u, and every one with
+    it to -u.
+    """
     names = [
-        set(analysis_of(m, Group()).lowers or ())
+        set(analysis_of(m, ProtectedGroup()).lowers or ())
         for m in (
             small(WithoutReplacement(5, 100, 4), Batch(), relation)
             for relation in ("zero-out", "replace")
@@ -310,14 +339,16 @@ def test_shuffled_batches_of_one_record_each_against_a1():
 def test_company_that_is_hardly_ever_missing_against_a1():
     run = small(Shuffle(2, 1), Mixed(groups=2), "zero-out")
     bracket, plain = (run.guarantee(adversary="A1", population=n).delta(1.0) for n in (100, None))
-    assert 0.0 < strong(run, population=100).chance < 1e-13
+    assert 0.0 < strong_analysis(run, population=100).chance < 1e-13
     assert bracket.lower == pytest.approx(plain.lower, rel=1e-9)
     low, high = strong_tradeoff(run, 0.1, population=100)
     assert high == pytest.approx(float(low), rel=1e-9)
 
 
 def told(people: int, epsilon: float) -> float:
-    """Two records of two shuffled batches, clipped as a whole, zeroed: exactly, for one who sees the batches."""
+    """Two records of two shuffled batches, clipped as a whole, zeroed: exactly, for one who sees
+    the batches.
+    """
     total = 0.0
     placed = list(itertools.combinations(range(people), 2))
     first = people - people // 2
@@ -351,7 +382,9 @@ def test_missing_company_is_not_understated_with_very_many_clip_groups(sampler):
     """1 - 1/m, rounded and raised to a power like 1e12, would be off by 2e-5 here."""
     groups, size = 7 * 10**9, getattr(sampler, "batch", getattr(sampler, "max_batch", 10**12))
     relation = "add-remove" if isinstance(sampler, TruncatedPoisson) else "zero-out"
-    found = lacking(Mechanism(sampler, 1.0, Mixed(groups=groups), relation), 1, 10**12)
+    found = empty_group_probability(
+        Mechanism(sampler, 1.0, Mixed(groups=groups), relation), 1, 10**12
+    )
     with mpmath.workdps(40):
         empty = mpmath.exp((size - 1) * mpmath.log1p(-mpmath.mpf(1) / groups))
         if isinstance(sampler, TruncatedPoisson):

@@ -8,12 +8,12 @@ import math
 import pytest
 
 from verax import Batch, Deterministic, Mechanism, Poisson, Shuffle, TruncatedPoisson
-from verax.privacy.curves.exposure import Noiseless
+from verax.privacy.curves.exposure import NoiselessRounds
 from verax.privacy.curves.gaussian import gaussian_delta
 
 
 def test_curve():
-    curve = Noiseless(0.1)
+    curve = NoiselessRounds(0.1)
     assert curve.epsilon(0.05, 1e-3) == (math.inf, math.inf)
     assert curve.epsilon(0.1, 1e-3) == (0.0, 0.0)
     assert curve.delta(0.0, 1e-3) == curve.delta(100.0, 1e-3) == (0.1, 0.1)
@@ -51,7 +51,9 @@ def test_a_noiseless_phase_does_not_make_the_noisy_ones_free():
 
 
 def test_a_noiseless_phase_beside_a_noisy_one_is_bracketed():
-    """Seen with probability v, else the other phase at a shifted epsilon; worked out for both directions."""
+    """Seen with probability v, else the other phase at a shifted epsilon; worked out for both
+    directions.
+    """
     v, mu, epsilon = 0.01, 1.0, 1.0
     both = (
         (Mechanism(Poisson(v, 1), 0.0) + Mechanism(Poisson(1.0, 1), 1.0 / mu))
@@ -74,7 +76,9 @@ def test_two_noiseless_phases_are_seen_if_either_is():
     ("rate", "most", "population", "steps"), [(0.5, 1, 2, 1), (0.5, 1, 2, 3), (0.3, 2, 4, 2)]
 )
 def test_truncation_hides_a_record_without_noise(rate, most, population, steps):
-    """The others silent: the record shows if it is among those kept, all sets of coins written out."""
+    """The others silent: the record shows if it is among those kept, all sets of coins
+    written out.
+    """
     inside = 0.0
     for coins in itertools.product((0, 1), repeat=population):
         size = sum(coins)

@@ -1,4 +1,6 @@
-"""The Gaussian curve against 60-digit arithmetic, and the black-box group bound against what attains it."""
+"""The Gaussian curve against 60-digit arithmetic, and the black-box group bound against what
+attains it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verax.privacy.curves.gaussian import black_box_group, gaussian_delta, gaussian_epsilon
-from verax.privacy.curves.gaussian_mixture import gaussian_deltas
+from verax.privacy.strong.random_mu import gaussian_deltas
 
 DELTAS = [0.3, 1e-2, 1e-5, 1e-10, 1e-20, 1e-30]
 
@@ -97,7 +99,9 @@ def printed_black_box(epsilon: float, delta: float, group: int) -> float:
 
 
 def randomised_response(epsilon: float, delta: float, group: int) -> list[float]:
-    """Probability of saying yes when j of a group's records say yes: as steep as (epsilon, delta) allows."""
+    """Probability of saying yes when j of a group's records say yes: as steep as (epsilon, delta)
+    allows.
+    """
     yes = [0.0]
     for _ in range(group):
         yes.append(math.exp(epsilon) * yes[-1] + delta)
@@ -134,7 +138,9 @@ def test_black_box_group_edges():
 
 
 def delta_far_out(mu: float, epsilon: float) -> mpmath.mpf:
-    """The curve where e^epsilon leaves every range: a tail less a density times a Mills ratio, by its series."""
+    """The curve where e^epsilon leaves every range: a tail less a density times a Mills ratio, by
+    its series.
+    """
     with mpmath.workdps(700):
         m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
         near, far = e / m - m / 2, e / m + m / 2
@@ -152,7 +158,9 @@ def delta_far_out(mu: float, epsilon: float) -> mpmath.mpf:
 
 @given(st.floats(-150.0, 150.0), st.floats(-45.0, 45.0))
 def test_the_curve_is_bracketed_whatever_the_noise(log_mu, near):
-    """With noise below 1e-12 the distance from the bulk is a difference of numbers that agree in all their digits."""
+    """With noise below 1e-12 the distance from the bulk is a difference of numbers that agree in
+    all their digits.
+    """
     mu = 10.0**log_mu
     epsilon = max(mu * (near + mu / 2.0), 0.0)
     truth = delta_far_out(mu, epsilon)

@@ -1,4 +1,6 @@
-"""Runs with hardly any noise: closed forms that meet the usual computation, at any noise that a double can hold."""
+"""Runs with hardly any noise: closed forms that meet the usual computation, at any noise that a
+double can hold.
+"""
 
 import math
 
@@ -21,7 +23,7 @@ from verax import (
 )
 from verax.mechanism import Phases
 from verax.privacy.curves import low_noise
-from verax.privacy.pricing import Group
+from verax.privacy.samplers.base import ProtectedGroup
 
 SAMPLERS = [
     Poisson(0.01, 1000),
@@ -46,7 +48,7 @@ def test_the_closed_forms_agree_with_the_convolution_where_both_can_be_had(noise
         else Mechanism(Poisson(0.02, 200), noise, clipping)
     )
     found = run.guarantee(group=group)
-    uppers, (search,), _, _ = low_noise.bounds(Phases((run,)), Group(group))
+    uppers, (search,), _, _ = low_noise.bounds(Phases((run,)), ProtectedGroup(group))
     for delta in (0.1, 1e-3, 1e-6):
         bracket = found.epsilon(delta)
         assert search.epsilon(delta, 1e-3)[0] <= bracket.upper
@@ -59,7 +61,7 @@ def test_the_closed_forms_agree_with_the_convolution_where_both_can_be_had(noise
 
 def test_replacing_a_record_agrees_with_the_convolution():
     run = Mechanism(Poisson(0.02, 200), 0.05, relation="replace")
-    uppers, (search,), _, _ = low_noise.bounds(Phases((run,)), Group())
+    uppers, (search,), _, _ = low_noise.bounds(Phases((run,)), ProtectedGroup())
     for delta in (0.1, 1e-3, 1e-6):
         bracket = run.guarantee().epsilon(delta)
         assert search.epsilon(delta, 1e-3)[0] <= bracket.upper
@@ -122,7 +124,9 @@ def test_the_number_of_vectors_is_never_counted_too_low():
 
 
 def test_a_clients_aggregate_need_not_turn_around():
-    """Nobody says that its other records are there: the sum may go from 0 to the clip norm, and no further."""
+    """Nobody says that its other records are there: the sum may go from 0 to the clip norm, and no
+    further.
+    """
     run = Mechanism(RandomParticipation(0.5, 0.5, 3, 10), 1e-3, Batch())
     alone = Mechanism(Poisson(0.25, 10), 1e-3)
     assert run.guarantee().epsilon(1e-5).lower <= alone.guarantee().epsilon(1e-5).upper
@@ -133,7 +137,9 @@ def test_a_clients_aggregate_need_not_turn_around():
 def test_records_allocated_to_different_rounds_turn_more_aggregates_around_than_in_the_same(
     clipping,
 ):
-    """Two records, three rounds each of a hundred: with probability .91 six rounds move by 2, and that can be seen."""
+    """Two records, three rounds each of a hundred: with probability .91 six rounds move by 2, and
+    that can be seen.
+    """
     noise = 1e-3
     found = Mechanism(RandomAllocation(3, 100), noise, clipping).guarantee(group=2)
     assert found.epsilon(0.5).upper > 0.99 * 6 * (2 / noise) ** 2 / 2
@@ -156,7 +162,9 @@ def test_no_more_of_a_group_is_in_a_batch_than_fits():
 
 
 def test_orthogonal_records_may_take_the_places_of_aligned_ones():
-    """Four orthogonal ones in place of four that point the other way move the sum by 2 + 4, with probability .21."""
+    """Four orthogonal ones in place of four that point the other way move the sum by 2 + 4, with
+    probability .21.
+    """
     noise = 1e-3
     found = Mechanism(TruncatedPoisson(1.0, 1, 10, 10), noise).guarantee(
         group=4, geometry="orthogonal"
@@ -171,7 +179,9 @@ def test_orthogonal_records_may_take_the_places_of_aligned_ones():
 def test_a_client_that_is_seen_taking_part_hides_a_replaced_record_by_its_own_coin_alone(
     client, record, epsilon
 ):
-    """One round, the client's other records plain to see: q N(m) + (1-q) N(0) against q N(-m) + (1-q) N(0)."""
+    """One round, the client's other records plain to see: q N(m) + (1-q) N(0) against q N(-m) +
+    (1-q) N(0).
+    """
     noise = 0.0099
     run = Mechanism(
         RandomParticipation(client, record, 10**4, 1, revealed=True), noise, relation="replace"
@@ -189,7 +199,9 @@ def test_a_client_that_is_seen_taking_part_hides_a_replaced_record_by_its_own_co
     ("rate", "most", "people"), [(0.3, 4, 10), (0.3, 10, 10), (0.05, 3, 20), (1.0, 5, 5)]
 )
 def test_a_truncated_batch_moves_by_two_only_where_it_is_full(rate, most, people):
-    """One round: a shift of 2 with the chance of at least ``most`` others, else of 1; seen with the record's rate."""
+    """One round: a shift of 2 with the chance of at least ``most`` others, else of 1; seen with the
+    record's rate.
+    """
     noise, epsilon = 0.004, 1.2 / 0.004**2
     found = Mechanism(TruncatedPoisson(rate, 1, most, people), noise).guarantee().delta(epsilon)
     with mpmath.workdps(50):

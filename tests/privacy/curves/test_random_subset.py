@@ -1,4 +1,6 @@
-"""k of T rounds through coins: the inequality behind it, and bounds between simulation and what blocks give."""
+"""k of T rounds through coins: the inequality behind it, and bounds between simulation and what
+blocks give.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,16 @@ import pytest
 from scipy import special
 
 from verax import Mechanism, RandomAllocation
-from verax.privacy.curves.random_subset import Subset, _choices, _factor, _parts, _round, angles
+from verax.privacy.curves.random_subset import (
+    RandomSubsetBound,
+    _choices,
+    _factor,
+    _parts,
+    _round,
+    angles,
+)
 from verax.privacy.numerics.distributions import log_binomial_probability
-from verax.privacy.pairs.some_of_many import some_of
+from verax.privacy.pairs.some_of_many import some_of_many_attack
 from verax.privacy.pld import composition
 from verax.privacy.pld.composition import UPPER, Composition
 from verax.privacy.pld.convolve import compose
@@ -56,7 +65,9 @@ def test_the_nodes_are_above_the_integral_for_every_variance(variance, planned):
 )
 @pytest.mark.parametrize("lean", [1.0, 0.6, 0.2])
 def test_the_bound_holds_for_every_transcript(times, steps, shift, lean):
-    """With the record and without, far out and in the middle: never below the likelihood ratio itself."""
+    """With the record and without, far out and in the middle: never below the likelihood ratio
+    itself.
+    """
     x = np.concatenate(
         [RNG.standard_normal((300, steps)) + where for where in (0.0, shift, -2.0, 3.0)]
     )
@@ -79,16 +90,16 @@ def test_the_bound_holds_for_every_transcript(times, steps, shift, lean):
 @pytest.mark.parametrize("node", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize(("chance", "shift"), [(0.01, 1.0), (0.4, 0.5), (0.2, 3.0)])
 def test_a_round_is_rounded_up_in_convex_order(node, chance, shift):
-    law = _round(chance, shift, node, log_scale=0.3)
+    pmf = _round(chance, shift, node, log_scale=0.3)
     x = np.linspace(-12.0, 12.0 + 2 * shift, 400_001)
     density = np.exp(-x * x / 2.0) / math.sqrt(2.0 * math.pi) * (x[1] - x[0])
     rise, p = _factor(x, chance, shift)
     factor = np.exp(0.3 + rise + math.log1p(-chance) - node * p * (1.0 - p))
     for a in (0.0, 0.5, 0.9, 1.0, 1.1, 1.5, 3.0, 20.0):
         exact = float(density @ np.maximum(factor - a, 0.0))
-        found = float(law.q @ np.maximum(law.places - a, 0.0)) + law.infinite
+        found = float(pmf.q @ np.maximum(pmf.places - a, 0.0)) + pmf.infinite
         assert exact - 1e-9 <= found <= exact * (1.0 + 3e-4) + 1e-5
-    assert law.q.sum() == pytest.approx(1.0, abs=1e-9)
+    assert pmf.q.sum() == pytest.approx(1.0, abs=1e-9)
 
 
 # --- against simulation ---------------------------------------------------------------------------
@@ -97,7 +108,9 @@ def test_a_round_is_rounded_up_in_convex_order(node, chance, shift):
 def simulated(
     times: int, steps: int, shift: float, epsilon: float, runs: int = 40_000
 ) -> tuple[float, float]:
-    """delta(epsilon) with the record against without, and its standard error: the record's rounds pushed further."""
+    """delta(epsilon) with the record against without, and its standard error: the record's rounds
+    pushed further.
+    """
     push = 4.0 / math.sqrt(times)
     x = np.random.default_rng(1).standard_normal((runs, steps))
     x[:, :times] += shift + push
@@ -109,7 +122,7 @@ def simulated(
 
 @pytest.mark.parametrize(("times", "steps", "shift"), [(10, 20, 1.0), (5, 10, 2.0), (6, 30, 1.4)])
 def test_delta_is_never_below_simulation_and_near_it(times, steps, shift):
-    subset = Subset(times, steps, shift)
+    subset = RandomSubsetBound(times, steps, shift)
     epsilon = subset.epsilon(1e-6, 0.01)[1]
     found, error = simulated(times, steps, shift, epsilon)
     assert found <= 1e-6 + 4.0 * error
@@ -123,17 +136,17 @@ def test_brackets_are_two_percent_wide_where_blocks_gave_six_to_ten(times, steps
     bracket = guarantee.epsilon(1e-6)
     blocks, subset = guarantee.uppers[0].curves
     assert isinstance(blocks, Composition)
-    assert isinstance(subset, Subset)
+    assert isinstance(subset, RandomSubsetBound)
     assert bracket.upper <= 1.02 * bracket.lower
     assert blocks.epsilon(1e-6, 1e-3, (UPPER,))[1] > 1.06 * bracket.lower
     assert "theorem 10" in bracket.upper_by
-    seen = some_of(times, steps, 1.0 / noise, 1.0)
+    seen = some_of_many_attack(times, steps, 1.0 / noise, 1.0)
     for epsilon in (0.5 * bracket.upper, bracket.upper):
         assert seen.delta(epsilon)[0] <= subset.delta(epsilon, 1e-3)[1]
 
 
 def test_delta_and_epsilon_agree_and_small_epsilons_say_nothing_wrong():
-    subset = Subset(10, 100, 1.0)
+    subset = RandomSubsetBound(10, 100, 1.0)
     epsilon = subset.epsilon(1e-6, 1e-3)[1]
     assert subset.delta(epsilon, 1e-3)[1] == pytest.approx(1e-6, rel=0.1)
     assert subset.delta(0.0, 1e-3)[1] >= simulated(10, 100, 1.0, 0.0, 20_000)[0] - 0.02
@@ -149,10 +162,10 @@ def test_measures_with_too_much_mass_are_trivial_not_cut():
 
 
 def test_only_a_single_epoch_of_several_rounds_with_little_noise_is_worth_it():
-    assert Subset.applies(10, 100, 1.0)
-    assert not Subset.applies(3, 100, 1.0)
-    assert not Subset.applies(98, 100, 1.0)
-    assert not Subset.applies(10, 100, 0.2)
+    assert RandomSubsetBound.applies(10, 100, 1.0)
+    assert not RandomSubsetBound.applies(3, 100, 1.0)
+    assert not RandomSubsetBound.applies(98, 100, 1.0)
+    assert not RandomSubsetBound.applies(10, 100, 0.2)
     assert (
         "theorem 10" not in Mechanism(RandomAllocation(10, 100, epochs=2), 1.0).guarantee().upper_by
     )
@@ -162,21 +175,23 @@ def test_only_a_single_epoch_of_several_rounds_with_little_noise_is_worth_it():
     ("times", "steps", "noise", "known"), [(30, 100, 0.29, 215.93), (10, 100, 0.3, 77.5)]
 )
 def test_tails_are_charged_for_the_mass_of_all_rounds(monkeypatch, times, steps, noise, known):
-    """The measures have masses up to e^19 in all: what is cut off in one round weighs as much as all other rounds."""
+    """The measures have masses up to e^19 in all: what is cut off in one round weighs as much as
+    all other rounds.
+    """
     charges = []
 
     def watched(rounds, *more):
         found = compose(rounds, *more)
-        ((law, count),) = rounds
-        mass = float(np.exp(law.log_mass).sum()) + law.infinite
+        ((pmf, count),) = rounds
+        mass = float(np.exp(pmf.log_mass).sum()) + pmf.infinite
         # the share of at least one infinite loss
-        rest = -math.expm1(count * math.log1p(-law.infinite / mass))
+        rest = -math.expm1(count * math.log1p(-pmf.infinite / mass))
         charges.append((mass**count * rest, found.infinite, mass**count))
         return found
 
     monkeypatch.setattr(composition, "compose", watched)
     _parts.cache_clear()
-    epsilon = Subset(times, steps, 1.0 / noise).epsilon(1e-6, 1e-3)[1]
+    epsilon = RandomSubsetBound(times, steps, 1.0 / noise).epsilon(1e-6, 1e-3)[1]
     _parts.cache_clear()
     for exact, charged, _ in charges:
         assert exact <= charged * (1.0 + 1e-12)

@@ -1,4 +1,6 @@
-"""Enclosures of binomial probabilities and tails against exact fractions and 50-digit sums and integrals."""
+"""Enclosures of binomial probabilities and tails against exact fractions and 50-digit sums and
+integrals.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ from verax.privacy.numerics.distributions import (
     Enclosure,
     binomial_at_least,
     binomial_at_most,
-    binomial_law,
+    binomial_pmf,
     binomial_probability,
-    hypergeometric_law,
-    law_error,
+    hypergeometric_pmf,
     log_binomial_probability,
-    poisson_law,
+    pmf_error,
+    poisson_pmf,
 )
 
 COUNTS = [m * 10**e for e in range(13) for m in (1, 2, 5) if m * 10**e <= 10**12]
@@ -106,7 +108,9 @@ def both_tails(n: int, rate: float, k: int) -> tuple[mpmath.mpf, mpmath.mpf]:
 
 
 def holds(found: Enclosure, truth: mpmath.mpf, width: float) -> bool:
-    """Whether the truth is inside and the ends are as near to each other as the documentation says."""
+    """Whether the truth is inside and the ends are as near to each other as the documentation
+    says.
+    """
     narrow = found.upper <= found.lower * (1.0 + width) + 2.0 * SMALLEST or found.upper <= 1e-300
     return narrow and mpmath.mpf(found.lower) <= truth <= mpmath.mpf(found.upper)
 
@@ -211,13 +215,13 @@ def test_tails_and_probabilities_add_up(n, rate, k):
     assert least.upper + most.upper - one.lower >= 1.0 - 1e-15
 
 
-# --- laws -----------------------------------------------------------------------------------------
+# --- pmfs -----------------------------------------------------------------------------------------
 
 
-def agree(law: np.ndarray, exact: list[mpmath.mpf]) -> None:
-    error = law_error(law)
-    assert len(law) == len(exact)
-    for found, truth in zip(law.tolist(), exact, strict=True):
+def agree(pmf: np.ndarray, exact: list[mpmath.mpf]) -> None:
+    error = pmf_error(pmf)
+    assert len(pmf) == len(exact)
+    for found, truth in zip(pmf.tolist(), exact, strict=True):
         if truth > mpmath.mpf("1e-290"):
             assert abs(mpmath.mpf(found) / truth - 1) <= error
 
@@ -233,7 +237,7 @@ def normalised(logs: list[mpmath.mpf]) -> list[mpmath.mpf]:
 def test_binomial_laws_are_as_accurate_as_they_say(trials, most, rate):
     with mpmath.workdps(60):
         logs = [log_probability(trials, chances(rate), k) for k in range(most + 1)]
-        agree(binomial_law(trials, rate, most), normalised(logs))
+        agree(binomial_pmf(trials, rate, most), normalised(logs))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +255,7 @@ def test_hypergeometric_laws_are_as_accurate_as_they_say(population, marked, dra
             for k in range(least, min(marked, drawn) + 1)
         ]
         agree(
-            hypergeometric_law(population, marked, drawn),
+            hypergeometric_pmf(population, marked, drawn),
             [mpmath.mpf(0)] * least + normalised(logs),
         )
 
@@ -262,4 +266,4 @@ def test_hypergeometric_laws_are_as_accurate_as_they_say(population, marked, dra
 def test_poisson_laws_are_as_accurate_as_they_say(mean, most):
     with mpmath.workdps(60):
         logs = [k * mpmath.log(mpmath.mpf(mean)) - mpmath.loggamma(k + 1) for k in range(most + 1)]
-        agree(poisson_law(mean, most), normalised(logs))
+        agree(poisson_pmf(mean, most), normalised(logs))

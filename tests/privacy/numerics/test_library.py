@@ -1,4 +1,5 @@
-"""Every library function that a bound trusts, on the domain where it is used, against 40-digit arithmetic.
+"""Every library function that a bound trusts, on the domain where it is used, against 40-digit
+arithmetic.
 
 The allowances are those of docs/proofs.md, section 6. Errors are in units of round-off, 2^-53.
 """
@@ -57,7 +58,9 @@ def even(low: float, high: float, count: int = 200) -> list[float]:
 def worst(
     found: np.ndarray, points: Sequence[float], exact: Exact, absolute: bool = False
 ) -> float:
-    """The largest error in units, relative unless ``absolute``, of results that are normal doubles."""
+    """The largest error in units, relative unless ``absolute``, of results that are normal
+    doubles.
+    """
     most = 0.0
     with mpmath.workdps(40):
         for x, y in zip(points, found.tolist(), strict=True):
@@ -268,7 +271,7 @@ def test_complex_logarithms_and_exponentials():
                 assert abs(mpmath.mpc(y) - truth) <= COMPLEX * UNIT * abs(truth), (function, x)
 
 
-def laws(n: int) -> list[np.ndarray]:
+def pmfs(n: int) -> list[np.ndarray]:
     """Vectors with sum 1: even, a few points, a bell, an exponential."""
     rng, k = np.random.default_rng(n), np.arange(float(n))
     few = np.zeros(n)
@@ -286,10 +289,10 @@ def test_fourier_transforms_of_a_few_points_agree_with_40_digits():
     n = 60
     with mpmath.workdps(40):
         roots = [mpmath.expjpi(mpmath.mpf(-2 * k) / n) for k in range(n)]
-        for law in laws(n):
-            for k, y in enumerate(fft.rfft(law).tolist()):
+        for pmf in pmfs(n):
+            for k, y in enumerate(fft.rfft(pmf).tolist()):
                 truth = mpmath.fsum(
-                    mpmath.mpf(p) * roots[k * j % n] for j, p in enumerate(law.tolist())
+                    mpmath.mpf(p) * roots[k * j % n] for j, p in enumerate(pmf.tolist())
                 )
                 assert abs(mpmath.mpc(y) - truth) <= FFT * UNIT * math.log2(n)
 
@@ -299,10 +302,12 @@ def test_fourier_transforms_of_a_few_points_agree_with_40_digits():
 )
 @pytest.mark.parametrize("n", [16, 1024, 5**5, fft.next_fast_len(10**5, real=True), 2**18])
 def test_fourier_transforms_agree_with_wider_floats(n):
-    """The same transform in 64 bits or more, whose own error is a two-thousandth of what is allowed."""
-    for law in laws(n):
-        wide = fft.rfft(law.astype(np.longdouble))
-        assert float(np.abs(fft.rfft(law) - wide).max()) <= FFT * UNIT * math.log2(n)
+    """The same transform in 64 bits or more, whose own error is a two-thousandth of what is
+    allowed.
+    """
+    for pmf in pmfs(n):
+        wide = fft.rfft(pmf.astype(np.longdouble))
+        assert float(np.abs(fft.rfft(pmf) - wide).max()) <= FFT * UNIT * math.log2(n)
         narrow = wide.astype(np.complex128)
         back = fft.irfft(narrow, n) - fft.irfft(narrow.astype(np.clongdouble), n)
         allowed = FFT * UNIT * math.log2(n) * 2.0 / n * float(np.abs(wide).sum())

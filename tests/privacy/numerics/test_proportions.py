@@ -1,4 +1,6 @@
-"""Limits of a proportion: what they promise of binomial tails, and how near the best ones they are."""
+"""Limits of a proportion: what they promise of binomial tails, and how near the best ones
+they are.
+"""
 
 from __future__ import annotations
 

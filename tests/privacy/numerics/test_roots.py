@@ -5,11 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verax.privacy.numerics.roots import crossing, root
+from verax.privacy.numerics.roots import (
+    bisect,
+    bisect_all,
+    bracket,
+    crossing,
+    last_whole,
+    root,
+)
 
 FUNCTIONS: list[tuple[Callable[[float], float], float, float, float]] = [
     (lambda x: x - 0.25, -3.0, 7.0, 0.25),
@@ -73,3 +81,48 @@ def test_crossing_of_a_staircase_is_on_the_safe_side_too(sign):
 
 def test_crossing_never_goes_below_zero():
     assert crossing(lambda x: 1e-20 - x, 0.0, 1.0, -1) >= 0.0
+
+
+@given(st.floats(1e-6, 1e6), st.booleans(), st.booleans())
+def test_bisection_ends_on_either_side_of_the_change(place, rising, geometric):
+    """The first point holds, the second does not, and they are as close as was asked."""
+    tried = []
+
+    def holds(x: float) -> bool:
+        tried.append(x)
+        return (x < place) == rising
+
+    ends = (1e-7, 1e7) if rising else (1e7, 1e-7)
+    inside, outside = bisect(holds, *ends, rtol=1e-3, geometric=geometric)
+    assert (inside < place) == rising
+    assert (outside < place) != rising
+    assert abs(inside - outside) <= 1e-3 * max(inside, outside) * (1.0 + 1e-9)
+    assert not {*ends} & {*tried}
+
+
+def test_bisection_without_a_tolerance_ends_at_neighbouring_doubles():
+    inside, outside = bisect(lambda x: x * x <= 2.0, 0.0, 2.0)
+    assert outside == math.nextafter(inside, math.inf)
+    assert inside <= math.sqrt(2.0) <= outside
+    assert bisect(lambda x: x <= 0.0, 0.0, 1.0, atol=0.3) == (0.0, 0.25)
+
+
+def test_a_bracket_goes_out_until_something_fails_or_the_limit_is_passed():
+    assert bracket(lambda x: x < 11.0, 0.0, 1.0) == (8.0, 16.0)
+    assert bracket(lambda x: x < 11.0, 0.0, 1.0, factor=4.0) == (4.0, 16.0)
+    assert bracket(lambda x: True, 0.0, 1.0, limit=20.0) == (16.0, 32.0)
+    assert bracket(lambda x: False, 0.5, 3.0) == (0.5, 3.0)
+
+
+@given(st.integers(-5, 40), st.integers(0, 40))
+def test_the_last_whole_number_that_holds(low, more):
+    last = low + more
+    assert last_whole(lambda n: n <= last, low, low + 41) == last
+    assert last_whole(lambda n: n <= last, low, last + 1) == last
+
+
+def test_many_bisections_at_once_are_those_one_by_one():
+    places, sought = np.array([0.4, 3.0, 77.0, 5.0]), np.array([True, True, True, False])
+    found = bisect_all(lambda x, some: x - places[some], sought, 1e-3, 1e4, 40)
+    assert found[:3] == pytest.approx(places[:3], rel=1e-9)
+    assert found[3] == 0.0

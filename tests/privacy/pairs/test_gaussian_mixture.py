@@ -1,4 +1,6 @@
-"""One round's pairs: tail masses, losses and their inverses, and the exact curve, against 40-digit arithmetic."""
+"""One round's pairs: tail masses, losses and their inverses, and the exact curve, against 40-digit
+arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from hypothesis import strategies as st
 from scipy import special
 
 from verax.privacy.curves.gaussian import gaussian_delta
-from verax.privacy.numerics.distributions import binomial_law
+from verax.privacy.numerics.distributions import binomial_pmf
 from verax.privacy.numerics.rounding import UNIT
-from verax.privacy.pairs.gaussian_mixture import Mixture, Pair, log_interval
+from verax.privacy.pairs.gaussian_mixture import Mixture, MixturePair, log_interval
 
 # --- masses of cells ------------------------------------------------------------------------------
 
@@ -88,14 +90,14 @@ def mixture(weights: Sequence[float], shifts: Sequence[float]) -> Mixture:
 
 
 PAIRS = {
-    "gaussian": Pair.gaussian(1.3),
-    "subsampled": Pair.subsampled(0.01, 1.0),
-    "subsampled, large shift": Pair.subsampled(1e-4, 2.5),
-    "subsampled, tiny rate": Pair.subsampled(1e-12, 1.5),
-    "subsampled, high rate": Pair.subsampled(0.9, 0.3),
-    "many components": Pair(mixture([0.5, 0.3, 0.15, 0.05], [0.0, 0.7, 1.4, 2.1])),
-    "two-sided": Pair(mixture([0.9, 0.1], [0.0, 1.0]), mixture([0.9, 0.1], [0.0, 1.0])),
-    "two-sided, uneven": Pair(
+    "gaussian": MixturePair.gaussian(1.3),
+    "subsampled": MixturePair.subsampled(0.01, 1.0),
+    "subsampled, large shift": MixturePair.subsampled(1e-4, 2.5),
+    "subsampled, tiny rate": MixturePair.subsampled(1e-12, 1.5),
+    "subsampled, high rate": MixturePair.subsampled(0.9, 0.3),
+    "many components": MixturePair(mixture([0.5, 0.3, 0.15, 0.05], [0.0, 0.7, 1.4, 2.1])),
+    "two-sided": MixturePair(mixture([0.9, 0.1], [0.0, 1.0]), mixture([0.9, 0.1], [0.0, 1.0])),
+    "two-sided, uneven": MixturePair(
         mixture([0.7, 0.2, 0.1], [0.0, 1.0, 2.0]), mixture([0.4, 0.6], [0.2, 0.9])
     ),
 }
@@ -106,14 +108,14 @@ shifts = st.floats(-3.0, 2.0).map(lambda e: 10.0**e)
 
 
 @st.composite
-def pairs(draw: st.DrawFn) -> Pair:
+def pairs(draw: st.DrawFn) -> MixturePair:
     """Subsampled, many-component and two-sided pairs, weights down to 1e-300, shifts up to 100."""
     kind = draw(st.sampled_from(["subsampled", "many", "two-sided"]))
     if kind == "subsampled":
-        pair = Pair.subsampled(10.0 ** draw(log_weights), draw(shifts))
+        pair = MixturePair.subsampled(10.0 ** draw(log_weights), draw(shifts))
     else:
         sides = [_side(draw) for _ in range(1 if kind == "many" else 2)]
-        pair = Pair(*sides)
+        pair = MixturePair(*sides)
     return pair.reverse() if draw(st.booleans()) else pair
 
 
@@ -128,7 +130,9 @@ def _side(draw: st.DrawFn) -> Mixture:
 
 @given(pairs(), st.floats(-12.0, 12.0))
 def test_the_loss_undoes_its_inverse(pair, place):
-    """At every loss the pair can have; |x| times slope times round-off is what rounding x costs at least."""
+    """At every loss the pair can have; |x| times slope times round-off is what rounding x costs at
+    least.
+    """
     x = np.array([place + (pair.max_shift if place > 0.0 else 0.0)])
     target = pair.loss(x)
     assert np.isfinite(target).all()
@@ -176,7 +180,7 @@ def test_slope_is_the_derivative_of_the_loss(pair):
 
 
 def test_outside_the_range_the_inverse_is_infinite():
-    pair = Pair.subsampled(0.25, 1.0)
+    pair = MixturePair.subsampled(0.25, 1.0)
     assert pair.infimum == pytest.approx(math.log(0.75), rel=1e-15)
     assert pair.supremum == math.inf
     assert pair.inverse(np.array([pair.infimum, -1.0, 1e4])).tolist()[:2] == [-math.inf, -math.inf]
@@ -203,7 +207,7 @@ def _density(side: Mixture, x: float | mpmath.mpf, sign: int) -> mpmath.mpf:
     )
 
 
-def quadrature(pair: Pair, epsilon: float) -> mpmath.mpf:
+def quadrature(pair: MixturePair, epsilon: float) -> mpmath.mpf:
     """The integral of max(P - e^eps Q, 0), which does not presume that the event is a half line."""
     with mpmath.workdps(30):
         a = mpmath.exp(mpmath.mpf(epsilon))
@@ -242,9 +246,9 @@ def test_delta_is_ordered_and_a_probability(pair, epsilon):
 
 @given(shifts, st.floats(0.0, 3.0))
 def test_a_single_component_is_the_gaussian_mechanism(shift, epsilon):
-    one = Pair(Mixture((0.0,), (shift,)))
-    assert one == Pair.gaussian(shift)
-    assert one == Pair.subsampled(1.0, shift)
+    one = MixturePair(Mixture((0.0,), (shift,)))
+    assert one == MixturePair.gaussian(shift)
+    assert one == MixturePair.subsampled(1.0, shift)
     assert one.is_gaussian
     lower, upper = one.delta(epsilon)
     assert lower <= gaussian_delta(shift, epsilon, 1)
@@ -253,8 +257,13 @@ def test_a_single_component_is_the_gaussian_mechanism(shift, epsilon):
 
 
 def test_a_split_component_changes_nothing():
-    """The same mixture written with a component cut in two, which takes another path through the code."""
-    whole, cut = Pair.subsampled(0.2, 1.0), Pair(mixture([0.8, 0.15, 0.05], [0.0, 1.0, 1.0]))
+    """The same mixture written with a component cut in two, which takes another path through the
+    code.
+    """
+    whole, cut = (
+        MixturePair.subsampled(0.2, 1.0),
+        MixturePair(mixture([0.8, 0.15, 0.05], [0.0, 1.0, 1.0])),
+    )
     x = np.linspace(-8.0, 9.0, 18)
     assert cut.loss(x) == pytest.approx(whole.loss(x), rel=1e-13)
     for epsilon in (0.0, 0.1, 1.0):
@@ -274,9 +283,9 @@ def test_both_directions_agree_by_symmetry():
 def test_lost_weight_counts_against_the_upper_bound_only():
     lost = 1e-7
     side = Mixture((math.log(0.9 - lost), math.log(0.1)), (0.0, 1.0), lost=lost)
-    whole = Pair.subsampled(0.1, 1.0)
+    whole = MixturePair.subsampled(0.1, 1.0)
     for epsilon in (0.0, 1.0, 5.0):
-        lower, upper = Pair(side).delta(epsilon)
+        lower, upper = MixturePair(side).delta(epsilon)
         assert upper >= whole.delta(epsilon)[0]
         assert upper - lower == pytest.approx(lost, rel=1e-3)
 
@@ -306,8 +315,10 @@ def test_cells_worked_on_in_blocks_are_the_same(monkeypatch):
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_leaving_out_faint_components_changes_no_digit(sign):
-    """Ten thousand records, about 300 components: all of them, added up one by one, against the few that matter."""
-    weights = binomial_law(10_000, 0.01)
+    """Ten thousand records, about 300 components: all of them, added up one by one, against the few
+    that matter.
+    """
+    weights = binomial_pmf(10_000, 0.01)
     keep = weights > 1e-60
     mixture = Mixture(
         tuple(np.log(weights[keep]).tolist()), tuple(np.flatnonzero(keep).astype(float).tolist())
@@ -321,16 +332,16 @@ def test_leaving_out_faint_components_changes_no_digit(sign):
     assert mixture.mean_shift(x) == pytest.approx(
         (mixture.columns[1] * posterior).sum(axis=0), rel=1e-12, abs=1e-12
     )
-    near = mixture.near(100.0, 110.0)
+    near = mixture.components_near(100.0, 110.0)
     assert near.stop - near.start < 60
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_cells_of_many_components_are_those_of_all_of_them(reverse):
-    weights = binomial_law(10_000, 0.01)
+    weights = binomial_pmf(10_000, 0.01)
     keep = weights > 1e-60
     logs, shifts = np.log(weights[keep]), np.flatnonzero(keep).astype(float)
-    pair = Pair(Mixture(tuple(logs.tolist()), tuple(shifts.tolist())))
+    pair = MixturePair(Mixture(tuple(logs.tolist()), tuple(shifts.tolist())))
     boundaries = np.concatenate([[-np.inf], np.linspace(-8.0, 260.0, 700), [np.inf]])
     cells = pair.reverse().cells(-boundaries[::-1]) if reverse else pair.cells(boundaries)
     log_p, loss = (

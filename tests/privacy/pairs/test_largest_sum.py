@@ -1,4 +1,6 @@
-"""The largest batch sum as an attack on shuffling: thresholds in closed form, printed values, two epochs by hand."""
+"""The largest batch sum as an attack on shuffling: thresholds in closed form, printed values, two
+epochs by hand.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,14 @@ from verax import Batch, Deterministic, Mechanism, Mixed, Shuffle
 from verax.privacy.curves.gaussian import gaussian_delta
 from verax.privacy.numerics.rounding import LARGEST_SUM_MASS
 from verax.privacy.pairs.largest_sum import _log_masses, largest_sum
-from verax.privacy.pld.composition import Composition, Round
+from verax.privacy.pairs.rounds import PricedRound
+from verax.privacy.pld.composition import Composition
 
 
 def event(noise: float, batches: int, threshold: float) -> tuple[float, float]:
-    """P and Q of {max_t w_t >= c} ("how private is DP-SGD", theorem 4.2), c in units of the clip norm."""
+    """P and Q of {max_t w_t >= c} ("how private is DP-SGD", theorem 4.2), c in units of the clip
+    norm.
+    """
     # in logarithms: powers of nearly 1 lose their digits
     rest = (batches - 1) * special.log_ndtr(threshold / noise)
     p, q = (
@@ -62,7 +67,9 @@ def test_reference_epsilons():
 
 
 def test_erratum_the_paper_prints_four_times_too_much_at_noise_one():
-    """ "How private is DP-SGD" prints delta(1) >= .004 for 1000 batches; its own formula gives .000999."""
+    """ "How private is DP-SGD" prints delta(1) >= .004 for 1000 batches; its own formula gives
+    .000999.
+    """
     best = max(
         p - math.e * q for p, q in (event(1.0, 1000, c / 1000.0) for c in range(-3000, 12000))
     )
@@ -143,9 +150,9 @@ def test_shifts_too_far_apart_for_doubles_are_told_apart():
 def test_two_epochs_written_out():
     table = largest_sum(20, 2.0, 1.0)
     # coarser bins
-    p, q = (law[: 7 * (len(law) // 7)].reshape(-1, 7).sum(axis=1) for law in (table.p, table.q))
+    p, q = (pmf[: 7 * (len(pmf) // 7)].reshape(-1, 7).sum(axis=1) for pmf in (table.p, table.q))
     pp, qq = np.multiply.outer(p, p).reshape(-1), np.multiply.outer(q, q).reshape(-1)
-    both = Composition([(Round(table), 2)])
+    both = Composition([(PricedRound(table), 2)])
     for epsilon in (0.0, 1.0, 3.0):
         truth = float(np.maximum(pp - math.exp(epsilon) * qq, 0.0).sum())
         low, high = both.delta(epsilon, 1e-3)

@@ -1,4 +1,4 @@
-"""Weights of the mixtures: exact laws, error bounds that hold, and truncation to the safe sides."""
+"""Weights of the mixtures: exact pmfs, error bounds that hold, and truncation to the safe sides."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verax.mechanism import Mechanism
-from verax.privacy.numerics.distributions import binomial_law
-from verax.privacy.pairs.gaussian_mixture import Mixture, Pair
+from verax.privacy.numerics.distributions import binomial_pmf
+from verax.privacy.pairs.gaussian_mixture import Mixture, MixturePair
 from verax.privacy.pairs.mixture_weights import distinct_groups, mixture_round
 from verax.samplers import TruncatedPoisson
 
@@ -24,17 +24,19 @@ def exact_binomial(trials: int, rate: float, hits: int) -> mpmath.mpf:
 
 
 def exact_distinct(trials: int, rate: float, groups: int) -> list[Fraction]:
-    """Occupancy by inclusion and exclusion: exactly l groups hit when each record hits group g with probability q/m."""
+    """Occupancy by inclusion and exclusion: exactly l groups hit when each record hits group g with
+    probability q/m.
+    """
     q = Fraction(rate)
-    law = []
+    pmf = []
     for hit in range(min(trials, groups) + 1):
         total = Fraction(0)
         for i in range(hit + 1):  # all hits inside a given set of hit - i groups
             total += (
                 (-1) ** i * math.comb(hit, i) * (1 - q + q * Fraction(hit - i, groups)) ** trials
             )
-        law.append(math.comb(groups, hit) * total)
-    return law
+        pmf.append(math.comb(groups, hit) * total)
+    return pmf
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,7 @@ def exact_distinct(trials: int, rate: float, groups: int) -> list[Fraction]:
     [(1, 0.01), (2, 0.5), (8, 1e-4), (50, 0.3), (1000, 0.01), (10000, 0.3), (100000, 0.02)],
 )
 def test_binomial_weights_are_within_the_error_that_the_mixture_declares(trials, rate):
-    weights = binomial_law(trials, rate)
+    weights = binomial_pmf(trials, rate)
     declared = mixture_round(weights, np.arange(trials + 1.0), trials).pair.up.error
     assert len(weights) == trials + 1
     matter = np.flatnonzero(weights > 1e-60)
@@ -53,40 +55,40 @@ def test_binomial_weights_are_within_the_error_that_the_mixture_declares(trials,
 
 
 def test_binomial_edges():
-    assert binomial_law(3, 1.0).tolist() == [0.0, 0.0, 0.0, 1.0]
-    assert binomial_law(1, 0.25) == pytest.approx([0.75, 0.25], rel=1e-15)
-    tiny = binomial_law(3, 1e-12)
+    assert binomial_pmf(3, 1.0).tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert binomial_pmf(1, 0.25) == pytest.approx([0.75, 0.25], rel=1e-15)
+    tiny = binomial_pmf(3, 1e-12)
     assert tiny[1:] == pytest.approx([3e-12, 3e-24, 1e-36], rel=1e-11)
 
 
 @given(st.integers(1, 12), st.floats(0.001, 1.0), st.integers(1, 6))
 def test_distinct_groups_is_the_occupancy_law(trials, rate, groups):
-    law = distinct_groups(trials, rate, groups)
+    pmf = distinct_groups(trials, rate, groups)
     truth = exact_distinct(trials, rate, groups)
-    assert law.sum() == pytest.approx(1.0, rel=1e-13)
-    assert law == pytest.approx([float(p) for p in truth], rel=1e-11, abs=1e-300)
+    assert pmf.sum() == pytest.approx(1.0, rel=1e-13)
+    assert pmf == pytest.approx([float(p) for p in truth], rel=1e-11, abs=1e-300)
 
 
 def test_one_clip_group_is_batch_clipping_and_many_are_individual():
     assert distinct_groups(5, 0.1, 1) == pytest.approx([0.9**5, 1 - 0.9**5], rel=1e-13)
-    assert distinct_groups(3, 0.1, 10**9)[:4] == pytest.approx(binomial_law(3, 0.1), rel=1e-6)
+    assert distinct_groups(3, 0.1, 10**9)[:4] == pytest.approx(binomial_pmf(3, 0.1), rel=1e-6)
 
 
 @pytest.mark.parametrize(
     ("trials", "rate", "groups"), [(5, 0.1, 3), (100, 0.01, 4), (5000, 1e-3, 4)]
 )
 def test_distinct_groups_are_within_the_error_that_the_mixture_declares(trials, rate, groups):
-    law = distinct_groups(trials, rate, groups)
-    declared = mixture_round(law, np.arange(len(law), dtype=float), trials).pair.up.error
+    pmf = distinct_groups(trials, rate, groups)
+    declared = mixture_round(pmf, np.arange(len(pmf), dtype=float), trials).pair.up.error
     with mpmath.workdps(60):
-        for hit in range(len(law)):
+        for hit in range(len(pmf)):
             truth = mpmath.fsum(
                 (-1) ** i
                 * math.comb(hit, i)
                 * (1 - mpmath.mpf(rate) * (groups - hit + i) / groups) ** trials
                 for i in range(hit + 1)
             ) * math.comb(groups, hit)
-            assert float(abs(mpmath.mpf(float(law[hit])) / truth - 1)) <= declared, hit
+            assert float(abs(mpmath.mpf(float(pmf[hit])) / truth - 1)) <= declared, hit
 
 
 # --- truncation -----------------------------------------------------------------------------------
@@ -126,7 +128,7 @@ def half_line_delta(
     ("trials", "rate", "unit"), [(60, 0.01, 0.2), (60, 0.97, 0.1), (100, 0.3, 0.05)]
 )
 def test_truncated_mixtures_bracket_the_whole_one(trials, rate, unit, two_sided):
-    weights, shifts = binomial_law(trials, rate), unit * np.arange(trials + 1.0)
+    weights, shifts = binomial_pmf(trials, rate), unit * np.arange(trials + 1.0)
     once = mixture_round(weights, shifts, len(weights), two_sided)
     for epsilon in (0.0, 2.0):
         truth = half_line_delta(weights, shifts, epsilon, two_sided)
@@ -138,7 +140,7 @@ def test_truncated_mixtures_bracket_the_whole_one(trials, rate, unit, two_sided)
 
 
 def test_truncation_drops_components_and_keeps_what_it_owes():
-    weights, shifts = binomial_law(200, 0.01), 0.1 * np.arange(201.0)
+    weights, shifts = binomial_pmf(200, 0.01), 0.1 * np.arange(201.0)
     once = mixture_round(weights, shifts, len(weights))
     assert len(once.pair.up.shifts) < 60
     assert 0.0 < once.pair.up.lost < 1e-59
@@ -149,8 +151,10 @@ def test_truncation_drops_components_and_keeps_what_it_owes():
 
 
 def test_two_points_are_never_truncated():
-    once = mixture_round(binomial_law(1, 1e-100), np.array([0.0, 1.0]), 1)
-    assert once.pair == Pair(Mixture(once.pair.up.log_weights, (0.0, 1.0), 0.0, once.pair.up.error))
+    once = mixture_round(binomial_pmf(1, 1e-100), np.array([0.0, 1.0]), 1)
+    assert once.pair == MixturePair(
+        Mixture(once.pair.up.log_weights, (0.0, 1.0), 0.0, once.pair.up.error)
+    )
     assert once.pair.up.log_weights[1] == pytest.approx(-100 * math.log(10), rel=1e-14)
     assert once.dominated is None
 
@@ -161,7 +165,8 @@ def test_two_points_are_never_truncated():
 def opposed_attack(
     rate: float, most: int, others: int, noise: float, epsilon: float, event: tuple[float, float]
 ) -> float:
-    """What "the noisy sum is in this interval above -B" proves if all others' gradients are -1 and the record's 1.
+    """What "the noisy sum is in this interval above -B" proves if all others' gradients are -1 and
+    the record's 1.
 
     Without the record the sum is -min(N, B), N ~ Bin(others, rate). With it, if it is picked: 1 - N
     where there is room; else 2 - B if it takes another's place, which has probability B / (N + 1),

@@ -1,4 +1,6 @@
-"""An average of log-normals: three other ways to compute its curve, all inside the bracket; masses, errors, order."""
+"""An average of log-normals: three other ways to compute its curve, all inside the bracket; masses,
+errors, order.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from scipy import special
 from verax.privacy.curves.gaussian import gaussian_delta
 from verax.privacy.numerics.rounding import UNIT
 from verax.privacy.pairs import one_of_many
-from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.one_of_many import FINE, LARGEST_SHIFT, one_of
+from verax.privacy.pairs.discrete import DiscretePair
+from verax.privacy.pairs.one_of_many import FINE, LARGEST_SHIFT, one_of_many_pairs
 
 # --- references -----------------------------------------------------------------------------------
 
@@ -67,7 +69,9 @@ def panels(kink: float, low: float, high: float) -> tuple[np.ndarray, np.ndarray
 
 
 def option(count: int, strikes, shift: float, put: bool) -> np.ndarray:
-    """E (Y_1 + ... + Y_count - k)_+ or its mirror image, by quadrature over all factors but the last."""
+    """E (Y_1 + ... + Y_count - k)_+ or its mirror image, by quadrature over all factors but the
+    last.
+    """
     if count == 1:
         return one_option(strikes, shift, put)
     found = []
@@ -90,7 +94,9 @@ def by_quadrature(count: int, shift: float, epsilon: float, put: bool) -> float:
 
 
 def laplace(count: int, shift: float, strike: float) -> float:
-    """E (k - sum of Y)_+ as an inverse Laplace transform, the score's contour turned so that nothing oscillates."""
+    """E (k - sum of Y)_+ as an inverse Laplace transform, the score's contour turned so that
+    nothing oscillates.
+    """
     x = np.arange(-12.0, 12.0, 0.02)
 
     def log_transform(s: np.ndarray) -> np.ndarray:
@@ -113,7 +119,7 @@ def laplace(count: int, shift: float, strike: float) -> float:
             return total * centre / 6.0 / math.pi
 
 
-def epsilon_at(table: Table, share: float) -> float:
+def epsilon_at(table: DiscretePair, share: float) -> float:
     """Where the table's upper bound is this share of what it is at 0."""
     low, high = 0.0, 200.0
     delta = share * table.delta(0.0)[1]
@@ -123,8 +129,10 @@ def epsilon_at(table: Table, share: float) -> float:
     return low
 
 
-def curves(count: int, shift: float, put: bool, fine: float = FINE) -> tuple[Table, Table]:
-    upper, lower = one_of(count, shift, fine)
+def curves(
+    count: int, shift: float, put: bool, fine: float = FINE
+) -> tuple[DiscretePair, DiscretePair]:
+    upper, lower = one_of_many_pairs(count, shift, fine)
     return (upper.reverse(), lower.reverse()) if put else (upper, lower)
 
 
@@ -162,7 +170,9 @@ def test_three_rounds_by_quadrature(shift, share, put):
     [(10, 0.5), (100, 0.05), (100, 1.0), (511, 2.5), (1023, 0.7), (10**6, 0.2)],
 )
 def test_many_rounds_by_laplace_transform(count, shift):
-    """Absent against present to many digits; present against absent as a difference of numbers near 1."""
+    """Absent against present to many digits; present against absent as a difference of numbers near
+    1.
+    """
     upper, lower = curves(count, shift, put=True)
     for share in (0.3, 1e-4, 1e-10):
         epsilon = epsilon_at(upper, share)
@@ -197,7 +207,7 @@ def test_the_two_references_agree():
 
 @pytest.mark.parametrize("shift", [0.1, 1.0, 4.0])
 def test_one_round_is_gaussian(shift):
-    upper, lower = one_of(1, shift)
+    upper, lower = one_of_many_pairs(1, shift)
     for table, side in ((upper, 1), (lower, 0), (upper.reverse(), 1), (lower.reverse(), 0)):
         for epsilon in (0.0, 0.3, 2.0, 7.0):
             truth = gaussian_delta(shift, epsilon)
@@ -212,8 +222,10 @@ CASES = [(2, 0.01), (7, 0.05), (100, 0.05), (100, 8.0), (9, 11.9), (4097, 0.3), 
 
 @pytest.mark.parametrize(("count", "shift"), CASES)
 def test_total_masses(count, shift):
-    """Above P and Q have all their mass or a little more, below all of it or a little less; the tails cost nothing."""
-    upper, lower = one_of(count, shift)
+    """Above P and Q have all their mass or a little more, below all of it or a little less; the
+    tails cost nothing.
+    """
+    upper, lower = one_of_many_pairs(count, shift)
     slack = 1e-11 * (10 + count)
     for table, sign in ((upper, 1.0), (lower, -1.0)):
         for total in (float(table.p.sum()) + table.infinite, float(table.q.sum()) + table.missing):
@@ -226,8 +238,10 @@ def test_total_masses(count, shift):
 
 
 def test_rounding_of_a_million_products_is_charged_to_the_masses():
-    """A unit of round-off for each of a million factors at least: above there is that much more, below less."""
-    upper, lower = one_of(10**6, 0.5)
+    """A unit of round-off for each of a million factors at least: above there is that much more,
+    below less.
+    """
+    upper, lower = one_of_many_pairs(10**6, 0.5)
     assert upper.q.sum() - 1.0 > 10**6 * UNIT
     assert 1.0 - lower.q.sum() > 10**6 * UNIT
 
@@ -235,8 +249,8 @@ def test_rounding_of_a_million_products_is_charged_to_the_masses():
 @pytest.mark.parametrize("shift", [0.01, 1.0, 8.0, LARGEST_SHIFT])
 def test_one_factor_is_within_its_stated_errors(shift):
     """Masses and means of the cells of one factor, against 40 digits."""
-    law = one_of_many._single(shift, 0.2, 0.1 * shift, spread=False)
-    grid = one_of_many._ticks(
+    pmf = one_of_many._single_factor(shift, 0.2, 0.1 * shift, spread=False)
+    grid = one_of_many._grid_points(
         -shift * shift / 2.0 - math.sqrt(184.0) * shift,
         shift * shift / 2.0 + math.sqrt(184.0) * shift,
         -shift * shift / 2.0,
@@ -255,20 +269,20 @@ def test_one_factor_is_within_its_stated_errors(shift):
         def between(a, b):
             return mpmath.ncdf(b) - mpmath.ncdf(a) if a < 0 else mpmath.ncdf(-a) - mpmath.ncdf(-b)
 
-        assert len(law.q) == len(ends) - 1
-        for i in range(0, len(law.q), max(len(law.q) // 60, 1)):
+        assert len(pmf.q) == len(ends) - 1
+        for i in range(0, len(pmf.q), max(len(pmf.q) // 60, 1)):
             q, p = between(ends[i], ends[i + 1]), between(ends[i] - u, ends[i + 1] - u)
-            assert abs(mpmath.log(mpmath.mpf(float(law.q[i])) / q)) <= law.mass_error, i
+            assert abs(mpmath.log(mpmath.mpf(float(pmf.q[i])) / q)) <= pmf.mass_error, i
             # a cell end that is off by a rounding moves its mean
             assert (
-                abs(mpmath.log(mpmath.mpf(float(law.places[i])) * q / p)) <= 2.0 * law.place_error
+                abs(mpmath.log(mpmath.mpf(float(pmf.places[i])) * q / p)) <= 2.0 * pmf.place_error
             ), i
 
 
 def test_little_noise_and_many_rounds_do_not_leave_the_range_of_doubles():
     with np.errstate(all="raise", under="ignore"):
         for count in (2, 3, 200):
-            upper, lower = one_of(count, LARGEST_SHIFT, 0.06)
+            upper, lower = one_of_many_pairs(count, LARGEST_SHIFT, 0.06)
             for table in (upper, lower, upper.reverse(), lower.reverse()):
                 low, high = table.delta(20.0)
                 assert 0.0 <= low <= high <= 1.0
@@ -300,7 +314,7 @@ def test_more_rounds_hide_better_and_larger_shifts_worse(put):
 
 
 def test_a_finer_grid_gives_a_narrower_bracket_around_the_same_value():
-    coarse, fine = one_of(50, 1.0, 0.16), one_of(50, 1.0, 0.04)
+    coarse, fine = one_of_many_pairs(50, 1.0, 0.16), one_of_many_pairs(50, 1.0, 0.04)
     for epsilon in (0.1, 0.5, 1.0):
         (a, b), (c, d) = (
             (pair[1].delta(epsilon)[0], pair[0].delta(epsilon)[1]) for pair in (coarse, fine)
@@ -311,13 +325,15 @@ def test_a_finer_grid_gives_a_narrower_bracket_around_the_same_value():
 
 @pytest.mark.parametrize("spread", [True, False])
 def test_a_law_with_itself_is_no_other_than_with_a_copy_of_itself(spread):
-    """Half of the sums are taken double instead of twice; the length is no multiple of the rows worked on at once."""
-    law = one_of_many._average(3, 0.8, 0.2, spread)
-    assert len(law.q) > one_of_many._ROWS
-    assert len(law.q) % one_of_many._ROWS
-    grid = one_of_many._grid(law, law, 0.5, 0.2, 0.1, one_of_many.TAIL)
+    """Half of the sums are taken double instead of twice; the length is no multiple of the rows
+    worked on at once.
+    """
+    pmf = one_of_many._average(3, 0.8, 0.2, spread)
+    assert len(pmf.q) > one_of_many._ROWS
+    assert len(pmf.q) % one_of_many._ROWS
+    grid = one_of_many._grid(pmf, pmf, 0.5, 0.2, 0.1, one_of_many.TAIL)
     one, two = (
-        one_of_many._combine(law, other, 0.5, grid, spread) for other in (law, replace(law))
+        one_of_many._convolve(pmf, other, 0.5, grid, spread) for other in (pmf, replace(pmf))
     )
     np.testing.assert_allclose(one.q, two.q, rtol=1e-12)
     np.testing.assert_allclose(one.places, two.places, rtol=1e-12)

@@ -9,33 +9,41 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verax.privacy.pairs.gaussian_mixture import Pair
-from verax.privacy.pairs.public_coin import Revealed
+from verax.privacy.pairs.gaussian_mixture import MixturePair
+from verax.privacy.pairs.public_coin import PublicCoinPair
+from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.pld import discretise
-from verax.privacy.pld.composition import Composition, Round
-from verax.privacy.pld.discretise import Discrete, Spacing
+from verax.privacy.pld.composition import Composition
+from verax.privacy.pld.discretise import DiscretePld, Spacing
 
 COINS = {
-    "room or not": Revealed((0.97, 0.03), (Pair.subsampled(0.1, 0.8), Pair.subsampled(0.1, 1.6))),
-    "rare crowd": Revealed(
-        (1.0 - 1e-9, 1e-9), (Pair.subsampled(0.01, 1.0), Pair.subsampled(0.01, 2.0))
+    "room or not": PublicCoinPair(
+        (0.97, 0.03), (MixturePair.subsampled(0.1, 0.8), MixturePair.subsampled(0.1, 1.6))
     ),
-    "gaussians": Revealed((0.5, 0.5), (Pair.gaussian(0.5), Pair.gaussian(1.5))),
-    "mixed": Revealed(
-        (0.2, 0.3, 0.5), (Pair.gaussian(1.0), Pair.subsampled(0.3, 0.5), Pair.subsampled(0.01, 3.0))
+    "rare crowd": PublicCoinPair(
+        (1.0 - 1e-9, 1e-9), (MixturePair.subsampled(0.01, 1.0), MixturePair.subsampled(0.01, 2.0))
+    ),
+    "gaussians": PublicCoinPair((0.5, 0.5), (MixturePair.gaussian(0.5), MixturePair.gaussian(1.5))),
+    "mixed": PublicCoinPair(
+        (0.2, 0.3, 0.5),
+        (
+            MixturePair.gaussian(1.0),
+            MixturePair.subsampled(0.3, 0.5),
+            MixturePair.subsampled(0.01, 3.0),
+        ),
     ),
 }
 ALL = {**COINS, **{f"{name}, reversed": coin.reverse() for name, coin in COINS.items()}}
 
 
-def curve(law: Discrete, epsilon: float) -> float:
-    above = law.losses > epsilon
-    return law.infinite + math.fsum(
-        (np.exp(law.log_mass[above]) * -np.expm1(epsilon - law.losses[above])).tolist()
+def curve(pmf: DiscretePld, epsilon: float) -> float:
+    above = pmf.losses > epsilon
+    return pmf.infinite + math.fsum(
+        (np.exp(pmf.log_mass[above]) * -np.expm1(epsilon - pmf.losses[above])).tolist()
     )
 
 
-def exact(coin: Revealed, epsilon: float) -> float:
+def exact(coin: PublicCoinPair, epsilon: float) -> float:
     """The average of the pairs' curves."""
     return math.fsum(
         c * math.fsum(pair.delta(epsilon)) / 2.0
@@ -97,19 +105,21 @@ def test_the_curve_lies_between_the_two_laws(coin, step):
 @given(st.floats(0.001, 0.999), st.integers(1, 4), st.sampled_from([0.0, 0.3, 1.5]), st.booleans())
 @settings(max_examples=12)
 def test_rounds_compose_like_the_average_over_all_draws(chance, count, epsilon, forward):
-    """Given how often the coin fell on either side the rounds are ordinary ones: a binomial average of brackets."""
-    pairs = (Pair.subsampled(0.2, 0.7), Pair.subsampled(0.2, 1.4))
-    coin = Revealed((1.0 - chance, chance), pairs)
+    """Given how often the coin fell on either side the rounds are ordinary ones: a binomial average
+    of brackets.
+    """
+    pairs = (MixturePair.subsampled(0.2, 0.7), MixturePair.subsampled(0.2, 1.4))
+    coin = PublicCoinPair((1.0 - chance, chance), pairs)
     coin, pairs = (
         (coin, pairs) if forward else (coin.reverse(), (pairs[0].reverse(), pairs[1].reverse()))
     )
-    low, high = Composition([(Round(coin), count)]).delta(epsilon, 1e-3)
+    low, high = Composition([(PricedRound(coin), count)]).delta(epsilon, 1e-3)
     least = most = 0.0
     for hits in range(count + 1):
         weight = math.comb(count, hits) * chance**hits * (1.0 - chance) ** (count - hits)
-        a, b = Composition([(Round(pairs[0]), count - hits), (Round(pairs[1]), hits)]).delta(
-            epsilon, 1e-3
-        )
+        a, b = Composition(
+            [(PricedRound(pairs[0]), count - hits), (PricedRound(pairs[1]), hits)]
+        ).delta(epsilon, 1e-3)
         least, most = least + weight * a, most + weight * b
     assert low <= most * (1.0 + 1e-9) + 1e-15
     assert least <= high * (1.0 + 1e-9) + 1e-15
@@ -119,9 +129,9 @@ def test_rounds_compose_like_the_average_over_all_draws(chance, count, epsilon, 
 def test_boundaries_are_losses_and_miss_by_what_the_worst_pair_misses():
     coin = COINS["room or not"]
     grid = np.linspace(-0.1, 3.0, 200)
-    boundaries, miss = coin.cut(grid)
+    boundaries, miss = coin.boundaries_at(grid)
     assert boundaries.tolist() == grid.tolist() == coin.inverse(grid).tolist()
-    assert miss == max(pair.cut(grid)[1] for pair in coin.pairs) > 0.0
+    assert miss == max(pair.boundaries_at(grid)[1] for pair in coin.pairs) > 0.0
 
 
 def test_ends_of_the_range():

@@ -1,4 +1,6 @@
-"""Groups under balls-in-bins: the pair by quadrature, its bounds transcript by transcript, and brackets."""
+"""Groups under balls-in-bins: the pair by quadrature, its bounds transcript by transcript, and
+brackets.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from scipy import special
 from verax import BallsInBins, Batch, Mechanism, Poisson
 from verax.privacy.curves.gaussian import gaussian_epsilon
 from verax.privacy.curves.random_subset import angles
+from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.pairs.shared_bins import SharedBins
 from verax.privacy.pairs.shared_bins_attack import _scores, shared_bins_attack
 from verax.privacy.pairs.shared_bins_bound import (
@@ -20,10 +23,10 @@ from verax.privacy.pairs.shared_bins_bound import (
     _kinds,
     _posterior,
     group_bounds,
-    told_how_many,
-    with_against_without,
+    known_sharing_pair,
+    presence_pair,
 )
-from verax.privacy.pld.composition import LOWER, UPPER, Composition, Round
+from verax.privacy.pld.composition import LOWER, UPPER, Composition
 
 RNG = np.random.default_rng(5)
 
@@ -72,8 +75,8 @@ GROUPS = [
 @pytest.mark.parametrize("back", [False, True], ids=["remove", "add"])
 def test_the_true_curve_lies_between_attack_and_bound(group, back):
     attack = shared_bins_attack(group, 0.8)
-    told = told_how_many(group, backwards=back)
-    others = [] if back else [with_against_without(group, lean) for lean in (1.0, 0.87)]
+    told = known_sharing_pair(group, backwards=back)
+    others = [] if back else [presence_pair(group, lean) for lean in (1.0, 0.87)]
     for epsilon in (0.0, 0.5, 1.5):
         truth = true_delta(group, epsilon, back)
         assert (attack.reverse() if back else attack).delta(epsilon)[0] <= truth * (1.0 + 5e-3)
@@ -85,7 +88,9 @@ def test_the_true_curve_lies_between_attack_and_bound(group, back):
 @pytest.mark.parametrize("group", GROUPS, ids=str)
 @pytest.mark.parametrize("lean", [1.0, 0.6])
 def test_the_bound_holds_for_every_transcript(group, lean):
-    """With the group and without, far out and in the middle: never below the likelihood ratio itself."""
+    """With the group and without, far out and in the middle: never below the likelihood ratio
+    itself.
+    """
     rho = lean * group.size / group.bins
     log_weights, log_z = group.log_weights(rho, group.size)
     shifts = group.shifts(group.size)[:, None]
@@ -121,14 +126,14 @@ def test_the_ratio_is_a_coefficient_of_a_product(group):
 def test_the_attackers_laws_are_convolutions_over_all_ways_of_sharing_bins():
     group = SharedBins(3, 3, 0.9, adds_up=True)
     table = shared_bins_attack(group, 0.8)
-    laws = _scores(group, 0.8, 0.15)
-    total = np.zeros(3 * len(laws[0].index) - 2)
+    pmfs = _scores(group, 0.8, 0.15)
+    total = np.zeros(3 * len(pmfs[0].index) - 2)
     for picks in itertools.product(range(3), repeat=3):
         part = np.ones(1)
         for held in np.bincount(picks, minlength=3):
-            part = np.convolve(part, np.exp(laws[held].log_mass))
+            part = np.convolve(part, np.exp(pmfs[held].log_mass))
         total += part / 27.0
-    absent = np.exp(laws[0].log_mass)
+    absent = np.exp(pmfs[0].log_mass)
     absent = np.convolve(np.convolve(absent, absent), absent)
     for epsilon in (0.0, 1.0, 3.0):
         for there, back, seen in ((total, absent, table), (absent, total, table.reverse())):
@@ -219,16 +224,16 @@ def test_bounds_of_large_groups_are_below_those_of_known_places():
     together = SharedBins(33, 10, 1.0, adds_up=True)
     assert together.reach == 33.0
     for bound in group_bounds(together, 1):
-        assert Composition([(Round(bound), 1)]).epsilon(1e-6, 1e-3, (UPPER,))[1] < gaussian_epsilon(
-            33.0, 1e-6
-        )
+        assert Composition([(PricedRound(bound), 1)]).epsilon(1e-6, 1e-3, (UPPER,))[
+            1
+        ] < gaussian_epsilon(33.0, 1e-6)
     assert SharedBins(33, 10, 1.0, adds_up=False).reach == math.sqrt(10.0)
 
 
 def test_composed_attack_stays_below_composed_bound():
     group = SharedBins(3, 12, 1.0, adds_up=True)
-    attack, bound = shared_bins_attack(group, 0.8), with_against_without(group, 1.0)
+    attack, bound = shared_bins_attack(group, 0.8), presence_pair(group, 1.0)
     for epochs in (2, 5):
-        low = Composition([(Round(attack), epochs)]).epsilon(1e-6, 1e-3, (LOWER,))[0]
-        high = Composition([(Round(bound), epochs)]).epsilon(1e-6, 1e-3, (UPPER,))[1]
+        low = Composition([(PricedRound(attack), epochs)]).epsilon(1e-6, 1e-3, (LOWER,))[0]
+        high = Composition([(PricedRound(bound), epochs)]).epsilon(1e-6, 1e-3, (UPPER,))[1]
         assert low < high

@@ -13,18 +13,18 @@ from verax.privacy.pairs.sharing import (
     _one_pick_each,
     _quantile,
     _record_by_record,
-    parts,
+    records_per_round,
     sharings,
 )
 
 
 def enumerated(size, times, rounds):
     sets = list(itertools.combinations(range(rounds), times))
-    law = Counter()
+    pmf = Counter()
     for picked in itertools.product(sets, repeat=size):
         held = Counter(t for chosen in picked for t in chosen).values()
-        law[tuple(sum(h >= level for h in held) for level in range(1, max(held) + 1))] += 1
-    return {sharing: count / len(sets) ** size for sharing, count in law.items()}
+        pmf[tuple(sum(h >= level for h in held) for level in range(1, max(held) + 1))] += 1
+    return {sharing: count / len(sets) ** size for sharing, count in pmf.items()}
 
 
 @pytest.mark.parametrize("case", [(2, 1, 10), (3, 2, 4), (3, 3, 5), (4, 1, 3), (7, 1, 2)])
@@ -53,7 +53,7 @@ def test_the_sharings_of_32_records_leave_hardly_anything_out(rounds):
 
 
 def test_parts_are_what_the_rounds_hold():
-    assert parts((4, 2, 1)) == (3, 2, 1, 1)
+    assert records_per_round((4, 2, 1)) == (3, 2, 1, 1)
 
 
 def test_unlikely_sharings_are_rounded_up():

@@ -1,4 +1,6 @@
-"""Bounds that need no convolution: on the right side of certified ones, and close where rounds rarely matter."""
+"""Bounds that need no convolution: on the right side of certified ones, and close where rounds
+rarely matter.
+"""
 
 import itertools
 import math
@@ -8,19 +10,20 @@ import numpy as np
 import pytest
 
 from verax import Mechanism, Poisson, RandomParticipation, TruncatedPoisson
-from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Pair
-from verax.privacy.pld.chernoff import Chernoff, OneRound
-from verax.privacy.pld.composition import Composition, Round
+from verax.privacy.pairs.discrete import DiscretePair
+from verax.privacy.pairs.gaussian_mixture import MixturePair
+from verax.privacy.pairs.rounds import PricedRound
+from verax.privacy.pld.chernoff import ChernoffBound, OneRoundAttack
+from verax.privacy.pld.composition import Composition
 from verax.privacy.pld.convolve import infinite_mass
-from verax.privacy.pld.discretise import Discrete
+from verax.privacy.pld.discretise import DiscretePld
 
 RUNS = [(0.01, 1000, 1.0), (0.001, 1000, 0.8), (0.1, 100, 0.6), (1e-4, 10**5, 2.0), (0.5, 10, 3.0)]
 
 
 def curve(rate, steps, noise, reverse=False):
-    pair = Pair.subsampled(rate, 1.0 / noise)
-    return Composition([(Round(pair.reverse() if reverse else pair), steps)])
+    pair = MixturePair.subsampled(rate, 1.0 / noise)
+    return Composition([(PricedRound(pair.reverse() if reverse else pair), steps)])
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -40,15 +43,17 @@ def test_both_sides_are_on_their_side_of_the_convolution(rate, steps, noise, rev
 
 def test_one_round_is_the_curve_of_one_round():
     """With a single round the attack is the best one, up to how finely thresholds are tried."""
-    pair = Pair.subsampled(1e-3, 2.0)
-    run = Composition([(Round(pair), 2)])
+    pair = MixturePair.subsampled(1e-3, 2.0)
+    run = Composition([(PricedRound(pair), 2)])
     for epsilon in (0.5, 1.0, 3.0):
         once, attack = pair.delta(epsilon), run._one_round(run._spacings(-40.0)).delta(epsilon)
         assert 1.9 * once[0] < attack < 2.0 * once[1]
 
 
 def test_rates_too_small_for_a_grid_are_known_within_ten_percent():
-    """1e7 rounds at rate 1e-12: the convolution would take billions of points, and one round decides."""
+    """1e7 rounds at rate 1e-12: the convolution would take billions of points, and one round
+    decides.
+    """
     guarantee = Mechanism(Poisson(1e-12, 10**7), 0.3).guarantee()
     for found in (guarantee.delta(1.0), guarantee.delta(0.01), guarantee.epsilon(1e-13)):
         assert 0.0 < found.lower <= found.upper < 1.1 * found.lower
@@ -60,7 +65,9 @@ def test_a_delta_below_ten_to_the_minus_eighty_is_bounded_away_from_one():
 
 
 def test_rare_and_visible_participation_shows_with_its_own_probability():
-    """1e7 rounds at rate 1e-7 and noise .05: whoever is sampled at all, with probability 1 - 1/e, is seen."""
+    """1e7 rounds at rate 1e-7 and noise .05: whoever is sampled at all, with probability 1 - 1/e,
+    is seen.
+    """
     found = Mechanism(Poisson(1e-7, 10**7), 0.05).guarantee().delta(1.0)
     assert 0.63212 < found.lower <= found.upper < 0.63213
 
@@ -107,16 +114,16 @@ def curve_of(outcomes, epsilon):
 def test_upper_bounds_hold_for_every_outcome_of_a_few_rounds(losses, shares, total, infinite):
     step = 1e-6
     index = np.round(np.array(losses) / step).astype(np.int64)
-    law = Discrete(0.0, step, index, np.log(np.array(shares) * total), infinite, 0.0)
+    pld = DiscretePld(0.0, step, index, np.log(np.array(shares) * total), infinite, 0.0)
     with mpmath.workdps(50):
         atoms = [
             (mpmath.mpf(float(x)), mpmath.exp(mpmath.mpf(float(m))))
-            for x, m in zip(law.losses, law.log_mass, strict=True)
+            for x, m in zip(pld.losses, pld.log_mass, strict=True)
         ]
         outcomes = list(products(atoms, 4))
         mass = max(mpmath.fsum(m for _, m in atoms) + infinite, 1)
         charge = mass**4 - (mass - infinite) ** 4
-        bound = Chernoff([(law, 4)], infinite_mass([(law, 4)]))
+        bound = ChernoffBound([(pld, 4)], infinite_mass([(pld, 4)]))
         for epsilon in (1e-3, 0.1, 1.0, 5.0, 30.0, 290.0):
             truth = min(curve_of(outcomes, epsilon) + charge, 1)
             assert bound.delta(epsilon) >= truth
@@ -127,10 +134,12 @@ def test_upper_bounds_hold_for_every_outcome_of_a_few_rounds(losses, shares, tot
 
 
 def test_rounds_that_have_no_small_losses_leave_the_others_as_they_are():
-    """The one with the first large loss may be the only one of its kind: then any number of the others is left."""
-    large = Discrete(0.0, 1.0, np.array([50]), np.array([0.0]), 0.0, 0.0)
-    small = Discrete(0.0, 1.0, np.array([-1, 1]), np.log(np.array([0.3, 0.7])), 0.0, 0.0)
-    both, alone = Chernoff([(large, 1), (small, 3)], 0.0), Chernoff([(small, 3)], 0.0)
+    """The one with the first large loss may be the only one of its kind: then any number of the
+    others is left.
+    """
+    large = DiscretePld(0.0, 1.0, np.array([50]), np.array([0.0]), 0.0, 0.0)
+    small = DiscretePld(0.0, 1.0, np.array([-1, 1]), np.log(np.array([0.3, 0.7])), 0.0, 0.0)
+    both, alone = ChernoffBound([(large, 1), (small, 3)], 0.0), ChernoffBound([(small, 3)], 0.0)
     assert (
         both._small(1.0, most=10.0, any_number=True)
         == alone._small(1.0, most=10.0, any_number=True)
@@ -140,16 +149,18 @@ def test_rounds_that_have_no_small_losses_leave_the_others_as_they_are():
 
 
 def test_divergences_of_measures_with_more_mass_than_one_may_exceed_one():
-    """Two rounds of mass 1.02, nearly all of it at a loss of 20: one loss of 35 leaves more than 1 to the other."""
-    law = Discrete(0.0, 5.0, np.array([4, 7]), np.log(np.array([1.02, 2.8e-5])), 0.0, 0.0)
+    """Two rounds of mass 1.02, nearly all of it at a loss of 20: one loss of 35 leaves more than 1
+    to the other.
+    """
+    pld = DiscretePld(0.0, 5.0, np.array([4, 7]), np.log(np.array([1.02, 2.8e-5])), 0.0, 0.0)
     truth = 2 * 1.02 * 2.8e-5 * -math.expm1(-5.0)
-    assert Chernoff([(law, 2)], 0.0)._one_large(50.0) >= truth
+    assert ChernoffBound([(pld, 2)], 0.0)._one_large(50.0) >= truth
 
 
 def test_grids_that_may_be_off_have_more_mass():
-    law = Discrete(0.0, 1.0, np.array([-1, 1]), np.log(np.array([0.25, 0.75])), 0.0, 1e-9)
-    sure = Discrete(0.0, 1.0, np.array([-1, 1]), np.log(np.array([0.25, 0.75])), 0.0, 0.0)
-    apart = Chernoff([(law, 10**6)], 0.0)._mass / Chernoff([(sure, 10**6)], 0.0)._mass
+    pld = DiscretePld(0.0, 1.0, np.array([-1, 1]), np.log(np.array([0.25, 0.75])), 0.0, 1e-9)
+    sure = DiscretePld(0.0, 1.0, np.array([-1, 1]), np.log(np.array([0.25, 0.75])), 0.0, 0.0)
+    apart = ChernoffBound([(pld, 10**6)], 0.0)._mass / ChernoffBound([(sure, 10**6)], 0.0)._mass
     assert apart >= math.exp(1e-3) * (1.0 - 1e-9)
 
 
@@ -163,8 +174,8 @@ def test_grids_that_may_be_off_have_more_mass():
     ],
 )
 def test_the_attack_finds_no_more_than_there_is(p, q):
-    attack = OneRound(
-        [(Table.of(np.array(p), np.array(q)), 4)],
+    attack = OneRoundAttack(
+        [(DiscretePair.from_masses(np.array(p), np.array(q)), 4)],
         [math.log(max(a / b for a, b in zip(p, q, strict=True)))],
     )
     with mpmath.workdps(50):

@@ -1,4 +1,6 @@
-"""Whole runs under Poisson sampling: reference values, independent computations, laws, and random settings."""
+"""Whole runs under Poisson sampling: reference values, independent computations, plds, and random
+settings.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,14 @@ from verax import (
     RandomAllocation,
     Shuffle,
 )
-from verax.privacy.curves.base import remembering
+from verax.privacy.curves.base import with_shared_plds
 from verax.privacy.curves.gaussian import gaussian_epsilon
-from verax.privacy.curves.triangle import Best
+from verax.privacy.curves.triangle import SmallestBound
 from verax.privacy.guarantee import Bracket, Guarantee
-from verax.privacy.pairs.gaussian_mixture import Mixture, Pair
+from verax.privacy.pairs.gaussian_mixture import Mixture, MixturePair
+from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.pld import composition
-from verax.privacy.pld.composition import Composition, Round
+from verax.privacy.pld.composition import Composition
 
 Array = NDArray[np.float64]
 WIDTH = 1e-3  # relative, as promised by default
@@ -140,7 +143,9 @@ NESTED = 5e-5  # what the quadrature below may be off by, relatively
 
 
 def one_round_delta(rate: float, shift: float, epsilon: Array, forward: bool) -> Array:
-    """D_{e^eps} of the subsampled pair in closed form: a half line cut where the losses meet eps."""
+    """D_{e^eps} of the subsampled pair in closed form: a half line cut where the losses meet
+    eps.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         loss = epsilon if forward else -epsilon
         cut = np.log((np.expm1(loss) + rate) / rate) / shift + shift / 2.0
@@ -153,7 +158,9 @@ def one_round_delta(rate: float, shift: float, epsilon: Array, forward: bool) ->
 
 
 def nested(rate: float, shift: float, rounds: int, epsilon: Array, forward: bool) -> Array:
-    """delta of several rounds as the mean over the first round's outcome of the delta that is left."""
+    """delta of several rounds as the mean over the first round's outcome of the delta that is
+    left.
+    """
     if rounds == 1:
         return one_round_delta(rate, shift, epsilon, forward)
     x, w = nodes(
@@ -182,8 +189,8 @@ def test_two_and_three_rounds_against_nested_quadrature(noise, rate, rounds):
 
 @pytest.mark.parametrize("forward", [True, False])
 def test_each_direction_against_nested_quadrature(forward):
-    pair = Pair.subsampled(0.05, 1.25)
-    run = Composition([(Round(pair if forward else pair.reverse()), 3)])
+    pair = MixturePair.subsampled(0.05, 1.25)
+    run = Composition([(PricedRound(pair if forward else pair.reverse()), 3)])
     for epsilon in (0.0, 0.04, 0.1):
         truth = float(nested(0.05, 1.25, 3, np.array([epsilon]), forward)[0])
         lower, upper = run.delta(epsilon, rtol=1e-3)
@@ -275,7 +282,9 @@ def test_a_phase_costs_more_than_nothing_and_less_than_the_sum():
 
 
 def test_different_rounds_against_nested_quadrature():
-    """One round each at two rates and noises: the mean over the first of the delta left for the second."""
+    """One round each at two rates and noises: the mean over the first of the delta left for the
+    second.
+    """
     first, second = (0.1, 1.0), (0.3, 0.5)  # rate, shift
     run = Mechanism(Poisson(first[0], 1), 1 / first[1]) + Mechanism(
         Poisson(second[0], 1), 1 / second[1]
@@ -294,8 +303,8 @@ def test_different_rounds_against_nested_quadrature():
 
 def test_a_single_round_is_exact_without_composing(monkeypatch):
     monkeypatch.setattr(composition, "compose", None)
-    pair = Pair.subsampled(0.05, 1.25)
-    run = Composition([(Round(pair), 1)])
+    pair = MixturePair.subsampled(0.05, 1.25)
+    run = Composition([(PricedRound(pair), 1)])
     assert run.delta(0.02, 1e-3) == pair.delta(0.02)
     lower, upper = run.epsilon(1e-3, 1e-3)
     assert pair.delta(upper)[1] <= 1e-3 <= pair.delta(lower)[1] * (1.0 + 1e-9)
@@ -304,29 +313,33 @@ def test_a_single_round_is_exact_without_composing(monkeypatch):
 
 def test_above_the_largest_loss_delta_is_zero():
     """Absent against present: the loss is at most -T log(1 - q)."""
-    run = Composition([(Round(Pair.subsampled(0.01, 1.0).reverse()), 10)])
+    run = Composition([(PricedRound(MixturePair.subsampled(0.01, 1.0).reverse()), 10)])
     assert run.delta(-10 * math.log1p(-0.01) * 1.01, 1e-3) == (0.0, 0.0)
 
 
 def test_dominated_and_dominating_pairs_may_differ():
-    wide = Round(Pair.subsampled(0.011, 1.0), dominated=Pair.subsampled(0.009, 1.0))
+    wide = PricedRound(
+        MixturePair.subsampled(0.011, 1.0), dominated=MixturePair.subsampled(0.009, 1.0)
+    )
     lower, upper = Composition([(wide, 500)]).epsilon(1e-6, 1e-3)
-    under = Composition([(Round(Pair.subsampled(0.009, 1.0)), 500)]).epsilon(1e-6, 1e-3)
-    over = Composition([(Round(Pair.subsampled(0.011, 1.0)), 500)]).epsilon(1e-6, 1e-3)
+    under = Composition([(PricedRound(MixturePair.subsampled(0.009, 1.0)), 500)]).epsilon(
+        1e-6, 1e-3
+    )
+    over = Composition([(PricedRound(MixturePair.subsampled(0.011, 1.0)), 500)]).epsilon(1e-6, 1e-3)
     assert under[0] * (1.0 - WIDTH) <= lower <= under[1]
     assert over[0] <= upper <= over[1] * (1.0 + WIDTH)
 
 
 def test_symmetric_rounds_cost_at_least_either_direction():
-    pair = Pair.subsampled(0.02, 1.0)
-    both = Composition([(Round(pair, symmetric=True), 300)]).epsilon(
+    pair = MixturePair.subsampled(0.02, 1.0)
+    both = Composition([(PricedRound(pair, symmetric=True), 300)]).epsilon(
         1e-6, 1e-3, sides=(composition.UPPER,)
     )[1]
     for one in (pair, pair.reverse()):
-        assert both >= Composition([(Round(one), 300)]).epsilon(1e-6, 1e-3)[0]
+        assert both >= Composition([(PricedRound(one), 300)]).epsilon(1e-6, 1e-3)[0]
 
 
-# --- laws, on cheap settings ----------------------------------------------------------------------
+# --- plds, on cheap settings ----------------------------------------------------------------------
 
 noises = st.floats(-0.15, 0.9).map(lambda e: 10.0**e)
 rates = st.floats(-2.5, -0.1).map(lambda e: 10.0**e)
@@ -401,7 +414,7 @@ def test_a_larger_delta_costs_less(noise, rate, count, delta, other):
 
 
 def test_doubling_each_parameter_moves_epsilon_by_more_than_the_width():
-    """So that the laws above cannot hold by mere looseness."""
+    """So that the plds above cannot hold by mere looseness."""
     plain = poisson(1.0, 0.01, 1000).epsilon(1e-5)
     assert poisson(2.0, 0.01, 1000).epsilon(1e-5).upper < plain.lower / 1.5
     assert poisson(1.0, 0.02, 1000).epsilon(1e-5).lower > plain.upper * 1.5
@@ -411,10 +424,11 @@ def test_doubling_each_parameter_moves_epsilon_by_more_than_the_width():
 
 
 def test_the_worse_direction_counts():
-    pair = Pair.subsampled(0.01, 1.0)
+    pair = MixturePair.subsampled(0.01, 1.0)
     for delta in (1e-8, 1e-3):
         each = [
-            Composition([(Round(one), 1000)]).epsilon(delta, 1e-3) for one in (pair, pair.reverse())
+            Composition([(PricedRound(one), 1000)]).epsilon(delta, 1e-3)
+            for one in (pair, pair.reverse())
         ]
         bracket = poisson(1.0, 0.01, 1000).epsilon(delta)
         assert bracket.lower <= max(upper for _, upper in each)
@@ -433,7 +447,7 @@ def test_a_hundred_questions_compose_a_handful_of_laws(monkeypatch):
         return plain(*args, **kwargs)
 
     monkeypatch.setattr(composition, "compose", counted)
-    guarantee = poisson(1.0, 0.01, 1000).remembering()
+    guarantee = poisson(1.0, 0.01, 1000).with_shared_plds()
     wanted = np.geomspace(1e-9, 1e-3, 100).tolist()
     answers = [guarantee.epsilon(delta) for delta in wanted]
     assert len(calls) <= 30
@@ -484,8 +498,8 @@ def test_a_trade_off_curve_leaves_other_answers_alone():
 
 
 def test_only_a_curve_that_remembers_answers_from_what_it_composed_before(monkeypatch):
-    plain = Composition([(Round(Pair.subsampled(0.1, 1.0)), 20)])
-    curve = remembering(Best((plain, plain)))
+    plain = Composition([(PricedRound(MixturePair.subsampled(0.1, 1.0)), 20)])
+    curve = with_shared_plds(SmallestBound((plain, plain)))
     first = curve.curves[0].epsilon(1e-5, 1e-3)
     calls = []
 
@@ -509,9 +523,14 @@ def test_only_a_curve_that_remembers_answers_from_what_it_composed_before(monkey
 
 
 def test_rounds_are_merged():
-    pair, other = Round(Pair.subsampled(0.1, 1.0)), Round(Pair.gaussian(0.3))
-    run = Composition([(pair, 2), (other, 1), (pair, 3), (Round(Pair.gaussian(0.4)), 1)])
-    assert run.rounds == [(pair, 5), (Round(Pair.gaussian(0.5)), 1)]
+    pair, other = (
+        PricedRound(MixturePair.subsampled(0.1, 1.0)),
+        PricedRound(MixturePair.gaussian(0.3)),
+    )
+    run = Composition(
+        [(pair, 2), (other, 1), (pair, 3), (PricedRound(MixturePair.gaussian(0.4)), 1)]
+    )
+    assert run.rounds == [(pair, 5), (PricedRound(MixturePair.gaussian(0.5)), 1)]
     assert Composition([(other, 4)]).gaussian_mu == pytest.approx(0.6)
     assert run.gaussian_mu is None
 
@@ -553,13 +572,17 @@ def complaint(
     clipping: Individual | Batch | Mixed,
 ) -> str:
     """What is wrong with the bracket at these settings, if anything."""
-    where = f"noise={noise!r} rate={rate!r} steps={count} delta={delta!r} group={group} clipping={clipping}"
+    where = (
+        f"noise={noise!r} rate={rate!r} steps={count} delta={delta!r} group={group} "
+        f"clipping={clipping}"
+    )
     try:
         bracket = poisson(noise, rate, count, group, clipping=clipping).epsilon(delta)
     except (ArithmeticError, MemoryError, RuntimeWarning) as fault:
         return f"{where}: {fault!r}"
     if bracket.upper >= 1e-3 and not bracket.width <= WIDTH * bracket.upper:
-        return f"{where}: [{bracket.lower!r}, {bracket.upper!r}] is {bracket.width / bracket.upper:.2%} wide"
+        return f"{where}: [{bracket.lower!r}, {bracket.upper!r}] is "
+        f"{bracket.width / bracket.upper:.2%} wide"
     return ""
 
 
@@ -588,14 +611,16 @@ def test_low_rate_and_noise_near_two():
 
 def test_a_lossy_mixture_keeps_its_loss_in_the_upper_bound_only():
     lossy = Mixture((math.log(0.99 - 1e-9), math.log(0.01)), (0.0, 1.0), lost=1e-9)
-    run = Composition([(Round(Pair(lossy), Pair.subsampled(0.01, 1.0)), 100)])
+    run = Composition([(PricedRound(MixturePair(lossy), MixturePair.subsampled(0.01, 1.0)), 100)])
     lower, upper = run.delta(30.0, 1e-3)
     assert upper >= 1e-7 * (1.0 - 1e-6)
     assert lower < 1e-20
 
 
 def test_the_lowest_rate_at_noise_one_is_as_narrow_as_promised():
-    """A corner of the random ranges that seeded draws seldom meet: delta is far out in a nearly atomic law."""
+    """A corner of the random ranges that seeded draws seldom meet: delta is far out in a nearly
+    atomic pld.
+    """
     assert not complaint(1.0, 1e-4, 1000, 1e-9, 1, Individual())
 
 

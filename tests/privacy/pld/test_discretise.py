@@ -1,4 +1,6 @@
-"""Discretisation of one round: above and below the exact curve everywhere, and closer like the square of the step."""
+"""Discretisation of one round: above and below the exact curve everywhere, and closer like the
+square of the step.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verax.privacy.pairs.gaussian_mixture import Mixture, Pair
+from verax.privacy.pairs.gaussian_mixture import Mixture, MixturePair
 from verax.privacy.pld import discretise
-from verax.privacy.pld.discretise import Discrete, Spacing
+from verax.privacy.pld.discretise import DiscretePld, Spacing
 
 
 def mixture(weights: list[float], shifts: list[float]) -> Mixture:
@@ -20,28 +22,30 @@ def mixture(weights: list[float], shifts: list[float]) -> Mixture:
 
 BINOMIAL = mixture([0.9**3, 3 * 0.1 * 0.81, 3 * 0.01 * 0.9, 0.001], [0.0, 0.8, 1.6, 2.4])
 PAIRS = {
-    "gaussian": Pair.gaussian(0.7),
-    "rate .01": Pair.subsampled(0.01, 1.0),
-    "rate .5": Pair.subsampled(0.5, 0.4),
-    "rate 1e-4, noise 2": Pair.subsampled(1e-4, 0.5),
-    "rate 1e-6, noise .4": Pair.subsampled(1e-6, 2.5),
-    "group of 3": Pair(BINOMIAL),
-    "replace": Pair(mixture([0.95, 0.05], [0.0, 1.0]), mixture([0.95, 0.05], [0.0, 1.0])),
-    "replace a group": Pair(BINOMIAL, BINOMIAL),
+    "gaussian": MixturePair.gaussian(0.7),
+    "rate .01": MixturePair.subsampled(0.01, 1.0),
+    "rate .5": MixturePair.subsampled(0.5, 0.4),
+    "rate 1e-4, noise 2": MixturePair.subsampled(1e-4, 0.5),
+    "rate 1e-6, noise .4": MixturePair.subsampled(1e-6, 2.5),
+    "group of 3": MixturePair(BINOMIAL),
+    "replace": MixturePair(mixture([0.95, 0.05], [0.0, 1.0]), mixture([0.95, 0.05], [0.0, 1.0])),
+    "replace a group": MixturePair(BINOMIAL, BINOMIAL),
 }
 ALL = {**PAIRS, **{f"{name}, reversed": pair.reverse() for name, pair in PAIRS.items()}}
 STEPS = [0.3, 0.05, 0.004]
 scales = st.one_of(st.just(math.inf), st.floats(0.1, 3.0))
 
 
-def spaced(pair: Pair, step: float, scale: float = math.inf) -> Spacing:
+def spaced(pair: MixturePair, step: float, scale: float = math.inf) -> Spacing:
     """Losses from 8 standard deviations on the left to 10 beyond the largest shift on the right."""
     low, high = pair.loss(np.array([-8.0 - pair.max_shift, 10.0 + pair.max_shift])).tolist()
     return Spacing(step, low, high, scale)
 
 
-def lower_law(pair: Pair, spacing: Spacing) -> Discrete:
-    """The lower law; a grid that it refuses as too coarse is refined as the engine refines it, a few times at most."""
+def lower_pmf(pair: MixturePair, spacing: Spacing) -> DiscretePld:
+    """The lower pmf; a grid that it refuses as too coarse is refined as the engine refines it, a
+    few times at most.
+    """
     for _ in range(4):
         try:
             return discretise.lower(pair, spacing)
@@ -50,29 +54,31 @@ def lower_law(pair: Pair, spacing: Spacing) -> Discrete:
     raise AssertionError(f"no grid is fine enough for {pair}")
 
 
-def curve(law: Discrete, epsilon: float) -> float:
-    """D_{e^eps} of a discretised law: all terms are positive, so this sum is accurate."""
-    above = law.losses > epsilon
-    terms = np.exp(law.log_mass[above]) * -np.expm1(epsilon - law.losses[above])
-    return law.infinite + math.fsum(terms.tolist())
+def curve(pmf: DiscretePld, epsilon: float) -> float:
+    """D_{e^eps} of a discretised pmf: all terms are positive, so this sum is accurate."""
+    above = pmf.losses > epsilon
+    terms = np.exp(pmf.log_mass[above]) * -np.expm1(epsilon - pmf.losses[above])
+    return pmf.infinite + math.fsum(terms.tolist())
 
 
-def places(pair: Pair, law: Discrete, count: int = 12) -> list[float]:
-    """Epsilons on the grid, between grid points and off both ends, negative ones (a < 1) included."""
-    rng = np.random.default_rng(len(law.log_mass))
-    some = np.sort(rng.choice(len(law.log_mass), min(count, len(law.log_mass)), replace=False))
-    on = law.losses[some]
-    gaps = np.append(np.diff(law.losses), law.step)[some]
+def places(pair: MixturePair, pmf: DiscretePld, count: int = 12) -> list[float]:
+    """Epsilons on the grid, between grid points and off both ends, negative ones (a < 1)
+    included.
+    """
+    rng = np.random.default_rng(len(pmf.log_mass))
+    some = np.sort(rng.choice(len(pmf.log_mass), min(count, len(pmf.log_mass)), replace=False))
+    on = pmf.losses[some]
+    gaps = np.append(np.diff(pmf.losses), pmf.step)[some]
     between = on + gaps * rng.uniform(0.02, 0.98, len(on))
-    return [*on.tolist(), *between.tolist(), 0.0, law.start - 1.0, float(law.losses[-1]) + 0.5]
+    return [*on.tolist(), *between.tolist(), 0.0, pmf.start - 1.0, float(pmf.losses[-1]) + 0.5]
 
 
-def assert_sandwiched(pair: Pair, spacing: Spacing) -> None:
-    above, below = discretise.upper(pair, spacing), lower_law(pair, spacing)
+def assert_sandwiched(pair: MixturePair, spacing: Spacing) -> None:
+    above, below = discretise.upper(pair, spacing), lower_pmf(pair, spacing)
     assert above.step == spacing.step
-    for law in (above, below):
-        assert (np.diff(law.index) >= 1).all()
-        assert 0.0 <= law.shift < 1e-3 * law.step
+    for pmf in (above, below):
+        assert (np.diff(pmf.index) >= 1).all()
+        assert 0.0 <= pmf.shift < 1e-3 * pmf.step
     for epsilon in places(pair, above) + places(pair, below):
         exact_low, exact_high = pair.delta(epsilon)
         # 1e-11: the sums of this test; the shift is charged as the class says, to epsilon and as a
@@ -101,7 +107,7 @@ def test_the_exact_curve_lies_between_the_two_laws(pair, step, scale):
 def test_the_exact_curve_lies_between_the_two_laws_for_any_subsampled_pair(
     rate, shift, step, scale, forward
 ):
-    pair = Pair.subsampled(rate, shift)
+    pair = MixturePair.subsampled(rate, shift)
     pair = pair if forward else pair.reverse()
     assert_sandwiched(pair, spaced(pair, step, scale))
 
@@ -120,7 +126,7 @@ def test_the_exact_curve_lies_between_the_two_laws_for_any_mixture(
     total = math.fsum(weights)
     shifts = [0.0, *np.cumsum(gaps).tolist()][: len(weights)]
     side = mixture([w / total for w in weights], shifts)
-    pair = Pair(side, side) if kind == "both sides" else Pair(side)
+    pair = MixturePair(side, side) if kind == "both sides" else MixturePair(side)
     pair = pair.reverse() if kind == "reversed" else pair
     assert_sandwiched(pair, spaced(pair, step, scale))
 
@@ -128,7 +134,7 @@ def test_the_exact_curve_lies_between_the_two_laws_for_any_mixture(
 @pytest.mark.parametrize("pair", ALL.values(), ids=ALL)
 @pytest.mark.parametrize("step", STEPS)
 def test_total_masses(pair, step):
-    above, below = discretise.upper(pair, spaced(pair, step)), lower_law(pair, spaced(pair, step))
+    above, below = discretise.upper(pair, spaced(pair, step)), lower_pmf(pair, spaced(pair, step))
     p_above, p_below = np.exp(above.log_mass).sum() + above.infinite, np.exp(below.log_mass).sum()
     q_above = np.exp(above.log_mass - above.losses).sum()
     assert 1.0 - 1e-13 <= p_above <= 1.0 + 1e-8
@@ -149,8 +155,8 @@ def test_error_falls_like_the_square_of_the_step(name, side, forward):
     exact = np.array([math.fsum(pair.delta(e)) / 2.0 for e in at])
 
     def error(step: float) -> float:
-        law = (discretise.upper if side == "upper" else lower_law)(pair, spaced(pair, step))
-        return float(np.abs(np.array([curve(law, e) for e in at]) - exact).max())
+        pmf = (discretise.upper if side == "upper" else lower_pmf)(pair, spaced(pair, step))
+        return float(np.abs(np.array([curve(pmf, e) for e in at]) - exact).max())
 
     coarse, middle, fine = (error(spread / n) for n in (20, 40, 80))
     assert 2.5 < coarse / middle < 12.0  # a coarse grid may be worse than the square of its step
@@ -158,7 +164,7 @@ def test_error_falls_like_the_square_of_the_step(name, side, forward):
 
 
 def test_a_cut_off_tail_goes_to_infinity_above_and_is_lost_below():
-    pair, spacing = Pair.subsampled(0.1, 1.0), Spacing(0.01, -0.05, 1.0)
+    pair, spacing = MixturePair.subsampled(0.1, 1.0), Spacing(0.01, -0.05, 1.0)
     above, below = discretise.upper(pair, spacing), discretise.lower(pair, spacing)
     tail = pair.delta(float(above.losses[-1]))
     assert tail[0] <= above.infinite <= tail[1] * (1.0 + 1e-9)
@@ -169,33 +175,33 @@ def test_a_cut_off_tail_goes_to_infinity_above_and_is_lost_below():
 
 def test_weight_lost_by_the_mixture_is_mass_at_infinity():
     side = Mixture((math.log(0.9 - 1e-6), math.log(0.1)), (0.0, 1.0), lost=1e-6)
-    law = discretise.upper(Pair(side), Spacing(0.01, -0.2, 12.0))
-    assert 1e-6 <= law.infinite < 1.001e-6
-    assert discretise.lower(Pair(side), Spacing(0.01, -0.2, 12.0)).infinite == 0.0
+    pmf = discretise.upper(MixturePair(side), Spacing(0.01, -0.2, 12.0))
+    assert 1e-6 <= pmf.infinite < 1.001e-6
+    assert discretise.lower(MixturePair(side), Spacing(0.01, -0.2, 12.0)).infinite == 0.0
 
 
 @pytest.mark.parametrize(("rate", "shift"), [(0.01, 1.0), (0.3, 0.6), (1e-4, 2.0)])
 def test_the_symmetric_law_is_above_both_directions(rate, shift):
-    pair = Pair.subsampled(rate, shift)
+    pair = MixturePair.subsampled(rate, shift)
     for step in (0.1, 0.01):
-        law = discretise.upper_symmetric(pair, spaced(pair, step))
-        assert np.exp(law.log_mass).sum() + law.infinite == pytest.approx(1.0, abs=1e-9)
+        pmf = discretise.upper_symmetric(pair, spaced(pair, step))
+        assert np.exp(pmf.log_mass).sum() + pmf.infinite == pytest.approx(1.0, abs=1e-9)
         for epsilon in (-3.0, -0.51, -0.1, -0.013, 0.0, 0.013, 0.1, 0.51, 3.0):
-            top = curve(law, epsilon - law.shift) * math.exp(law.shift) * (1.0 + 1e-11) + 1e-15
+            top = curve(pmf, epsilon - pmf.shift) * math.exp(pmf.shift) * (1.0 + 1e-11) + 1e-15
             assert top >= pair.delta(epsilon)[0]
             assert top >= pair.reverse().delta(epsilon)[0]
 
 
 def test_the_origin_is_the_mean_of_the_bulk():
     """At a tiny rate nearly all mass is in one cell; a grid point sits where it does."""
-    pair = Pair.subsampled(1e-6, 1.0)
+    pair = MixturePair.subsampled(1e-6, 1.0)
     point = discretise.origin(pair, 0.01)
     assert pair.infimum <= point < 0.0
     assert discretise.origin(pair.reverse(), 0.01) == -point
 
 
 def test_coarse_tails_save_points():
-    pair = Pair.subsampled(0.01, 1.0)
+    pair = MixturePair.subsampled(0.01, 1.0)
     even, coarse = (
         discretise.upper(pair, spaced(pair, 0.004)),
         discretise.upper(pair, spaced(pair, 0.004, 0.05)),
@@ -220,9 +226,11 @@ def test_convexify_lowers_the_curve_and_leaves_no_negative_mass():
 
 @pytest.mark.parametrize("step", [0.5, 3.4])
 def test_cells_wider_than_a_unit_of_loss_keep_their_mass_from_below(step):
-    """A round that is joined with probability .02, and then surely seen: a loss around 50^2 / 2 + log .02."""
+    """A round that is joined with probability .02, and then surely seen: a loss around 50^2 / 2 +
+    log .02.
+    """
     mass_at = discretise.lower(
-        Pair.subsampled(0.02, 50.0), discretise.Spacing(step, -0.0203, 1530.0, 176.0)
+        MixturePair.subsampled(0.02, 50.0), discretise.Spacing(step, -0.0203, 1530.0, 176.0)
     )
     mass = np.exp(mass_at.log_mass)
     assert 0.9999 < mass.sum() < 1.0 + 1e-9

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from verax.privacy.pairs.one_of_many import at_most_one_of
+from verax.privacy.pairs.one_of_many import dominating_one_of_many
 from verax.privacy.pld import saddle_point
-from verax.privacy.pld.saddle_point import Sketch
+from verax.privacy.pld.saddle_point import SaddlePointEstimate
 
 
 def test_fewer_nodes_keep_the_mass_and_the_largest_loss():
@@ -18,7 +18,7 @@ def test_fewer_nodes_keep_the_mass_and_the_largest_loss():
 
 
 def test_fewer_nodes_hardly_move_a_sketch(monkeypatch):
-    rounds = [(at_most_one_of(20, 1.0), 10)]
-    full = Sketch(rounds, -12.0, 1e-4).cumulants(1.0)
+    rounds = [(dominating_one_of_many(20, 1.0), 10)]
+    full = SaddlePointEstimate(rounds, -12.0, 1e-4).cumulants(1.0)
     monkeypatch.setattr(saddle_point, "_NODES", 0)
-    assert Sketch(rounds, -12.0, 1e-4).cumulants(1.0) == pytest.approx(full, rel=0.05)
+    assert SaddlePointEstimate(rounds, -12.0, 1e-4).cumulants(1.0) == pytest.approx(full, rel=0.05)

@@ -1,4 +1,6 @@
-"""Rényi moments: against closed forms, high-precision quadrature, dp-accounting, and the laws they must obey."""
+"""Rényi moments: against closed forms, high-precision quadrature, dp-accounting, and the pmfs they
+must obey.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from verax.privacy.renyi import accountant
 from verax.privacy.renyi.accountant import (
     DEFAULT_ORDERS,
     Renyi,
-    Round,
+    RenyiRound,
     delta_from_rdp,
     epsilon_from_rdp,
     log_moment,
@@ -36,7 +38,9 @@ def poisson(rate, noise, order, direction):
 
 
 def binomial_moment(rate, noise, order):
-    """log sum_j C(a,j) (1-q)^(a-j) q^j e^(j(j-1)/(2 z^2)): Mironov, Talwar and Zhang 2019, section 3.3."""
+    """log sum_j C(a,j) (1-q)^(a-j) q^j e^(j(j-1)/(2 z^2)): Mironov, Talwar and Zhang 2019, section
+    3.3.
+    """
     with mpmath.workdps(60):
         q, m = mpmath.mpf(rate), mpmath.mpf(1.0 / noise)
         factor, growth, term, total = (
@@ -289,7 +293,7 @@ class TestConversion:
         assert delta_from_rdp([a], [rdp], expected) == pytest.approx(delta, rel=1e-12)
 
     def test_a_list_is_minimised_and_real_orders_do_better(self):
-        coarse, curve = [2.0, 12.0, 24.0, 90.0], Renyi(((Round((1.0,), (0.3,)), 1),))
+        coarse, curve = [2.0, 12.0, 24.0, 90.0], Renyi(((RenyiRound((1.0,), (0.3,)), 1),))
         each = [epsilon_from_rdp([a], [a * 0.045], 1e-5) for a in coarse]
         assert (
             curve.epsilon(1e-5)
@@ -298,7 +302,7 @@ class TestConversion:
         )
 
     def test_above_the_exact_gaussian(self):
-        curve = Renyi(((Round((1.0,), (1.0,)), 1),))
+        curve = Renyi(((RenyiRound((1.0,), (1.0,)), 1),))
         for epsilon in (0.5, 1.0, 3.0):
             exact = 0.5 * (
                 math.erfc((epsilon - 0.5) / math.sqrt(2))
@@ -327,7 +331,7 @@ class TestRenyi:
         np.testing.assert_allclose((a * 3).rdp(8.0), 3 * a.rdp(8.0), rtol=1e-12)
 
     def test_directions_are_added_before_the_worse_is_taken(self):
-        a, b = Round((0.5, 0.5), (0.0, 1.0)), Round.poisson(0.1, 1.0)
+        a, b = RenyiRound((0.5, 0.5), (0.0, 1.0)), RenyiRound.poisson(0.1, 1.0)
         for order in (1.5, 4.0):
             sums = [
                 sum(float(log_moment(r.weights, r.shifts, order, d)[1]) for r in (a, b))
@@ -357,7 +361,9 @@ class TestRenyi:
         ).epsilon(1e-5)
 
     def test_weights_are_normalised(self):
-        assert Round((0.25, 0.0, 0.5, 0.25), (1.0, 9.0, 0.0, 1.0)) == Round((0.5, 0.5), (0.0, 1.0))
+        assert RenyiRound((0.25, 0.0, 0.5, 0.25), (1.0, 9.0, 0.0, 1.0)) == RenyiRound(
+            (0.5, 0.5), (0.0, 1.0)
+        )
 
 
 class TestBadInput:
@@ -417,7 +423,7 @@ class TestBadInput:
                 "times must be a whole number of at least 1, got 0",
             ),
             (
-                lambda: Renyi(((Round.poisson(0.1, 1.0), 1.5),)),
+                lambda: Renyi(((RenyiRound.poisson(0.1, 1.0), 1.5),)),
                 "times must be a whole number of at least 1, got 1.5",
             ),
         ],

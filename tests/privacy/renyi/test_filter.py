@@ -1,4 +1,6 @@
-"""The Rényi filter: sound against adaptive choices, also where the obvious rule is not; nothing is under-counted."""
+"""The Rényi filter: sound against adaptive choices, also where the obvious rule is not; nothing is
+under-counted.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from verax import (
     WithoutReplacement,
 )
 from verax.privacy.calibrate import steps
-from verax.privacy.pairs.gaussian_mixture import Pair
+from verax.privacy.pairs.gaussian_mixture import MixturePair
 from verax.privacy.renyi import filter as module
 from verax.privacy.renyi.accountant import Renyi, delta_from_rdp, renyi_divergence
 from verax.privacy.renyi.filter import Budget, DamagedBudget, OverBudget, pretend_lowest
@@ -36,7 +38,7 @@ ORDERS = np.array([1.5, 2.0, 4.0, 8.0, 16.0])
 
 
 def moment(p, q, order):
-    """Log-moment of two laws on a finite set."""
+    """Log-moment of two pmfs on a finite set."""
     return float(np.logaddexp.reduce(order * np.log(p) + (1.0 - order) * np.log(q)))
 
 
@@ -87,7 +89,9 @@ def test_infinite_moments_prove_nothing():
 
 
 def test_accepting_while_some_order_has_room_is_unsound():
-    """docs/budget.md, section 3: each branch is within some order's budget, the whole is not (epsilon, delta)-DP."""
+    """docs/budget.md, section 3: each branch is within some order's budget, the whole is not
+    (epsilon, delta)-DP.
+    """
     epsilon, delta = 5.0, 1e-3
     first = two_point(0.01, 1.0)  # its rarer output comes first
     then = {0: (10.0, two_point(0.98, 4.1)), 1: (3.0, two_point(0.00286, 5.4))}
@@ -115,7 +119,9 @@ def test_accepting_while_some_order_has_room_is_unsound():
 )
 @settings(deadline=None, max_examples=60)
 def test_adaptive_phases_stay_within_the_bound(seed, epsilon, orders):
-    """A tree of random mechanisms, each chosen by the output before; the worst leaf's bound covers the whole tree."""
+    """A tree of random mechanisms, each chosen by the output before; the worst leaf's bound covers
+    the whole tree.
+    """
     rng = np.random.default_rng(seed)
     s = np.array(orders) - 1.0
     weights = rng.dirichlet(np.ones(len(orders)))
@@ -126,11 +132,11 @@ def test_adaptive_phases_stay_within_the_bound(seed, epsilon, orders):
             leaves.append((p, q))
             bounds.append(log_delta_bound(s, np.log(weights) - spent, epsilon))
             return
-        law = two_point(rng.uniform(0.001, 0.5), rng.uniform(0.1, 3.0))
-        law = law[:: rng.choice([-1, 1])]
-        cost = np.array([moment(*law, order) for order in orders])
+        pmf = two_point(rng.uniform(0.001, 0.5), rng.uniform(0.1, 3.0))
+        pmf = pmf[:: rng.choice([-1, 1])]
+        cost = np.array([moment(*pmf, order) for order in orders])
         for output in (0, 1):
-            grow(p * law[0][output], q * law[1][output], spent + cost, depth + 1)
+            grow(p * pmf[0][output], q * pmf[1][output], spent + cost, depth + 1)
 
     grow(1.0, 1.0, np.zeros(len(orders)), 0)
     p, q = (np.array(side) for side in zip(*leaves, strict=True))
@@ -179,8 +185,10 @@ def test_moments_of_truncated_poisson_average_over_the_crowd():
     ],
 )
 def test_moments_of_symmetric_rounds_cover_the_larger_curve(run):
-    """E exp(sZ) = 1 + a(a-1) int (e^{s eps} + e^{-a eps}) delta(eps), with the curve of either direction."""
-    pair = Pair.subsampled(0.1, 2.0 / 3.0)
+    """E exp(sZ) = 1 + a(a-1) int (e^{s eps} + e^{-a eps}) delta(eps), with the curve of either
+    direction.
+    """
+    pair = MixturePair.subsampled(0.1, 2.0 / 3.0)
     epsilons = np.linspace(0.0, 12.0, 1201)
     deltas = np.array([max(pair.delta(e)[0], pair.reverse().delta(e)[0]) for e in epsilons])
     for order in (1.5, 2.0, 4.0):
@@ -386,7 +394,9 @@ def test_a_failed_write_spends_nothing_and_stops_the_writer(kept, monkeypatch):
 
 
 def test_two_threads_cannot_both_spend_what_is_left(monkeypatch):
-    """Each waits, once it has seen that the phase fits, until the other has seen it too, or cannot."""
+    """Each waits, once it has seen that the phase fits, until the other has seen it too, or
+    cannot.
+    """
     seen = threading.Barrier(2)
     phase = Mechanism(Poisson(0.01, 3000), 2.0)
     budget = Budget(1.5, 1e-5)

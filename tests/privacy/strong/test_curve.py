@@ -1,4 +1,6 @@
-"""Adversary A1: closed forms where they are right, the standard adversary below it, and the errata of the paper."""
+"""Adversary A1: closed forms where they are right, the standard adversary below it, and the errata
+of the paper.
+"""
 
 import itertools
 import math
@@ -27,19 +29,19 @@ from verax import (
     WithoutReplacement,
 )
 from verax.mechanism import Phases
+from verax.papers.shuffling_and_batch_clipping import model as paper_000_model
 from verax.privacy.curves.gaussian import gaussian_delta, gaussian_epsilon
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.numerics.roots import CROSSING_TOLERANCE
-from verax.privacy.pricing import neighbour_shift, pricing_of
-from verax.privacy.strong import occupancy
-from verax.privacy.strong.curve import StrongCurve, Who, strong, strong_tradeoff
+from verax.privacy.samplers.base import ProtectedGroup, neighbour_shift, pricing_of
+from verax.privacy.strong.curve import StrongCurve, strong_analysis, strong_tradeoff
 
 DELTA = 1e-5
 CLIPPINGS = [Individual(), Batch(), Mixed(groups=3)]
 
 
 def epsilon(run, group=1, population=None, delta=DELTA, **more):
-    low, high = strong(run, group, population, **more).curve.epsilon(delta, 1e-3)
+    low, high = strong_analysis(run, group, population, **more).curve.epsilon(delta, 1e-3)
     assert low <= high
     return low, high
 
@@ -60,14 +62,16 @@ def epsilon(run, group=1, population=None, delta=DELTA, **more):
 )
 @pytest.mark.parametrize("reshuffle", [True, False])
 def test_one_shuffled_record_is_gaussian(clipping, relation, unit, reshuffle):
-    """Lemma F.2: G_{sqrt(E)/sigma} exactly, where 1/sigma = unit/z: sigma is half the noise multiplier in the paper."""
+    """Lemma F.2: G_{sqrt(E)/sigma} exactly, where 1/sigma = unit/z: sigma is half the noise
+    multiplier in the paper.
+    """
     noise, epochs = 3.0, 7
     run = Mechanism(
         Shuffle(batches=40, epochs=epochs, reshuffle=reshuffle), noise, clipping, relation
     )
     mu = unit * math.sqrt(epochs) / noise
-    law = strong(run).curve.law()
-    assert law.highs.tolist() == law.lows.tolist() == pytest.approx([mu * mu], rel=1e-14)
+    pmf = strong_analysis(run).curve.pmf()
+    assert pmf.highs.tolist() == pmf.lows.tolist() == pytest.approx([mu * mu], rel=1e-14)
     low, high = epsilon(run)
     assert low <= gaussian_epsilon(mu, DELTA) * (1 + 1e-12)
     assert high == pytest.approx(gaussian_epsilon(mu, DELTA), rel=1e-11)
@@ -91,7 +95,7 @@ def test_the_papers_unit_is_half_of_ours():
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 def test_one_subsampled_record_is_a_binomial_mixture(clipping):
     sampler, noise = WithoutReplacement(batch=6, population=600, steps=300), 4.0
-    curve = strong(Mechanism(sampler, noise, clipping)).curve
+    curve = strong_analysis(Mechanism(sampler, noise, clipping)).curve
     chances = stats.binom(300, 0.01).pmf(np.arange(60))
     for eps in (0.5, 2.0, 10.0):
         exact = sum(
@@ -159,12 +163,12 @@ def test_an_attack_that_sees_the_sampling(clipping):
     scores = mu * rng.standard_normal(runs) - mu * mu / 2  # log likelihood ratio without the group
     alarms = float((scores > threshold).mean())
     misses = float((mu * rng.standard_normal(runs) + mu * mu / 2 <= threshold).mean())
-    low, high = strong(run, group, population).curve.tradeoff(alarms)
+    low, high = strong_analysis(run, group, population).curve.tradeoff(alarms)
     assert misses == pytest.approx(low, abs=6 * math.sqrt(0.25 / runs) * 2)
     assert high - low < 1e-9
-    law = pricing_of(sampler).touched(run, Who(group, population=population))
+    pmf = pricing_of(sampler).touched_clip_groups(run, ProtectedGroup(group, population=population))
     found = Counter(squares)
-    for value, chance in zip(law.lows, law.weights, strict=True):
+    for value, chance in zip(pmf.lows, pmf.weights, strict=True):
         assert (
             abs(found[round(value)] - runs * chance)
             <= 5 * math.sqrt(runs * chance * (1 - chance)) + 1e-6
@@ -200,7 +204,9 @@ def test_what_the_standard_adversary_achieves_the_strong_one_does_too(run, group
 
 
 def test_a1_is_a_better_bound_than_the_worst_places():
-    """Shuffled groups: fixed batches put all eight records into one; A1's law knows that they are not."""
+    """Shuffled groups: fixed batches put all eight records into one; A1's pmf knows that they are
+    not.
+    """
     run = Mechanism(Shuffle(batches=1000, epochs=10), 4.0)
     worst = gaussian_epsilon(8 * math.sqrt(10) / 4.0, DELTA)
     assert epsilon(run, 8)[1] < worst / 4
@@ -209,7 +215,9 @@ def test_a1_is_a_better_bound_than_the_worst_places():
 @pytest.mark.parametrize("reshuffle", [True, False])
 @pytest.mark.parametrize("group", [2, 6, 11])
 def test_without_a_population_the_answer_holds_for_all(group, reshuffle):
-    """Individual clipping: balls in bins is the limit of large populations and the largest (docs)."""
+    """Individual clipping: balls in bins is the limit of large populations and the largest
+    (docs).
+    """
     run = Mechanism(Shuffle(batches=6, epochs=2, reshuffle=reshuffle), 3.0)
     for clipping in (Individual(), Batch(), Mixed(groups=2)):
         this = replace(run, clipping=clipping)
@@ -248,7 +256,7 @@ def test_monotone(clipping, group, noise, epochs, kind):
     assert epsilon(run, group + 1, 36)[1] >= here[0]  # theorem 5.6: larger groups, less privacy
     assert epsilon(replace(run, noise_multiplier=1.1 * noise), group, 36)[0] < here[1]
     assert epsilon(replace(run, sampler=samplers[kind](epochs + 1)), group, 36)[1] > here[0]
-    curve = strong(run, group, 36).curve
+    curve = strong_analysis(run, group, 36).curve
     low, high = curve.delta(here[1], 1e-3)
     assert low <= DELTA * (1 + 1e-9)
     assert high == pytest.approx(DELTA, rel=1e-6)
@@ -272,10 +280,10 @@ def test_phases_add_up():
 
 
 def test_phases_of_incommensurable_noise():
-    """c^2/9 + c'^2 pi: two binomial laws on lattices that share no step, against the double sum."""
+    """c^2/9 + c'^2 pi: two binomial pmfs on lattices that share no step, against the double sum."""
     first = Mechanism(WithoutReplacement(6, 60, 30), 6.0)
     second = Mechanism(WithoutReplacement(6, 60, 20), 2.0 / math.sqrt(math.pi))
-    low, high = strong(first + second).curve.delta(30.0, 1e-3)
+    low, high = strong_analysis(first + second).curve.delta(30.0, 1e-3)
     a, b = stats.binom(30, 0.1).pmf(np.arange(31)), stats.binom(20, 0.1).pmf(np.arange(21))
     exact = sum(
         p * q * gaussian_delta(math.sqrt(i / 9 + j * math.pi), 30.0)
@@ -289,22 +297,22 @@ def test_phases_of_incommensurable_noise():
 def test_without_noise_whoever_is_sampled_is_seen():
     bare = Mechanism(WithoutReplacement(batch=2, population=10, steps=3), 0.0)
     seen = 1 - 0.8**3
-    low, high = strong(bare).curve.delta(5.0, 1e-3)
+    low, high = strong_analysis(bare).curve.delta(5.0, 1e-3)
     assert low <= seen <= high
     assert high - low < 1e-9
-    assert strong(bare).curve.epsilon(0.4, 1e-3) == (math.inf, math.inf)
-    assert strong(bare).curve.estimate(0.4) == math.inf
-    assert strong(bare).curve.epsilon(0.5, 1e-3) == (0.0, 0.0)
-    assert strong(bare).curve.tradeoff(0.0) == pytest.approx((1 - seen, 1 - seen))
-    assert strong(bare).curve.tradeoff(0.256) == pytest.approx((1 - seen - 0.256,) * 2)
+    assert strong_analysis(bare).curve.epsilon(0.4, 1e-3) == (math.inf, math.inf)
+    assert strong_analysis(bare).curve.estimate(0.4) == math.inf
+    assert strong_analysis(bare).curve.epsilon(0.5, 1e-3) == (0.0, 0.0)
+    assert strong_analysis(bare).curve.tradeoff(0.0) == pytest.approx((1 - seen, 1 - seen))
+    assert strong_analysis(bare).curve.tradeoff(0.256) == pytest.approx((1 - seen - 0.256,) * 2)
     both = bare + Mechanism(Shuffle(batches=3), 2.0, relation="replace")
-    low, high = strong(both).curve.delta(1.0, 1e-3)
+    low, high = strong_analysis(both).curve.delta(1.0, 1e-3)
     exact = seen + (1 - seen) * gaussian_delta(1.0, 1.0)
     assert low <= exact <= high
     assert high == pytest.approx(exact, rel=1e-9)
     always = Mechanism(Shuffle(batches=3), 0.0)
-    assert strong(always).curve.delta(9.0, 1e-3) == (pytest.approx(1.0), 1.0)
-    assert strong(always).curve.tradeoff(0.3) == (
+    assert strong_analysis(always).curve.delta(9.0, 1e-3) == (pytest.approx(1.0), 1.0)
+    assert strong_analysis(always).curve.tradeoff(0.3) == (
         pytest.approx(0.0, abs=1e-12),
         pytest.approx(0.0, abs=1e-12),
     )
@@ -358,7 +366,7 @@ def test_persistent_mixed_batches_with_many_repeats_get_a_range():
 def test_many_rounds_in_few_cells():
     """Merged cells keep a bracket that refines itself when more is asked for."""
     run = Mechanism(Poisson(rate=0.3, steps=3_000_000), 900.0)
-    curve = strong(run).curve
+    curve = strong_analysis(run).curve
     low, high = curve.epsilon(DELTA, 1e-3)
     finer = curve.epsilon(DELTA, 1e-6)
     assert low <= finer[0] <= finer[1] <= high
@@ -380,7 +388,9 @@ def test_tiny_deltas_keep_their_digits():
     """delta(40) of a binomial mixture in 40 digits."""
     import mpmath
 
-    curve = strong(Mechanism(WithoutReplacement(batch=1, population=10, steps=12), 3.0)).curve
+    curve = strong_analysis(
+        Mechanism(WithoutReplacement(batch=1, population=10, steps=12), 3.0)
+    ).curve
     with mpmath.workdps(40):
         total = mpmath.mpf(0)
         for k in range(1, 13):
@@ -408,7 +418,7 @@ def test_large_runs_are_narrow():
 
 def test_it_fits_a_guarantee():
     phases = Phases((Mechanism(Shuffle(batches=20, epochs=2), 3.0),))
-    found = strong(phases, 3, 100)
+    found = strong_analysis(phases, 3, 100)
     curves = [found.curve]
     guarantee = Guarantee(phases, 3, curves, curves, found.upper_by, found.lower_by)
     bracket = guarantee.epsilon(DELTA)
@@ -426,12 +436,14 @@ def test_it_fits_a_guarantee():
 
 @pytest.mark.parametrize(("epochs", "sigma"), [(20, 2.0), (50, 2.0), (20, 1.0), (100, 2.0)])
 def test_lemma_e2_is_no_bound(epochs, sigma):
-    """E = 20, sigma = 2: it allows epsilon 12.586 at delta 1e-5; the run has 13.187. Its upper end survived."""
+    """E = 20, sigma = 2: it allows epsilon 12.586 at delta 1e-5; the run has 13.187. Its upper end
+    survived.
+    """
     population, batch = 60_000, 64
-    law = occupancy.subsampling(population, 1, batch, population * epochs // batch, 1).scaled(
+    pmf = paper_000_model.subsampling(population, 1, batch, population * epochs // batch, 1).scaled(
         sigma**-2
     )
-    curve, spread = StrongCurve(lambda _: law), math.sqrt(epochs / 2)
+    curve, spread = StrongCurve(lambda _: pmf), math.sqrt(epochs / 2)
     tail = math.exp(-epochs)
     claimed = gaussian_epsilon(math.sqrt(epochs + spread) / sigma, DELTA - tail)
     assert curve.epsilon(DELTA, 1e-6)[0] > claimed * 1.005
@@ -446,23 +458,27 @@ def test_lemma_e2_is_no_bound(epochs, sigma):
 
 
 def test_a_curve_from_the_printed_occupancy_law_promises_too_much():
-    """Lemma F.4 for ten batches of eight and g = 4, sigma = 1: f(.05) = .462 from the printed law, .415 in truth."""
+    """Lemma F.4 for ten batches of eight and g = 4, sigma = 1: f(.05) = .462 from the printed pmf,
+    .415 in truth.
+    """
     from verax.papers.shuffling_and_batch_clipping.errata import printed_occupancy
 
     wrong = StrongCurve(lambda _: printed_occupancy(10, 4))
     run = Mechanism(Shuffle(batches=10), 2.0, Batch())
-    right = strong(run, 4, 80).curve
+    right = strong_analysis(run, 4, 80).curve
     assert wrong.tradeoff(0.05)[0] == pytest.approx(0.4622, abs=1e-4)
     assert right.tradeoff(0.05)[1] == pytest.approx(0.4147, abs=1e-4)
     assert right.epsilon(DELTA, 1e-6)[0] > wrong.epsilon(DELTA, 1e-6)[1]
 
 
 def test_the_tail_of_theorem_f1_needs_a_condition():
-    """u = g^2 / (N/s - g - g^2) is -8.64 for 32 records in batches of 64; where it is a probability it is right."""
+    """u = g^2 / (N/s - g - g^2) is -8.64 for 32 records in batches of 64; where it is a probability
+    it is right.
+    """
     assert pytest.approx(-8.64, abs=0.01) == 32**2 / (60_000 / 64 - 32 - 32**2)
     for group in (2, 8, 20):
         tail = group**2 / (1000 - group - group**2)
-        assert occupancy.shuffling(60_000, 60, 1, 1, group).below(group)[1] <= tail
+        assert paper_000_model.shuffling(60_000, 60, 1, 1, group).below(group)[1] <= tail
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -506,7 +522,7 @@ def test_the_tail_of_theorem_f1_needs_a_condition():
 )
 def test_no_guarantee(run, group, population, message):
     with pytest.raises(NoGuarantee, match=message):
-        strong(run, group, population)
+        strong_analysis(run, group, population)
 
 
 @pytest.mark.parametrize(
@@ -520,11 +536,11 @@ def test_no_guarantee(run, group, population, message):
 )
 def test_bad_input(arguments, message):
     with pytest.raises(ValueError, match=message):
-        strong(Mechanism(Shuffle(3), 1.0), **arguments)
+        strong_analysis(Mechanism(Shuffle(3), 1.0), **arguments)
 
 
 def test_bad_false_alarm_rates():
     with pytest.raises(ValueError, match=r"alpha must lie in \[0, 1\], got 1.5"):
         strong_tradeoff(Mechanism(Shuffle(3), 1.0), [0.5, 1.5])
     with pytest.raises(ValueError, match="group must be at most the population, 5, got 6"):
-        strong(Mechanism(WithoutReplacement(2, 5, 1), 1.0), 6)
+        strong_analysis(Mechanism(WithoutReplacement(2, 5, 1), 1.0), 6)

@@ -1,4 +1,6 @@
-"""Exact laws of touched clip-groups: enumeration, inclusion-exclusion, published closed forms and real samplers."""
+"""Exact pmfs of touched clip-groups: enumeration, inclusion-exclusion, published closed forms and
+real samplers.
+"""
 
 import itertools
 import math
@@ -9,22 +11,23 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from verax.privacy.numerics.distributions import binomial_law, hypergeometric_law
+from verax.papers.shuffling_and_batch_clipping import model as paper_000_model
+from verax.privacy.numerics.distributions import binomial_pmf, hypergeometric_pmf
 from verax.privacy.strong import occupancy
 from verax.samplers import BallsInBins, Poisson, Shuffle, WithoutReplacement
 
 
-def points(law):
+def points(pmf):
     return {
         round(place): weight
-        for place, weight in zip(law.lows, law.weights, strict=True)
+        for place, weight in zip(pmf.lows, pmf.weights, strict=True)
         if weight > 0.0
     }
 
 
-def agree(law, expected, rel=1e-13):
-    assert law.spread == 0.0
-    assert points(law) == pytest.approx({k: float(v) for k, v in expected.items() if v}, rel=rel)
+def agree(pmf, expected, rel=1e-13):
+    assert pmf.spread == 0.0
+    assert points(pmf) == pytest.approx({k: float(v) for k, v in expected.items() if v}, rel=rel)
 
 
 def counted(values):
@@ -56,7 +59,7 @@ def inclusion_exclusion(batches, size, group):
     ("population", "marked", "drawn"), [(5, 2, 2), (60_000, 32, 64), (50, 40, 30), (9, 9, 4)]
 )
 def test_hypergeometric(population, marked, drawn):
-    ours = hypergeometric_law(population, marked, drawn)
+    ours = hypergeometric_pmf(population, marked, drawn)
     exact = [
         Fraction(
             math.comb(marked, k) * math.comb(population - marked, drawn - k),
@@ -72,7 +75,7 @@ def test_hypergeometric(population, marked, drawn):
     ("trials", "rate"), [(32, 1e-3), (32, 0.5), (200, 0.97), (1, 1e-9), (3, 1.0)]
 )
 def test_binomial(trials, rate):
-    ours = binomial_law(trials, rate)
+    ours = binomial_pmf(trials, rate)
     exact = [
         math.comb(trials, k) * Fraction(rate) ** k * (1 - Fraction(rate)) ** (trials - k)
         for k in range(len(ours))
@@ -84,14 +87,16 @@ def test_binomial(trials, rate):
     ("batches", "size", "group"), [(10, 8, 4), (1000, 60, 32), (7, 3, 21), (4, 2, 5)]
 )
 def test_occupancy_is_inclusion_exclusion(batches, size, group):
-    ours = next(itertools.islice(occupancy.distinct(batches, size), group, None))
+    ours = next(itertools.islice(occupancy.occupied_bins_pmfs(batches, size), group, None))
     exact = inclusion_exclusion(batches, size, group)
     ours = ours.tolist() + [0.0] * (len(exact) - len(ours))
     assert ours == pytest.approx([float(p) for p in exact], rel=1e-12, abs=0.0)
 
 
 def test_the_printed_occupancy_law_is_wrong():
-    """Section F.3 prints stars and bars: .294 for four records in four of ten batches of eight; it is .544."""
+    """Section F.3 prints stars and bars: .294 for four records in four of ten batches of eight; it
+    is .544.
+    """
     batches, size, group = 10, 8, 4
     exact = inclusion_exclusion(batches, size, group)
     printed = [
@@ -104,13 +109,13 @@ def test_the_printed_occupancy_law_is_wrong():
     assert sum(printed) == sum(exact) == 1
     assert float(printed[3]) == pytest.approx(0.2937, abs=1e-4)
     assert float(exact[4]) == pytest.approx(0.5439, abs=1e-4)
-    agree(occupancy.shuffling(batches * size, size, 1, 1, group), dict(enumerate(exact)))
+    agree(paper_000_model.shuffling(batches * size, size, 1, 1, group), dict(enumerate(exact)))
 
 
 def test_independent_choices_are_stirling_numbers():
-    law = next(itertools.islice(occupancy.distinct(6), 4, None))
+    pmf = next(itertools.islice(occupancy.occupied_bins_pmfs(6), 4, None))
     expected = counted(len(set(choice)) for choice in itertools.product(range(6), repeat=4))
-    assert law.tolist() == pytest.approx([float(expected.get(k, 0)) for k in range(5)], rel=1e-14)
+    assert pmf.tolist() == pytest.approx([float(expected.get(k, 0)) for k in range(5)], rel=1e-14)
 
 
 @pytest.mark.parametrize("sizes", [[(4, 3)], [(2, 4), (3, 3)], [(1, 2), (2, 1)]])
@@ -124,8 +129,11 @@ def test_shuffled_batches_by_enumeration(sizes, group):
     chosen = [
         [places[i] for i in subset] for subset in itertools.combinations(range(len(places)), group)
     ]
-    agree(occupancy.epoch(group, sizes, occupancy.every), counted(map(sum_of_squares, chosen)))
-    agree(occupancy.epoch(group, sizes, None), counted(len(set(labels)) for labels in chosen))
+    agree(
+        occupancy.epoch_pmf(group, sizes, occupancy.one_group_per_record),
+        counted(map(sum_of_squares, chosen)),
+    )
+    agree(occupancy.epoch_pmf(group, sizes, None), counted(len(set(labels)) for labels in chosen))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +145,7 @@ def test_equal_clip_groups_by_enumeration(population, size, groups, group):
         sum_of_squares(clip // groups for clip in {place // size for place in subset})
         for subset in itertools.combinations(range(population), group)
     )
-    agree(occupancy.shuffling(population, size, groups, 1, group), expected)
+    agree(paper_000_model.shuffling(population, size, groups, 1, group), expected)
 
 
 @pytest.mark.parametrize("repeats", [1, 2])
@@ -157,17 +165,17 @@ def test_clip_groups_picked_at_random_by_enumeration(repeats):
             itertools.product(range(groups), repeat=group), repeat=repeats
         )
     )
-    law = occupancy.epoch(
-        group, [(1, 2), (1, 1)], lambda: occupancy.distinct(groups), repeats=repeats
+    pmf = occupancy.epoch_pmf(
+        group, [(1, 2), (1, 1)], lambda: occupancy.occupied_bins_pmfs(groups), repeats=repeats
     )
-    agree(law, expected)
+    agree(pmf, expected)
 
 
 def test_balls_in_bins_by_enumeration():
     expected = counted(map(sum_of_squares, itertools.product(range(5), repeat=4)))
-    agree(occupancy.epoch(4, [(5, None)], occupancy.every), expected)
+    agree(occupancy.epoch_pmf(4, [(5, None)], occupancy.one_group_per_record), expected)
     expected = counted(len(set(labels)) for labels in itertools.product(range(5), repeat=4))
-    agree(occupancy.epoch(4, [(5, None)], None), expected)
+    agree(occupancy.epoch_pmf(4, [(5, None)], None), expected)
 
 
 @pytest.mark.parametrize("sizes", [[(4, 2)], [(1, 3), (3, 2)], [(4, 7)], [(4, 1000)]])
@@ -175,8 +183,8 @@ def test_balls_in_bins_have_the_largest_squares(sizes):
     """Stochastically, whatever the population (docs/strong-adversary.md)."""
     group = 6
     bins, batches = (
-        occupancy.epoch(group, [(4, None)], occupancy.every),
-        occupancy.epoch(group, sizes, occupancy.every),
+        occupancy.epoch_pmf(group, [(4, None)], occupancy.one_group_per_record),
+        occupancy.epoch_pmf(group, sizes, occupancy.one_group_per_record),
     )
     for value in range(group * group):
         assert bins.above(value)[1] >= batches.above(value)[0]
@@ -187,9 +195,13 @@ def test_subsampling_by_enumeration():
     """Two rounds of three out of six, a group of two."""
     batches = list(itertools.combinations(range(6), 3))
     hits = [len({0, 1} & set(batch)) for batch in batches]
-    agree(occupancy.subsampling(6, 1, 3, 2, 2), counted(a * a + b * b for a in hits for b in hits))
     agree(
-        occupancy.subsampling(6, 3, 1, 2, 2), counted(bool(a) + bool(b) for a in hits for b in hits)
+        paper_000_model.subsampling(6, 1, 3, 2, 2),
+        counted(a * a + b * b for a in hits for b in hits),
+    )
+    agree(
+        paper_000_model.subsampling(6, 3, 1, 2, 2),
+        counted(bool(a) + bool(b) for a in hits for b in hits),
     )
 
 
@@ -212,7 +224,7 @@ def test_the_general_formula_of_section_e1():
                 math.comb(population, batch) * ways(batch, [size] * groups),
             )
     assert sum(expected.values()) == 1
-    agree(occupancy.subsampling(population, size, groups, 1, group), expected)
+    agree(paper_000_model.subsampling(population, size, groups, 1, group), expected)
 
 
 @pytest.mark.parametrize("clipping", ["individual", "batch"])
@@ -228,15 +240,15 @@ def test_filtering_keeps_each_clip_group_with_its_probability(clipping):
                 1, 2 ** len(coins) * math.comb(6, 3)
             )
     size, groups = (1, 2) if clipping == "individual" else (2, 1)
-    agree(occupancy.shuffling(6, size, groups, 1, group, keep=0.5), expected)
+    agree(paper_000_model.shuffling(6, size, groups, 1, group, keep=0.5), expected)
 
 
 def test_filtering_halves_the_square_of_c_for_one_record():
     """So mu falls by sqrt(2), not by the 2 that appendix D hopes for."""
-    law = occupancy.shuffling(60_000, 1, 60, 100, 1, keep=0.5)
+    pmf = paper_000_model.shuffling(60_000, 1, 60, 100, 1, keep=0.5)
     binomial = stats.binom(100, 0.5)
-    assert law.weights.tolist() == pytest.approx(binomial.pmf(law.lows).tolist(), rel=1e-11)
-    assert law.mean == pytest.approx(50.0)
+    assert pmf.weights.tolist() == pytest.approx(binomial.pmf(pmf.lows).tolist(), rel=1e-11)
+    assert pmf.mean == pytest.approx(50.0)
 
 
 @pytest.mark.parametrize("group", [2, 32, 48])
@@ -244,11 +256,11 @@ def test_the_mean_at_full_size(group):
     """E[c^2] = g + g(g-1) P[two given records share a batch]."""
     population = 60_000
     together = (906 * 64 * 63 + 32 * 63 * 62) / (population * (population - 1))
-    law = occupancy.epoch(group, [(906, 64), (32, 63)], occupancy.every)
-    assert law.mean == pytest.approx(group + group * (group - 1) * together, rel=1e-12)
-    assert law.weights.sum() == pytest.approx(1.0, rel=1e-12)
-    assert law.lost < 1e-40
-    assert law.error < 1e-8
+    pmf = occupancy.epoch_pmf(group, [(906, 64), (32, 63)], occupancy.one_group_per_record)
+    assert pmf.mean == pytest.approx(group + group * (group - 1) * together, rel=1e-12)
+    assert pmf.weights.sum() == pytest.approx(1.0, rel=1e-12)
+    assert pmf.lost < 1e-40
+    assert pmf.error < 1e-8
 
 
 def test_hoeffding_without_its_n():
@@ -257,9 +269,9 @@ def test_hoeffding_without_its_n():
     for epochs in (5, 10, 20, 50, 100):
         steps = round(population * epochs / batch)
         edge = math.sqrt(epochs / 2)
-        law = occupancy.subsampling(population, 1, batch, steps, 1)
+        pmf = paper_000_model.subsampling(population, 1, batch, steps, 1)
         exact = stats.binom(steps, batch / population)
-        above, below = law.above(epochs + edge), law.below(epochs - edge)
+        above, below = pmf.above(epochs + edge), pmf.below(epochs - edge)
         assert above[0] <= exact.sf(epochs + edge) <= above[1] < above[0] * (1 + 1e-7)
         assert 0.2 < above[0] < 0.27
         assert 0.2 < below[0] < 0.27
@@ -273,9 +285,9 @@ def test_lemma_e4_holds(group, epochs, gamma):
     """Its tail bound e^{-gamma g E} is right, by a wide margin."""
     population, batch = 600, 10
     beta = math.exp(population / (population - group - batch)) + gamma
-    law = occupancy.subsampling(population, 1, batch, population // batch * epochs, group)
+    pmf = paper_000_model.subsampling(population, 1, batch, population // batch * epochs, group)
     cut = beta * min(batch, group) * group * epochs
-    assert law.above(cut)[1] <= math.exp(-gamma * group * epochs)
+    assert pmf.above(cut)[1] <= math.exp(-gamma * group * epochs)
 
 
 @pytest.mark.parametrize(
@@ -284,58 +296,64 @@ def test_lemma_e4_holds(group, epochs, gamma):
         (
             Shuffle(batches=7, epochs=2),
             30,
-            lambda: occupancy.epoch(6, [(2, 5), (5, 4)], occupancy.every).times(2),
+            lambda: occupancy.epoch_pmf(6, [(2, 5), (5, 4)], occupancy.one_group_per_record).times(
+                2
+            ),
         ),
         (
             WithoutReplacement(batch=8, population=30, steps=4),
             30,
-            lambda: occupancy.rounds(hypergeometric_law(30, 6, 8), None, 4),
+            lambda: occupancy.independent_rounds_pmf(hypergeometric_pmf(30, 6, 8), None, 4),
         ),
-        (Poisson(rate=0.2, steps=5), 30, lambda: occupancy.rounds(binomial_law(6, 0.2), None, 5)),
+        (
+            Poisson(rate=0.2, steps=5),
+            30,
+            lambda: occupancy.independent_rounds_pmf(binomial_pmf(6, 0.2), None, 5),
+        ),
         (
             BallsInBins(bins=5, epochs=2),
             30,
-            lambda: occupancy.epoch(6, [(5, None)], occupancy.every).times(2),
+            lambda: occupancy.epoch_pmf(6, [(5, None)], occupancy.one_group_per_record).times(2),
         ),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_the_samplers_draw(sampler, population, law):
+def test_what_the_samplers_draw(sampler, population, pmf):
     """The first six records of the data, in batches that the samplers themselves draw."""
     rng, runs = np.random.default_rng(1), 2000
     squares = [
         sum(int((batch < 6).sum()) ** 2 for batch in sampler.draw(population, rng))
         for _ in range(runs)
     ]
-    found, expected = Counter(squares), points(law())
+    found, expected = Counter(squares), points(pmf())
     assert set(found) <= set(expected)
     likely = {value: p for value, p in expected.items() if p * runs > 20}
     for value, p in likely.items():
         assert abs(found[value] - p * runs) < 5 * math.sqrt(runs * p * (1 - p))
-    assert np.mean(squares) == pytest.approx(law().mean, rel=0.05)
+    assert np.mean(squares) == pytest.approx(pmf().mean, rel=0.05)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (
-            lambda: occupancy.shuffling(61, 6, 1, 1, 2),
+            lambda: paper_000_model.shuffling(61, 6, 1, 1, 2),
             "population must be a multiple of size \\* groups, 6, got 61",
         ),
         (
-            lambda: occupancy.subsampling(10, 6, 2, 1, 2),
+            lambda: paper_000_model.subsampling(10, 6, 2, 1, 2),
             "population must be a whole number of at least 12, got 10",
         ),
         (
-            lambda: occupancy.subsampling(10, 1, 2, 1, 11),
+            lambda: paper_000_model.subsampling(10, 1, 2, 1, 11),
             "group must be a whole number .* at most 10, got 11",
         ),
         (
-            lambda: occupancy.subsampling(10, 1, 2, 1, 1, keep=0.0),
+            lambda: paper_000_model.subsampling(10, 1, 2, 1, 1, keep=0.0),
             "keep must lie in \\(0, 1\\], got 0.0",
         ),
         (
-            lambda: occupancy.shuffling(10, 1, 2, 0, 1),
+            lambda: paper_000_model.shuffling(10, 1, 2, 0, 1),
             "epochs must be a whole number of at least 1, got 0",
         ),
     ],

@@ -41,8 +41,8 @@ from verax.papers.group_privacy.appendix import (
     some_of,
 )
 from verax.privacy.curves.black_box import BlackBox
-from verax.privacy.group_montecarlo import simulate
-from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.curves.simulation import simulate
+from verax.privacy.guarantee import Bracket, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.tradeoff import TradeOff
 from verax.reporting.figures import OKABE_ITO, drawing, panels
@@ -333,18 +333,18 @@ def _claims_2(noise: float, points: Sequence[Point]) -> list[Row]:
             where,
             f"delta at epsilon 2, 1 to {last.group} records",
             "grows really fast",
-            f"{shown(grown, LOWER, 2)} times",
+            f"{format_bound(grown, LOWER, 2)} times",
             AGREES,
         ),
         Row(
             where,
             f"delta at epsilon k/2, 1 to {last.group} records",
             "almost constant",
-            f"within {shown(spread, UPPER, 2)} times",
+            f"within {format_bound(spread, UPPER, 2)} times",
             agreement(spread < 10.0),
-            f"within {shown(near, UPPER, 2)} times up to 16 records; from "
-            f"{shown(start.tight_upper, UPPER, 2)} it {trend} to "
-            f"{shown(last.tight_upper, UPPER, 2)}"
+            f"within {format_bound(near, UPPER, 2)} times up to 16 records; from "
+            f"{format_bound(start.tight_upper, UPPER, 2)} it {trend} to "
+            f"{format_bound(last.tight_upper, UPPER, 2)}"
             + (f"; the black box says 1 from {full} records on" if full else ""),
         ),
         Row(
@@ -469,8 +469,8 @@ def _rate_row(small: Equal, large: Equal, what: str, sizes: Sequence[int]) -> Ro
         worst = max(dearer, key=lambda k: small.epsilons[k].lower / large.epsilons[k].upper)
         low, high = small.epsilons[worst].lower, large.epsilons[worst].upper
         remark = (
-            f"dearer for {_size_range(dearer)} records, most for {worst}: {shown(low, LOWER)} or more "
-            f"against {shown(high, UPPER)} or less; "
+            f"dearer for {_size_range(dearer)} records, most for {worst}: {format_bound(low, LOWER)} or more "
+            f"against {format_bound(high, UPPER)} or less; "
             + (remark or "in delta at epsilon 1 it is never worse")
         )
     gain = max(large.epsilons[k].lower / small.epsilons[k].upper for k in sizes)

@@ -28,7 +28,7 @@ from verax.papers.comparison import (
     verdict,
 )
 from verax.papers.files import figure_files, read_printed, write_rows, write_table
-from verax.privacy.guarantee import Guarantee, shown
+from verax.privacy.guarantee import Guarantee, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.renyi.accountant import Renyi
 from verax.reporting.figures import OKABE_ITO, drawing
@@ -188,7 +188,7 @@ def _number(setting: Setting, claim: Claim, x: float) -> str:
     low, high = setting.bracket(claim.curve, x)
     if claim.sense == "~":
         return between(low, high)
-    return f"{claim.sense} {shown(low, LOWER) if claim.sense == '>=' else shown(high, UPPER)}"
+    return f"{claim.sense} {format_bound(low, LOWER) if claim.sense == '>=' else format_bound(high, UPPER)}"
 
 
 def _statements(setting: Setting, table: Sequence[Mapping[str, float]]) -> list[Row]:
@@ -199,7 +199,7 @@ def _statements(setting: Setting, table: Sequence[Mapping[str, float]]) -> list[
             return [_crossing(where, table)]
         case 3:
             (low, _), (_, high) = setting.bracket("shuffle", 12.0), setting.bracket("poisson", 4.0)
-            times = shown(low / high, LOWER, 2)
+            times = format_bound(low / high, LOWER, 2)
             return [
                 Row(where, "delta_S(12) / delta_P(4)", "> 1", f">= {times}", agreement(low > high))
             ]
@@ -207,12 +207,14 @@ def _statements(setting: Setting, table: Sequence[Mapping[str, float]]) -> list[
             exact, moments = setting.bracket("poisson", 4.0)[1], setting.bracket("renyi", 4.0)[1]
             remark = (
                 "the paper suspects its accountant's numerics, rightly: delta_P(4) <= "
-                f"{shown(exact, UPPER)}"
+                f"{format_bound(exact, UPPER)}"
             )
-            times = shown(exact / moments, UPPER, 2)
+            times = format_bound(exact / moments, UPPER, 2)
             return [Row(where, "delta_P(4) over Rényi's", "> 1", f"<= {times}", TIGHTER, remark)]
         case 7:
-            one, four = (shown(setting.bracket("poisson", x)[1], UPPER, 3) for x in (1.0, 4.0))
+            one, four = (
+                format_bound(setting.bracket("poisson", x)[1], UPPER, 3) for x in (1.0, 4.0)
+            )
             remark = "numerics again, as the paper suspects: the true curve keeps falling"
             return [
                 Row(

@@ -34,7 +34,7 @@ from verax.planning.closed_form import theorems
 from verax.planning.closed_form.calculator import budget, simple
 from verax.planning.closed_form.theorems import SampleSizes, theorem_b4
 from verax.privacy.curves.gaussian import gaussian_epsilon
-from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.guarantee import Bracket, format_bound
 from verax.privacy.pld.composition import UPPER
 from verax.samplers import Poisson
 
@@ -140,7 +140,7 @@ def judge(line: Line) -> tuple[list[Row], dict[str, object]]:
         line.sigma,
         f"{needed:.5f}",
         ERRATUM if mislabelled else DIFFERS,
-        f"{origin}{short}; the accountant gives ε <= {shown(tight.upper, UPPER, 4)} for the "
+        f"{origin}{short}; the accountant gives ε <= {format_bound(tight.upper, UPPER, 4)} for the "
         "printed line",
     )
     size = Row(

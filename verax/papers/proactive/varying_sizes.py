@@ -12,12 +12,12 @@ from verax import checks
 from verax.planning.closed_form.theorems import (
     LEAST_NOISE,
     SAFE,
-    Granted,
-    Refused,
+    FailedCondition,
+    GrantedGuarantee,
     SampleSizes,
     largest_order,
-    moderate,
-    unproved_tail,
+    require_moderate,
+    tail_failure,
 )
 
 
@@ -32,32 +32,32 @@ class Moment:
         return True
 
 
-def moment_bound(rate: float, noise_multiplier: float, order: int) -> Moment | Refused:
+def moment_bound(rate: float, noise_multiplier: float, order: int) -> Moment | FailedCondition:
     """Lemma B.3: the log-moment of one Poisson round in both directions, or what fails.
 
     >>> moment_bound(rate=0.001, noise_multiplier=5.0, order=10)
     Moment(order=10, bound=4.50...e-06)
     """
     q, z = (
-        moderate("rate", checks.rate("rate", rate)),
-        moderate("noise_multiplier", noise_multiplier),
+        require_moderate("rate", checks.rate("rate", rate)),
+        require_moderate("noise_multiplier", noise_multiplier),
     )
     order = checks.count("order", order)
     name = "lemma B.3"
     if z < LEAST_NOISE:
-        return Refused(name, "on sigma", "noise sigma", ">=", "216/215", z, LEAST_NOISE)
+        return FailedCondition(name, "on sigma", "noise sigma", ">=", "216/215", z, LEAST_NOISE)
     if q * z * SAFE >= 1.0:
-        return Refused(name, "on r_0", "rate times sigma", "<", "1", q * z, 1.0)
+        return FailedCondition(name, "on r_0", "rate times sigma", "<", "1", q * z, 1.0)
     if order * SAFE > (most := -z * z * math.log(q * z)):
-        return Refused(
+        return FailedCondition(
             name, "on lambda", "order", "<=", "sigma^2 ln(1 / (rate sigma))", order, most
         )
     u_0 = 2.0 * math.sqrt(order * q) / ((1.0 - q) * z)  # with r_0 = rate * sigma, the smallest
     u_1 = math.e * u_0 / z
     for label, value in (("U_0", u_0), ("U_1", u_1)):
         if value * SAFE >= 1.0:
-            return Refused(name, f"on {label}", label, "<", "1", value, 1.0)
-    if (refused := unproved_tail(name, q, z, order, u_1)) is not None:
+            return FailedCondition(name, f"on {label}", label, "<", "1", value, 1.0)
+    if (refused := tail_failure(name, q, z, order, u_1)) is not None:
         return refused
     spread = 8.0 * (1.0 / (1.0 - u_0) + (math.e / z) ** 3 / (1.0 - u_1)) * math.exp(3.0 / (z * z))
     square = q * q / (1.0 - q) * order * (order + 1.0) / (z * z)
@@ -67,27 +67,29 @@ def moment_bound(rate: float, noise_multiplier: float, order: int) -> Moment | R
 
 def theorem_b2(
     sizes: SampleSizes, noise_multiplier: float, epsilon: float, delta: float
-) -> Granted | Refused:
+) -> GrantedGuarantee | FailedCondition:
     """Theorem B.2, for sample sizes that vary in any way, with the smallest r_0, rho and rho-hat.
 
     >>> sizes = SampleSizes(50_000, ((200, 300), (400, 300)))
     >>> theorem_b2(sizes, 8.0, epsilon=0.5, delta=1e-5).epsilon
     0.5
     """
-    z = moderate("noise_multiplier", noise_multiplier)
-    epsilon, delta = moderate("epsilon", epsilon), checks.probability("delta", delta)
+    z = require_moderate("noise_multiplier", noise_multiplier)
+    epsilon, delta = require_moderate("epsilon", epsilon), checks.probability("delta", delta)
     name, q = "theorem B.2", sizes.largest_rate
     r_0 = q * z
     if z < LEAST_NOISE:
-        return Refused(name, "on sigma", "noise sigma", ">=", "216/215", z, LEAST_NOISE)
+        return FailedCondition(name, "on sigma", "noise sigma", ">=", "216/215", z, LEAST_NOISE)
     if r_0 * SAFE > 1.0 / math.e:
-        return Refused(name, "on r_0", "largest rate times sigma", "<=", "1/e", r_0, 1.0 / math.e)
+        return FailedCondition(
+            name, "on r_0", "largest rate times sigma", "<=", "1/e", r_0, 1.0 / math.e
+        )
     u_0 = 2.0 * math.sqrt(q) / (1.0 - q)
     u_1 = math.e * u_0 / z
     for label, value in (("u_0", u_0), ("u_1", u_1)):
         if value * SAFE >= 1.0:
-            return Refused(name, f"on {label}", label, "<", "1", value, 1.0)
-    if (refused := unproved_tail(name, q, z, largest_order(z), u_1)) is not None:
+            return FailedCondition(name, f"on {label}", label, "<", "1", value, 1.0)
+    if (refused := tail_failure(name, q, z, largest_order(z), u_1)) is not None:
         return refused
     r = r_0 * 8.0 * (1.0 / (1.0 - u_0) + (math.e / z) ** 3 / (1.0 - u_1)) * math.exp(3.0 / z**2)
     one, two, three = (sizes.moment(j) for j in (1, 2, 3))
@@ -103,6 +105,6 @@ def theorem_b2(
     )
     if z < least:
         what = "2 sqrt(S_2 T (epsilon + ln(1/delta)) / c_0) / epsilon"
-        return Refused(name, "(31)", "noise sigma", ">=", what, z, least)
+        return FailedCondition(name, "(31)", "noise sigma", ">=", what, z, least)
     order = math.floor(c_0 * epsilon * z * z / (2.0 * two * sizes.rounds)) - 1  # (30)
-    return Granted(name, epsilon, delta, least, None, order)
+    return GrantedGuarantee(name, epsilon, delta, least, None, order)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from verax.federated.observers import BASELINES, baseline
 from verax.mechanism import Mechanism
 from verax.papers.comparison import (
     AGREES,
@@ -26,9 +27,9 @@ from verax.papers.comparison import (
 )
 from verax.papers.files import figure_files, write_rows, write_table
 from verax.papers.random_participation.published import published
-from verax.privacy.guarantee import Guarantee, shown
+from verax.privacy.guarantee import Guarantee, format_bound
 from verax.privacy.numerics.roots import root
-from verax.privacy.participation import BASELINES, baseline, participating
+from verax.privacy.pairs.random_participation import participation_pair
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.figures import OKABE_ITO, drawing
 from verax.samplers import RandomParticipation
@@ -244,12 +245,14 @@ def scenario(section: str) -> list[Row]:
     sampler, epsilon = SCENARIOS[section], TARGET[0]
     p, q, records = sampler.client_rate, sampler.record_rate, sampler.records
     where, rows = f"section {section}", []
-    corrected = noise_for(lambda z: participating(p, q, records, 1.0 / z, False).delta(epsilon)[1])
+    corrected = noise_for(
+        lambda z: participation_pair(p, q, records, 1.0 / z, False).delta(epsilon)[1]
+    )
     printed = PRINTED[section]["theorem 4.1"]
     given = Mechanism(sampler, float(printed)).guarantee().delta(epsilon)
     formula = published(sampler, float(printed), epsilon, published_unsound=True)
     remark = (
-        f"at {printed} delta is at least {shown(given.lower, LOWER, 3)}, not 1e-6; "
+        f"at {printed} delta is at least {format_bound(given.lower, LOWER, 3)}, not 1e-6; "
         f"equation (6) itself gives {formula:.3g} there"
     )
     rows.append(
@@ -257,7 +260,7 @@ def scenario(section: str) -> list[Row]:
             where,
             "noise, random participation",
             printed,
-            f"<= {shown(corrected, UPPER, 4)}",
+            f"<= {format_bound(corrected, UPPER, 4)}",
             remark,
         )
     )
@@ -278,13 +281,13 @@ def scenario(section: str) -> list[Row]:
                 if float(claim) > 0.99 * needed
                 else DIFFERS
             )
-            remark = f"delta at the printed noise is {shown(bought.upper, UPPER, 4)}"
+            remark = f"delta at the printed noise is {format_bound(bought.upper, UPPER, 4)}"
         rows.append(
             Row(
                 where,
                 f"noise, {name}",
                 claim or "-",
-                f"<= {shown(needed, UPPER, 4)}",
+                f"<= {format_bound(needed, UPPER, 4)}",
                 found,
                 remark,
             )

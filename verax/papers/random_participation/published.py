@@ -8,9 +8,9 @@ import numpy as np
 from scipy import special
 
 from verax import checks
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.roots import root
-from verax.privacy.pairs.gaussian_mixture import Array
-from verax.privacy.participation import other_records
+from verax.privacy.pairs.random_participation import other_records
 from verax.samplers import RandomParticipation
 
 

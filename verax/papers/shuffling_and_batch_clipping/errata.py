@@ -16,14 +16,16 @@ from verax.papers.shuffling_and_batch_clipping.model import (
     POPULATION,
     SIGMA,
     exact,
+    shuffling,
     strong_curve,
+    subsampling,
 )
 from verax.privacy.curves.gaussian import black_box_group, gaussian_delta, gaussian_epsilon
-from verax.privacy.curves.gaussian_mixture import mixture_tradeoff
-from verax.privacy.guarantee import shown
-from verax.privacy.numerics.lattice import Law
+from verax.privacy.guarantee import format_bound
+from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.pld.composition import LOWER, UPPER
-from verax.privacy.strong import occupancy
+from verax.privacy.strong.occupancy import thin_pmf
+from verax.privacy.strong.random_mu import mixture_tradeoff
 from verax.samplers import WithoutReplacement
 
 
@@ -37,14 +39,14 @@ def errata() -> Iterator[Row]:
 
 def _tails() -> Iterator[Row]:
     population, batch, epochs = 60_000, 64, 20
-    law = occupancy.subsampling(population, 1, batch, population * epochs // batch, 1)
+    law = subsampling(population, 1, batch, population * epochs // batch, 1)
     edge = epochs + math.sqrt(epochs / 2.0)
     tail = law.above(edge)[0]
     yield erratum(
         "E.2 and E.5",
         f"P[c² > E + √(E/2)], N={population}, m={batch}, E={epochs}",
         f"<= {math.exp(-epochs):.3g}",
-        f">= {shown(tail, LOWER, 3)}",
+        f">= {format_bound(tail, LOWER, 3)}",
         "Hoeffding's inequality without its 1/n: with it the bound is e^(-m/N) = "
         f"{math.exp(-batch / population):.4f}",
     )
@@ -65,24 +67,24 @@ def _tails() -> Iterator[Row]:
         "E.2",
         "C_{m/N}(G_{1/σ})^⊗ is tight for A1",
         "ε is the same",
-        f"A0 <= {shown(standard.upper, UPPER)}, A1 >= {shown(low, LOWER)}",
+        f"A0 <= {format_bound(standard.upper, UPPER)}, A1 >= {format_bound(low, LOWER)}",
         "that curve is A0's, as appendix G says; lemma E.2's range excludes it",
     )
 
 
-def printed_occupancy(batches: int, group: int) -> Law:
+def printed_occupancy(batches: int, group: int) -> LatticePmf:
     """The law of touched batches as section F.3 has it."""
     ways = math.comb(batches - 1 + group, group)
     chances = [
         math.comb(batches, j) * math.comb(group - 1, j - 1) / ways for j in range(1, group + 1)
     ]
-    return Law.of(np.arange(1.0, group + 1.0), chances)
+    return LatticePmf.of(np.arange(1.0, group + 1.0), chances)
 
 
 def _occupancy() -> Iterator[Row]:
     batches, size, group, sigma, alpha = 10, 8, 4, 1.0, 0.05
     right, wrong = (
-        occupancy.shuffling(batches * size, size, 1, 1, group),
+        shuffling(batches * size, size, 1, 1, group),
         printed_occupancy(batches, group),
     )
     yield erratum(
@@ -98,7 +100,7 @@ def _occupancy() -> Iterator[Row]:
         "lemma F.4",
         f"f({alpha:g}) from that law, σ={sigma:g}",
         f">= {claimed:.4g}",
-        f"<= {shown(beta, UPPER, 4)}",
+        f"<= {format_bound(beta, UPPER, 4)}",
         "promises more privacy than there is",
     )
     group = 32
@@ -108,7 +110,7 @@ def _occupancy() -> Iterator[Row]:
         "theorem F.1",
         f"tail u at g={group}, N/s={rounds}",
         f"{group**2 / (rounds - group - group**2):.3g}",
-        f">= {shown(tail, LOWER, 3)}",
+        f">= {format_bound(tail, LOWER, 3)}",
         "no probability: the condition 2g² + g <= N/s is missing",
     )
 
@@ -131,18 +133,18 @@ def _definitions() -> Iterator[Row]:
         "4C",
         "2kC is met by parallel differences; orthogonal ones give 2√k C",
     )
-    kept = Law.of([0.0, 1.0], occupancy.thinned(np.array([0.0, 1.0]), 0.5))
+    kept = LatticePmf.of([0.0, 1.0], thin_pmf(np.array([0.0, 1.0]), 0.5))
     low = strong_curve(kept, 1.0).delta(2.0, 1e-6)[0]
     yield erratum(
         "D",
         "filtered, k=1, σ=1: δ at ε=2",
         f"~{gaussian_delta(0.5, 2.0):.3g} (G_{{k/2σ}})",
-        f">= {shown(low, LOWER, 3)}",
+        f">= {format_bound(low, LOWER, 3)}",
         "the average shift is no bound; over many rounds c falls by √2 at g = 1, not by 2",
     )
 
 
-def blind_range(law: Law) -> tuple[float, float]:
+def blind_range(law: LatticePmf) -> tuple[float, float]:
     """The false-alarm rates between rejecting none and all runs without the group."""
     seen = law.lows > 0.0
     few = float(law.weights[seen] @ special.ndtr(-np.sqrt(law.lows[seen]) / 2.0))

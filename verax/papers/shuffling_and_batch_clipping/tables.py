@@ -26,8 +26,8 @@ from verax.papers.shuffling_and_batch_clipping.model import (
     strong_curve,
 )
 from verax.privacy.curves.gaussian import gaussian_epsilon
-from verax.privacy.guarantee import shown
-from verax.privacy.numerics.lattice import Law
+from verax.privacy.guarantee import format_bound
+from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.samplers import Sampler, Shuffle, WithoutReplacement
 
@@ -77,7 +77,7 @@ class Case:
         """The epsilon that the floor implies."""
         return 0.0 if self.floor is None else gaussian_epsilon(self.floor, DELTA, LOWER)
 
-    def law(self) -> Law:
+    def law(self) -> LatticePmf:
         """The exact law of c^2."""
         return exact(self.sampling, self.groups, self.epochs, self.group)
 
@@ -136,12 +136,12 @@ def judge(case: Case) -> tuple[Row, dict[str, object]]:
     standard = case.run().guarantee(group=case.group).epsilon(DELTA)
     a0 = min(standard.upper, high)  # what holds for A1 holds for A0
     found, remark = _verdict(case, low, high)
-    here = f"{between(low, high)}; A0 <= {shown(a0, UPPER)}"
+    here = f"{between(low, high)}; A0 <= {format_bound(a0, UPPER)}"
     if case.ceiling is None:
         if a0 == high:
-            alone = shown(standard.upper, UPPER)
+            alone = format_bound(standard.upper, UPPER)
             remark += f"; alone it gives {alone}, but what holds for A1 holds for A0"
-        here = f"A0 {between(min(standard.lower, a0), a0)}; A1 {shown(high, UPPER)}"
+        here = f"A0 {between(min(standard.lower, a0), a0)}; A1 {format_bound(high, UPPER)}"
     what = f"ε, {case.clipping}, {case.sampling}, g={case.group}, E={case.epochs}"
     where = f"table {case.table}, row {case.row}"
     line = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 from verax.mechanism import Individual
 from verax.planning.closed_form.theorems import (
     LARGEST_EPSILON,
-    Granted,
-    Refused,
+    FailedCondition,
+    GrantedGuarantee,
     Work,
     sigma,
     theorem_31,
@@ -19,7 +19,7 @@ from verax.planning.planner import Plan
 from verax.samplers import Poisson
 
 
-def closed_form(plan: Plan) -> Granted | Refused | None:
+def closed_form(plan: Plan) -> GrantedGuarantee | FailedCondition | None:
     """The noise of theorem 3.1 (from epsilon 1/2: B.4), or the condition that fails.
 
     None where the theorems say nothing: batches other than Poisson's, other clippings, groups,

@@ -16,8 +16,8 @@ from verax import checks
 from verax.mechanism import Mechanism
 from verax.planning.closed_form import theorems
 from verax.planning.closed_form.theorems import (
-    Granted,
-    Refused,
+    FailedCondition,
+    GrantedGuarantee,
     SampleSizes,
     Work,
     theorem_31,
@@ -125,7 +125,7 @@ def simple(
     if checks.positive("theta", theta) < 1.0:
         raise ValueError(f"theta must be at least 1, got {theta!r}")
 
-    def verdict(size: int, count: float) -> Granted | Refused:
+    def verdict(size: int, count: float) -> GrantedGuarantee | FailedCondition:
         return theorem_b4(
             _work(population, size, count, theta), target.sigma, target.epsilon, target.delta
         )
@@ -177,12 +177,15 @@ def _setting(population: int, target: Target, batch: int, rounds: int, theta: fl
         population,
         batch,
         rounds,
-        tuple(verdict.theorem for verdict in found if isinstance(verdict, Granted)),
+        tuple(verdict.theorem for verdict in found if isinstance(verdict, GrantedGuarantee)),
     )
 
 
 def _why(
-    verdict: Callable[[int, float], Granted | Refused], batch: int, rounds: int, population: int
+    verdict: Callable[[int, float], GrantedGuarantee | FailedCondition],
+    batch: int,
+    rounds: int,
+    population: int,
 ) -> str:
     """Why nothing is granted, and the nearest that is: with this batch, then with the smallest."""
     most = _largest(lambda count: verdict(1, count), checks.MAX_COUNT)
@@ -193,7 +196,9 @@ def _why(
     )
 
 
-def _largest(granted: Callable[[int], Granted | Refused], limit: int, first: int = 1) -> int:
+def _largest(
+    granted: Callable[[int], GrantedGuarantee | FailedCondition], limit: int, first: int = 1
+) -> int:
     """The largest count in [first, limit] that is granted, by bisection; 0 if ``first`` is not.
 
     With b = theta^2 batch / N, condition (34) reads k b gamma_at(b) <= epsilon: smaller batches and
@@ -285,7 +290,7 @@ def next_phase(
     def sizes(batch: int) -> SampleSizes:
         return SampleSizes(population, (*done, (batch, max(1, math.floor(total / batch)))))
 
-    def verdict(batch: int) -> Granted | Refused:
+    def verdict(batch: int) -> GrantedGuarantee | FailedCondition:
         return theorem_b4(sizes(batch).work, noise, epsilon, delta)
 
     most = min(population - 1, max(1, math.floor(total)))

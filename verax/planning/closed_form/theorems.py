@@ -9,7 +9,7 @@ times larger than the epsilon of the accountant.
 
 Two steps of the printed proof are repaired (docs/reproduce-004.md): the first denominator in gamma
 is 1 - a - 2 sqrt(a), and the geometric series in the proof of lemma B.3 are replaced by those of
-:func:`tail_share`.
+:func:`series_share`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from itertools import groupby
 
 from verax import checks
 from verax.mechanism import Mechanism, Phases
+from verax.privacy.numerics.roots import bisect
 from verax.privacy.numerics.rounding import OPS_8, OPS_8000, up
 from verax.samplers import Poisson
 
@@ -54,7 +55,7 @@ class SampleSizes:
         for block in self.blocks:
             size, rounds = _pair(block)
             checks.count("rounds of a block", rounds)
-            if moderate("size", size) >= self.population:
+            if require_moderate("size", size) >= self.population:
                 raise ValueError(
                     f"size must be below the population {self.population}, got {size!r}"
                 )
@@ -114,9 +115,9 @@ class Work:
 
     def __post_init__(self) -> None:
         checks.count("population", self.population, minimum=2)
-        moderate("rounds", self.rounds)
-        moderate("epochs", self.epochs)
-        if moderate("theta", self.theta) < 1.0:
+        require_moderate("rounds", self.rounds)
+        require_moderate("epochs", self.epochs)
+        if require_moderate("theta", self.theta) < 1.0:
             raise ValueError(f"theta must be at least 1, got {self.theta!r}")
 
     @property
@@ -126,7 +127,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Granted:
+class GrantedGuarantee:
     """What a theorem grants for one record under add-remove.
 
     It holds for Poisson batches with at least this noise.
@@ -147,7 +148,7 @@ class Granted:
 
 
 @dataclass(frozen=True)
-class Refused:
+class FailedCondition:
     """The first condition of a theorem that fails.
 
     ``quantity`` is ``value`` and must be ``sense`` ``bound``.
@@ -181,7 +182,7 @@ def _pair(block: object) -> Sequence[float]:
     return block
 
 
-def moderate(name: str, value: float) -> float:
+def require_moderate(name: str, value: float) -> float:
     """A positive number whose digits every formula keeps; others raise ``ValueError``."""
     number = checks.positive(name, value)
     if not 1.0 / _EXTREME <= number <= _EXTREME:
@@ -200,7 +201,7 @@ def h(x: float) -> float:
     >>> round(h(6.0), 2), round(h(10.0), 2)
     (0.42, 0.58)
     """
-    ratio = math.e / moderate("x", x)
+    ratio = math.e / require_moderate("x", x)
     return 1.0 / (math.sqrt(1.0 + ratio**2) + ratio) ** 2
 
 
@@ -215,7 +216,7 @@ def sigma(epsilon: float, delta: float) -> float:
     >>> round(sigma(0.05, 1e-4), 3)
     19.246
     """
-    epsilon, delta = moderate("epsilon", epsilon), checks.probability("delta", delta)
+    epsilon, delta = require_moderate("epsilon", epsilon), checks.probability("delta", delta)
     return math.sqrt(2.0 * (1.0 - math.log(delta) / epsilon)) * SAFE
 
 
@@ -226,7 +227,11 @@ def epsilon_of(noise_multiplier: float, delta: float) -> float:
     0.0497
     """
     # what rounding may take
-    room = (moderate("noise_multiplier", noise_multiplier) / SAFE) ** 2 / 2.0 - 1.0 - 2.0 * OPS_8
+    room = (
+        (require_moderate("noise_multiplier", noise_multiplier) / SAFE) ** 2 / 2.0
+        - 1.0
+        - 2.0 * OPS_8
+    )
     if room <= 0.0:
         raise ValueError(
             f"noise_multiplier must exceed sqrt(2) = {math.sqrt(2.0):.11f} by "
@@ -244,7 +249,7 @@ def gamma_at(alpha: float, noise_multiplier: float) -> float:
 
     Infinite where a series diverges.
     """
-    z, a = moderate("noise_multiplier", noise_multiplier), checks.real("alpha", alpha)
+    z, a = require_moderate("noise_multiplier", noise_multiplier), checks.real("alpha", alpha)
     if z < LEAST_NOISE:
         raise ValueError(f"noise_multiplier must be at least 216/215, got {noise_multiplier!r}")
     if not 0.0 <= a < 1.0:
@@ -266,23 +271,18 @@ def gamma(noise_multiplier: float, epsilon: float, epochs: float) -> float:
     >>> round(gamma(19.29962, epsilon=0.04972, epochs=5), 4)
     3.131
     """
-    ratio = moderate("epsilon", epsilon) / moderate("epochs", epochs)
-    z = moderate("noise_multiplier", noise_multiplier)
+    ratio = require_moderate("epsilon", epsilon) / require_moderate("epochs", epochs)
+    z = require_moderate("noise_multiplier", noise_multiplier)
 
     # at its end a gamma_at(a) >= 2 a is too large
-    low, high = 0.0, min(h(z), LARGEST_ALPHA, ratio / 2.0)
-    while low < (middle := 0.5 * (low + high)) < high:
-        if middle * gamma_at(middle, z) * SAFE <= ratio:
-            low = middle
-        else:
-            high = middle
-    return ratio / low
+    too_large = min(h(z), LARGEST_ALPHA, ratio / 2.0)
+    return ratio / bisect(lambda a: a * gamma_at(a, z) * SAFE <= ratio, 0.0, too_large)[0]
 
 
 # --- lemma B.3 and the theorems -------------------------------------------------------------------
 
 
-def tail_share(rate: float, noise_multiplier: float, order: int, u_1: float) -> float:
+def series_share(rate: float, noise_multiplier: float, order: int, u_1: float) -> float:
     """How much of what lemma B.3 allows for its series they use at most; 1 is too much.
 
     For all orders up to this one.
@@ -318,14 +318,14 @@ def tail_share(rate: float, noise_multiplier: float, order: int, u_1: float) -> 
     return max(first, second * (1.0 - u_1) / math.e**3) * SAFE
 
 
-def unproved_tail(
+def tail_failure(
     name: str, rate: float, noise_multiplier: float, order: int, u_1: float
-) -> Refused | None:
+) -> FailedCondition | None:
     """Refusal where the series in the proof of lemma B.3 are not proved to be small enough."""
-    share = tail_share(rate, noise_multiplier, order, u_1)
+    share = series_share(rate, noise_multiplier, order, u_1)
     if share <= 1.0:
         return None
-    return Refused(
+    return FailedCondition(
         name, "(16)", "the tail's series over what is allowed for them", "<=", "1", share, 1.0
     )
 
@@ -335,25 +335,27 @@ def largest_order(noise_multiplier: float) -> int:
     return math.floor(noise_multiplier**2 * SAFE) - 1
 
 
-def _enough_noise(name: str, noise_multiplier: float, least: float) -> Refused | None:
-    if moderate("noise_multiplier", noise_multiplier) >= least:
+def _noise_failure(name: str, noise_multiplier: float, least: float) -> FailedCondition | None:
+    if require_moderate("noise_multiplier", noise_multiplier) >= least:
         return None
     what = "sqrt(2 (epsilon + ln(1/delta)) / epsilon)"
-    return Refused(name, "(35)", "noise sigma", ">=", what, noise_multiplier, least)
+    return FailedCondition(name, "(35)", "noise sigma", ">=", what, noise_multiplier, least)
 
 
-def _enough_rounds(
+def _rounds_failure(
     name: str, label: str, work: Work, epsilon: float, gamma: float
-) -> Refused | None:
+) -> FailedCondition | None:
     least = gamma * work.theta**2 * work.epochs**2 / epsilon * SAFE
     if work.rounds >= least:
         return None
-    return Refused(name, label, "rounds T", ">=", "gamma theta^2 k^2 / epsilon", work.rounds, least)
+    return FailedCondition(
+        name, label, "rounds T", ">=", "gamma theta^2 k^2 / epsilon", work.rounds, least
+    )
 
 
 def theorem_b4(
     work: Work, noise_multiplier: float, epsilon: float, delta: float
-) -> Granted | Refused:
+) -> GrantedGuarantee | FailedCondition:
     """Theorem B.4, for any epsilon.
 
     Its conditions are checked at the least noise s of (35); more is post-processing. (The printed
@@ -368,24 +370,26 @@ def theorem_b4(
     (0.1521, 3.686)
     """
     name, least = "theorem B.4", sigma(epsilon, delta)
-    if (refused := _enough_noise(name, noise_multiplier, least)) is not None:
+    if (refused := _noise_failure(name, noise_multiplier, least)) is not None:
         return refused
     if work.largest_rate * SAFE > (most := g(least)):
         what = "min(1 / (e sigma), h(sigma))"
-        return Refused(name, "(32)", "largest batch over N", "<=", what, work.largest_rate, most)
+        return FailedCondition(
+            name, "(32)", "largest batch over N", "<=", what, work.largest_rate, most
+        )
     found = gamma(least, epsilon, work.epochs)
-    if (refused := _enough_rounds(name, "(34)", work, epsilon, found)) is not None:
+    if (refused := _rounds_failure(name, "(34)", work, epsilon, found)) is not None:
         return refused
     rate = work.largest_rate
     u_1 = 2.0 * math.e * math.sqrt(rate) / (least * (1.0 - rate))
-    if (refused := unproved_tail(name, rate, least, largest_order(least), u_1)) is not None:
+    if (refused := tail_failure(name, rate, least, largest_order(least), u_1)) is not None:
         return refused
-    return Granted(name, epsilon, delta, least, found, None)
+    return GrantedGuarantee(name, epsilon, delta, least, found, None)
 
 
 def theorem_31(
     work: Work, noise_multiplier: float, epsilon: float, delta: float
-) -> Granted | Refused:
+) -> GrantedGuarantee | FailedCondition:
     """Theorem 3.1, the readable one, for epsilon below one half.
 
     >>> run = Work(60_000, rounds=4000, epochs=10)
@@ -394,19 +398,21 @@ def theorem_31(
     """
     name, least = "theorem 3.1", sigma(epsilon, delta)
     if epsilon >= LARGEST_EPSILON:
-        return Refused(name, "(6)", "epsilon", "<", "1/2", epsilon, LARGEST_EPSILON)
+        return FailedCondition(name, "(6)", "epsilon", "<", "1/2", epsilon, LARGEST_EPSILON)
     if delta > 1.0 / work.population:
-        return Refused(name, "(6)", "delta", "<=", "1/N", delta, 1.0 / work.population)
+        return FailedCondition(name, "(6)", "delta", "<=", "1/N", delta, 1.0 / work.population)
     if work.population < FEWEST_RECORDS:
-        return Refused(name, "on N", "records N", ">=", "10000", work.population, FEWEST_RECORDS)
+        return FailedCondition(
+            name, "on N", "records N", ">=", "10000", work.population, FEWEST_RECORDS
+        )
     if work.theta > LARGEST_THETA:
-        return Refused(name, "on theta", "theta", "<=", "6.85", work.theta, LARGEST_THETA)
-    if (refused := _enough_noise(name, noise_multiplier, least)) is not None:
+        return FailedCondition(name, "on theta", "theta", "<=", "6.85", work.theta, LARGEST_THETA)
+    if (refused := _noise_failure(name, noise_multiplier, least)) is not None:
         return refused
     spent, need = (2.0 / math.e * work.epochs) ** 2, (0.5 - math.log(delta)) * SAFE
     if spent < need:
-        return Refused(name, "(7)", "(2/e)^2 k^2", ">=", "1/2 + ln(1/delta)", spent, need)
+        return FailedCondition(name, "(7)", "(2/e)^2 k^2", ">=", "1/2 + ln(1/delta)", spent, need)
     found = gamma(least, epsilon, work.epochs)
-    if (refused := _enough_rounds(name, "(8)", work, epsilon, found)) is not None:
+    if (refused := _rounds_failure(name, "(8)", work, epsilon, found)) is not None:
         return refused
-    return Granted(name, epsilon, delta, least, found, None)
+    return GrantedGuarantee(name, epsilon, delta, least, found, None)

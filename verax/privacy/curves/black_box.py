@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -26,21 +27,23 @@ from verax import checks
 from verax.checks import NoGuarantee
 from verax.privacy.curves.base import Curve
 from verax.privacy.curves.gaussian import black_box_group
-from verax.privacy.curves.triangle import Best
+from verax.privacy.curves.triangle import SmallestBound
 from verax.privacy.guarantee import DEFAULT_RTOL, Guarantee
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.roots import bisect
 from verax.privacy.numerics.rounding import OPS_8M, down, up
-from verax.privacy.pairs.gaussian_mixture import Array
-from verax.privacy.pld.composition import BOTH, UPPER, Composition, Sides
-from verax.privacy.pld.convolve import Composed
+from verax.privacy.pld.composition import BOTH, UPPER, Bounds, Composition, Sides
+from verax.privacy.pld.convolve import PrivacyLossDistribution
 
 DEEPEST = 1e-150
 """The smallest delta of one record that is looked at: where a group would need less, its epsilon is
 infinite here.
 """
 MOST_STEPS = 10_000
-"""Beyond so many steps the best shares are not searched for, and the bound is the trivial one."""
+"""Steps beyond which the best shares are not searched for, and the bound is the trivial one."""
 SHARES = ("equal", "any")
 _RTOL = 0.003
+_CLOSE = 1e-4  # of epsilon: where the search for it ends
 _DROP, _DEEP_DROP = 0.3, 2.0  # of log delta from one line to the next, before and after it is tiny
 _TINY, _TYPICAL_DELTA = 1e-12, 1e-6
 _LEAST = 1e-300  # a delta that came out smaller may have fallen below the range of doubles
@@ -95,11 +98,8 @@ class BlackBox:
         else:
             return math.inf
         one = self._record
-        while high - low > 1e-4 * high:
-            middle = 0.5 * (low + high)
-            fits = _sum(group, middle, one.delta(middle)) <= delta
-            low, high = (low, middle) if fits else (middle, high)
-        return group * high
+        fits = bisect(lambda e: _sum(group, e, one.delta(e)) <= delta, high, low, rtol=_CLOSE)[0]
+        return group * fits
 
     def delta(self, group: int, epsilon: float, shares: str = "equal") -> float:
         """The least delta that follows at ``epsilon``."""
@@ -122,14 +122,14 @@ class BlackBox:
         """
         phases = self.one.mechanism
         counted = any(m.sampler.declared_population is not None for m in phases.mechanisms)
-        if not counted or phases.relation != "add-remove" or self.one.beside >= group - 1:
+        if not counted or phases.relation != "add-remove" or self.one.extra_records >= group - 1:
             return self
         if type(self.one) is not Guarantee:
             raise NoGuarantee(
                 "one record's guarantee holds for the declared population only, "
                 "and a group exceeds it"
             )
-        return BlackBox(phases.guarantee_beside(group - 1))
+        return BlackBox(phases.guarantee_with_more_records(group - 1))
 
     # --- any shares -------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class BlackBox:
             yield _Lines.both_ways(points)
 
     def _best_epsilon(self, group: int, delta: float) -> float:
-        """The flattest product of lines whose intercept is at most delta; its last factor fitted."""
+        """The flattest product of lines of intercept at most delta, its last factor fitted."""
         goal = math.log(delta) - OPS_8M
         depth = goal - _FIRST_DEPTH
 
@@ -159,14 +159,20 @@ class BlackBox:
         one = self._record
         if not one.last_step(start, large) <= delta:
             return up(max(slope, 0.0), OPS_8M)
-        while large - small > 1e-4 * (large + max(spent, 0.0)) and large > 1e-12:
-            middle = 0.5 * (small + large)
-            enough = one.last_step(start, middle) <= delta
-            small, large = (small, middle) if enough else (middle, large)
-        return up(max(min(slope, spent + large), 0.0), OPS_8M)
+        fitted, _ = bisect(
+            lambda last: one.last_step(start, last) <= delta,
+            large,
+            small,
+            rtol=_CLOSE,
+            atol=max(_CLOSE * spent, 1e-12),
+        )
+        return up(max(min(slope, spent + fitted), 0.0), OPS_8M)
 
     def _best_delta(self, group: int, epsilon: float) -> float:
-        """The lowest intercept of a product of lines of slope at most e^epsilon, the last fitted."""
+        """The lowest intercept of a product of lines of slope at most e^epsilon.
+
+        Its last factor is fitted.
+        """
         most = down(epsilon, OPS_8M)
         found = self._tangent(
             group,
@@ -196,12 +202,9 @@ class BlackBox:
         """
         found = None
         for lines in self._ever_deeper(depth) if steps <= MOST_STEPS else ():
-            near, far = good, bad
-            if not fits(lines, near):
+            if not fits(lines, good):
                 continue
-            while abs(near - far) > 1e-3:
-                middle = 0.5 * (near + far)
-                near, far = (middle, far) if fits(lines, middle) else (near, middle)
+            near, _ = bisect(partial(fits, lines), good, bad, atol=1e-3)
             found = lines.walk(steps, near), lines.walk(steps - 1, near)
             if found[0].deepest < lines.deepest:
                 break
@@ -217,14 +220,14 @@ class _OneRecord:
     """One record's delta from above, in the worse direction."""
 
     def __init__(self, guarantee: Guarantee) -> None:
-        self._visible = guarantee.visible
+        self._exposure = guarantee.exposure
         self._uppers = guarantee.uppers
         self._curves = [_readings(curve) for curve in guarantee.uppers]
 
     def delta(self, epsilon: float, rtol: float = DEFAULT_RTOL) -> float:
         """An upper bound on delta(epsilon)."""
         bound = max(read(epsilon, rtol) for read in self._curves)
-        return max(min(bound, self._visible), _LEAST)
+        return max(min(bound, self._exposure), _LEAST)
 
     def rough_epsilon(self) -> float:
         """About how large an epsilon matters."""
@@ -238,7 +241,7 @@ class _OneRecord:
 
 def _readings(curve: Curve) -> Callable[[float, float], float]:
     """Upper bounds on delta for the questions of a black box, by epsilon and accuracy."""
-    if isinstance(curve, Best):
+    if isinstance(curve, SmallestBound):
         parts = [_readings(part) for part in curve.curves]
         return lambda epsilon, rtol: min(read(epsilon, rtol) for read in parts)
     if isinstance(curve, Composition) and not curve.is_single and curve.gaussian_mu is None:
@@ -255,7 +258,7 @@ class _Readings:
 
     def __init__(self, composition: Composition) -> None:
         self._composition = composition
-        self._plds: list[Composed | None] = []
+        self._plds: list[PrivacyLossDistribution | None] = []
 
     def __call__(self, epsilon: float, rtol: float) -> float:
         """Upper bound on delta(epsilon)."""
@@ -269,7 +272,7 @@ class _Readings:
                 break
         return bound
 
-    def _pld(self, number: int) -> Composed | None:
+    def _pld(self, number: int) -> PrivacyLossDistribution | None:
         if number == len(self._plds):
             self._plds.append(self._composition.upper_pld(-_SPAN * number, _SPAN, DEFAULT_RTOL))
         return self._plds[number]
@@ -278,7 +281,7 @@ class _Readings:
 class _Points:
     """Epsilons from 0 on and log deltas of one record, close enough for lines between them.
 
-    The sequence is the same whoever asks for it: a point depends on those before it and on nothing
+    The sequence does not depend on the question: a point depends on those before it and on nothing
     else.
     """
 
@@ -336,7 +339,10 @@ class _Lines:
 
     @classmethod
     def both_ways(cls, points: list[tuple[float, float]]) -> _Lines:
-        """From epsilons and log deltas; delta(-eps) of the reverse is 1 - e^-eps (1 - delta(eps))."""
+        """From epsilons and log deltas.
+
+        delta(-eps) of the reverse is 1 - e^-eps (1 - delta(eps)).
+        """
         epsilons, logs = np.array(points).T
         back = -np.expm1(-epsilons) + np.exp(logs - epsilons)
         return cls(np.concatenate([logs, np.log(back)]), np.concatenate([epsilons, -epsilons]))
@@ -362,7 +368,7 @@ class _Lines:
 
 
 @dataclass(frozen=True)
-class Shared:
+class BlackBoxCurve:
     """A black box as a curve, with the best shares of epsilon. It has no lower bound."""
 
     box: BlackBox
@@ -376,14 +382,8 @@ class Shared:
             total += max(curve.estimate(math.exp(log_delta)) for curve in self.box.one.uppers)
         return total
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Upper bound on delta(epsilon)."""
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         return 0.0, self.box.delta(self.steps, epsilon, "any")
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Upper bound on epsilon(delta)."""
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         return 0.0, self.box.epsilon(self.steps, delta, "any")

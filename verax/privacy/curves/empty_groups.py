@@ -17,49 +17,52 @@ import numpy as np
 from verax.mechanism import Individual, Mechanism, Mixed, Phases
 from verax.privacy.curves.base import Curve
 from verax.privacy.guarantee import Guarantee
-from verax.privacy.numerics.distributions import hypergeometric_law
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.distributions import hypergeometric_pmf
 from verax.privacy.numerics.rounding import OPS_8, OPS_8G, OPS_8000, occupancy_error, up
-from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Array
-from verax.privacy.pld.composition import BOTH, LOWER, UPPER, Composition, Round, Sides
-from verax.privacy.pricing import pricing_of
+from verax.privacy.pairs.discrete import DiscretePair
+from verax.privacy.pairs.rounds import PricedRound
+from verax.privacy.pld.composition import BOTH, LOWER, UPPER, Bounds, Composition, Sides
+from verax.privacy.samplers.base import pricing_of
 from verax.samplers.random_participation import RandomParticipation
 
 RARE = 1e-20
-"""A chance of missing company up to which no other attack is worth a look."""
+"""The probability of an empty clip-group up to which no other attack is tried."""
 _MOST = 2 * 10**6  # records times clip-groups up to which occupied clip-groups are counted
 _STEPS = 12  # of the search for the largest epsilon that an attack proves, its charge taken off
 
 
-def declared(phases: Phases) -> int | None:
+def declared_population(phases: Phases) -> int | None:
     """The number of records, if a phase declares it."""
     known = [m.sampler.declared_population for m in phases.mechanisms]
     return min((count for count in known if count is not None), default=None)
 
 
-def independent(sampler: RandomParticipation) -> bool:
+def has_independent_records(sampler: RandomParticipation) -> bool:
     """Whether the client's records are independent: a Poisson run with the product of the rates."""
     return sampler.client_rate == 1.0 or (sampler.records == 0 and not sampler.revealed)
 
 
-def lacking(mechanism: Mechanism, group: int, population: int | None) -> float:
+def empty_group_probability(mechanism: Mechanism, group: int, population: int | None) -> float:
     """At most the probability that in some round a clip-group holds nobody outside the ``group``.
 
     It is 0 where no clip-group needs company, or if there may be as many records as one likes.
 
     >>> from verax import Batch, Mixed, Poisson, WithoutReplacement
-    >>> lacking(
+    >>> empty_group_probability(
     ...     Mechanism(WithoutReplacement(batch=1, population=4, steps=1), 1.0, Batch(), "zero-out"),
     ...     1,
     ...     4,
     ... )
     0.25...
-    >>> lacking(Mechanism(Poisson(rate=0.01, steps=100), 1.0, Mixed(groups=4)), 1, None)
+    >>> empty_group_probability(
+    ...     Mechanism(Poisson(rate=0.01, steps=100), 1.0, Mixed(groups=4)), 1, None
+    ... )
     0.0
     """
     sampler, clipping = mechanism.sampler, mechanism.clipping
     priced = pricing_of(sampler)
-    population = priced.counted_on(population)
+    population = priced.population_known_to_attack(population)
     if population is None or isinstance(clipping, Individual):
         return 0.0
     clip_groups = clipping.groups if isinstance(clipping, Mixed) else 1
@@ -67,7 +70,7 @@ def lacking(mechanism: Mechanism, group: int, population: int | None) -> float:
     return min(up(len(sampler) * once, OPS_8G), 1.0)
 
 
-def alone_in_fixed_batch(
+def fixed_batch_empty_group(
     clip_groups: int, group: int, population: int, relation: str, size: int, at_random: bool = True
 ) -> float:
     """At most the probability that in a batch of ``size`` a clip-group is empty but for the group.
@@ -77,27 +80,27 @@ def alone_in_fixed_batch(
     one = 1.0 / clip_groups
     # the record itself points the other way before or after: its own clip-group has company
     if relation == "replace":
-        return (clip_groups - 1) * nobody_comes(one, max(size - group, 0))
+        return (clip_groups - 1) * none_joins(one, max(size - group, 0))
     if not at_random:
-        return clip_groups * nobody_comes(one, max(size - group, 0))
-    hits = hypergeometric_law(population, min(group, population), min(size, population))
+        return clip_groups * none_joins(one, max(size - group, 0))
+    hits = hypergeometric_pmf(population, min(group, population), min(size, population))
     return clip_groups * math.fsum(
-        chance * nobody_comes(one, max(size - hit, 0))
+        chance * none_joins(one, max(size - hit, 0))
         for hit, chance in enumerate(hits.tolist())
         if chance > 0.0
     )
 
 
-def nobody_comes(chance: float, others: int) -> float:
+def none_joins(chance: float, others: int) -> float:
     """Nobody comes, if each of the others does with this chance."""
     return math.exp(others * math.log1p(-chance)) if chance < 1.0 else float(others == 0)
 
 
 @dataclass(frozen=True)
-class Charged:
+class AttackWithFailures:
     """An attack that needs something which is missing with probability at most ``chance``.
 
-    With P, Q the laws it counts on and P', Q' the true ones, P'(A) - e^eps Q'(A) >= P(A) - e^eps
+    With P, Q the pmfs it counts on and P', Q' the true ones, P'(A) - e^eps Q'(A) >= P(A) - e^eps
     Q(A) - (1 + e^eps) chance for every event A. Upper bounds are left alone.
     """
 
@@ -108,16 +111,11 @@ class Charged:
         """A rough epsilon."""
         return self.curve.estimate(delta)
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Lower and upper bound on delta(epsilon)."""
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         lower, upper = self.curve.delta(epsilon, rtol, sides, enough)
         return max(lower - self._charge(epsilon), 0.0), upper
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """Lower and upper bound on epsilon(delta).
 
         If the curve is at least delta plus the charge at e up to some epsilon, the true one is at
@@ -142,11 +140,11 @@ class Charged:
         return up((1.0 + math.exp(min(epsilon, 700.0))) * self.chance, OPS_8000)
 
 
-def turning(mechanism: Mechanism, population: int | None) -> Table | None:
+def opposed_aggregate_pair(mechanism: Mechanism, population: int | None) -> DiscretePair | None:
     """One round in which all others point one way and the record turns its aggregate around.
 
     What the attacker sees is the sum over clip-groups: -1 for each that holds others, 1 for the
-    record's. How many hold others has an exact law where rounds are independent.
+    record's. How many hold others has an exact pmf where rounds are independent.
     """
     sampler, clipping = mechanism.sampler, mechanism.clipping
     clip_groups = clipping.groups if isinstance(clipping, Mixed) else 1
@@ -158,31 +156,31 @@ def turning(mechanism: Mechanism, population: int | None) -> Table | None:
         return None
     absent, outside, inside = known
     hold, beside = np.arange(clip_groups + 1.0), np.arange(float(clip_groups))
-    away = _occupied(outside, clip_groups, clip_groups), -hold
-    here = _occupied(inside, clip_groups, clip_groups - 1), 1.0 - beside
+    away = _occupancy_pmf(outside, clip_groups, clip_groups), -hold
+    here = _occupancy_pmf(inside, clip_groups, clip_groups - 1), 1.0 - beside
     weights, places = (np.concatenate(both) for both in zip(away, here, strict=True))
     unit = 1.0 / mechanism.noise_multiplier
-    table = Table.binned(
-        (weights, unit * places), (_occupied(absent, clip_groups, clip_groups), -unit * hold)
+    table = DiscretePair.from_mixtures(
+        (weights, unit * places), (_occupancy_pmf(absent, clip_groups, clip_groups), -unit * hold)
     )
     return replace(table, error=table.error + occupancy_error(population))
 
 
-def _occupied(numbers: Array, clip_groups: int, wanted: int) -> Array:
+def _occupancy_pmf(numbers: Array, clip_groups: int, wanted: int) -> Array:
     """The distribution of how many of the ``wanted`` clip-groups are hit, given that of records."""
     hit = np.arange(wanted + 1.0)
     grow, stay = (wanted - hit) / clip_groups, (clip_groups - wanted + hit) / clip_groups
-    law, total = np.zeros(wanted + 1), np.zeros(wanted + 1)
-    law[0] = 1.0
+    pmf, total = np.zeros(wanted + 1), np.zeros(wanted + 1)
+    pmf[0] = 1.0
     for weight in numbers.tolist():
-        total += weight * law
-        moved = law * grow
-        law *= stay
-        law[1:] += moved[:-1]
+        total += weight * pmf
+        moved = pmf * grow
+        pmf *= stay
+        pmf[1:] += moved[:-1]
     return total
 
 
-def in_company(
+def account_for_empty_groups(
     found: Guarantee,
     group: int,
     population: int | None,
@@ -190,11 +188,13 @@ def in_company(
 ) -> Guarantee:
     """The guarantee with the lower bounds that the declared number of records allows."""
     runs = found.mechanism.mechanisms
-    chances = [lacking(m, group, population) for m in runs]
+    chances = [empty_group_probability(m, group, population) for m in runs]
     total = math.fsum(chances)
     if total == 0.0:
         return found
-    charged: list[Curve] = [Charged(curve, total) for curve in found.lowers] if total < 1.0 else []
+    charged: list[Curve] = (
+        [AttackWithFailures(curve, total) for curve in found.lowers] if total < 1.0 else []
+    )
     if total <= RARE:
         return replace(
             found, uppers=charged if found.uppers is found.lowers else found.uppers, lowers=charged
@@ -206,9 +206,12 @@ def in_company(
     ]
     left = math.fsum(chance for chance in chances if chance <= RARE)
     silent = lowers_of(Phases(tuple(quiet)))
-    charged += [Charged(curve, left) for curve in silent] if left > 0.0 else silent
-    if len(runs) == group == 1 and (table := turning(runs[0], population)) is not None:
-        once = Round(table)
+    charged += [AttackWithFailures(curve, left) for curve in silent] if left > 0.0 else silent
+    if (
+        len(runs) == group == 1
+        and (table := opposed_aggregate_pair(runs[0], population)) is not None
+    ):
+        once = PricedRound(table)
         charged += [Composition([(rnd, len(runs[0].sampler))]) for rnd in (once, once.reverse())]
     how = "where a clip-group may hold no other record, what is left of it then, "
     how += "or the others' gradients 0"

@@ -6,7 +6,7 @@ import math
 
 from scipy import special
 
-from verax.privacy.numerics.roots import crossing
+from verax.privacy.numerics.roots import bracket, crossing
 from verax.privacy.numerics.rounding import NORMAL_TAIL, PRODUCT_ULPS, UNIT, down, ulps, up
 
 _SMALLEST = 5e-324  # what underflow may take from a density times a Mills ratio
@@ -65,8 +65,7 @@ def gaussian_epsilon(mu: float, delta: float, sign: int = 1) -> float:
     if excess(0.0) <= 0.0:
         return 0.0
     high = mu * mu / 2.0 + mu * math.sqrt(2.0 * math.log(1.0 / delta)) + 1.0
-    while excess(high) > 0.0:
-        high *= 2.0
+    _, high = bracket(lambda epsilon: excess(epsilon) > 0.0, 0.0, high)
     return crossing(excess, 0.0, high, sign)
 
 

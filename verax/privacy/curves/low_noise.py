@@ -1,9 +1,9 @@
 """Runs with hardly any noise, in closed form: a record that takes part is seen.
 
-From above the attacker is told the sampling, as adversary A1 is. From below the attacker looks for
+From above the attacker sees the sampling, as adversary A1 does. From below the attacker looks for
 the sampling: if the records move the sums by a vector v out of a finite set, known but for which
 one it is, then max_v <v, x>/|v| is large with the records there, and without them it is no larger
-than so many standard normals may be (docs/proofs.md, theorem 12). The two differ by the logarithm
+than as many standard normals may be (docs/proofs.md, theorem 12). The two differ by the logarithm
 of the number of vectors, which is little beside |v|^2 / 2.
 """
 
@@ -19,14 +19,14 @@ from scipy import special
 
 from verax.mechanism import Phases
 from verax.privacy.curves.base import Curve
-from verax.privacy.curves.triangle import Best
-from verax.privacy.numerics.lattice import Law
+from verax.privacy.curves.triangle import SmallestBound
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.numerics.rounding import OPS_8M, OPS_8000, down, ulps, up
-from verax.privacy.pairs.gaussian_mixture import Array
-from verax.privacy.pld.composition import BOTH, LOWER, Sides
-from verax.privacy.pricing import Group, pricing_of
-from verax.privacy.strong.curve import SEEN, StrongCurve
-from verax.privacy.strong.moves import Laws
+from verax.privacy.pld.composition import BOTH, LOWER, Bounds, Sides
+from verax.privacy.samplers.base import ProtectedGroup, pricing_of
+from verax.privacy.strong.curve import A1_THEOREM, StrongCurve
+from verax.privacy.strong.displacement import PmfInCells
 
 LEAST_NOISE = 1e-140
 """Noise below which squares of what it hides overflow; it is then as good as none."""
@@ -51,39 +51,39 @@ def applies(phases: Phases) -> bool:
     )
 
 
-def bounds(phases: Phases, group: Group) -> tuple[list[Curve], list[Curve], str, str]:
+def bounds(phases: Phases, group: ProtectedGroup) -> tuple[list[Curve], list[Curve], str, str]:
     """Upper curves and attacks, with the theorem on each side."""
-    found = [pricing_of(m.sampler).moves(m, group) for m in phases.mechanisms]
-    upper: Curve = _sum([part.told for part in found])
-    above = f"almost no noise, so the sampling may as well be told: {SEEN}"
-    removed = [part.removed for part in found if part.removed is not None]
+    found = [pricing_of(m.sampler).displacement(m, group) for m in phases.mechanisms]
+    upper: Curve = _sum_of_phases([part.upper for part in found])
+    above = f"almost no noise, so the sampling may as well be told: {A1_THEOREM}"
+    removed = [part.removal for part in found if part.removal is not None]
     if len(removed) == len(found):
-        absence = up(math.fsum(part.absence for part in found), ulps(4.0))
-        upper = Best((Added(_sum(removed), absence), upper))
+        absence = up(math.fsum(part.absence_loss for part in found), ulps(4.0))
+        upper = SmallestBound((TwoStepBound(_sum_of_phases(removed), absence), upper))
         above += "; removed first, then added, which shows at most where it is missing"
         above += " (docs/proofs.md, lemma 5)"
-    places, least = sum(part.places for part in found), min(part.least for part in found)
-    search = Search(_sum([part.sought for part in found]), places, least)
+    places, least = sum(part.entries for part in found), min(part.smallest for part in found)
+    search = SamplingSearch(_sum_of_phases([part.lower for part in found]), places, least)
     below = "almost no noise: the likeliest sampling is looked for (docs/proofs.md, theorem 12)"
     return [upper], [search], above, below
 
 
-def _sum(parts: Sequence[Laws]) -> StrongCurve:
-    """The curve of all phases together, for an attacker who is told by how much each is moved."""
+def _sum_of_phases(parts: Sequence[PmfInCells]) -> StrongCurve:
+    """The curve of all phases together, for an attacker who knows how far each is moved."""
 
-    def laws(cells: int) -> Law:
-        total = Law.of([0.0], [1.0])
+    def pmfs(cells: int) -> LatticePmf:
+        total = LatticePmf.of([0.0], [1.0])
         for part in parts:
             total = total.plus(part(cells), cells)
         return total
 
-    curve = StrongCurve(laws)
-    curve.law()  # so that what has no law is refused here
+    curve = StrongCurve(pmfs)
+    curve.pmf()  # so that what has no pmf is refused here
     return curve
 
 
 @dataclass(frozen=True)
-class Added:
+class TwoStepBound:
     """An upper curve of one step of two, the other of which has no larger loss than ``most``."""
 
     curve: Curve
@@ -93,23 +93,17 @@ class Added:
         """A rough epsilon."""
         return self.curve.estimate(delta) + self.most
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Upper bound on epsilon(delta)."""
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         return 0.0, math.nextafter(self.curve.epsilon(delta, rtol, sides)[1] + self.most, math.inf)
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Upper bound on delta(epsilon)."""
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         left = math.nextafter(epsilon - self.most, 0.0)
         return 0.0, self.curve.delta(left, rtol, sides, enough)[1] if epsilon > self.most else 1.0
 
 
 @dataclass(frozen=True, eq=False)
-class Search:
-    """The attack max_v <v, x>/|v| >= c, where |v|^2 has distribution ``law``.
+class SamplingSearch:
+    """The attack max_v <v, x>/|v| >= c, where |v|^2 has distribution ``pmf``.
 
     With the records there the maximum is at least a normal around |v|; without them it is that of
     at most N standard normals, where v has at most n = |v|^2 / least^2 entries that are not 0, out
@@ -123,14 +117,14 @@ class Search:
     @cached_property
     def _law(self) -> tuple[Array, Array, float]:
         """Lengths |v| in ascending order, rounded down, their chances, and what may be missing."""
-        law: Law = self.curve.law()
-        error = law.error + ulps(len(law.weights))
-        return np.sqrt(law.lows), down(law.weights, error), law.lost
+        pmf: LatticePmf = self.curve.pmf()
+        error = pmf.error + ulps(len(pmf.weights))
+        return np.sqrt(pmf.lows), down(pmf.weights, error), pmf.lost
 
     def _up_to(self, left_out: float) -> tuple[Array, Array, float]:
-        """Lengths and probabilities but for the largest, and the log number of vectors up to there."""
+        """Lengths and probabilities but for the largest, and the log number of vectors up to it."""
         lengths, chances, _ = self._law
-        highs = self.curve.law().highs
+        highs = self.curve.pmf().highs
         tail = np.cumsum(chances[::-1])[::-1]
         kept = max(int(np.count_nonzero(tail > left_out)), 1)
         entries = min(
@@ -142,10 +136,7 @@ class Search:
         """A rough epsilon."""
         return self.curve.estimate(delta)
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Lower bound on epsilon(delta)."""
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         lengths, chances, log_number = self._up_to(_LEFT_OUT * delta)
         tail = np.cumsum(chances[::-1])[::-1]
         near = int(np.count_nonzero(tail > delta))  # the longest of these has more than delta
@@ -154,7 +145,7 @@ class Search:
         )
         places = (down(lengths[some, None], _ROUNDED) - _MARGINS).ravel()
         places = places[places > 1.0]
-        found = self._found(lengths, chances, places) - up(delta, OPS_8000)
+        found = self._detection_probability(lengths, chances, places) - up(delta, OPS_8000)
         useful = found > 0.0
         if not useful.any():
             return 0.0, math.inf
@@ -164,10 +155,7 @@ class Search:
         best -= ulps(16.0, of=c * c + log_number - logs)
         return max(float(best.max()), 0.0), math.inf
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Lower bound on delta(epsilon)."""
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         if LOWER not in sides or epsilon > _LARGEST:
             return 0.0, 1.0
         best = 0.0
@@ -175,10 +163,12 @@ class Search:
             lengths, chances, log_number = self._up_to(left_out)
             places = np.sqrt(2.0 * (up(epsilon, OPS_8000) + log_number + _BEYOND))
             false = np.exp(-down(_BEYOND, OPS_8M)) / places
-            best = max(best, float((self._found(lengths, chances, places) - false).max()))
+            best = max(
+                best, float((self._detection_probability(lengths, chances, places) - false).max())
+            )
         return best, 1.0
 
-    def _found(self, lengths: Array, chances: Array, places: Array) -> Array:
+    def _detection_probability(self, lengths: Array, chances: Array, places: Array) -> Array:
         """The probability that the maximum reaches each place, with the records; rounded down."""
         above = lengths - ulps(8.0, of=lengths) - places[:, None]
         reached = np.where(above > _FARTHEST, special.ndtr(above), 0.0)

@@ -9,7 +9,7 @@ probability beta = Bin(T, c)(k), so
     phi) V) dphi,
 
 with V the sum of v_t = p_t (1 - p_t): bound the characteristic function of N factor by factor. At a
-few angles each integrand is a product over rounds, whose law is a composition. Theorem and proof:
+few angles each integrand is a product over rounds, whose pmf is a composition. Theorem and proof:
 docs/proofs.md, theorem 10.
 """
 
@@ -22,11 +22,14 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import log_binomial_probability
+from verax.privacy.numerics.roots import bisect
 from verax.privacy.numerics.rounding import OPS_8M, down, ulps, up
-from verax.privacy.pairs.gaussian_mixture import Array, Pair
-from verax.privacy.pairs.one_of_many import Law, rounded
-from verax.privacy.pld.composition import BOTH, UPPER, Composition, Round, Sides
+from verax.privacy.pairs.gaussian_mixture import MixturePair
+from verax.privacy.pairs.one_of_many import RatioPmf, round_to_grid
+from verax.privacy.pairs.rounds import PricedRound
+from verax.privacy.pld.composition import BOTH, UPPER, Bounds, Composition, Sides
 
 FEWEST = 4
 """Rounds joined, and rounds left out, from which on the bound is worth its time."""
@@ -34,7 +37,7 @@ _WORTH = 0.05  # from which variance of a round's factor on
 _LARGEST_SHIFT = 3.5  # beyond which blocks of rounds are better, and faster
 _STEP = 0.005  # width of cells on the line, in standard deviations of the noise
 _FAR = 13.6  # standard deviations beyond which nothing is told apart
-_ANGLES, _WIDEST = 8, 4.5  # nodes of the integral, up to so many of its standard deviations
+_ANGLES, _WIDEST = 8, 4.5  # nodes of the integral, up to that many of its standard deviations
 _LEANS = np.append(1.0 - np.geomspace(1e-3, 0.05, 12), np.geomspace(0.94, 0.1, 38))
 """Chances of the coins that are tried, as shares of k/T."""
 _TILTED = 20.0  # the strongest tilt looked at
@@ -46,7 +49,7 @@ _LEAST = 1e-300
 
 
 @dataclass(frozen=True)
-class Coins:
+class CoinChoice:
     """A chance c, the V and the epsilon where it serves best, and about the log delta there."""
 
     chance: float
@@ -56,12 +59,12 @@ class Coins:
 
 
 @dataclass(frozen=True)
-class Subset:
+class RandomSubsetBound:
     """The curve of ``times`` of ``steps`` rounds shifted by ``shift``, against none, from above.
 
-    ``beside`` is the shift of a Gaussian mechanism that is seen as well.
+    ``constant_shift`` is the shift of a Gaussian mechanism that is seen as well.
 
-    >>> lower, upper = Subset(10, 100, 1.0).epsilon(1e-6, 1e-3)
+    >>> lower, upper = RandomSubsetBound(10, 100, 1.0).epsilon(1e-6, 1e-3)
     >>> 6.51 < upper < 6.65  # blocks of rounds give 6.91, the best attack known 6.515
     True
     """
@@ -69,7 +72,7 @@ class Subset:
     times: int
     steps: int
     shift: float
-    beside: float = 0.0
+    constant_shift: float = 0.0
 
     @staticmethod
     def applies(times: int, steps: int, shift: float) -> bool:
@@ -81,20 +84,14 @@ class Subset:
         """A rough epsilon."""
         return self._for_delta(delta).epsilon
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Upper bound on delta(epsilon)."""
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         coins = min(
-            _choices(self.times, self.steps, self.shift, self.beside),
+            _choices(self.times, self.steps, self.shift, self.constant_shift),
             key=lambda c: abs(c.epsilon - epsilon),
         )
         return 0.0, _delta(self._parts(coins), epsilon, rtol)
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Upper bound on epsilon(delta)."""
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         coins = self._for_delta(delta)
         parts = self._parts(coins)
         # of log delta: as much as epsilon's width is worth
@@ -123,12 +120,14 @@ class Subset:
             )
         return 0.0, high
 
-    def _for_delta(self, delta: float) -> Coins:
-        choices = _choices(self.times, self.steps, self.shift, self.beside)
+    def _for_delta(self, delta: float) -> CoinChoice:
+        choices = _choices(self.times, self.steps, self.shift, self.constant_shift)
         return min(choices, key=lambda c: abs(c.log_delta - math.log(delta)))
 
-    def _parts(self, coins: Coins) -> _Parts:
-        return _parts(self.times, self.steps, self.shift, coins.chance, coins.variance, self.beside)
+    def _parts(self, coins: CoinChoice) -> _Parts:
+        return _parts(
+            self.times, self.steps, self.shift, coins.chance, coins.variance, self.constant_shift
+        )
 
 
 _Parts = tuple[tuple[float, Composition], ...]
@@ -144,7 +143,12 @@ def _delta(parts: _Parts, epsilon: float, rtol: float) -> float:
 
 @lru_cache(maxsize=32)
 def _parts(
-    times: int, steps: int, shift: float, chance: float, variance: float, beside: float = 0.0
+    times: int,
+    steps: int,
+    shift: float,
+    chance: float,
+    variance: float,
+    constant_shift: float = 0.0,
 ) -> _Parts:
     """Shares of Q that add up to 1, and for each node the product over rounds."""
     weights, nodes = angles(variance)
@@ -157,8 +161,10 @@ def _parts(
         _round(chance, shift, s, a / steps).table(spread=True)
         for s, a in zip(nodes, log_scales.tolist(), strict=True)
     ]
-    always = [(Round(Pair.gaussian(beside)), 1)] if beside > 0.0 else []
-    curves = [Composition([(Round(table), steps), *always]) for table in tables]
+    always = (
+        [(PricedRound(MixturePair.gaussian(constant_shift)), 1)] if constant_shift > 0.0 else []
+    )
+    curves = [Composition([(PricedRound(table), steps), *always]) for table in tables]
     return tuple(zip(shares.tolist(), curves, strict=True))
 
 
@@ -180,7 +186,7 @@ def angles(variance: float) -> tuple[Array, Array]:
     return weights / math.pi, nodes
 
 
-def _round(chance: float, shift: float, node: float, log_scale: float) -> Law:
+def _round(chance: float, shift: float, node: float, log_scale: float) -> RatioPmf:
     """One round's factor (1 - c + c Y) exp(-s v) under Q, times a constant, rounded up.
 
     It rises along the line, as its log has the slope p (1 - s (1 - p) (1 - 2 p)), which is not
@@ -193,7 +199,7 @@ def _round(chance: float, shift: float, node: float, log_scale: float) -> Law:
     _, kept = np.unique(np.floor(rise / _FLAT), return_index=True)
     kept = kept[rise[kept] > _FLAT]
     x, v = x[kept], v[kept]
-    cells = Pair.subsampled(chance, shift).cells(np.concatenate([[-np.inf], x, [np.inf]]))
+    cells = MixturePair.subsampled(chance, shift).cells(np.concatenate([[-np.inf], x, [np.inf]]))
     least = np.concatenate([[0.0], np.minimum(v[:-1], v[1:]), [0.0]])
     corners = np.exp(np.concatenate([[0.0], rise[kept]]) + math.log1p(-chance) + log_scale)
     q, places = np.exp(cells.log_p - cells.loss), np.exp(cells.loss - node * least + log_scale)
@@ -201,7 +207,7 @@ def _round(chance: float, shift: float, node: float, log_scale: float) -> Law:
     error = 2.0 * float(cells.error.max()) + ulps(
         8.0, of=2.0 + float(np.abs(cells.loss).max()) + abs(log_scale)
     )
-    return rounded(
+    return round_to_grid(
         q, q * np.maximum(places - corners, 0.0), corners, 0.0, 2.0 * error, error, spread=True
     )
 
@@ -216,7 +222,9 @@ def _factor(x: Array, chance: float, shift: float) -> tuple[Array, Array]:
 
 
 @lru_cache(maxsize=64)
-def _choices(times: int, steps: int, shift: float, beside: float = 0.0) -> tuple[Coins, ...]:
+def _choices(
+    times: int, steps: int, shift: float, constant_shift: float = 0.0
+) -> tuple[CoinChoice, ...]:
     """Coins of several rates, each with the epsilon where k is the likely number of hits."""
     x = np.linspace(-9.0, 9.0 + (1.0 + _TILTED) * shift, 6000)
     found = []
@@ -235,19 +243,18 @@ def _choices(times: int, steps: int, shift: float, beside: float = 0.0) -> tuple
         extra = (
             math.log(special.i0e(variance)) - log_binomial_probability(steps, chance, times).lower
         )
-        spread = math.hypot(spread, math.sqrt(2.0 * math.pi) * beside)
-        epsilon = steps * mean + extra + beside**2 * (0.5 + tilt)
-        total = steps * value + (1.0 + tilt) * extra + 0.5 * beside**2 * tilt * (1.0 + tilt)
+        spread = math.hypot(spread, math.sqrt(2.0 * math.pi) * constant_shift)
+        epsilon = steps * mean + extra + constant_shift**2 * (0.5 + tilt)
+        total = steps * value + (1.0 + tilt) * extra + 0.5 * constant_shift**2 * tilt * (1.0 + tilt)
         log_delta = total - tilt * epsilon - math.log1p(tilt * (1.0 + tilt) * spread)
-        found.append(Coins(chance, variance, epsilon, log_delta))
+        found.append(CoinChoice(chance, variance, epsilon, log_delta))
     return tuple(found)
 
 
 def _tilt(x: Array, log_r: Array, p: Array, goal: float) -> float:
     """The power of R that makes the mean of p equal to k/T, less one."""
-    low, high = 0.0, _TILTED
-    for _ in range(30):
-        middle = 0.5 * (low + high)
-        mean = float(special.softmax((1.0 + middle) * log_r - 0.5 * x * x) @ p)
-        low, high = (middle, high) if mean < goal else (low, middle)
-    return high
+
+    def falls_short(tilt: float) -> bool:
+        return float(special.softmax((1.0 + tilt) * log_r - 0.5 * x * x) @ p) < goal
+
+    return bisect(falls_short, 0.0, _TILTED, halvings=30)[1]

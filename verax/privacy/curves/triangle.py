@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from verax.privacy.curves.base import Curve
+from verax.privacy.numerics.roots import bisect, bracket
 from verax.privacy.numerics.rounding import OPS_8000, up
-from verax.privacy.pld.composition import BOTH, UPPER, Sides
+from verax.privacy.pld.composition import BOTH, UPPER, Bounds, Sides
 
 _LEAST = 1e-300  # a delta that came out smaller may have fallen below the range of doubles
 _HOPELESS = 1.3  # times a bound that is known, an estimate that is not worth a computation
@@ -16,7 +17,7 @@ _TYPICAL_DELTA = 1e-6  # where epsilon is divided among unequal links; any divis
 
 
 @dataclass(frozen=True)
-class Chain:
+class TriangleInequality:
     """Steps between data sets, each with its privacy curve; ``links`` are (curve, steps).
 
     For any eps_1 + ... + eps_k = eps,
@@ -33,10 +34,7 @@ class Chain:
         """The sum of what the links would cost; rough."""
         return math.fsum(steps * curve.estimate(delta) for curve, steps in self.links)
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """Upper bound on delta(epsilon)."""
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         costs = [max(steps * curve.estimate(_TYPICAL_DELTA), 1e-12) for curve, steps in self.links]
         total, used = 0.0, 0.0
         for (curve, steps), cost in zip(self.links, costs, strict=True):
@@ -49,25 +47,24 @@ class Chain:
             used += steps * each
         return 0.0, min(up(total, OPS_8000), 1.0)
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """Upper bound on epsilon(delta), by bisection; every end it returns holds."""
-        if self.delta(0.0, rtol)[1] <= delta:
+
+        def exceeds(epsilon: float) -> bool:
+            return self.delta(epsilon, rtol)[1] > delta
+
+        if not exceeds(0.0):
             return 0.0, 0.0
-        low, high = 0.0, max(self.estimate(delta), 1e-3)
-        while self.delta(high, rtol)[1] > delta:
-            low, high = high, 1.5 * high
-            if high > 1e6:
-                return 0.0, math.inf
-        while high - low > 0.1 * rtol * high:
-            middle = 0.5 * (low + high)
-            low, high = (low, middle) if self.delta(middle, rtol)[1] <= delta else (middle, high)
-        return 0.0, high
+        start = max(self.estimate(delta), 1e-3)
+        limit = max(start, 1e6)
+        low, high = bracket(exceeds, 0.0, start, 1.5, limit)
+        if high > limit:
+            return 0.0, math.inf
+        return 0.0, bisect(exceeds, low, high, rtol=0.1 * rtol)[1]
 
 
 @dataclass(frozen=True)
-class Best:
+class SmallestBound:
     """Several upper bounds on the same curve: the smallest one counts. Nothing is known from below.
 
     Those that by their estimates are far from it are not looked at, which costs no more than a
@@ -82,16 +79,10 @@ class Best:
         """The smallest estimate."""
         return min(curve.estimate(delta) for curve in self.curves)
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """The smallest upper bound on delta(epsilon)."""
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         return 0.0, self.delta_by(epsilon, rtol, enough)[0]
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
-        """The smallest upper bound on epsilon(delta)."""
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         return 0.0, self.epsilon_by(delta, rtol, enough)[0]
 
     def delta_by(self, epsilon: float, rtol: float, enough: float = 0.0) -> tuple[float, str]:

@@ -25,11 +25,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import ulps
-
-Array = NDArray[np.float64]
 
 LARGEST = 2**53
 """Trials up to which doubles count one by one; with more an enclosure says no more than "between 0
@@ -75,7 +73,7 @@ def binomial_probability(trials: int, rate: float, hits: int) -> Enclosure:
     Enclosure(lower=0.49..., upper=0.5...)
     """
     if rate >= 1.0 or not 0 <= hits <= trials:
-        return _certain(rate >= 1.0 and hits == trials)
+        return _certainty(rate >= 1.0 and hits == trials)
     if trials > LARGEST:
         return Enclosure(0.0, 1.0)
     with localcontext(_DIGITS):
@@ -105,7 +103,7 @@ def binomial_at_least(trials: int, rate: float, hits: int) -> Enclosure:
     11.0
     """
     if rate >= 1.0 or not 0 < hits <= trials:
-        return _certain(hits <= 0 or (rate >= 1.0 and hits <= trials))
+        return _certainty(hits <= 0 or (rate >= 1.0 and hits <= trials))
     if trials > LARGEST:
         return Enclosure(0.0, 1.0)
     with localcontext(_DIGITS):
@@ -122,7 +120,7 @@ def binomial_at_most(trials: int, rate: float, hits: int) -> Enclosure:
     1001.0
     """
     if rate >= 1.0 or not 0 <= hits < trials:
-        return _certain(hits >= trials)
+        return _certainty(hits >= trials)
     if trials > LARGEST:
         return Enclosure(0.0, 1.0)
     with localcontext(_DIGITS):
@@ -131,13 +129,13 @@ def binomial_at_most(trials: int, rate: float, hits: int) -> Enclosure:
         return _complement(*_sum_upwards(trials, rate, hits + 1))
 
 
-# --- laws: all the probabilities of a count -------------------------------------------------------
+# --- pmfs: all the probabilities of a count -------------------------------------------------------
 
 
-def binomial_law(trials: int, rate: float, most: int | None = None) -> Array:
+def binomial_pmf(trials: int, rate: float, most: int | None = None) -> Array:
     """The probabilities of Bin(trials, rate), given that it is at most ``most``.
 
-    >>> binomial_law(2, 0.5).tolist()
+    >>> binomial_pmf(2, 0.5).tolist()
     [0.25, 0.5, 0.25]
     """
     most = trials if most is None else min(most, trials)
@@ -145,33 +143,33 @@ def binomial_law(trials: int, rate: float, most: int | None = None) -> Array:
         return np.append(np.zeros(most), 1.0)
     k = np.arange(float(most))
     ratios = (trials - k) / (k + 1.0) * (rate / (1.0 - rate))
-    return _unimodal(ratios, min(int((trials + 1) * rate), most))
+    return _unimodal_pmf(ratios, min(int((trials + 1) * rate), most))
 
 
-def hypergeometric_law(population: int, marked: int, drawn: int) -> Array:
+def hypergeometric_pmf(population: int, marked: int, drawn: int) -> Array:
     """The probabilities of the number of marked records among ``drawn`` of ``population``.
 
-    >>> hypergeometric_law(5, 2, 2).round(12).tolist()
+    >>> hypergeometric_pmf(5, 2, 2).round(12).tolist()
     [0.3, 0.6, 0.1]
     """
     least, most = max(0, marked + drawn - population), min(marked, drawn)
     k = np.arange(float(least), float(most))
     ratios = (marked - k) * (drawn - k) / ((k + 1.0) * (population - marked - drawn + k + 1.0))
     mode = (marked + 1) * (drawn + 1) // (population + 2) - least
-    return np.concatenate([np.zeros(least), _unimodal(ratios, mode)])
+    return np.concatenate([np.zeros(least), _unimodal_pmf(ratios, mode)])
 
 
-def poisson_law(mean: float, most: int) -> Array:
+def poisson_pmf(mean: float, most: int) -> Array:
     """The probabilities of a Poisson variable, given that it is at most ``most``."""
-    return _unimodal(mean / np.arange(1.0, most + 1.0), min(int(mean), most))
+    return _unimodal_pmf(mean / np.arange(1.0, most + 1.0), min(int(mean), most))
 
 
-def law_error(weights: Array) -> float:
-    """Bound on the relative error of the probabilities of a law above that are at least 1e-290."""
+def pmf_error(weights: Array) -> float:
+    """Bound on the relative error of the probabilities of a pmf above that are at least 1e-290."""
     return ulps(8.0, of=2.0 * len(weights) + 2.0)
 
 
-def _unimodal(ratios: Array, mode: int) -> Array:
+def _unimodal_pmf(ratios: Array, mode: int) -> Array:
     """Probabilities from the ratios of neighbours, multiplied outwards from the mode."""
     left, right = np.cumprod(1.0 / ratios[:mode][::-1])[::-1], np.cumprod(ratios[mode:])
     weights = np.concatenate([left, [1.0], right])
@@ -274,7 +272,7 @@ def _complement(lower: Decimal, upper: Decimal) -> Enclosure:
     return _doubles(1 - upper - _LAST_DIGIT, 1 - lower + _LAST_DIGIT)
 
 
-def _certain(happens: bool) -> Enclosure:
+def _certainty(happens: bool) -> Enclosure:
     return Enclosure(float(happens), float(happens))
 
 

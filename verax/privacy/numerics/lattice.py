@@ -1,9 +1,9 @@
 """Laws on a lattice, added up with every rounding to a known side.
 
-A :class:`Law` says cell by cell where a non-negative variable lies. Sums of independent variables
-are convolutions of positive numbers, computed directly: unlike a Fourier transform that keeps the
-relative accuracy of the tails. What is cut off or merged on the way is counted, so that functions
-of the variable can be bounded on both sides.
+A :class:`LatticePmf` says cell by cell where a non-negative variable lies. Sums of independent
+variables are convolutions of positive numbers, computed directly: unlike a Fourier transform that
+keeps the relative accuracy of the tails. What is cut off or merged on the way is counted, so that
+functions of the variable can be bounded on both sides.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8M, UNDERFLOW, down, ulps, up
-from verax.privacy.pairs.gaussian_mixture import Array
 
 CELLS = 4096  # more than this are merged in pairs
-_CUT = 1e-50  # probability that may be cut off each end of a law
+_CUT = 1e-50  # probability that may be cut off each end of a pmf
 
 
 @dataclass(frozen=True, eq=False)
-class Law:
+class LatticePmf:
     """Probabilities ``weights[i]`` of the cells from ``start + step * i`` to ``spread`` above that.
 
     Args:
         start: lower end of the first cell.
         step: distance of cells.
         weights: probabilities, each within a factor 1 +- ``error`` of what was meant to be kept.
-        spread: width of a cell; 0 where the law is known point by point.
+        spread: width of a cell; 0 where the pmf is known point by point.
         lost: probability that was cut off on the way and may lie anywhere between 0 and ``top``.
         top: the largest value that the variable can take.
         error: bound on the relative error of the weights.
 
-    >>> once = Law.of([0.0, 1.0], [0.75, 0.25])
+    >>> once = LatticePmf.of([0.0, 1.0], [0.75, 0.25])
     >>> twice = once.plus(once)
     >>> twice.lows.tolist(), twice.weights.tolist()
     ([0.0, 1.0, 2.0], [0.5625, 0.375, 0.0625])
@@ -56,10 +56,10 @@ class Law:
         weights: Array | list[float],
         error: float = 0.0,
         cells: int = CELLS,
-    ) -> Law:
-        """A law given by its whole-number values, ascending, and their probabilities."""
+    ) -> LatticePmf:
+        """A pmf given by its whole-number values, ascending, and their probabilities."""
         places, chances = np.asarray(values, dtype=float), np.asarray(weights, dtype=float)
-        first, last, lost = kept(chances)
+        first, last, lost = significant_slice(chances)
         top = float(places[-1])
         places, chances = places[first:last], chances[first:last]
         step = 1.0
@@ -71,7 +71,7 @@ class Law:
         return cls(float(places[0]), step, found, step - 1.0, lost, top, error).merged(cells)
 
     @classmethod
-    def between(cls, low: float, high: float) -> Law:
+    def between(cls, low: float, high: float) -> LatticePmf:
         """All that is known is a range."""
         return cls(low, 1.0, np.ones(1), high - low, 0.0, high)
 
@@ -103,8 +103,8 @@ class Law:
         slack = self.error + ulps(len(self.weights))
         return max(down(least, slack), 0.0), min(up(most, slack) + self.lost, 1.0)
 
-    def scaled(self, factor: float) -> Law:
-        """The pmf of ``factor`` times the variable; places are right to a few units in the last place."""
+    def scaled(self, factor: float) -> LatticePmf:
+        """The pmf of ``factor`` times the variable, right to a few units in the last place."""
         if factor == 1.0:
             return self
         start, step, spread, top = (
@@ -112,14 +112,14 @@ class Law:
         )
         return replace(self, start=start, step=step, spread=spread, top=top)
 
-    def merged(self, cells: int = CELLS) -> Law:
-        """The same law, less precisely, in at most ``cells`` cells."""
-        law = self
-        while len(law.weights) > cells:
-            law = law._paired()
-        return law
+    def merged(self, cells: int = CELLS) -> LatticePmf:
+        """The same pmf, less precisely, in at most ``cells`` cells."""
+        pmf = self
+        while len(pmf.weights) > cells:
+            pmf = pmf._paired()
+        return pmf
 
-    def _paired(self) -> Law:
+    def _paired(self) -> LatticePmf:
         weights = np.append(self.weights, 0.0) if len(self.weights) % 2 else self.weights
         return replace(
             self,
@@ -129,8 +129,8 @@ class Law:
             error=self.error + ulps(1.0),
         )
 
-    def _on_step(self, step: float) -> Law:
-        """The same law on cells of another width, each value in the cell that starts below it."""
+    def _on_step(self, step: float) -> LatticePmf:
+        """The same pmf on cells of another width, each value in the cell that starts below it."""
         # so that rounding the quotient leaves no value below its cell
         start = self.start - OPS_8M * step
         index = np.floor((self.lows - start) / step).astype(np.int64)
@@ -144,15 +144,15 @@ class Law:
             error=self.error + ulps(len(self.weights)),
         )
 
-    def plus(self, other: Law, cells: int = CELLS) -> Law:
-        """The law of the sum with an independent variable."""
-        a, b = _aligned(self, other, cells)
+    def plus(self, other: LatticePmf, cells: int = CELLS) -> LatticePmf:
+        """The pmf of the sum with an independent variable."""
+        a, b = _on_common_step(self, other, cells)
         weights = np.convolve(a.weights, b.weights)
-        first, last, cut = kept(weights)
+        first, last, cut = significant_slice(weights)
         error = (
             a.error + b.error + a.error * b.error + ulps(min(len(a.weights), len(b.weights)) + 4.0)
         )
-        law = Law(
+        pmf = LatticePmf(
             a.start + b.start + a.step * first,
             a.step,
             weights[first:last],
@@ -161,22 +161,22 @@ class Law:
             a.top + b.top,
             error,
         )
-        return law.merged(cells)
+        return pmf.merged(cells)
 
-    def times(self, count: int, cells: int = CELLS) -> Law:
-        """The law of the sum of ``count`` independent copies, by repeated doubling."""
-        total: Law | None = None
+    def times(self, count: int, cells: int = CELLS) -> LatticePmf:
+        """The pmf of the sum of ``count`` independent copies, by repeated doubling."""
+        total: LatticePmf | None = None
         double = self
         while True:
             if count % 2:
                 total = double if total is None else total.plus(double, cells)
             count //= 2
             if not count:
-                return total if total is not None else Law.of([0.0], [1.0])
+                return total if total is not None else LatticePmf.of([0.0], [1.0])
             double = double.plus(double, cells)
 
 
-def kept(weights: Array) -> tuple[int, int, float]:
+def significant_slice(weights: Array) -> tuple[int, int, float]:
     """The slice of cells that is worth keeping, and a bound on the probability outside it."""
     if len(weights) == 1:
         return 0, 1, 0.0
@@ -189,7 +189,7 @@ def kept(weights: Array) -> tuple[int, int, float]:
     return first, len(weights) - cut, up(lost, OPS_8M)
 
 
-def _aligned(a: Law, b: Law, cells: int) -> tuple[Law, Law]:
+def _on_common_step(a: LatticePmf, b: LatticePmf, cells: int) -> tuple[LatticePmf, LatticePmf]:
     """Both on cells of one width."""
     if len(a.weights) == 1:
         return replace(a, step=b.step), b

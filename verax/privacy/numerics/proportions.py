@@ -6,11 +6,10 @@ be a limit.
 
 from __future__ import annotations
 
-import math
-
 from scipy import special
 
 from verax.privacy.numerics.distributions import binomial_at_least, binomial_at_most
+from verax.privacy.numerics.roots import last_whole
 
 _MARGIN = 1e-9  # relative; how far from the library's value the first limit tried is
 _WIDER = 4.0  # times as far each further one
@@ -57,12 +56,11 @@ def fewest_above(trials: int, goal: float, miss: float) -> int:
     >>> fewest_above(10, 0.5, 0.05)
     9
     """
-    low, high = 0, trials + 1
-    while low < high:
-        middle = (low + high) // 2
-        shown = middle > 0 and binomial_at_least(trials, min(goal, 1.0), middle).upper <= miss
-        low, high = (low, middle) if shown else (middle + 1, high)
-    return low
+
+    def too_few(hits: int) -> bool:
+        return binomial_at_least(trials, min(goal, 1.0), hits).upper > miss
+
+    return last_whole(too_few, 0, trials + 1) + 1
 
 
 def most_below(trials: int, goal: float, miss: float) -> int:
@@ -75,9 +73,4 @@ def most_below(trials: int, goal: float, miss: float) -> int:
     """
     if goal >= 1.0:
         return trials
-    low, high = -1, trials
-    while low < high:
-        middle = math.ceil((low + high) / 2)
-        shown = binomial_at_most(trials, goal, middle).upper <= miss
-        low, high = (middle, high) if shown else (low, middle - 1)
-    return low
+    return last_whole(lambda hits: binomial_at_most(trials, goal, hits).upper <= miss, -1, trials)

@@ -1,10 +1,19 @@
-"""A bracketing root finder, so that importing verax does not import all of scipy.optimize."""
+"""Every search for a place where something changes: roots, crossings, bisections.
+
+They are written out so that importing verax does not import all of scipy.optimize.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verax.privacy.numerics import Array
 
 CROSSING_TOLERANCE = 1e-13
 """How close to a crossing on [low, high] a point is, in units of 1 + high, up to the rounding of
@@ -53,3 +62,75 @@ def crossing(excess: Callable[[float], float], low: float, high: float, sign: in
     while sign * excess(point) > 0.0 and point > 0.0:
         point, nudge = max(point + sign * nudge, 0.0), 2.0 * nudge
     return point
+
+
+def bracket(
+    holds: Callable[[float], bool],
+    low: float,
+    high: float,
+    factor: float = 2.0,
+    limit: float = math.inf,
+) -> tuple[float, float]:
+    """The last point that holds and the first that does not, going out from ``high`` by a factor.
+
+    ``low`` is known to hold. If all points up to ``limit`` hold, the second is beyond it.
+    """
+    while high <= limit and holds(high):
+        low, high = high, factor * high
+    return low, high
+
+
+def bisect(
+    holds: Callable[[float], bool],
+    inside: float,
+    outside: float,
+    *,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    halvings: int = 2000,
+    geometric: bool = False,
+) -> tuple[float, float]:
+    """A point that holds and one that does not, close together, from two such points.
+
+    Halving ends when they are within ``atol`` and ``rtol`` times the larger of each other, or no
+    double is between them. If ``geometric`` their ratio is halved, until it is 1 + ``rtol``.
+    """
+    for _ in range(halvings):
+        small, large = sorted((inside, outside))
+        if large <= (1.0 + rtol) * small if geometric else large - small <= atol + rtol * large:
+            break
+        middle = math.sqrt(small * large) if geometric else 0.5 * (small + large)
+        if middle in (small, large):
+            break
+        inside, outside = (middle, outside) if holds(middle) else (inside, middle)
+    return inside, outside
+
+
+def last_whole(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The last whole number before ``high`` that holds, where ``low`` and none after it does."""
+    return low + bisect_left(range(low + 1, high), True, key=lambda number: not holds(number))
+
+
+def bisect_all(
+    excess: Callable[[Array, NDArray[np.bool_]], Array],
+    sought: NDArray[np.bool_],
+    start: float,
+    limit: float,
+    halvings: int,
+) -> Array:
+    """Positive places from which on each excess is positive, all at once; 0 where none is sought.
+
+    ``excess`` is called with some of the places, and with which ones they are.
+    """
+    low, high = np.zeros(len(sought)), np.full(len(sought), start)
+    more = sought.copy()
+    while more.any():
+        more[more] = excess(high[more], more) < 0.0
+        more &= high < limit
+        low[more], high[more] = high[more], 2.0 * high[more]
+    for _ in range(halvings if sought.any() else 0):
+        middle = 0.5 * (low + high)
+        short = sought.copy()
+        short[sought] = excess(middle[sought], sought) < 0.0
+        low, high = np.where(short, middle, low), np.where(short, high, middle)
+    return np.where(sought, high, 0.0)

@@ -12,10 +12,8 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+from verax.privacy.numerics import Array
 
-Array = NDArray[np.float64]
 Value = TypeVar("Value", float, Array)
 Size = TypeVar("Size", int, float, Array)
 
@@ -103,7 +101,7 @@ def mixture_weight_error(kept: int, trials: int) -> float:
 
 
 def occupancy_error(population: int) -> float:
-    """Relative error of the probabilities that so many clip-groups hold a record.
+    """Relative error of the probabilities of the number of clip-groups with a record.
 
     A recursion of at most 50 steps a record with five roundings each, on binomial or hypergeometric
     weights of 8 u (2 n + 2).

@@ -16,21 +16,23 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from verax.privacy.numerics.rounding import BIN_MASS, ulps
-from verax.privacy.pairs.gaussian_mixture import Array, Cells, log_interval
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.rounding import BIN_MASS, outward, ulps
+from verax.privacy.pairs.base import Cells, DominatingPair
+from verax.privacy.pairs.gaussian_mixture import log_interval
 
 _BIN = 0.01  # width of an attacker's bins, in standard deviations of the noise
 _LEAST = 1e-290  # bins with less mass are left out, which only hides from the attacker
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class DiscretePair(DominatingPair):
     """Mass exp(``log_p[i]``) of P at each loss log p/q, ascending; ``infinite`` P-mass besides.
 
     ``missing`` is Q-mass where P has none, at loss -infinity. ``error`` bounds how far the
     logarithms of p and of p/q may each be off.
 
-    >>> coin = Table.of(np.array([0.25, 0.75]), np.array([0.5, 0.5]))
+    >>> coin = DiscretePair.from_masses(np.array([0.25, 0.75]), np.array([0.5, 0.5]))
     >>> [round(bound, 6) for bound in coin.delta(0.0)]
     [0.25, 0.25]
     """
@@ -42,29 +44,31 @@ class Table:
     error: float = 0.0
 
     @staticmethod
-    def of(
+    def from_masses(
         p: Array, q: Array, infinite: float = 0.0, missing: float = 0.0, error: float = 0.0
-    ) -> Table:
+    ) -> DiscretePair:
         """A table from masses in any order; atoms that only one of P and Q sees go to the ends."""
         infinite += float(p[q <= 0.0].sum())
         missing += float(q[p <= 0.0].sum())
         seen = (p > 0.0) & (q > 0.0)
-        return Table.of_logs(np.log(p[seen]), np.log(q[seen]), infinite, missing, error)
+        return DiscretePair.from_log_masses(
+            np.log(p[seen]), np.log(q[seen]), infinite, missing, error
+        )
 
     @staticmethod
-    def of_logs(
+    def from_log_masses(
         log_p: Array, log_q: Array, infinite: float = 0.0, missing: float = 0.0, error: float = 0.0
-    ) -> Table:
+    ) -> DiscretePair:
         """A table from logarithms of masses, in any order and as small as one likes."""
         loss = log_p - log_q
         order = np.argsort(loss, kind="stable")
         largest = max(float(np.abs(log_p).max(initial=0.0)), float(np.abs(log_q).max(initial=0.0)))
-        return Table(
+        return DiscretePair(
             log_p[order], loss[order], infinite, missing, error + ulps(8.0 + 2.0 * largest)
         )
 
     @staticmethod
-    def binned(up: tuple[Array, Array], down: tuple[Array, Array]) -> Table:
+    def from_mixtures(up: tuple[Array, Array], down: tuple[Array, Array]) -> DiscretePair:
         """Two Gaussian mixtures on a line, as (weights, shifts) of P and of Q, seen in bins.
 
         For attacks whose likelihood ratio need not increase along the line. What is further than 16
@@ -76,32 +80,29 @@ class Table:
             sum(w * np.exp(log_interval(x - m)[0]) for w, m in zip(*side, strict=True))
             for side in (up, down)
         )
-        return Table.seen(p, q, error=BIN_MASS + ulps(len(shifts)))
+        return DiscretePair.from_bins(p, q, error=BIN_MASS + ulps(len(shifts)))
 
     @staticmethod
-    def seen(p: Array, q: Array, error: float) -> Table:
+    def from_bins(p: Array, q: Array, error: float) -> DiscretePair:
         """What an attacker sees in bins of these masses: those too small to be known are left out.
 
         If that is all of them, the attacker is blind.
         """
         kept = (p > _LEAST) & (q > _LEAST)
         return (
-            Table.of(p[kept], q[kept], error=error)
+            DiscretePair.from_masses(p[kept], q[kept], error=error)
             if kept.any()
-            else Table.of(np.ones(1), np.ones(1))
+            else DiscretePair.from_masses(np.ones(1), np.ones(1))
         )
 
-    is_gaussian = False
-    gaussian_shift = math.nan
-
-    def reverse(self) -> Table:
+    def reverse(self) -> DiscretePair:
         """Q against P; the same object every time, so that equal rounds stay equal."""
         return self._reversed
 
     @cached_property
-    def _reversed(self) -> Table:
+    def _reversed(self) -> DiscretePair:
         missing = self.missing * math.exp(2.0 * self.error)
-        return Table(
+        return DiscretePair(
             self.log_q[::-1], -self.loss_values[::-1], missing, self.infinite, 2.0 * self.error
         )
 
@@ -121,18 +122,20 @@ class Table:
         return np.asarray(np.exp(self.log_q))
 
     @property
+    def total_mass(self) -> float:
+        return float(self.p.sum())
+
+    @property
     def infimum(self) -> float:
-        """The smallest finite loss."""
         return float(self.loss_values[0])
 
     @property
     def supremum(self) -> float:
-        """The largest loss."""
         return math.inf if self.infinite > 0.0 else float(self.loss_values[-1]) + self.error
 
     @cached_property
     def bulk(self) -> float:
-        """Where most of the mass lies: the loss at the median of P."""
+        """The loss at the median of P."""
         return float(self.loss_values[np.searchsorted(np.cumsum(self.p), 0.5 * self.p.sum())])
 
     @property
@@ -143,26 +146,21 @@ class Table:
         """Losses and log masses of P, for sketches."""
         return self.loss_values, self.log_p
 
-    def cut(self, grid: Array) -> tuple[Array, float]:
+    def boundaries_at(self, grid: Array) -> tuple[Array, float]:
         """Boundaries between atoms below and above each loss, and how far off losses may be."""
         return np.searchsorted(self.loss_values, grid).astype(np.float64) - self._middle, self.error
 
     def inverse(self, loss: Array) -> Array:
-        """Boundaries, also inside atoms, near the given losses."""
+        """Boundaries near the given losses, also inside atoms."""
         places = np.arange(len(self.log_p)) + 0.5 - self._middle
         return np.asarray(
             np.interp(loss, self.loss_values, places, left=-self._middle, right=self._middle)
         )
 
     def log_loss_density(self, x: Array) -> Array:
-        """About the logarithm of P's mass per unit of loss."""
         places = np.arange(len(self.log_p)) + 0.5 - self._middle
         gaps = np.gradient(self.loss_values) if len(self.log_p) > 1 else np.ones(1)
         return np.asarray(np.interp(x, places, self.log_p - np.log(np.maximum(gaps, 1e-12))))
-
-    def mean_loss_below(self, x: float) -> float:
-        """The loss of everything below a boundary."""
-        return float(self.cells(np.array([-self._middle, x])).loss[0])
 
     def cells(self, boundaries: Array) -> Cells:
         """Log P and loss between consecutive boundaries; atoms are split in proportion."""
@@ -182,18 +180,15 @@ class Table:
         return Cells(log_p, loss, np.full(count, self.error + ulps(4.0, of=most + 16.0 + largest)))
 
     def delta(self, epsilon: float) -> tuple[float, float]:
-        """Lower and upper bound on D_{e^eps}(P||Q)."""
         above = self.loss_values > epsilon - 4.0 * self.error
         p, loss, slack = (
             self.p[above],
             self.loss_values[above],
             2.0 * self.error + ulps(len(self.log_p)),
         )
-        lower = float(np.sum(p * -np.expm1(-np.maximum(loss - epsilon - self.error, 0.0)))) * (
-            1.0 - slack
-        )
-        upper = float(np.sum(p * -np.expm1(-np.maximum(loss - epsilon + self.error, 0.0)))) * (
-            1.0 + slack
+        lower, upper = (
+            outward(float(p @ -np.expm1(-np.maximum(loss - epsilon + off, 0.0))), side, slack)
+            for side, off in ((-1, -self.error), (1, self.error))
         )
         return lower, min(upper + self.infinite, 1.0)
 

@@ -16,15 +16,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import LIBRARY_ULPS, UNIT, ulps
-
-Array = NDArray[np.float64]
+from verax.privacy.pairs.base import Cells, DominatingPair, tail_delta
 
 _FAR = 1e8  # where the search for an inverse stops: nothing has mass there
 _MOST_NODES = 20_000  # of a quadrature rule
@@ -73,7 +71,7 @@ class Mixture:
         """Whether there are many components, none of which has most of the weight."""
         return len(self.shifts) > _MANY and float(self.weights.max()) < 0.5
 
-    def near(self, low: float, high: float) -> slice:
+    def components_near(self, low: float, high: float) -> slice:
         """The components that matter between two points.
 
         Log densities relative to each other are linear in x and rise with the shift. So a component
@@ -98,7 +96,7 @@ class Mixture:
             return
         for start in range(0, len(x), _STRETCH):
             part = slice(start, start + _STRETCH)
-            yield part, self.near(float(x[part].min()), float(x[part].max()))
+            yield part, self.components_near(float(x[part].min()), float(x[part].max()))
 
     def log_average(self, log_ratios: Array, near: slice = slice(None)) -> Array:
         """log(sum_i w_i exp(e_i)) over rows, to the last digits near 0 and where it is huge.
@@ -180,68 +178,10 @@ def log_interval(y: Array) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True)
-class Cells:
-    """Consecutive cells of the line: log P, the loss log P/Q, and a bound on both errors."""
-
-    log_p: Array
-    loss: Array
-    error: Array
-
-
-class Losses(Protocol):
-    """Two distributions on a line along which the privacy loss increases: a pair, or a table.
-
-    Everything the discretisations of ``verax.privacy.pld.discretise`` need to know.
-    """
-
-    @property
-    def infimum(self) -> float:
-        """The smallest finite loss, or its limit."""
-
-    @property
-    def supremum(self) -> float:
-        """The largest loss, or its limit."""
-
-    @property
-    def infinite(self) -> float:
-        """P-mass at infinite loss."""
-
-    @property
-    def bulk(self) -> float:
-        """A loss where much of the mass lies."""
-
-    def nodes(self, left: float, far: float) -> tuple[Array, Array]:
-        """Ascending losses and log P-masses: nodes from ``left`` to ``far`` past the last shift."""
-
-    def cut(self, grid: Array) -> tuple[Array, float]:
-        """The boundaries at these losses, and by how much their losses miss them at most."""
-
-    def inverse(self, loss: Array) -> Array:
-        """Boundaries near these losses."""
-
-    def log_loss_density(self, x: Array) -> Array:
-        """About the log of P's mass per unit of loss at x."""
-
-    def mean_loss_below(self, x: float) -> float:
-        """The loss of everything left of x."""
-
-    def cells(self, boundaries: Array) -> Cells:
-        """Masses and losses between boundaries."""
-
-    def delta(self, epsilon: float) -> tuple[float, float]:
-        """Bounds on D_{e^eps}."""
-
-    def reverse(self) -> Losses:
-        """The other direction, mirrored."""
-
-    def __hash__(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class Pair:
+class MixturePair(DominatingPair):
     """P = ``up`` (shifts to the right) against Q = ``down`` (shifts to the left), unit variance.
 
-    >>> pair = Pair.subsampled(rate=0.5, shift=1.0)
+    >>> pair = MixturePair.subsampled(rate=0.5, shift=1.0)
     >>> float(np.round(pair.loss(np.array([0.5]))[0], 6))
     0.0
     """
@@ -250,20 +190,22 @@ class Pair:
     down: Mixture = TRIVIAL
 
     @staticmethod
-    def gaussian(shift: float) -> Pair:
+    def gaussian(shift: float) -> MixturePair:
         """N(shift) against N(0)."""
-        return Pair(Mixture((0.0,), (float(shift),)))
+        return MixturePair(Mixture((0.0,), (float(shift),)))
 
     @staticmethod
-    def subsampled(rate: float, shift: float) -> Pair:
+    def subsampled(rate: float, shift: float) -> MixturePair:
         """(1-rate) N(0) + rate N(shift) against N(0)."""
         if rate >= 1.0:
-            return Pair.gaussian(shift)
-        return Pair(Mixture((float(np.log1p(-rate)), float(np.log(rate))), (0.0, float(shift))))
+            return MixturePair.gaussian(shift)
+        return MixturePair(
+            Mixture((float(np.log1p(-rate)), float(np.log(rate))), (0.0, float(shift)))
+        )
 
-    def reverse(self) -> Pair:
+    def reverse(self) -> MixturePair:
         """The other direction, Q against P, mirrored so that the loss increases again."""
-        return Pair(self.down, self.up)
+        return MixturePair(self.down, self.up)
 
     @property
     def is_gaussian(self) -> bool:
@@ -272,7 +214,6 @@ class Pair:
 
     @property
     def gaussian_shift(self) -> float:
-        """Distance of the two means of a pair of single Gaussians."""
         return self.up.shifts[0] + self.down.shifts[0]
 
     @property
@@ -282,7 +223,6 @@ class Pair:
 
     @property
     def infinite(self) -> float:
-        """P-mass at infinite loss."""
         return self.up.lost
 
     @cached_property
@@ -299,7 +239,7 @@ class Pair:
         x = np.linspace(left, end, size)
         return self.loss(x), self.log_density(x) + math.log(x[1] - x[0])
 
-    def cut(self, grid: Array) -> tuple[Array, float]:
+    def boundaries_at(self, grid: Array) -> tuple[Array, float]:
         """The x of each loss, and by how much their losses miss those at most."""
         boundaries = self.inverse(grid)
         finite = np.isfinite(boundaries)
@@ -308,7 +248,6 @@ class Pair:
         )
 
     def log_loss_density(self, x: Array) -> Array:
-        """Log of P's mass per unit of loss."""
         return np.asarray(self.log_density(x) - np.log(self.slope(x)))
 
     def loss(self, x: Array) -> Array:
@@ -334,7 +273,6 @@ class Pair:
 
     @cached_property
     def supremum(self) -> float:
-        """The limit of the loss at plus infinity."""
         return -self.reverse().infimum
 
     def inverse(self, loss: Array) -> Array:
@@ -391,7 +329,6 @@ class Pair:
         return np.where(loss >= self.supremum, np.inf, x)
 
     def mean_loss_below(self, x: float) -> float:
-        """The loss of the event {X < x}: log P(X < x) - log Q(X < x)."""
         base = special.log_ndtr(x)
         # the common case, without arrays
         if self.down.trivial and self.up.two_point and self.up.log_weights[1] < -1.0:
@@ -411,19 +348,11 @@ class Pair:
         tail = self._cells(np.array([x[0], np.inf]))
         # holds what a rounded x misses
         around = math.exp(float(self._cells(np.array([x[0] - 0.1, np.inf])).log_p[0]))
-        log_p, rise, error = (
-            float(tail.log_p[0]),
-            float(tail.loss[0]) - epsilon,
-            2.0 * float(tail.error[0]),
-        )
         over = float(self.loss(x)[0]) - epsilon if np.isfinite(x[0]) else 0.0
         if abs(over) > 1.0:  # too far out for the inverse; but left of x no loss exceeds that at x
-            return 0.0, min(math.exp(log_p + error) + self.up.lost, 1.0) if over < 0.0 else 1.0
-        miss = abs(over)
-        lower = math.exp(log_p - error) * -math.expm1(-max(rise - error, 0.0))
-        upper = math.exp(log_p + error) * -math.expm1(
-            -max(rise + error, 0.0)
-        ) + around * math.expm1(miss + ulps(8.0))
+            most = math.exp(float(tail.log_p[0]) + 2.0 * float(tail.error[0])) + self.up.lost
+            return 0.0, min(most, 1.0) if over < 0.0 else 1.0
+        lower, upper = tail_delta(tail, epsilon, around, abs(over))
         return lower, min(upper + self.up.lost, 1.0)
 
     def cells(self, boundaries: Array) -> Cells:
@@ -451,7 +380,7 @@ class Pair:
                 error += base_error
                 continue
             ends = sorted((sign * float(boundaries[0]), sign * float(boundaries[-1])))
-            near = mixture.near(*ends)
+            near = mixture.components_near(*ends)
             log_weights, shifts = mixture.columns[0][near], mixture.columns[1][near]
             mass, mass_error = log_interval(boundaries - sign * shifts)
             ratios = np.subtract(

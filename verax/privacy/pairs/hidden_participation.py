@@ -18,15 +18,17 @@ function.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from verax.privacy.numerics.rounding import ulps
-from verax.privacy.pairs.gaussian_mixture import Array, Cells, log_interval
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.rounding import OPS_8M, ulps
+from verax.privacy.pairs.base import Cells, DominatingPair, tail_delta
+from verax.privacy.pairs.gaussian_mixture import log_interval
 
 _BLOCK = 400_000  # kinds times cells worked on at once
 _SOLVED = ulps(64.0)  # what is left is charged
@@ -35,18 +37,20 @@ _DEEP = -0.7  # losses below this are told by what is left of Q, not by what is 
 _TABLE = 400
 _SKETCHED = 6  # kinds that a sketch looks at
 _NODES = 48  # places a kind and branch of a sketch
-_AROUND = 1e-9  # of a loss: what lies this close to a boundary holds all that rounding it may miss
+_AROUND = (
+    OPS_8M  # of a loss: what lies this close to a boundary holds all that rounding it may miss
+)
 
 
 @dataclass(frozen=True)
-class Glued:
+class HiddenParticipationPair(DominatingPair):
     """The chance of each kind of round and its distances in noises; ``away`` may be infinite.
 
     ``error`` bounds the relative error of the chances. ``sign`` is -1 for the other direction:
     without the record against with it.
 
     >>> from verax.privacy.pairs.gaussian_mixture import Pair
-    >>> poisson = Glued(0.5, 0.1, (1.0,), (1.0,), (1.0,), (0.0,))
+    >>> poisson = HiddenParticipationPair(0.5, 0.1, (1.0,), (1.0,), (1.0,), (0.0,))
     >>> [round(bound, 8) for bound in (*poisson.delta(0.5), *Pair.subsampled(0.05, 1.0).delta(0.5))]
     [0.00021864, 0.00021864, 0.00021864, 0.00021864]
     """
@@ -59,22 +63,9 @@ class Glued:
     absent: tuple[float, ...]
     error: float = 0.0
     sign: int = 1
-    is_gaussian = False
-    gaussian_shift = math.nan
-    infinite = 0.0
 
-    def reverse(self) -> Glued:
-        """The other direction."""
-        return Glued(
-            self.client,
-            self.record,
-            self.chances,
-            self.shift,
-            self.present,
-            self.absent,
-            self.error,
-            -self.sign,
-        )
+    def reverse(self) -> HiddenParticipationPair:
+        return replace(self, sign=-self.sign)
 
     @cached_property
     def _least(self) -> float:
@@ -85,12 +76,10 @@ class Glued:
 
     @property
     def infimum(self) -> float:
-        """The smallest loss, or its limit."""
         return self._least if self.sign > 0 else -math.inf
 
     @property
     def supremum(self) -> float:
-        """The largest loss, or its limit."""
         return math.inf if self.sign > 0 else -self._least
 
     @cached_property
@@ -139,16 +128,16 @@ class Glued:
         losses, masses = [np.zeros(1)], [np.array([self._log_atom])]
         for branch in self._branches:
             reach = far if branch.up == (self.sign > 0) else -left
-            loss, log_p, log_q = branch.some(middle, log_chances).nodes(reach)
+            loss, log_p, log_q = branch.select(middle, log_chances).nodes(reach)
             losses.append(self.sign * loss)
             masses.append(log_p if self.sign > 0 else log_q)
         loss, mass = np.concatenate(losses), np.concatenate(masses)
         order = np.argsort(loss, kind="stable")
         loss, mass = loss[order], mass[order] - special.logsumexp(mass)
-        # both laws add up to 1, also over many rounds
+        # both pmfs add up to 1, also over many rounds
         return loss + special.logsumexp(mass - loss), mass
 
-    def cut(self, grid: Array) -> tuple[Array, float]:
+    def boundaries_at(self, grid: Array) -> tuple[Array, float]:
         """The losses themselves, and how far the places of any kind miss them."""
         whole = np.concatenate([[-np.inf], grid, [np.inf]])
         whole = whole if self.sign > 0 else -whole[::-1]
@@ -158,24 +147,15 @@ class Glued:
                 miss = max(miss, _places(branch, whole[cells.start : cells.stop + 1].tobytes())[1])
         return grid, miss
 
-    def inverse(self, loss: Array) -> Array:
-        """The losses themselves."""
-        return loss
-
     def log_loss_density(self, x: Array) -> Array:
-        """About the log of P's mass per unit of loss at ascending x."""
         if len(x) == 1:
             return np.zeros(1)
         middle = (x[:-1] + x[1:]) / 2.0
         ends = np.concatenate([[2.0 * x[0] - middle[0]], middle, [2.0 * x[-1] - middle[-1]]])
         return np.asarray(self.cells(ends).log_p - np.log(np.diff(ends)))
 
-    def mean_loss_below(self, x: float) -> float:
-        """The loss of everything below a loss."""
-        return float(self.cells(np.array([-np.inf, x])).loss[0])
-
     def cells(self, boundaries: Array) -> Cells:
-        """Masses between consecutive losses, summed over the kinds."""
+        """Masses between consecutive losses, summed over the kinds of rounds."""
         if self.sign > 0:
             return self._forward(boundaries)
         found = self._forward(-boundaries[::-1])
@@ -208,18 +188,10 @@ class Glued:
         tail = self.cells(np.array([epsilon, np.inf]))
         if not np.isfinite(tail.log_p[0]):
             return 0.0, 0.0
-        _, miss = self.cut(np.array([epsilon]))
+        _, miss = self.boundaries_at(np.array([epsilon]))
         near = epsilon - _AROUND * (1.0 + abs(epsilon)) - miss
         around = math.exp(float(self.cells(np.array([near, np.inf])).log_p[0]))
-        log_p, rise, error = (
-            float(tail.log_p[0]),
-            float(tail.loss[0]) - epsilon,
-            2.0 * float(tail.error[0]),
-        )
-        lower = math.exp(log_p - error) * -math.expm1(-max(rise - error, 0.0))
-        upper = math.exp(log_p + error) * -math.expm1(
-            -max(rise + error, 0.0)
-        ) + around * math.expm1(miss + ulps(8.0))
+        lower, upper = tail_delta(tail, epsilon, around, miss)
         return lower, min(upper, 1.0)
 
 
@@ -236,7 +208,7 @@ class _Branch:
     gap: Array  # away, from without the record, along the line
     log_odds: Array  # of being away, at 0
 
-    def some(self, kinds: NDArray[np.int64], log_chances: Array) -> _Branch:
+    def select(self, kinds: NDArray[np.int64], log_chances: Array) -> _Branch:
         """Some kinds alone, with these chances."""
         parts = (self.shift[kinds], self.far[kinds], self.gap[kinds], self.log_odds[kinds])
         return _Branch(self.up, self.client, self.record, log_chances, *parts)

@@ -8,9 +8,9 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import LARGEST_SUM_MASS, ulps
-from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Array
+from verax.privacy.pairs.discrete import DiscretePair
 
 _STEP = 0.004  # width of the attacker's bins, in standard deviations of the noise
 # log of the probability of a bin, with the record or without it, below which it is not looked at
@@ -19,7 +19,7 @@ _FAINT = 1e-250  # a tail below which doubles run out
 
 
 @lru_cache(maxsize=256)
-def largest_sum(batches: int, present: float, absent: float) -> Table:
+def largest_sum(batches: int, present: float, absent: float) -> DiscretePair:
     """The largest of ``batches`` noisy sums, one of them shifted, in bins: with the record and not.
 
     The shifted sum is hidden by the shuffle; it is shifted by ``present`` with the record and by
@@ -41,7 +41,9 @@ def largest_sum(batches: int, present: float, absent: float) -> Table:
     log_p, log_q = (_log_masses(c, shift, batches) for shift in (present, absent))
     seen = (np.minimum(log_p, log_q) > -np.inf) & (np.maximum(log_p, log_q) > _LEAST)
     largest = float(np.abs(np.append(log_p[seen], log_q[seen])).max(initial=0.0))
-    return Table.of_logs(log_p[seen], log_q[seen], error=LARGEST_SUM_MASS + ulps(8.0, of=largest))
+    return DiscretePair.from_log_masses(
+        log_p[seen], log_q[seen], error=LARGEST_SUM_MASS + ulps(8.0, of=largest)
+    )
 
 
 def _log_masses(c: Array, shift: float, batches: int) -> Array:

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.distributions import binomial_at_least, binomial_at_most
 from verax.privacy.numerics.rounding import down, mixture_weight_error, ulps
-from verax.privacy.pairs.gaussian_mixture import Array, Mixture, Pair
-from verax.privacy.pld.composition import Round
+from verax.privacy.pairs.gaussian_mixture import Mixture, MixturePair
+from verax.privacy.pairs.rounds import PricedRound
 
 _FEW = 64  # components that are never worth rounding
 _NEGLIGIBLE = 1e-60  # total weight that may be rounded away, to the safe side on either bound
@@ -19,15 +20,15 @@ _NEGLIGIBLE = 1e-60  # total weight that may be rounded away, to the safe side o
 def distinct_groups(trials: int, rate: float, groups: int) -> Array:
     """Pmf of the number of distinct clip-groups hit if sampled records pick one uniformly."""
     most = min(trials, groups)
-    law = np.zeros(most + 1)
-    law[0] = 1.0
+    pmf = np.zeros(most + 1)
+    pmf[0] = 1.0
     hit = np.arange(most + 1.0)
     grow, stay = rate * (groups - hit) / groups, (1.0 - rate) + rate * hit / groups
     for _ in range(trials):
-        moved = law * grow
-        law *= stay
-        law[1:] += moved[:-1]
-    return law
+        moved = pmf * grow
+        pmf *= stay
+        pmf[1:] += moved[:-1]
+    return pmf
 
 
 def truncated_rate(rate: float, max_batch: int, population: int) -> float:
@@ -45,7 +46,9 @@ def truncated_rate(rate: float, max_batch: int, population: int) -> float:
     return down(rate * room + max_batch / population * full, ulps(4.0))
 
 
-def crowded(rate: float, max_batch: int, others: int) -> list[tuple[float, float, int]]:
+def truncated_round_cases(
+    rate: float, max_batch: int, others: int
+) -> list[tuple[float, float, int]]:
     """Rounds with room in the batch and without: their chance, the record's rate, its shift.
 
     With room its rate is ``rate`` and its shift 1. If N >= B others are there it is in with
@@ -61,7 +64,9 @@ def crowded(rate: float, max_batch: int, others: int) -> list[tuple[float, float
     return [kind for kind in kinds if kind[0] > 0.0]
 
 
-def mixture_round(weights: Array, shifts: Array, trials: int, two_sided: bool = False) -> Round:
+def mixture_round(
+    weights: Array, shifts: Array, trials: int, two_sided: bool = False
+) -> PricedRound:
     """The mixture against N(0), or its mirror image; negligible components go to the safe side.
 
     D_a rises in every shift (lemma 14 and proposition 17 of "optimal group privacy"), so for the
@@ -70,8 +75,8 @@ def mixture_round(weights: Array, shifts: Array, trials: int, two_sided: bool = 
     """
     if trials == 1 and len(weights) == 2:
         rate, shift = float(weights[1]), float(shifts[1])
-        side = replace(Pair.subsampled(rate, shift).up, error=ulps(4.0))
-        return Round(Pair(side, side) if two_sided else Pair(side))
+        side = replace(MixturePair.subsampled(rate, shift).up, error=ulps(4.0))
+        return PricedRound(MixturePair(side, side) if two_sided else MixturePair(side))
     kept = int(np.count_nonzero(weights > _NEGLIGIBLE))
     error = mixture_weight_error(kept, trials)
     below, above = np.cumsum(weights), np.cumsum(weights[::-1])[::-1]
@@ -80,7 +85,7 @@ def mixture_round(weights: Array, shifts: Array, trials: int, two_sided: bool = 
     last = max(last, first + 1)
     if len(weights) <= _FEW or (first == 0 and last >= len(weights) - 1):
         side = _mixture(weights, shifts, 0.0, error)
-        return Round(Pair(side, side) if two_sided else Pair(side))
+        return PricedRound(MixturePair(side, side) if two_sided else MixturePair(side))
     raised, lowered = weights[first : last + 1].copy(), weights[first : last + 1].copy()
     lost = float(weights[last + 1 :].sum())
     head = float(weights[:first].sum())
@@ -92,8 +97,8 @@ def mixture_round(weights: Array, shifts: Array, trials: int, two_sided: bool = 
         lowered, low_shifts = np.concatenate([[head], lowered]), np.concatenate([[0.0], low_shifts])
     lower = _mixture(lowered, low_shifts, 0.0, error)
     if two_sided:
-        return Round(Pair(upper, upper), Pair(lower, lower))
-    return Round(Pair(upper), Pair(lower))
+        return PricedRound(MixturePair(upper, upper), MixturePair(lower, lower))
+    return PricedRound(MixturePair(upper), MixturePair(lower))
 
 
 def _mixture(weights: Array, shifts: Array, lost: float, error: float) -> Mixture:

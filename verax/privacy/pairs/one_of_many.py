@@ -9,7 +9,7 @@ the factor
 Both directions are expectations of convex functions of S: D_a(P||Q) = E (S - a)_+ and D_a(Q||P) = E
 (1 - a S)_+. So whatever is larger than S in convex order dominates, whatever is smaller is
 dominated, and convex order survives independent sums. Splitting an atom between two grid points
-around it, keeping the mean, makes a law larger; merging the atoms of a cell into one at their mean
+around it, keeping the mean, makes a pmf larger; merging the atoms of a cell into one at their mean
 makes it smaller (an attacker who does not look inside the cell). T comes from doublings, each
 followed by one such rounding; what they cost is of second order in the grid, and everything is a
 sum of products of positive numbers, so the tails keep their digits. Statements and proofs:
@@ -24,11 +24,14 @@ from functools import lru_cache
 
 import numpy as np
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import ulps
-from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Array, Pair
+from verax.privacy.pairs.discrete import DiscretePair
+from verax.privacy.pairs.gaussian_mixture import MixturePair
+from verax.privacy.pairs.largest_sum import largest_sum
+from verax.privacy.pairs.rounds import PricedRound
 
-FINE = 0.03  # grid points per scale of the law: widths below half a percent of epsilon
+FINE = 0.03  # grid points per scale of the pmf: widths below half a percent of epsilon
 LARGEST_SHIFT = 12.0  # beyond this the factors leave the range of doubles
 TAIL, DEEP_TAIL = -92.0, -300.0
 """Log of the mass beyond the ends of the grid; the second where deltas far below all that are asked
@@ -42,13 +45,13 @@ _QUANTILES, _FEW_QUANTILES = ((np.arange(count) + 0.5) / count for count in (200
 
 
 @dataclass(frozen=True, eq=False)
-class Law:
+class RatioPmf:
     """Mass ``q`` at ascending ``places``, and a part of the mean so far out that its mass is none.
 
     Masses may be off by e^mass_error and places by e^place_error, as follows. All masses times
     e^mass_error, each at its place or nearly so, are what rounding up makes of a measure that
-    nowhere falls short of the true law. All masses times e^-mass_error are what merging makes of a
-    part of the true law. Products of such measures are such measures, so the errors of masses add
+    nowhere falls short of the true pmf. All masses times e^-mass_error are what merging makes of a
+    part of the true pmf. Products of such measures are such measures, so the errors of masses add
     up and never touch the places.
     """
 
@@ -58,7 +61,7 @@ class Law:
     mass_error: float
     place_error: float
 
-    def table(self, spread: bool) -> Table:
+    def table(self, spread: bool) -> DiscretePair:
         """P against Q, where P has the density S, with all masses moved to the safe side.
 
         Products of masses that fell below the range of doubles are covered by what is added at the
@@ -66,64 +69,74 @@ class Law:
         """
         q = self.q * math.exp(self.mass_error if spread else -self.mass_error)
         ends = (2.0 * self.infinite, _LEAST) if spread else (0.0, 0.0)
-        return Table.of(q * self.places, q, *ends, error=self.place_error)
+        return DiscretePair.from_masses(q * self.places, q, *ends, error=self.place_error)
 
 
 @lru_cache(maxsize=64)
-def one_of(count: int, shift: float, fine: float = FINE) -> tuple[Table, Table]:
+def one_of_many_pairs(
+    count: int, shift: float, fine: float = FINE
+) -> tuple[DiscretePair, DiscretePair]:
     """Tables that dominate, and are dominated by, one of ``count`` rounds shifted against none.
 
-    >>> upper, lower = one_of(100, 1.0)
+    >>> upper, lower = one_of_many_pairs(100, 1.0)
     >>> lower.delta(0.5)[0] <= upper.delta(0.5)[1] <= 1.01 * lower.delta(0.5)[0]
     True
     """
-    return at_most_one_of(count, shift, fine), at_least_one_of(count, shift, fine)
+    return dominating_one_of_many(count, shift, fine), dominated_one_of_many(count, shift, fine)
 
 
 @lru_cache(maxsize=64)
-def at_most_one_of(count: int, shift: float, fine: float = FINE, log_tail: float = TAIL) -> Table:
+def dominating_one_of_many(
+    count: int, shift: float, fine: float = FINE, log_tail: float = TAIL
+) -> DiscretePair:
     """The first of these tables alone."""
     return _average(count, shift, fine, spread=True, log_tail=log_tail).table(spread=True)
 
 
 @lru_cache(maxsize=64)
-def at_least_one_of(count: int, shift: float, fine: float = FINE) -> Table:
+def dominated_one_of_many(count: int, shift: float, fine: float = FINE) -> DiscretePair:
     """The second of them alone."""
     return _average(count, shift, fine, spread=False).table(spread=False)
 
 
 @lru_cache(maxsize=256)
-def _average(count: int, shift: float, fine: float, spread: bool, log_tail: float = TAIL) -> Law:
+def _average(
+    count: int, shift: float, fine: float, spread: bool, log_tail: float = TAIL
+) -> RatioPmf:
     """The average of ``count`` factors, rounded up (``spread``) or down: twice that of half."""
     cap = 0.5 * fine * shift
     if count == 1:
-        return _single(shift, fine, cap, spread, log_tail)
+        return _single_factor(shift, fine, cap, spread, log_tail)
     half = _average(count // 2, shift, fine, spread, log_tail)
-    law = _combine(half, half, 0.5, _grid(half, half, 0.5, fine, cap, log_tail), spread)
+    pmf = _convolve(half, half, 0.5, _grid(half, half, 0.5, fine, cap, log_tail), spread)
     if count % 2 == 0:
-        return law
+        return pmf
     share, single = (count - 1.0) / count, _average(1, shift, fine, spread, log_tail)
-    grid = _grid(law, single, share, fine, cap, log_tail)
-    return _combine(law, single, share, grid, spread)
+    grid = _grid(pmf, single, share, fine, cap, log_tail)
+    return _convolve(pmf, single, share, grid, spread)
 
 
-def _single(shift: float, fine: float, cap: float, spread: bool, log_tail: float = TAIL) -> Law:
+def _single_factor(
+    shift: float, fine: float, cap: float, spread: bool, log_tail: float = TAIL
+) -> RatioPmf:
     """One log-normal factor."""
     far = math.sqrt(-2.0 * log_tail)
     middle = -shift * shift / 2.0
-    grid = _ticks(middle - far * shift, middle + (far + shift) * shift, middle, shift, fine, cap)
-    pair = Pair.gaussian(shift)
-    cells = pair.cells(np.concatenate([[-np.inf], pair.cut(grid)[0], [np.inf]]))
+    grid = _grid_points(
+        middle - far * shift, middle + (far + shift) * shift, middle, shift, fine, cap
+    )
+    pair = MixturePair.gaussian(shift)
+    cells = pair.cells(np.concatenate([[-np.inf], pair.boundaries_at(grid)[0], [np.inf]]))
     q, places = np.exp(cells.log_p - cells.loss), np.exp(cells.loss)
     error = 2.0 * float(cells.error.max()) + ulps(4.0, of=float(np.abs(cells.loss).max()))
     corners = np.concatenate([[0.0], np.exp(grid)])
-    return rounded(
+    return round_to_grid(
         q, q * np.maximum(places - corners, 0.0), corners, 0.0, 2.0 * error, error, spread
     )
 
 
-def _combine(a: Law, b: Law, share: float, grid: Array, spread: bool) -> Law:
-    """The law of ``share`` times A plus the rest times B, rounded to the grid."""
+def _convolve(a: RatioPmf, b: RatioPmf, share: float, grid: Array, spread: bool) -> RatioPmf:
+    """The pmf of ``share`` times A plus the rest times B, rounded to the grid."""
     corners = np.concatenate([[0.0], np.exp(grid)])
     q, beyond = np.zeros(len(corners)), np.zeros(len(corners))
     most = 0
@@ -146,10 +159,10 @@ def _combine(a: Law, b: Law, share: float, grid: Array, spread: bool) -> Law:
     mass_error = a.mass_error + b.mass_error + added
     place_error = max(a.place_error, b.place_error) + 2.0 * added + ulps(8.0)
     infinite = share * a.infinite + (1.0 - share) * b.infinite
-    return rounded(q, beyond, corners, infinite, mass_error, place_error, spread)
+    return round_to_grid(q, beyond, corners, infinite, mass_error, place_error, spread)
 
 
-def rounded(
+def round_to_grid(
     q: Array,
     beyond: Array,
     corners: Array,
@@ -157,59 +170,65 @@ def rounded(
     mass_error: float,
     place_error: float,
     spread: bool,
-) -> Law:
+) -> RatioPmf:
     """Move each cell's mass to its corners (``spread``) or its mean, a distance beyond the left."""
     if not spread:
         filled = q > _LEAST
         places = corners[filled] + beyond[filled] / q[filled]
-        return Law(places, q[filled], 0.0, mass_error, place_error)
+        return RatioPmf(places, q[filled], 0.0, mass_error, place_error)
     right = beyond[:-1] / np.diff(corners)
     mass = np.concatenate([np.maximum(q[:-1] - right, 0.0), [q[-1]]])
     mass[1:] += right
-    return Law(corners, mass, infinite + float(beyond[-1]), mass_error, place_error)
+    return RatioPmf(corners, mass, infinite + float(beyond[-1]), mass_error, place_error)
 
 
-def _grid(a: Law, b: Law, share: float, fine: float, cap: float, log_tail: float) -> Array:
+def _grid(
+    a: RatioPmf, b: RatioPmf, share: float, fine: float, cap: float, log_tail: float
+) -> Array:
     """Logs of grid points for a sum: dense around its middle, out to its tails. Any are valid."""
     at = _QUANTILES if fine <= 2.0 * FINE else _FEW_QUANTILES
     sums = (share * _quantiles(a, at)[:, None] + (1.0 - share) * _quantiles(b, at)).reshape(-1)
     left, middle, right = np.log(np.quantile(sums, [0.16, 0.5, 0.84])).tolist()
     one_large = max(share * a.places[-1] + (1.0 - share), (1.0 - share) * b.places[-1] + share)
     top = math.log(
-        max(one_large, share * _greatest(a, log_tail) + (1.0 - share) * _greatest(b, log_tail))
+        max(one_large, share * _upper_end(a, log_tail) + (1.0 - share) * _upper_end(b, log_tail))
     )
-    bottom = math.log(share * _least(a, log_tail) + (1.0 - share) * _least(b, log_tail))
-    return _ticks(min(bottom, middle), max(top, middle), middle, 0.5 * (right - left), fine, cap)
+    bottom = math.log(share * _lower_end(a, log_tail) + (1.0 - share) * _lower_end(b, log_tail))
+    return _grid_points(
+        min(bottom, middle), max(top, middle), middle, 0.5 * (right - left), fine, cap
+    )
 
 
-def _quantiles(law: Law, at: Array) -> Array:
-    return np.asarray(np.interp(at, np.cumsum(law.q), law.places))
+def _quantiles(pmf: RatioPmf, at: Array) -> Array:
+    return np.asarray(np.interp(at, np.cumsum(pmf.q), pmf.places))
 
 
-def _least(law: Law, log_tail: float) -> float:
+def _lower_end(pmf: RatioPmf, log_tail: float) -> float:
     """A place with so little mass below it that a sum of two below theirs hardly happens."""
-    first = int(np.searchsorted(np.cumsum(law.q), math.exp(0.5 * log_tail)))
-    return max(float(law.places[min(first, len(law.q) - 1)]), 1e-300)
+    first = int(np.searchsorted(np.cumsum(pmf.q), math.exp(0.5 * log_tail)))
+    return max(float(pmf.places[min(first, len(pmf.q) - 1)]), 1e-300)
 
 
-def _greatest(law: Law, log_tail: float) -> float:
+def _upper_end(pmf: RatioPmf, log_tail: float) -> float:
     """The same above: a place with so little of the mean beyond it."""
-    beyond = np.cumsum((law.q * law.places)[::-1])[::-1]
-    return float(law.places[max(int(np.count_nonzero(beyond > math.exp(0.5 * log_tail))) - 1, 0)])
+    beyond = np.cumsum((pmf.q * pmf.places)[::-1])[::-1]
+    return float(pmf.places[max(int(np.count_nonzero(beyond > math.exp(0.5 * log_tail))) - 1, 0)])
 
 
-def _ticks(low: float, high: float, middle: float, scale: float, fine: float, cap: float) -> Array:
+def _grid_points(
+    low: float, high: float, middle: float, scale: float, fine: float, cap: float
+) -> Array:
     """Points from low to high: ``fine * scale`` apart near the middle, further apart outside.
 
     On the right, where a single large factor makes the tail, they are never more than ``cap``
     apart.
     """
-    left = _spread_out(middle - low, scale, fine, math.inf)
-    right = _spread_out(high - middle, scale, fine, max(cap, fine * scale))
+    left = _distances(middle - low, scale, fine, math.inf)
+    right = _distances(high - middle, scale, fine, max(cap, fine * scale))
     return np.concatenate([middle - left[::-1], [middle], middle + right])
 
 
-def _spread_out(end: float, scale: float, fine: float, cap: float) -> Array:
+def _distances(end: float, scale: float, fine: float, cap: float) -> Array:
     """Distances from 0 to beyond ``end``."""
     step, growth = fine * scale, fine / _FLAT
     parts = [step * np.arange(1.0, min(end, _FLAT * scale) / step + 2.0)]
@@ -226,3 +245,33 @@ def _spread_out(end: float, scale: float, fine: float, cap: float) -> Array:
     if last < end:
         parts.append(last + cap * np.arange(1.0, (end - last) / cap + 2.0))
     return np.concatenate(parts)
+
+
+# --- as rounds to compose ------------------------------------------------------------------
+
+
+def one_round_of_many(count: int, unit: float, fine: float) -> PricedRound:
+    """One of ``count`` rounds shifted; known which one, where factors exceed doubles."""
+    if count == 1:
+        return PricedRound(MixturePair.gaussian(unit))
+    if unit > LARGEST_SHIFT:
+        return PricedRound(MixturePair.gaussian(unit), largest_sum(count, unit, 0.0))
+    return PricedRound(*one_of_many_pairs(count, unit, fine))
+
+
+def one_round_from_above(
+    count: int, unit: float, fine: float, log_tail: float = TAIL
+) -> PricedRound:
+    """The same from above alone."""
+    if count == 1 or unit > LARGEST_SHIFT:
+        return PricedRound(MixturePair.gaussian(unit))
+    return PricedRound(dominating_one_of_many(count, unit, fine, log_tail))
+
+
+def one_round_from_below(count: int, unit: float, fine: float) -> PricedRound:
+    """The same from below alone."""
+    if count == 1:
+        return PricedRound(MixturePair.gaussian(unit))
+    if unit > LARGEST_SHIFT:
+        return PricedRound(largest_sum(count, unit, 0.0))
+    return PricedRound(dominated_one_of_many(count, unit, fine))

@@ -7,27 +7,26 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_80, down, ulps, up
-from verax.privacy.pairs.gaussian_mixture import Array, Cells, Pair
+from verax.privacy.pairs.base import Cells, DominatingPair
+from verax.privacy.pairs.gaussian_mixture import MixturePair
 
 
 @dataclass(frozen=True)
-class Revealed:
+class PublicCoinPair(DominatingPair):
     """Pairs with their chances. Its curve is the average of theirs; its "line" is the loss itself.
 
-    >>> both = Revealed((0.5, 0.5), (Pair.gaussian(1.0), Pair.gaussian(2.0)))
+    >>> both = PublicCoinPair((0.5, 0.5), (MixturePair.gaussian(1.0), MixturePair.gaussian(2.0)))
     >>> [round(bound, 6) for bound in both.delta(1.0)]
     [0.318399, 0.318399]
     """
 
     chances: tuple[float, ...]
-    pairs: tuple[Pair, ...]
-    is_gaussian = False
-    gaussian_shift = np.nan
+    pairs: tuple[MixturePair, ...]
 
-    def reverse(self) -> Revealed:
-        """The other direction."""
-        return Revealed(self.chances, tuple(pair.reverse() for pair in self.pairs))
+    def reverse(self) -> PublicCoinPair:
+        return PublicCoinPair(self.chances, tuple(pair.reverse() for pair in self.pairs))
 
     @property
     def infimum(self) -> float:
@@ -41,13 +40,7 @@ class Revealed:
 
     @property
     def infinite(self) -> float:
-        """P-mass at infinite loss."""
-        return float(
-            sum(
-                chance * pair.infinite
-                for chance, pair in zip(self.chances, self.pairs, strict=True)
-            )
-        )
+        return float(np.dot(self.chances, [pair.infinite for pair in self.pairs]))
 
     @property
     def bulk(self) -> float:
@@ -64,24 +57,15 @@ class Revealed:
         order = np.argsort(loss, kind="stable")
         return loss[order], mass[order]
 
-    def cut(self, grid: Array) -> tuple[Array, float]:
+    def boundaries_at(self, grid: Array) -> tuple[Array, float]:
         """The losses themselves, and how far any pair's boundaries miss them."""
-        return grid, max(pair.cut(grid)[1] for pair in self.pairs)
-
-    def inverse(self, loss: Array) -> Array:
-        """The losses themselves."""
-        return loss
+        return grid, max(pair.boundaries_at(grid)[1] for pair in self.pairs)
 
     def log_loss_density(self, x: Array) -> Array:
-        """Log of P's mass per unit of loss."""
         logs = [pair.log_loss_density(pair.inverse(x)) for pair in self.pairs]
         return np.asarray(
             special.logsumexp(np.stack(logs), axis=0, b=np.array(self.chances)[:, None])
         )
-
-    def mean_loss_below(self, x: float) -> float:
-        """The loss of everything below a loss."""
-        return float(self.cells(np.array([-np.inf, x])).loss[0])
 
     def cells(self, boundaries: Array) -> Cells:
         """Masses between consecutive losses, summed over the pairs."""

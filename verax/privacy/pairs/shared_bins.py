@@ -24,8 +24,9 @@ from functools import cached_property
 import numpy as np
 from scipy import special
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8000
-from verax.privacy.pairs.gaussian_mixture import Array, Mixture, Pair
+from verax.privacy.pairs.gaussian_mixture import Mixture, MixturePair
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,15 @@ class SharedBins:
             self.size * math.log(self.bins * rho) - math.lgamma(self.size + 1.0) - self.bins * log_z
         )
 
-    def pair(self, log_weights: Array) -> Pair:
-        """One round against none, if numbers in different bins were independent with these weights."""
+    def pair(self, log_weights: Array) -> MixturePair:
+        """One round against none, if the numbers in different bins were independent."""
         shifts = self.shifts(len(log_weights) - 1)
         if self.adds_up:
-            return Pair(
+            return MixturePair(
                 Mixture(tuple(log_weights.tolist()), tuple(shifts.tolist()), error=OPS_8000)
             )
         some = float(special.logsumexp(log_weights[1:]))
-        return Pair(Mixture((float(log_weights[0]), some), (0.0, self.unit), error=OPS_8000))
+        return MixturePair(Mixture((float(log_weights[0]), some), (0.0, self.unit), error=OPS_8000))
 
     def likely(self, chance: float) -> int:
         """A number of records that one bin exceeds with about this chance at most."""

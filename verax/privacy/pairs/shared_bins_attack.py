@@ -3,7 +3,7 @@
 All records of the group have the same gradient. The attacker adds up scores log(sum_n w_n exp(s_n x
 - s_n^2 / 2)), one for each bin, which would be the privacy loss if the numbers in different bins
 were independent. Without the group that is a sum of independent scores. With it, it does not matter
-which bins hold how many: the transform of the sum's law is a coefficient of a power,
+which bins hold how many: the transform of the sum's pmf is a coefficient of a power,
 
     (size! / T^size) [y^size] (sum_n y^n phi_n / n!)^T,    phi_n the transform of the score of a bin
     that holds n,
@@ -22,26 +22,27 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, special
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.roots import root
 from verax.privacy.numerics.rounding import transform_error, ulps
-from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Array, Pair, log_interval
+from verax.privacy.pairs.discrete import DiscretePair
+from verax.privacy.pairs.gaussian_mixture import MixturePair, log_interval
 from verax.privacy.pairs.shared_bins import SharedBins
 from verax.privacy.pairs.some_of_many import (
     ALIAS,
-    View,
-    law_of_sum,
+    TiltedView,
+    binned_pair,
     means_when_tilted,
     merge_views,
-    seen_in_bins,
+    pmf_of_sum,
     standard_deviation,
     tilt_to,
 )
 from verax.privacy.pld.convolve import MAX_POINTS, sum_window
-from verax.privacy.pld.discretise import Discrete
+from verax.privacy.pld.discretise import DiscretePld
 
 ALL_COUNTED = 48
-"""Records up to which every number in a bin counts. Beyond it the law with the group is a part of
+"""Records up to which every number in a bin counts. Beyond it the pmf with the group is a part of
 the true one only, and the attack is valid in the direction "with against without"."""
 _LEAN = 0.8  # of the scores' rho; all are valid, and differ little
 _LARGEST_UNIT = 12.0
@@ -55,7 +56,7 @@ _DEAD = 1e-26  # modulus of a frequency that is left out
 _MOST_WORK = 2**27  # nodes times frequencies; more is refused
 
 
-def group_attack(group: SharedBins, coarser: float = 1.0) -> Pair | Table:
+def group_attack(group: SharedBins, coarser: float = 1.0) -> MixturePair | DiscretePair:
     """What an attacker sees of one epoch; the sum of all outputs where scores are too far apart.
 
     The sum is shifted by size * unit if shifts add up, by a unit at least if not. Grids may be
@@ -64,7 +65,7 @@ def group_attack(group: SharedBins, coarser: float = 1.0) -> Pair | Table:
     if group.unit <= _LARGEST_UNIT and group.size * group.bins <= _LARGEST:
         rare = _RARE if coarser == 1.0 else _RARE[:1]
         return shared_bins_attack(group, _LEAN, _FINE * coarser, rare)
-    return Pair.gaussian(
+    return MixturePair.gaussian(
         group.unit * (group.size if group.adds_up else 1.0) / math.sqrt(group.bins)
     )
 
@@ -72,7 +73,7 @@ def group_attack(group: SharedBins, coarser: float = 1.0) -> Pair | Table:
 @lru_cache(maxsize=64)
 def shared_bins_attack(
     group: SharedBins, lean: float, fine: float = _FINE, rare: tuple[float, ...] = _RARE
-) -> Table:
+) -> DiscretePair:
     """The binned sum of scores with the group against without it.
 
     ``lean`` scales rho = size / bins of the scores.
@@ -81,22 +82,22 @@ def shared_bins_attack(
     >>> bool(table.delta(2.7)[0] > 1e-5)  # one record alone: epsilon .62
     True
     """
-    laws = _scores(group, lean, fine)
-    plain = [(laws[0], group.bins)]
-    mixed = [(_mixed(group, laws), group.bins)]
-    means = [mean for law in (mixed, plain) for mean in means_when_tilted(law, rare)]
+    pmfs = _scores(group, lean, fine)
+    plain = [(pmfs[0], group.bins)]
+    mixed = [(_independent_score(group, pmfs), group.bins)]
+    means = [mean for pmf in (mixed, plain) for mean in means_when_tilted(pmf, rare)]
     views = []
     for mean in means:
         try:
-            views.append(_with_group(group, laws, tilt_to(mixed, mean)))
+            views.append(_sum_with_group(group, pmfs, tilt_to(mixed, mean)))
         except (FloatingPointError, MemoryError):
             continue
-    with_group, without = merge_views(views), law_of_sum(plain, means)
-    spread = standard_deviation(laws[0], group.bins)
-    return seen_in_bins(with_group, without, laws[0].step, spread, group.bins)
+    with_group, without = merge_views(views), pmf_of_sum(plain, means)
+    spread = standard_deviation(pmfs[0], group.bins)
+    return binned_pair(with_group, without, pmfs[0].step, spread, group.bins)
 
 
-def _scores(group: SharedBins, lean: float, fine: float) -> list[Discrete]:
+def _scores(group: SharedBins, lean: float, fine: float) -> list[DiscretePld]:
     """The score of a bin on a grid, if it holds 0, 1, ... records of the group.
 
     In groups too large for that, bins with more records than are ever likely are left out.
@@ -117,39 +118,42 @@ def _scores(group: SharedBins, lean: float, fine: float) -> list[Discrete]:
     between = np.concatenate([[-np.inf], np.maximum.accumulate(inner), [np.inf]])
     index = np.arange(len(grid), dtype=np.int64)
     return [
-        Discrete(float(grid[0]), step, index, log_interval(between - shift)[0], 0.0, 0.0)
+        DiscretePld(float(grid[0]), step, index, log_interval(between - shift)[0], 0.0, 0.0)
         for shift in shifts.tolist()
     ]
 
 
-def _mixed(group: SharedBins, laws: list[Discrete]) -> Discrete:
+def _independent_score(group: SharedBins, pmfs: list[DiscretePld]) -> DiscretePld:
     """One bin's score if the numbers in different bins were independent; to choose tilts by."""
-    log_weights, _ = group.log_weights(group.size / group.bins, len(laws) - 1)
+    log_weights, _ = group.log_weights(group.size / group.bins, len(pmfs) - 1)
     logs = special.logsumexp(
-        np.stack([law.log_mass for law in laws]) + log_weights[:, None], axis=0
+        np.stack([pmf.log_mass for pmf in pmfs]) + log_weights[:, None], axis=0
     )
-    return Discrete(laws[0].start, laws[0].step, laws[0].index, np.asarray(logs), 0.0, 0.0)
+    return DiscretePld(pmfs[0].start, pmfs[0].step, pmfs[0].index, np.asarray(logs), 0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class _Tilted:
+class _TiltedScores:
     """Tilted scores of bins by the number they hold, of mass 1, and weights that add up to 1."""
 
-    laws: Array
+    pmfs: Array
     weights: Array
     log_scale: float
 
     @property
     def mixed(self) -> Array:
         """One bin's score if the numbers in different bins were independent."""
-        return np.asarray(self.weights @ self.laws)
+        return np.asarray(self.weights @ self.pmfs)
 
 
-def _tilted(group: SharedBins, laws: list[Discrete], tilt: float) -> _Tilted:
-    """With rho such that bins hold ``size`` records on average: then the coefficient is not small."""
-    logs = np.stack([law.log_mass for law in laws]) + tilt * laws[0].losses
+def _tilt_scores(group: SharedBins, pmfs: list[DiscretePld], tilt: float) -> _TiltedScores:
+    """The scores tilted, with rho such that bins hold ``size`` records on average.
+
+    Then the coefficient is not small.
+    """
+    logs = np.stack([pmf.log_mass for pmf in pmfs]) + tilt * pmfs[0].losses
     log_norms = np.asarray(special.logsumexp(logs, axis=1))
-    held = np.arange(len(laws))
+    held = np.arange(len(pmfs))
     log_terms = log_norms - special.gammaln(held + 1.0)
 
     def excess(log_rho: float) -> float:
@@ -168,13 +172,13 @@ def _tilted(group: SharedBins, laws: list[Discrete], tilt: float) -> _Tilted:
         - group.size * (math.log(group.bins) + log_rho)
         + group.bins * log_z
     )
-    return _Tilted(np.exp(logs - log_norms[:, None]), np.exp(terms - log_z), log_scale)
+    return _TiltedScores(np.exp(logs - log_norms[:, None]), np.exp(terms - log_z), log_scale)
 
 
-def _with_group(group: SharedBins, laws: list[Discrete], tilt: float) -> View:
+def _sum_with_group(group: SharedBins, pmfs: list[DiscretePld], tilt: float) -> TiltedView:
     """First index, log masses and relative errors of the sum with the group, from one tilt."""
-    found = _tilted(group, laws, tilt)
-    index, step = laws[0].index, laws[0].step
+    found = _tilt_scores(group, pmfs, tilt)
+    index, step = pmfs[0].index, pmfs[0].step
     low, high = sum_window(index, found.mixed, group.bins, ALIAS)
     points = fft.next_fast_len(high - low + 1, real=True)
     nodes, beyond = _nodes(group, found.weights)
@@ -184,21 +188,21 @@ def _with_group(group: SharedBins, laws: list[Discrete], tilt: float) -> View:
         )
     centre = int(index[np.argmax(found.mixed)])
     place = (index - centre) % points
-    circles = np.zeros((len(laws), points))
-    np.add.at(circles.T, place, found.laws.T)
+    circles = np.zeros((len(pmfs), points))
+    np.add.at(circles.T, place, found.pmfs.T)
     transforms = fft.rfft(circles, axis=1)
     error = ulps(
         32.0
         + 8.0 * math.log2(points)
-        + 8.0 * (abs(tilt) * float(np.abs(laws[0].losses).max()) + 40.0)
+        + 8.0 * (abs(tilt) * float(np.abs(pmfs[0].losses).max()) + 40.0)
     )
     spectrum, wrong = _coefficient(group, found.weights, transforms, nodes, error)
-    law = np.roll(fft.irfft(spectrum, points), (group.bins * centre - low) % points)
+    pmf = np.roll(fft.irfft(spectrum, points), (group.bins * centre - low) % points)
     off = 2.0 / points * wrong + ALIAS * 2.0 + beyond
-    sums = group.bins * laws[0].start + step * (low + np.arange(points))
-    known = law > 2.0 * off
-    logs = np.log(law, out=np.full(points, -np.inf), where=known) + found.log_scale - tilt * sums
-    share = np.divide(2.0 * off, law, out=np.full(points, np.inf), where=known)
+    sums = group.bins * pmfs[0].start + step * (low + np.arange(points))
+    known = pmf > 2.0 * off
+    logs = np.log(pmf, out=np.full(points, -np.inf), where=known) + found.log_scale - tilt * sums
+    share = np.divide(2.0 * off, pmf, out=np.full(points, np.inf), where=known)
     size = (
         1.0 + abs(found.log_scale) + group.size * math.log(group.size + 2.0) + np.abs(tilt * sums)
     )

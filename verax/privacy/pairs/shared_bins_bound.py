@@ -6,7 +6,7 @@ would have N = sum N_t records with independent N_t. So S = R P[N = size] / beta
 probability is bounded through its characteristic function, as for random allocation
 (docs/allocation.md, theorem 3).
 
-*Either way.* The attacker is told into how many bins the records fell, and how many into each, but
+*Either way.* The attacker knows into how many bins the records fell, and how many into each, but
 not which: if the parts are l_1, l_2, ..., part i is in a bin of its own block of bins
 (docs/allocation.md, theorem 4). That is for "without against with", for low noise and for large
 deltas.
@@ -25,17 +25,20 @@ import numpy as np
 from scipy import special
 
 from verax.privacy.curves.random_subset import angles
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8, OPS_8G, OPS_8M, OPS_8000, down, ulps, up
-from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Array, Cells, Pair
-from verax.privacy.pairs.one_of_many import LARGEST_SHIFT, at_most_one_of
+from verax.privacy.pairs.base import Cells
+from verax.privacy.pairs.discrete import DiscretePair
+from verax.privacy.pairs.gaussian_mixture import MixturePair
+from verax.privacy.pairs.one_of_many import LARGEST_SHIFT, dominating_one_of_many
+from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.pairs.shared_bins import SharedBins
-from verax.privacy.pairs.sharing import parts, remaining_probability, sharings
+from verax.privacy.pairs.sharing import records_per_round, remaining_probability, sharings
 from verax.privacy.pairs.some_of_many import tilt_for
 from verax.privacy.pld import discretise
-from verax.privacy.pld.composition import Composition, Round
+from verax.privacy.pld.composition import Composition
 from verax.privacy.pld.convolve import convolve, infinite_mass
-from verax.privacy.pld.discretise import Discrete, Spacing
+from verax.privacy.pld.discretise import DiscretePld, Spacing
 
 _MOST_SHARING = 512  # records up to which the bound by independent numbers is worth its time
 _RARE_COUNT = 1e-25  # chance of a bin with more records, beyond which a loss is taken for infinite
@@ -67,24 +70,26 @@ may be off.
 
 def group_bounds(
     group: SharedBins, epochs: int, coarser: float = 1.0
-) -> tuple[Pair | Table, Pair | Table, Pair | Table]:
+) -> tuple[MixturePair | DiscretePair, MixturePair | DiscretePair, MixturePair | DiscretePair]:
     """What dominates an epoch with the group: for small deltas, for large ones, and backwards.
 
-    Where groups or shifts are large, the attacker is told where the records are. The grids of one
+    Where groups or shifts are large, the attacker knows where the records are. The grids of one
     of many phases may be ``coarser`` than usual.
     """
-    told = Pair.gaussian(group.reach)
+    told = MixturePair.gaussian(group.reach)
     leans = (*_LEANS, *_FAR_OUT) if epochs == 1 and group.size <= _FEW else _LEANS
     worth = group.unit <= _LARGEST_UNIT and group.size <= _MOST_SHARING and group.times == 1
-    forth = [_known(partial(with_against_without, group, lean)) for lean in leans if worth]
-    near = _known(partial(told_how_many, group, False, coarser))
+    forth = [_or_none(partial(presence_pair, group, lean)) for lean in leans if worth]
+    near = _or_none(partial(known_sharing_pair, group, False, coarser))
     tables = [table for table in (*forth, near) if table is not None]
-    costs = [Composition([(Round(table), epochs)]).estimate(_TYPICAL_DELTA) for table in tables]
+    costs = [
+        Composition([(PricedRound(table), epochs)]).estimate(_TYPICAL_DELTA) for table in tables
+    ]
     best = tables[int(np.argmin(costs))] if tables else told
-    return best, near or told, _known(partial(told_how_many, group, True, coarser)) or told
+    return best, near or told, _or_none(partial(known_sharing_pair, group, True, coarser)) or told
 
 
-def _known(bound: Callable[[], Table]) -> Table | None:
+def _or_none(bound: Callable[[], DiscretePair]) -> DiscretePair | None:
     """The bound, or None where its grids grow too large."""
     try:
         return bound()
@@ -96,7 +101,7 @@ def _known(bound: Callable[[], Table]) -> Table | None:
 
 
 @lru_cache(maxsize=64)
-def with_against_without(group: SharedBins, lean: float) -> Table:
+def presence_pair(group: SharedBins, lean: float) -> DiscretePair:
     """A table that dominates one epoch; any ``lean``, the scale of rho = size / bins, is valid."""
     rho = lean * group.size / group.bins
     log_weights, log_z = group.log_weights(rho, group.size)
@@ -118,12 +123,12 @@ def with_against_without(group: SharedBins, lean: float) -> Table:
     step, parts = 0.0, []
     tilts: list[float] = []
     for node, exponent in zip(nodes.tolist(), _exponents(posterior, nodes), strict=True):
-        table = _factor(cells, log_ratio, node * exponent)
+        table = _bin_factor(cells, log_ratio, node * exponent)
         step = step or _GRID * _spread(table)
-        rounds = [(_upper(table, step), group.bins)]
+        rounds = [(_discretise_upper(table, step), group.bins)]
         tilts = tilts or _tilts(rounds)
-        parts.append(_epoch(rounds, step, tilts))
-    return _mixture(
+        parts.append(_epoch_part(rounds, step, tilts))
+    return _mixture_of_parts(
         list(zip(np.log(shares).tolist(), scales.tolist(), parts, strict=True)), step, group.bins
     )
 
@@ -139,9 +144,9 @@ def _posterior(group: SharedBins, log_weights: Array, x: Array) -> Array:
 def _exponents(posterior: Array, nodes: Array) -> Iterator[Array]:
     """For every node s a v(x) with |E e^(i phi N)| <= e^(-(1 - cos phi) v) up to the next angle.
 
-    |E e^(i phi N)|^2 = 1 - 2 sum_m v_m (1 - cos m phi) with v_m = sum_n p_n p_(n+m), and the ratio of
-    1 - cos m phi to
-    1 - cos phi falls up to the angle 2 pi / m. Beyond a right angle only m = 1 counts.
+    |E e^(i phi N)|^2 = 1 - 2 sum_m v_m (1 - cos m phi) with v_m = sum_n p_n p_(n+m), and the ratio
+    of 1 - cos m phi to 1 - cos phi falls up to the angle 2 pi / m. Beyond a right angle only m = 1
+    counts.
     """
     most = min(len(posterior) - 1, _MOST_APART)
     products = [(posterior[:-m] * posterior[m:]).sum(axis=0) for m in range(1, most + 1)]
@@ -157,7 +162,7 @@ def _exponents(posterior: Array, nodes: Array) -> Iterator[Array]:
     yield np.asarray(down(products[0], OPS_8M))
 
 
-def _factor(cells: Cells, log_ratio: Array, exponent: Array) -> Table:
+def _bin_factor(cells: Cells, log_ratio: Array, exponent: Array) -> DiscretePair:
     """One bin's factor R(x) exp(-exponent(x)) under Q, rounded up to two values in every cell.
 
     On a cell from x to x' every p_n is at least r = R(x) / R(x') times what it is at x, and at most
@@ -179,18 +184,18 @@ def _factor(cells: Cells, log_ratio: Array, exponent: Array) -> Table:
     kept = weight > 0.0
     log_q = log_q[kept] + np.log(weight[kept])
     infinite = up(math.exp(float(cells.log_p[-1])), OPS_8G)
-    return Table.of_logs(log_q + place[kept], log_q, infinite, error=2.0 * error)
+    return DiscretePair.from_log_masses(log_q + place[kept], log_q, infinite, error=2.0 * error)
 
 
 # --- told how many share bins ---------------------------------------------------------------------
 
 
 @lru_cache(maxsize=64)
-def told_how_many(group: SharedBins, backwards: bool, coarser: float = 1.0) -> Table:
+def known_sharing_pair(group: SharedBins, backwards: bool, coarser: float = 1.0) -> DiscretePair:
     """A table that dominates one epoch with the group against without it, or ``backwards``."""
     usual = _block(group.bins // min(group.size * group.times, group.bins), group.unit, _BLOCK_FINE)
-    step = _GRID * _spread(usual) if isinstance(usual, Table) else _GRID * group.unit
-    laws: dict[tuple[int, int], Discrete] = {}
+    step = _GRID * _spread(usual) if isinstance(usual, DiscretePair) else _GRID * group.unit
+    pmfs: dict[tuple[int, int], DiscretePld] = {}
     kinds, left = _kinds(group)
     mixed = []
     tilts: list[float] = []
@@ -199,24 +204,26 @@ def told_how_many(group: SharedBins, backwards: bool, coarser: float = 1.0) -> T
         longer = longer if chance > _SELDOM else 0  # smaller blocks show more
         blocks = Counter((size + (rank < longer), held) for rank, held in enumerate(held_by_bins))
         for kind in blocks:
-            if kind not in laws:
+            if kind not in pmfs:
                 fine = min(_BLOCK_FINE * kind[1] * coarser, 0.4)  # the rarer, the coarser
                 block = _block(kind[0], group.unit * kind[1], fine)
-                laws[kind] = _upper(block.reverse() if backwards else block, step)
-        rounds = [(laws[kind], count) for kind, count in blocks.items()]
+                pmfs[kind] = _discretise_upper(block.reverse() if backwards else block, step)
+        rounds = [(pmfs[kind], count) for kind, count in blocks.items()]
         tilts = tilts or _tilts(rounds)
-        part = _epoch(rounds, step, tilts if chance > _SELDOM else tilts[:1])
+        part = _epoch_part(rounds, step, tilts if chance > _SELDOM else tilts[:1])
         mixed.append((math.log(chance) + OPS_8000, 0.0, part))
-    worst = _epoch([(_upper(Pair.gaussian(group.reach), step), 1)], step, tilts[:1])
+    worst = _epoch_part(
+        [(_discretise_upper(MixturePair.gaussian(group.reach), step), 1)], step, tilts[:1]
+    )
     mixed.append((math.log(left + OPS_8), 0.0, worst))
-    return _mixture(mixed, step, min(group.size * group.times, group.bins))
+    return _mixture_of_parts(mixed, step, min(group.size * group.times, group.bins))
 
 
-def _block(size: int, shift: float, fine: float) -> Pair | Table:
-    """One bin of ``size`` shifted against none; where factors grow too large, it is told which."""
+def _block(size: int, shift: float, fine: float) -> MixturePair | DiscretePair:
+    """One bin of ``size`` shifted against none; where factors grow too large, it is known which."""
     if size == 1 or shift > LARGEST_SHIFT:
-        return Pair.gaussian(shift)
-    return at_most_one_of(size, shift, fine)
+        return MixturePair.gaussian(shift)
+    return dominating_one_of_many(size, shift, fine)
 
 
 _Kinds = list[tuple[float, tuple[int, ...]]]
@@ -231,34 +238,34 @@ def _kinds(group: SharedBins) -> tuple[_Kinds, float]:
     found, left = sharings(group.size, group.times, group.bins)
     if not group.adds_up:
         return [(chance, (1,) * sharing[0]) for chance, sharing in found], left
-    return [(chance, parts(sharing)) for chance, sharing in found], left
+    return [(chance, records_per_round(sharing)) for chance, sharing in found], left
 
 
 def _used_bins(group: SharedBins) -> list[tuple[int, float]]:
-    """The law of the number of bins that the records use."""
+    """The pmf of the number of bins that the records use."""
     most = min(group.size, group.bins)
     used = np.arange(most + 1.0)
-    law = np.zeros(most + 1)
-    law[0] = 1.0
+    pmf = np.zeros(most + 1)
+    pmf[0] = 1.0
     for _ in range(group.size):
-        moved = law * (group.bins - used) / group.bins
-        law *= used / group.bins
-        law[1:] += moved[:-1]
-    return [(number, float(law[number])) for number in range(1, most + 1)]
+        moved = pmf * (group.bins - used) / group.bins
+        pmf *= used / group.bins
+        pmf[1:] += moved[:-1]
+    return [(number, float(pmf[number])) for number in range(1, most + 1)]
 
 
 # --- from one bin to an epoch ---------------------------------------------------------------------
 
 
-def _spread(table: Table) -> float:
+def _spread(table: DiscretePair) -> float:
     """The standard deviation of the loss, to choose a grid by; it never enters a bound."""
     p = table.p / table.p.sum()
     return max(math.sqrt(float(p @ (table.loss_values - p @ table.loss_values) ** 2)), 1e-9)
 
 
-def _upper(pair: Pair | Table, step: float) -> Discrete:
+def _discretise_upper(pair: MixturePair | DiscretePair, step: float) -> DiscretePld:
     """Connected dots, as far as mass goes that could matter."""
-    if isinstance(pair, Table):
+    if isinstance(pair, DiscretePair):
         below, above = np.cumsum(pair.p), np.cumsum(pair.p[::-1])[::-1]
         some = np.flatnonzero((below > _CUT) & (above > _CUT))
         low, high = (float(pair.loss_values[some[end]]) for end in (0, -1))
@@ -267,12 +274,12 @@ def _upper(pair: Pair | Table, step: float) -> Discrete:
     return discretise.upper(pair, Spacing(step, low, high, max(0.1 * (high - low), step)))
 
 
-def _tilts(rounds: list[tuple[Discrete, int]]) -> list[float]:
+def _tilts(rounds: list[tuple[DiscretePld, int]]) -> list[float]:
     """Tilts that make rare sums of losses common; the first is 0. Any are valid."""
     return [tilt_for(rounds, 1.0, rare) for rare in _RARE]
 
 
-def _epoch(rounds: list[tuple[Discrete, int]], step: float, tilts: list[float]) -> Part:
+def _epoch_part(rounds: list[tuple[DiscretePld, int]], step: float, tilts: list[float]) -> Part:
     """Sums of losses: log masses that are nowhere too small, from the tilts that know them best."""
     views = [(0.0, convolve(rounds, 0.0, _ALIAS))]
     for tilt in tilts[1:]:
@@ -281,14 +288,14 @@ def _epoch(rounds: list[tuple[Discrete, int]], step: float, tilts: list[float]) 
         except (FloatingPointError, MemoryError):
             continue  # only less is known of the tail
     first = min(view.first for _, view in views)
-    last = max(view.first + len(view.law) for _, view in views)
+    last = max(view.first + len(view.pmf) for _, view in views)
     base = views[0][1].base
     losses = base + step * np.arange(first, last + 1)
     logs, beyond = np.full(last + 1 - first, np.inf), math.inf
     for tilt, view in views:
         here = np.full(len(logs), math.log(_ALIAS))
-        inside = slice(view.first - first, view.first - first + len(view.law))
-        here[inside] = np.log(np.maximum(view.law, 0.0) + view.bin_error)
+        inside = slice(view.first - first, view.first - first + len(view.pmf))
+        here[inside] = np.log(np.maximum(view.pmf, 0.0) + view.bin_error)
         here += view.log_scale - tilt * losses
         logs = np.minimum(
             logs, here + ulps(16.0, of=4.0 + abs(view.log_scale) + np.abs(tilt * losses))
@@ -296,11 +303,13 @@ def _epoch(rounds: list[tuple[Discrete, int]], step: float, tilts: list[float]) 
         beyond = min(beyond, float(logs[-1]))
     # what lies further left, moved up
     logs[0] = np.logaddexp(logs[0], math.log(_ALIAS) + views[0][1].log_scale)
-    off = math.fsum([count * law.shift for law, count in rounds])
+    off = math.fsum([count * pmf.shift for pmf, count in rounds])
     return float(losses[0]), logs, infinite_mass(rounds) + math.exp(min(beyond, 0.0)), off
 
 
-def _mixture(parts: list[tuple[float, float, Part]], step: float, rounds: int) -> Table:
+def _mixture_of_parts(
+    parts: list[tuple[float, float, Part]], step: float, rounds: int
+) -> DiscretePair:
     """Measures with shares of Q and factors, both as logarithms, on one coarser grid."""
     logs, losses, infinite, off = [], [], 0.0, 0.0
     for log_share, scale, (start, masses, beyond, error) in parts:
@@ -311,11 +320,15 @@ def _mixture(parts: list[tuple[float, float, Part]], step: float, rounds: int) -
     log_p, loss_values = np.concatenate(logs), np.concatenate(losses)
     faint = log_p < _FAINT
     infinite += up(float(np.exp(log_p[faint]).sum()), OPS_8G)
-    table = Table.of_logs(log_p[~faint], log_p[~faint] - loss_values[~faint], infinite, error=off)
+    table = DiscretePair.from_log_masses(
+        log_p[~faint], log_p[~faint] - loss_values[~faint], infinite, error=off
+    )
     low, high = float(table.loss_values[0]), float(table.loss_values[-1])
     found = discretise.upper(
         table, Spacing(max(_COARSER * math.sqrt(rounds), 1.0) * step, low, high)
     )
     some = found.log_mass > -np.inf
     log_p, loss_values = found.log_mass[some], found.losses[some]
-    return Table.of_logs(log_p, log_p - loss_values, found.infinite, error=found.shift + OPS_8000)
+    return DiscretePair.from_log_masses(
+        log_p, log_p - loss_values, found.infinite, error=found.shift + OPS_8000
+    )

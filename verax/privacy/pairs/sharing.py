@@ -16,9 +16,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from verax.privacy.numerics.distributions import binomial_law
-from verax.privacy.numerics.rounding import OPS_8, OPS_8M, OPS_8000, up
-from verax.privacy.pairs.gaussian_mixture import Array
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.distributions import binomial_pmf
+from verax.privacy.numerics.roots import last_whole
+from verax.privacy.numerics.rounding import OPS_8, OPS_8M, OPS_8000, down, up
 
 Sharing = tuple[int, ...]
 """Numbers of rounds with at least 1, 2, ... records, descending, all above 0."""
@@ -30,7 +31,7 @@ _MOST = 4000
 # records times rounds, and pairs that meet on average; the same
 _MOST_PICKS, _MOST_MEETINGS = 100, 11.0
 _MOST_RECORDS = 32  # records up to which every sharing of one pick each is listed
-_TAIL = 1e-12  # chance that more rounds hold so many records than is supposed
+_TAIL = 1e-12  # chance that more rounds hold that many records than is assumed
 
 
 @lru_cache(maxsize=256)
@@ -43,24 +44,24 @@ def sharings(size: int, times: int, rounds: int) -> tuple[tuple[tuple[float, Sha
     """
     meetings = 0.5 * size * (size - 1.0) * times * times / rounds
     if times == 1 and size <= _MOST_RECORDS:
-        law = _one_pick_each(size, rounds)
+        pmf = _one_pick_each(size, rounds)
     elif size * times > _MOST_PICKS or meetings > _MOST_MEETINGS:
-        return _usual(size, times, rounds)
+        return _single_sharing_bound(size, times, rounds)
     else:
-        law = _record_by_record(size, times, rounds)
-        if len(law) > _MOST:
-            return _usual(size, times, rounds)
-    law = _rounded_up(law)
-    found = sorted(((chance, sharing) for sharing, chance in law.items()), reverse=True)
-    return tuple(found), remaining_probability(law.values())
+        pmf = _record_by_record(size, times, rounds)
+        if len(pmf) > _MOST:
+            return _single_sharing_bound(size, times, rounds)
+    pmf = _round_up_rare(pmf)
+    found = sorted(((chance, sharing) for sharing, chance in pmf.items()), reverse=True)
+    return tuple(found), remaining_probability(pmf.values())
 
 
 def remaining_probability(chances: Iterable[float]) -> float:
     """At least what is left of probability 1."""
-    return max(1.0 - math.fsum(chances) * (1.0 - OPS_8000), 0.0)
+    return max(1.0 - down(math.fsum(chances), OPS_8000), 0.0)
 
 
-def parts(sharing: Sharing) -> tuple[int, ...]:
+def records_per_round(sharing: Sharing) -> tuple[int, ...]:
     """How many records the rounds hold, in descending order."""
     return tuple(sum(1 for at_least in sharing if at_least > rank) for rank in range(sharing[0]))
 
@@ -106,19 +107,19 @@ def _one_pick_each(size: int, rounds: int) -> dict[Sharing, float]:
 
 def _record_by_record(size: int, times: int, rounds: int) -> dict[Sharing, float]:
     """The likely sharings, from the picks of one record after the other."""
-    law: dict[Sharing, float] = {(): 1.0}
+    pmf: dict[Sharing, float] = {(): 1.0}
     for _ in range(size):
         after: dict[Sharing, float] = {}
-        for sharing, chance in law.items():
-            for more, share in _one_more(sharing, times, rounds, _RARE / chance):
+        for sharing, chance in pmf.items():
+            for more, share in _add_record(sharing, times, rounds, _RARE / chance):
                 after[more] = after.get(more, 0.0) + chance * share
-        law = {sharing: chance for sharing, chance in after.items() if chance > _RARE}
-        if len(law) > _MOST:
+        pmf = {sharing: chance for sharing, chance in after.items() if chance > _RARE}
+        if len(pmf) > _MOST:
             break
-    return law
+    return pmf
 
 
-def _one_more(
+def _add_record(
     sharing: Sharing, times: int, rounds: int, rare: float
 ) -> Iterator[tuple[Sharing, float]]:
     """One more record's rounds, by how many others they hold, with whole-number probabilities."""
@@ -141,11 +142,11 @@ def _one_more(
             yield tuple(number for number in more if number > 0), chance
 
 
-def _rounded_up(law: dict[Sharing, float]) -> dict[Sharing, float]:
+def _round_up_rare(pmf: dict[Sharing, float]) -> dict[Sharing, float]:
     """Unlikely sharings merged with those about as likely and as deep, at the largest numbers."""
     found: dict[Sharing, float] = {}
     alike: dict[tuple[int, int], tuple[Sharing, float]] = {}
-    for sharing, chance in law.items():
+    for sharing, chance in pmf.items():
         if chance >= _EXACT:
             found[sharing] = chance
             continue
@@ -157,17 +158,19 @@ def _rounded_up(law: dict[Sharing, float]) -> dict[Sharing, float]:
     return found
 
 
-def _usual(size: int, times: int, rounds: int) -> tuple[tuple[tuple[float, Sharing], ...], float]:
+def _single_sharing_bound(
+    size: int, times: int, rounds: int
+) -> tuple[tuple[tuple[float, Sharing], ...], float]:
     """One sharing that is hardly ever exceeded in any place.
 
     The numbers of records in different rounds are negatively associated (Joag-Dev and Proschan
     1983), so the number of rounds with at least l of them has the Chernoff bound of independent
     ones.
     """
-    law = binomial_law(size, times / rounds)
+    pmf = binomial_pmf(size, times / rounds)
     found: list[int] = []
     for number in range(1, size + 1):
-        chance = min(up(float(law[number:].sum()), OPS_8M) + OPS_8 / rounds, 1.0)
+        chance = min(up(float(pmf[number:].sum()), OPS_8M) + OPS_8 / rounds, 1.0)
         most = _quantile(rounds, chance)
         most = min(most, size * times // number, found[-1] if found else rounds)
         if most == 0:
@@ -178,17 +181,16 @@ def _usual(size: int, times: int, rounds: int) -> tuple[tuple[tuple[float, Shari
 
 def _quantile(count: int, chance: float) -> int:
     """A number that ``count`` coins exceed with probability at most 1e-12, by Chernoff's bound."""
-    low, high = math.floor(count * chance), count
-    while high > low:
-        middle = (low + high) // 2
-        rate = (middle + 1) / count
+
+    def too_likely(number: int) -> bool:
+        rate = (number + 1) / count
         if rate >= 1.0:
             exponent = -math.log(chance) if chance < 1.0 else 0.0
         elif rate <= chance:
             exponent = 0.0
         else:
-            exponent = rate * math.log(rate / chance) + (1.0 - rate) * math.log(
-                (1.0 - rate) / (1.0 - chance)
-            )
-        low, high = (low, middle) if count * exponent >= -math.log(_TAIL) else (middle + 1, high)
-    return high
+            exponent = rate * math.log(rate / chance)
+            exponent += (1.0 - rate) * math.log((1.0 - rate) / (1.0 - chance))
+        return count * exponent < -math.log(_TAIL)
+
+    return last_whole(too_likely, math.floor(count * chance) - 1, count) + 1

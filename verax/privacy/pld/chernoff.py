@@ -1,7 +1,7 @@
 """Bounds on a composition that need no convolution, for where a Fourier transform cannot follow.
 
 Rates so small that hardly a round matters, or an epsilon far out in a heavy tail, would take grids
-of billions of points. What holds there with nothing but one round's law: from above Chernoff's
+of billions of points. What holds there with nothing but one round's pld: from above Chernoff's
 inequality, from below the attack that looks for one telling round (docs/proofs.md, section 3).
 """
 
@@ -12,9 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.roots import bisect
 from verax.privacy.numerics.rounding import OPS_8, OPS_8M, OPS_8000, down, ulps, up
-from verax.privacy.pairs.gaussian_mixture import Array, Losses
-from verax.privacy.pld.discretise import Discrete
+from verax.privacy.pairs.base import DominatingPair
+from verax.privacy.pld.discretise import DiscretePld
 
 _TILTS = np.geomspace(1e-9, 1e12, 85)
 _THRESHOLDS = 400
@@ -40,7 +42,7 @@ def _log_masses(parts: Sequence[_Part]) -> list[float]:
     return logs
 
 
-class Chernoff:
+class ChernoffBound:
     """Upper bounds on delta(eps) from moments, and from moments of all losses but one large one.
 
     *Chernoff*: delta(eps) <= E e^{t (L - eps)} max_u e^{-tu} (1 - e^{-u}) for every tilt t > 0, L
@@ -60,10 +62,10 @@ class Chernoff:
     mass than 1.
     """
 
-    def __init__(self, rounds: Sequence[tuple[Discrete, int]], infinite: float) -> None:
+    def __init__(self, rounds: Sequence[tuple[DiscretePld, int]], infinite: float) -> None:
         self._parts = [
-            (law.log_mass[(some := law.log_mass > -np.inf)], law.losses[some], law.shift, count)
-            for law, count in rounds
+            (pld.log_mass[(some := pld.log_mass > -np.inf)], pld.losses[some], pld.shift, count)
+            for pld, count in rounds
         ]
         self._infinite = up(infinite, OPS_8M)
         self._mass = up(math.exp(min(math.fsum(_log_masses(self._parts)), 700.0)), OPS_8000)
@@ -146,10 +148,9 @@ class Chernoff:
         values += ulps(8.0, of=np.abs(moments) - _LOG_PEAKS + abs(math.log(left)) + 1.0) / _TILTS
         high = max(float(values.min()), 0.0)
         low = high * 2.0**-40
-        while high > 1.02 * low and low > 0.0:
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if self._one_large(middle) <= left else (middle, high)
-        return high
+        if low == 0.0:
+            return high
+        return bisect(lambda e: self._one_large(e) <= left, high, low, rtol=0.02, geometric=True)[0]
 
 
 _LOG_PEAKS = -_TILTS * np.log1p(1.0 / _TILTS) - np.log1p(_TILTS)
@@ -160,14 +161,16 @@ _LARGEST = 1e250  # an epsilon; delta falls, so what holds here holds further ou
 _MUCH = 1.5  # mass of measures that the second bound is of no use for
 
 
-class OneRound:
+class OneRoundAttack:
     """The attack that says "present" if the loss of any round exceeds a threshold.
 
     With p and q the chances of that in one round, P[some round] = 1 - prod (1 - p)^n and Q[some
     round] <= sum n q.
     """
 
-    def __init__(self, rounds: Sequence[tuple[Losses, int]], highs: Sequence[float]) -> None:
+    def __init__(
+        self, rounds: Sequence[tuple[DominatingPair, int]], highs: Sequence[float]
+    ) -> None:
         top = max(highs)
         losses = top * np.geomspace(1e-12, 1.0, _THRESHOLDS)
         stay, log_caught = np.zeros(_THRESHOLDS), np.full(_THRESHOLDS, -np.inf)
@@ -198,7 +201,7 @@ class OneRound:
         return max(down(float(logs.max()), OPS_8000) - OPS_8000, 0.0)
 
 
-def _tails(pair: Losses, losses: Array) -> tuple[Array, Array]:
+def _tails(pair: DominatingPair, losses: Array) -> tuple[Array, Array]:
     """Log masses of P (rounded down) and Q (rounded up) where losses exceed each threshold.
 
     Any events would do: these are tails of cells, whose boundaries need not be exact.

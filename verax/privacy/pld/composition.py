@@ -8,19 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from verax.privacy.curves import gaussian
-from verax.privacy.numerics.roots import crossing
+from verax.privacy.numerics.roots import bracket, crossing
 from verax.privacy.numerics.rounding import OPS_8M, OPS_8000, up
-from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Pair
-from verax.privacy.pairs.public_coin import Revealed
+from verax.privacy.pairs.gaussian_mixture import MixturePair
+from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.pld import discretise
-from verax.privacy.pld.chernoff import Chernoff, OneRound
-from verax.privacy.pld.convolve import MAX_POINTS, Composed, compose, infinite_mass
-from verax.privacy.pld.saddle_point import Sketch, Sketches
+from verax.privacy.pld.chernoff import ChernoffBound, OneRoundAttack
+from verax.privacy.pld.convolve import MAX_POINTS, PrivacyLossDistribution, compose, infinite_mass
+from verax.privacy.pld.saddle_point import SaddlePointEstimate, SaddlePointEstimates
 
 UPPER, LOWER = 1, -1
 Sides = tuple[int, ...]
 BOTH: Sides = (LOWER, UPPER)
+Bounds = tuple[float, float]
+"""A lower and an upper bound."""
 _ATTEMPTS = 10
 _SMALL = 0.03  # of the loss's standard deviation: an epsilon below that is small
 _SHARE = 0.65  # of the width allowed, what the grid is planned to use
@@ -30,7 +31,10 @@ _HALF = 0.5  # a delta that round-off hardly touches
 _LARGE = 1e-9  # a delta that needs no tilt, which rare large losses would be blown up by
 _COARSE = 0.1  # width in log delta of a first look
 _CACHED_POINTS = 2**24  # of all PLDs that a composition keeps
-_NOTHING, _LEAST = -800.0, 1e-300  # a log delta below all doubles, and the least delta that is told
+_NOTHING, _LEAST = (
+    -800.0,
+    1e-300,
+)  # a log delta below all doubles, and the least delta that is given
 _USUAL_POINTS, _USUAL_ACCURACY = 2**21, 1e-3  # of a window, and up to which accuracy that is enough
 _MANY_POINTS = 2**20  # with which bounds far apart will not meet
 _CLOSE = 1.01  # bounds that a convolution leaves this close together are left alone
@@ -39,52 +43,26 @@ _FARTHEST = 1e12  # an epsilon whose place on the line can still be told
 _PERCENT, _LEAST_SCALE = 0.02, 2.0**-34  # of grids that nothing is convolved on
 
 
-@dataclass(frozen=True)
-class Round:
-    """A dominating pair; ``dominated`` is a pair that an attack achieves, if it is not the same.
-
-    ``symmetric`` rounds are dominated by the pair in either direction, as the attacker may choose
-    round by round.
-    """
-
-    pair: Pair | Table | Revealed
-    dominated: Pair | Table | Revealed | None = None
-    symmetric: bool = False
-
-    def __post_init__(self) -> None:
-        if self.symmetric and not isinstance(self.pair, Pair):
-            raise ValueError("symmetric rounds are known for pairs of mixtures only")
-
-    @property
-    def is_gaussian(self) -> bool:
-        """Whether closed forms apply."""
-        return self.pair.is_gaussian and self.dominated is None
-
-    def reverse(self) -> Round:
-        """The other direction."""
-        return Round(
-            self.pair.reverse(), self.dominated and self.dominated.reverse(), self.symmetric
-        )
-
-
 class _Cache:
     """Composed PLDs by side and parameters; the oldest are dropped where they get too large."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[tuple[float, ...], Composed] = OrderedDict()
+        self._found: OrderedDict[tuple[float, ...], PrivacyLossDistribution] = OrderedDict()
 
-    def get(self, key: tuple[float, ...], make: Callable[[], Composed]) -> Composed:
+    def get(
+        self, key: tuple[float, ...], make: Callable[[], PrivacyLossDistribution]
+    ) -> PrivacyLossDistribution:
         """The PLD of this key, composed if it is not there."""
         found = self._found.pop(key, None) or make()
         self._found[key] = found
         while (
             len(self._found) > 1
-            and sum(len(one.law) for one in self._found.values()) > _CACHED_POINTS
+            and sum(len(one.pmf) for one in self._found.values()) > _CACHED_POINTS
         ):
             self._found.popitem(last=False)
         return found
 
-    def on(self, side: int) -> list[Composed]:
+    def on(self, side: int) -> list[PrivacyLossDistribution]:
         """All on one side."""
         return [found for key, found in self._found.items() if key[0] == side]
 
@@ -93,19 +71,19 @@ class Composition:
     """A product of rounds, each repeated. Equal rounds, and all Gaussian ones, are merged first.
 
     PLDs are cached under all that they depend on, which saves time and changes no answer. Only a
-    composition that is told to ``remember`` reads later questions off PLDs composed for other ones,
-    sooner and sometimes a little closer.
+    composition with ``share_plds`` reads later questions off PLDs composed for other
+    ones, sooner and sometimes a little closer.
     """
 
-    def __init__(self, rounds: Sequence[tuple[Round, int]], remember: bool = False) -> None:
+    def __init__(self, rounds: Sequence[tuple[PricedRound, int]], share_plds: bool = False) -> None:
         self.rounds = _merge(rounds)
-        self._remember = remember
+        self._share_plds = share_plds
         self._cache = _Cache()
-        self._sketches = Sketches([(rnd.pair, count) for rnd, count in self.rounds])
+        self._estimates = SaddlePointEstimates([(rnd.pair, count) for rnd, count in self.rounds])
 
-    def remembering(self) -> Composition:
+    def with_shared_plds(self) -> Composition:
         """A copy for many questions about the same curve."""
-        return type(self)(self.rounds, remember=True)
+        return type(self)(self.rounds, share_plds=True)
 
     @property
     def gaussian_mu(self) -> float | None:
@@ -129,12 +107,10 @@ class Composition:
             return gaussian.gaussian_epsilon(mu, delta)
         # few distinct values, which the estimate remembers
         near = 10.0 ** round(math.log10(delta)) if delta < 0.3 else 0.5
-        sketch = self._sketches.at(math.log(near), 1.0)
-        return sketch.cumulants(sketch.tilt_for_delta(near))[1]
+        estimate = self._estimates.at(math.log(near), 1.0)
+        return estimate.cumulants(estimate.tilt_for_delta(near))[1]
 
-    def epsilon(
-        self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def epsilon(self, delta: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """Lower and upper bound on epsilon(delta); a side not asked for may be trivial.
 
         If only the upper side is asked for, a value of ``enough`` will do. Widths are relative to
@@ -149,20 +125,20 @@ class Composition:
             return self._single_epsilon(delta, LOWER), self._single_epsilon(delta, UPPER)
 
         def plan(lower: float, upper: float) -> _Plan:
-            sketch = self._sketches.at(math.log(delta), rtol)
+            estimate = self._estimates.at(math.log(delta), rtol)
             if math.isinf(upper):
-                tilt = sketch.tilt_for_delta(delta)
-                if not sketch.is_regular(tilt):
+                tilt = estimate.tilt_for_delta(delta)
+                if not estimate.is_regular(tilt):
                     tilt = 0.0 if delta > _LARGE else tilt
-                    return _Plan(sketch, tilt, _COARSE, 0.0, _most_points(rtol), coarse=True)
-                upper = sketch.cumulants(tilt)[1]
+                    return _Plan(estimate, tilt, _COARSE, 0.0, _most_points(rtol), coarse=True)
+                upper = estimate.cumulants(tilt)[1]
             else:
-                tilt = sketch.tilt_for_epsilon(upper)
-                tilt = 0.0 if delta > _LARGE and not sketch.is_regular(tilt) else tilt
-            spread = max(math.sqrt(sketch.cumulants(tilt)[2]), 1e-12)
+                tilt = estimate.tilt_for_epsilon(upper)
+                tilt = 0.0 if delta > _LARGE and not estimate.is_regular(tilt) else tilt
+            spread = max(math.sqrt(estimate.cumulants(tilt)[2]), 1e-12)
             floor = rtol * _SMALL * spread
             width = max(tilt, 0.5 / spread) * max(rtol * upper, floor)
-            return _Plan(sketch, tilt, width, floor, _most_points(rtol))
+            return _Plan(estimate, tilt, width, floor, _most_points(rtol))
 
         def allowed(plan: _Plan, upper: float) -> float:
             return max(rtol * upper, plan.floor)
@@ -171,7 +147,7 @@ class Composition:
         if sides == (UPPER,) and most <= enough:
             return 0.0, most
         lower, upper, reached = self._narrow(
-            plan, allowed, lambda law: _solve_epsilon(law, delta), sides, enough
+            plan, allowed, lambda pld: _solve_epsilon(pld, delta), sides, enough
         )
         if not reached or (sides == (UPPER,) and math.isinf(upper)):
             spacings = self._spacings(math.log(delta))
@@ -182,9 +158,7 @@ class Composition:
             upper = min(upper, self.epsilon(_HALF, rtol, (UPPER,), enough)[1])
         return lower, min(upper, most)
 
-    def delta(
-        self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0.0
-    ) -> tuple[float, float]:
+    def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
         """Lower and upper bound on delta(epsilon); a side not asked for may be trivial."""
         if (mu := self.gaussian_mu) is not None:
             return gaussian.gaussian_delta(mu, epsilon, LOWER), gaussian.gaussian_delta(
@@ -197,7 +171,7 @@ class Composition:
             return (rnd.dominated or rnd.pair).delta(epsilon)[0], rnd.pair.delta(epsilon)[1]
         if epsilon > up(self._supremum, OPS_8M):
             return 0.0, 0.0
-        log_delta = max(self._sketches.log_delta(epsilon, rtol), _NOTHING)
+        log_delta = max(self._estimates.log_delta(epsilon, rtol), _NOTHING)
         if (
             log_delta == _NOTHING
             and (below := self._chernoff(self._spacings(_NOTHING)).delta(epsilon)) < _LEAST
@@ -205,16 +179,16 @@ class Composition:
             return 0.0, below
 
         def plan(lower: float, upper: float) -> _Plan:
-            sketch = self._sketches.at(math.log(lower) if lower > 0.0 else log_delta - 5.0, rtol)
-            tilt = sketch.tilt_for_epsilon(epsilon)
-            tilt = 0.0 if log_delta > math.log(_LARGE) and not sketch.is_regular(tilt) else tilt
-            return _Plan(sketch, tilt, rtol, 0.0, _most_points(rtol))
+            estimate = self._estimates.at(math.log(lower) if lower > 0.0 else log_delta - 5.0, rtol)
+            tilt = estimate.tilt_for_epsilon(epsilon)
+            tilt = 0.0 if log_delta > math.log(_LARGE) and not estimate.is_regular(tilt) else tilt
+            return _Plan(estimate, tilt, rtol, 0.0, _most_points(rtol))
 
         def allowed(plan: _Plan, upper: float) -> float:
             return rtol * upper
 
         lower, upper, reached = self._narrow(
-            plan, allowed, lambda law: law.delta(epsilon), sides, enough
+            plan, allowed, lambda pld: pld.delta(epsilon), sides, enough
         )
         if not reached or (sides == (UPPER,) and upper > _LOOSE):
             spacings = self._spacings(log_delta)
@@ -222,36 +196,38 @@ class Composition:
             upper = min(upper, self._chernoff(spacings).delta(epsilon))
         return lower, min(upper, 1.0)
 
-    def upper_pld(self, log_delta: float, span: float, rtol: float) -> Composed | None:
+    def upper_pld(
+        self, log_delta: float, span: float, rtol: float
+    ) -> PrivacyLossDistribution | None:
         """A PLD close to the curve from above, for log deltas from ``log_delta`` down by ``span``.
 
         None if its window is too large.
         """
-        sketch = self._sketches.at(log_delta - span, rtol)
-        tilt = sketch.tilt_for_delta(math.exp(log_delta - 0.5 * span))
-        if log_delta > math.log(_LARGE) and not sketch.is_regular(tilt):
+        estimate = self._estimates.at(log_delta - span, rtol)
+        tilt = estimate.tilt_for_delta(math.exp(log_delta - 0.5 * span))
+        if log_delta > math.log(_LARGE) and not estimate.is_regular(tilt):
             tilt = 0.0
         try:
-            return self._composed(UPPER, _Plan(sketch, tilt, rtol, 0.0, _most_points(rtol)), rtol)
+            return self._composed(UPPER, _Plan(estimate, tilt, rtol, 0.0, _most_points(rtol)), rtol)
         except (FloatingPointError, MemoryError):
             return None
 
     def _spacings(self, log_delta: float) -> list[discretise.Spacing]:
         """Points close together near the bulk of each PLD, a percent apart far from it."""
-        found = self._sketches.at(log_delta, 1e-3).spacings(0.0, 1.0)
+        found = self._estimates.at(log_delta, 1e-3).spacings(0.0, 1.0)
         reach = [max(abs(s.low), abs(s.high)) for s in found]
         scales = [max(min(s.scale, r), r * _LEAST_SCALE) for s, r in zip(found, reach, strict=True)]
         pairs = zip(found, scales, strict=True)
         return [discretise.Spacing(_PERCENT * scale, s.low, s.high, scale) for s, scale in pairs]
 
-    def _chernoff(self, spacings: Sequence[discretise.Spacing]) -> Chernoff:
+    def _chernoff(self, spacings: Sequence[discretise.Spacing]) -> ChernoffBound:
         pairs = zip(self.rounds, spacings, strict=True)
-        laws = [(_discretise(rnd, UPPER, spacing), count) for (rnd, count), spacing in pairs]
-        return Chernoff(laws, infinite_mass(laws))
+        plds = [(_discretise(rnd, UPPER, spacing), count) for (rnd, count), spacing in pairs]
+        return ChernoffBound(plds, infinite_mass(plds))
 
-    def _one_round(self, spacings: Sequence[discretise.Spacing]) -> OneRound:
+    def _one_round(self, spacings: Sequence[discretise.Spacing]) -> OneRoundAttack:
         seen = [(rnd.dominated or rnd.pair, count) for rnd, count in self.rounds]
-        return OneRound(seen, [spacing.high for spacing in spacings])
+        return OneRoundAttack(seen, [spacing.high for spacing in spacings])
 
     @property
     def is_single(self) -> bool:
@@ -267,18 +243,16 @@ class Composition:
             bound = pair.delta(epsilon)[side == UPPER]
             return math.log(bound / delta) if bound > 0.0 else -1e3
 
-        high = 1.0
-        while excess(high) > 0.0:
-            high *= 2.0
-            if high > 1e12:
-                return math.inf if side == UPPER else high
+        _, high = bracket(lambda epsilon: excess(epsilon) > 0.0, 0.0, 1.0, limit=_FARTHEST)
+        if high > _FARTHEST:
+            return math.inf if side == UPPER else high
         return crossing(excess, 0.0, high, side) if excess(0.0) > 0.0 else 0.0
 
     def _narrow(
         self,
         make_plan: Callable[[float, float], _Plan],
         allowed: Callable[[_Plan, float], float],
-        read: Callable[[Composed], float],
+        read: Callable[[PrivacyLossDistribution], float],
         sides: Sides,
         enough: float,
     ) -> tuple[float, float, bool]:
@@ -286,11 +260,11 @@ class Composition:
         finer, done = _SHARE, False
         # what was too fine for the memory, and too coarse for a bound
         finest, coarsest = 0.0, math.inf
-        laws = {side: self._cache.on(side) if self._remember else [] for side in BOTH}
+        plds = {side: self._cache.on(side) if self._share_plds else [] for side in BOTH}
 
         def best() -> tuple[float, float]:
-            lower = max((read(law) for law in laws[LOWER]), default=0.0)
-            return lower, min((read(law) for law in laws[UPPER]), default=math.inf)
+            lower = max((read(pld) for pld in plds[LOWER]), default=0.0)
+            return lower, min((read(pld) for pld in plds[UPPER]), default=math.inf)
 
         lower, upper = best()
         plan = make_plan(lower, upper)
@@ -299,7 +273,7 @@ class Composition:
                 sides == BOTH and math.isfinite(upper) and upper - lower <= allowed(plan, upper)
             ):
                 return lower, upper, True
-            if sides != BOTH and (done or upper <= enough or _reusable(laws[sides[0]], plan)):
+            if sides != BOTH and (done or upper <= enough or _reusable(plds[sides[0]], plan)):
                 return lower, upper, True
             try:
                 fresh = {side: self._compose(side, plan, finer * plan.width) for side in sides}
@@ -314,41 +288,41 @@ class Composition:
                 if finer >= coarsest or (math.isfinite(upper) and (sides != BOTH or lower > 0.0)):
                     break
                 continue
-            for side, law in fresh.items():
-                laws[side].append(law)
+            for side, pld in fresh.items():
+                plds[side].append(pld)
             planned, before = plan, upper - lower
             lower, upper = best()
             plan = make_plan(lower, upper)
             done = not planned.coarse
             if done and sides == BOTH and (gap := upper - lower) > allowed(planned, upper):
-                large = max(len(law.law) for law in fresh.values()) > _MANY_POINTS
+                large = max(len(pld.pmf) for pld in fresh.values()) > _MANY_POINTS
                 # round-off, which finer grids do not cure
                 if gap > 0.9 * before or (large and gap > 0.5 * upper):
                     break
                 finer *= min(0.5, max(0.7 * allowed(planned, upper) / gap, 0.02))
         return lower, upper, upper <= _CLOSE * lower
 
-    def _compose(self, side: int, plan: _Plan, width: float) -> Composed:
-        key = (side, *plan.sketch.made_for, plan.tilt, width, plan.most)
+    def _compose(self, side: int, plan: _Plan, width: float) -> PrivacyLossDistribution:
+        key = (side, *plan.estimate.key, plan.tilt, width, plan.most)
         return self._cache.get(key, lambda: self._composed(side, plan, width))
 
-    def _composed(self, side: int, plan: _Plan, width: float) -> Composed:
+    def _composed(self, side: int, plan: _Plan, width: float) -> PrivacyLossDistribution:
         tilt = plan.tilt
-        spacings = plan.sketch.spacings(tilt, width)
+        spacings = plan.estimate.spacings(tilt, width)
         pairs = zip(self.rounds, spacings, strict=True)
-        laws = [(_discretise(rnd, side, spacing), count) for (rnd, count), spacing in pairs]
-        alias = _ALIAS if tilt == 0.0 or plan.sketch.is_regular(tilt) else _ALIAS_IRREGULAR
-        return compose(laws, tilt, side, alias, plan.most)
+        plds = [(_discretise(rnd, side, spacing), count) for (rnd, count), spacing in pairs]
+        alias = _ALIAS if tilt == 0.0 or plan.estimate.is_regular(tilt) else _ALIAS_IRREGULAR
+        return compose(plds, tilt, side, alias, plan.most)
 
 
-def _reusable(laws: Sequence[Composed], plan: _Plan) -> bool:
+def _reusable(plds: Sequence[PrivacyLossDistribution], plan: _Plan) -> bool:
     """Whether one of these PLDs is fine enough and about equally tilted; none is unsound."""
-    if not laws:
+    if not plds:
         return False
-    step = plan.sketch.spacings(plan.tilt, _SHARE * plan.width)[0].step
+    step = plan.estimate.spacings(plan.tilt, _SHARE * plan.width)[0].step
     return any(
-        law.step <= 1.2 * step and 0.5 <= (law.tilt + 0.1) / (plan.tilt + 0.1) <= 2.0
-        for law in laws
+        pld.step <= 1.2 * step and 0.5 <= (pld.tilt + 0.1) / (plan.tilt + 0.1) <= 2.0
+        for pld in plds
     )
 
 
@@ -360,7 +334,7 @@ class _Plan:
     points that it may take. A ``coarse`` plan only finds out where the answer lies.
     """
 
-    sketch: Sketch
+    estimate: SaddlePointEstimate
     tilt: float
     width: float
     floor: float
@@ -373,48 +347,50 @@ def _most_points(rtol: float) -> int:
     return _USUAL_POINTS if rtol >= _USUAL_ACCURACY else MAX_POINTS
 
 
-def _discretise(rnd: Round, side: int, spacing: discretise.Spacing) -> discretise.Discrete:
+def _discretise(rnd: PricedRound, side: int, spacing: discretise.Spacing) -> discretise.DiscretePld:
     if side == LOWER:
         if rnd.symmetric:
             raise ValueError(
                 "a symmetric round has no lower law of its own; compose its attacks instead"
             )
         return discretise.lower(rnd.dominated or rnd.pair, spacing)
-    if rnd.symmetric and isinstance(rnd.pair, Pair):
+    if rnd.symmetric and isinstance(rnd.pair, MixturePair):
         return discretise.upper_symmetric(rnd.pair, spacing)
     return discretise.upper(rnd.pair, spacing)
 
 
-def _merge(rounds: Sequence[tuple[Round, int]]) -> list[tuple[Round, int]]:
+def _merge(rounds: Sequence[tuple[PricedRound, int]]) -> list[tuple[PricedRound, int]]:
     """Add up equal rounds; all Gaussian ones become one, with the root of the summed squares."""
-    counts: dict[Round, int] = {}
+    counts: dict[PricedRound, int] = {}
     for rnd, count in ((rnd, count) for rnd, count in rounds if count > 0):
         counts[rnd] = counts.get(rnd, 0) + count
     gaussian = math.fsum([r.pair.gaussian_shift**2 * n for r, n in counts.items() if r.is_gaussian])
     merged = [(r, n) for r, n in counts.items() if not r.is_gaussian]
     return merged + (
-        [(Round(Pair.gaussian(math.sqrt(gaussian))), 1)] if gaussian > 0.0 or not merged else []
+        [(PricedRound(MixturePair.gaussian(math.sqrt(gaussian))), 1)]
+        if gaussian > 0.0 or not merged
+        else []
     )
 
 
-def _solve_epsilon(law: Composed, delta: float) -> float:
-    """Where the law's bound on delta(eps) crosses delta, on the safe side of the crossing."""
+def _solve_epsilon(pld: PrivacyLossDistribution, delta: float) -> float:
+    """Where the pld's bound on delta(eps) crosses delta, on the safe side of the crossing."""
 
     def excess(epsilon: float) -> float:
-        value = law.delta(epsilon)
+        value = pld.delta(epsilon)
         return math.log(value / delta) if value > 0.0 else -1e3
 
-    high = max(law.stop, law.step)
+    high = max(pld.stop, pld.step)
     if excess(high) > 0.0:
-        return math.inf if law.sign > 0 else high
-    # walk in from the right: far left of its window a law proves nothing
-    for place in (max(law.mean + k * law.spread, 0.0) for k in range(6, -7, -2)):
+        return math.inf if pld.sign > 0 else high
+    # walk in from the right: far left of its window a pld proves nothing
+    for place in (max(pld.mean + k * pld.spread, 0.0) for k in range(6, -7, -2)):
         if place < high:
             if excess(place) > 0.0:
                 break
             high = place
     else:
-        if law.sign < 0 or high == 0.0 or excess(0.0) <= 0.0:
+        if pld.sign < 0 or high == 0.0 or excess(0.0) <= 0.0:
             return 0.0
         place = 0.0
-    return crossing(excess, place, high, law.sign)
+    return crossing(excess, place, high, pld.sign)

@@ -1,6 +1,6 @@
 """Composition of many rounds: tilt, transform, multiply, transform back, with every error bounded.
 
-For rounds with loss laws p_j (count T_j) and a tilt t >= 0 the tilted laws w_j = p_j e^{t x} / Z_j
+For rounds with loss pmfs p_j (count T_j) and a tilt t >= 0 the tilted pmfs w_j = p_j e^{t x} / Z_j
 are convolved by FFT and
 
     delta(eps) = prod_j Z_j^{T_j} e^{-t eps} sum_{x > eps} r(x) e^{-t (x - eps)} (1 - e^{-(x -
@@ -8,7 +8,7 @@ are convolved by FFT and
 
 with r the convolution (docs/proofs.md, section 3). With t at the saddle point the sum is of order
 one, so errors that are tiny beside 1 are tiny beside delta, be it 1e-30. Bounds charged
-(docs/proofs.md, section 3): aliasing by Chernoff's inequality for the discrete law itself,
+(docs/proofs.md, section 3): aliasing by Chernoff's inequality for the discrete pmf itself,
 round-off of the transforms and of the powers frequency by frequency, rounding of the losses as a
 shift of epsilon, mass at infinity as itself.
 """
@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8M, OPS_80, UNIT, transform_error, ulps, up
-from verax.privacy.pairs.gaussian_mixture import Array
-from verax.privacy.pld.discretise import Discrete
+from verax.privacy.pld.discretise import DiscretePld
 
 _LOG_DEAD = -80.0  # log of the modulus below which a frequency is dropped (and charged)
 MAX_POINTS = 2**23
@@ -34,20 +34,20 @@ _RARE_RATES = np.array([5.0, 20.0, 80.0, 320.0])
 
 
 @dataclass(frozen=True)
-class Composed:
+class PrivacyLossDistribution:
     """A composed PLD on a window of the grid; delta(eps) is read with errors on the safe side."""
 
     sign: int  # +1: an upper bound on delta, -1: a lower bound
     tilt: float
     start: float
     step: float
-    law: Array  # tilted probabilities of start + i * step
+    pmf: Array  # tilted probabilities of start + i * step
     log_scale: float  # sum of T_j log Z_j
     bin_error: float
     alias: float  # mass that may lie outside the window, on either side
     infinite: float
     shift: float
-    mean: float  # of the tilted law, as a loss
+    mean: float  # of the tilted pmf, as a loss
     spread: float  # its standard deviation
     decay: Array  # e^{-t k step}
     decay_next: Array  # e^{-(t+1) k step}
@@ -55,18 +55,18 @@ class Composed:
     @property
     def stop(self) -> float:
         """The right end of the window."""
-        return self.start + self.step * len(self.law)
+        return self.start + self.step * len(self.pmf)
 
     def delta(self, epsilon: float) -> float:
         """A bound on D_{e^eps}, from above or below according to ``sign``."""
         epsilon -= self.sign * (self.shift + ulps(4.0, of=abs(self.start) + abs(self.stop)))
-        first = min(max(math.floor((epsilon - self.start) / self.step) + 1, 0), len(self.law))
+        first = min(max(math.floor((epsilon - self.start) / self.step) + 1, 0), len(self.pmf))
         gap = max(self.start + self.step * first - epsilon, 0.0)
         # far left of the window nothing is known but the trivial bound
         if gap > 600.0 / (1.0 + self.tilt) and first == 0:
             return 1.0 if self.sign > 0 else 0.0
-        terms = min(len(self.law) - first, len(self.decay))
-        window = self.law[first : first + terms]
+        terms = min(len(self.pmf) - first, len(self.decay))
+        window = self.pmf[first : first + terms]
         total = float(window @ self.decay[:terms])
         value = math.exp(-self.tilt * gap) * (
             total - math.exp(-gap) * float(window @ self.decay_next[:terms])
@@ -85,7 +85,7 @@ class Composed:
         peak = _weight(self.tilt, math.log1p(1.0 / self.tilt) if self.tilt > 0 else math.inf)
         error = self.bin_error * float(self.decay[:terms].sum()) * math.exp(-self.tilt * gap)
         error += ulps(terms + 16.0, of=total)
-        if len(self.decay) < len(self.law):  # the truncated sum of vanishing weights
+        if len(self.decay) < len(self.pmf):  # the truncated sum of vanishing weights
             error += float(self.decay[-1])
         if self.sign < 0:
             return error + 2.0 * self.alias * peak
@@ -103,11 +103,11 @@ def _weight(tilt: float, distance: float) -> float:
 
 
 @dataclass(frozen=True)
-class _Tilted:
-    """One round's law, tilted and normalised, with the error of its weights in total variation."""
+class _TiltedPld:
+    """One round's pmf, tilted and normalised, with the error of its weights in total variation."""
 
     index: NDArray[np.int64]
-    law: Array
+    pmf: Array
     log_norm: float
     error: float
     mean: float  # as an index
@@ -115,20 +115,20 @@ class _Tilted:
     centre: int  # index of the heaviest point
 
 
-def _tilt(discrete: Discrete, tilt: float) -> _Tilted:
+def _tilt(discrete: DiscretePld, tilt: float) -> _TiltedPld:
     some = np.isfinite(discrete.log_mass)
     index, log_mass, losses = discrete.index[some], discrete.log_mass[some], discrete.losses[some]
     logs = log_mass + tilt * losses
     top = float(logs.max())
-    law = np.exp(logs - top)
-    total = float(law.sum())
-    law /= total
+    pmf = np.exp(logs - top)
+    total = float(pmf.sum())
+    pmf /= total
     log_norm = top + math.log(total)
     spread = 32.0 + 4.0 * (np.abs(losses * tilt) + abs(log_norm) + np.abs(log_mass))
-    mean = float(law @ index)
-    variance = float(law @ (index - mean) ** 2)
-    return _Tilted(
-        index, law, log_norm, ulps(float(law @ spread)), mean, variance, int(index[np.argmax(law)])
+    mean = float(pmf @ index)
+    variance = float(pmf @ (index - mean) ** 2)
+    return _TiltedPld(
+        index, pmf, log_norm, ulps(float(pmf @ spread)), mean, variance, int(index[np.argmax(pmf)])
     )
 
 
@@ -142,7 +142,7 @@ class _Window:
     spread: float
 
 
-def _window(parts: Sequence[tuple[_Tilted, int]], step: float, log_alias: float) -> _Window:
+def _window(parts: Sequence[tuple[_TiltedPld, int]], step: float, log_alias: float) -> _Window:
     mean = step * math.fsum([count * part.mean for part, count in parts])
     spread = step * math.sqrt(math.fsum([count * part.variance for part, count in parts]))
     farthest = max(
@@ -156,9 +156,9 @@ def _window(parts: Sequence[tuple[_Tilted, int]], step: float, log_alias: float)
         for part, count in parts:
             distance = (part.index - part.mean) * step
             with np.errstate(over="ignore", invalid="ignore"):
-                moments = np.expm1(np.multiply.outer(sign * rate, distance)) @ part.law
+                moments = np.expm1(np.multiply.outer(sign * rate, distance)) @ part.pmf
             moments[~np.isfinite(moments)] = np.inf
-            # the centred law has mean 0, so moments are of second order; what rounding leaves of
+            # the centred pmf has mean 0, so moments are of second order; what rounding leaves of
             # the mean is charged
             total += count * (
                 np.log1p(np.maximum(moments, 0.0))
@@ -169,11 +169,11 @@ def _window(parts: Sequence[tuple[_Tilted, int]], step: float, log_alias: float)
     return _Window(mean - bounds[0], mean + bounds[1], mean, spread)
 
 
-def sum_window(index: NDArray[np.int64], law: Array, count: int, alias: float) -> tuple[int, int]:
+def sum_window(index: NDArray[np.int64], pmf: Array, count: int, alias: float) -> tuple[int, int]:
     """Integers beyond which a sum of ``count`` draws has mass below ``alias`` on either side."""
-    mean = float(law @ index)
-    variance = float(law @ (index - mean) ** 2)
-    part = _Tilted(index, law, 0.0, 0.0, mean, variance, int(index[np.argmax(law)]))
+    mean = float(pmf @ index)
+    variance = float(pmf @ (index - mean) ** 2)
+    part = _TiltedPld(index, pmf, 0.0, 0.0, mean, variance, int(index[np.argmax(pmf)]))
     window = _window([(part, count)], 1.0, math.log(alias))
     if not math.isfinite(window.high - window.low):
         raise FloatingPointError("the law has no moments to bound its tails by")
@@ -197,8 +197,8 @@ class _Spectrum:
         self.wrong: Array | float = 0.0
         self.dead = 0.0
 
-    def times(self, part: _Tilted, count: int) -> None:
-        """Multiply by the count-th power of the law's transform."""
+    def times(self, part: _TiltedPld, count: int) -> None:
+        """Multiply by the count-th power of the pmf's transform."""
         if not self.alive.size:
             return
         factor, error = self._transform(part)
@@ -223,7 +223,7 @@ class _Spectrum:
         self.log_size = log_size + log_most
         self.value = value * np.exp(count * logs)
 
-    def _transform(self, part: _Tilted) -> tuple[NDArray[np.complex128], float]:
+    def _transform(self, part: _TiltedPld) -> tuple[NDArray[np.complex128], float]:
         """The transform at the frequencies still alive, and a bound on its error.
 
         With the heaviest point at 0 the phases stay small and powers exact.
@@ -234,9 +234,9 @@ class _Spectrum:
         if last * len(place) < 8 * self.points:
             few = np.exp(self._turns(np.arange(16), place))
             many = np.exp(self._turns(16 * np.arange(-(-last // 16)), place))
-            values = np.asarray((many * part.law) @ few.T, dtype=np.complex128).reshape(-1)
+            values = np.asarray((many * part.pmf) @ few.T, dtype=np.complex128).reshape(-1)
             return values[self.alive], part.error + ulps(32.0 + len(place))
-        circle = np.bincount(place, weights=part.law, minlength=self.points)
+        circle = np.bincount(place, weights=part.pmf, minlength=self.points)
         return fft.rfft(circle)[self.alive], part.error + transform_error(self.points)
 
     def _turns(
@@ -246,7 +246,7 @@ class _Spectrum:
         whole = np.multiply.outer(frequencies, place) % self.points
         return np.asarray(whole * (-2.0j * math.pi / self.points))
 
-    def law(self) -> tuple[Array, float]:
+    def pmf(self) -> tuple[Array, float]:
         """The inverse transform, and a bound on the error of each of its points."""
         full = np.zeros(self.points // 2 + 1, dtype=np.complex128)
         full[self.alive] = self.value
@@ -255,14 +255,14 @@ class _Spectrum:
 
 
 @dataclass(frozen=True)
-class Convolved:
-    """Tilted probabilities ``law[i]`` of ``base + (first + i) * step``, each within ``bin_error``.
+class TiltedPmf:
+    """Tilted probabilities ``pmf[i]`` of ``base + (first + i) * step``, each within ``bin_error``.
 
-    Besides, up to ``alias`` of mass may lie beyond either end of the window; it appears in the law,
-    wrapped around. The probabilities themselves are law * exp(log_scale - tilt * sum).
+    Besides, up to ``alias`` of mass may lie beyond either end of the window; it appears in the pmf,
+    wrapped around. The probabilities themselves are pmf * exp(log_scale - tilt * sum).
     """
 
-    law: Array
+    pmf: Array
     base: float
     first: int
     step: float
@@ -273,8 +273,8 @@ class Convolved:
 
 
 def convolve(
-    rounds: Sequence[tuple[Discrete, int]], tilt: float, alias: float, most: int = MAX_POINTS
-) -> Convolved:
+    rounds: Sequence[tuple[DiscretePld, int]], tilt: float, alias: float, most: int = MAX_POINTS
+) -> TiltedPmf:
     """The tilted PLD of the sum of ``count`` losses of each kind, on at most ``most`` points."""
     step = rounds[0][0].step
     parts = [(_tilt(discrete, tilt), count) for discrete, count in rounds]
@@ -289,20 +289,20 @@ def convolve(
     # the widest first: most frequencies die at once
     for part, count in sorted(parts, key=lambda item: -item[1] * item[0].variance):
         spectrum.times(part, count)
-    law, bin_error = spectrum.law()
+    pmf, bin_error = spectrum.pmf()
     origin = sum(count * part.centre for part, count in parts)
-    law = np.roll(law, (origin - first) % points)
+    pmf = np.roll(pmf, (origin - first) % points)
     base = math.fsum([count * discrete.start for discrete, count in rounds])
     log_scale = math.fsum([count * part.log_norm for part, count in parts])
-    return Convolved(
-        law, base, first, step, log_scale, bin_error, base + window.mean, window.spread
+    return TiltedPmf(
+        pmf, base, first, step, log_scale, bin_error, base + window.mean, window.spread
     )
 
 
-def infinite_mass(rounds: Sequence[tuple[Discrete, int]]) -> float:
+def infinite_mass(rounds: Sequence[tuple[DiscretePld, int]]) -> float:
     """The product's mass at infinity: M^T - (M - m)^T for rounds of mass M with m at infinity.
 
-    Upper laws may have more mass than 1 (docs/proofs.md, theorem 10), all of which a single
+    Upper pmfs may have more mass than 1 (docs/proofs.md, theorem 10), all of which a single
     infinite loss sends there.
     """
     logs, kept = [], []
@@ -317,28 +317,28 @@ def infinite_mass(rounds: Sequence[tuple[Discrete, int]]) -> float:
 
 
 def compose(
-    rounds: Sequence[tuple[Discrete, int]],
+    rounds: Sequence[tuple[DiscretePld, int]],
     tilt: float,
     sign: int,
     alias: float = 1e-15,
     most: int = MAX_POINTS,
-) -> Composed:
+) -> PrivacyLossDistribution:
     """Compose ``count`` rounds of each PLD: upper (``sign`` +1) or lower (-1) discretisations.
 
     ``alias`` is the tilted mass that may lie outside the window, on either side; ``most`` its
     largest size.
     """
     sums = convolve(rounds, tilt, alias, most)
-    step, points = sums.step, len(sums.law)
+    step, points = sums.step, len(sums.pmf)
     infinite = infinite_mass(rounds)
     reach = points if tilt * step * points <= 45.0 else int(45.0 / (tilt * step)) + 2
     decay = np.exp(-tilt * step * np.arange(reach))
-    return Composed(
+    return PrivacyLossDistribution(
         sign=sign,
         tilt=tilt,
         start=sums.base + step * sums.first,
         step=step,
-        law=sums.law,
+        pmf=sums.pmf,
         log_scale=sums.log_scale,
         bin_error=sums.bin_error,
         alias=alias,

@@ -17,9 +17,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from verax.privacy.numerics import Array
 from verax.privacy.numerics.roots import root
 from verax.privacy.numerics.rounding import ulps
-from verax.privacy.pairs.gaussian_mixture import Array, Losses, Pair
+from verax.privacy.pairs.base import DominatingPair
+from verax.privacy.pairs.gaussian_mixture import MixturePair
 
 # how far a first cell reaches beyond its grid point, in steps: over half, as the density falls
 # there
@@ -36,7 +38,7 @@ _STEEP_LIMIT = 2000
 
 @dataclass(frozen=True)
 class Spacing:
-    """Which grid points carry mass: those in [low, high], ``step`` apart near the bulk of the law.
+    """Which grid points carry mass: those in [low, high], ``step`` apart near the bulk of the pmf.
 
     Beyond twice ``scale`` from the bulk the points are half the distance divided by ``scale`` steps
     apart.
@@ -49,7 +51,7 @@ class Spacing:
 
 
 @dataclass(frozen=True)
-class Discrete:
+class DiscretePld:
     """Masses exp(log_mass[i]) of P at loss ``start + index[i] * step``; ``infinite`` at infinity.
 
     ``shift`` bounds how far the grid itself may be off through rounding: an upper bound must be
@@ -69,18 +71,18 @@ class Discrete:
         return np.asarray(self.start + self.step * self.index)
 
 
-def origin(pair: Losses, step: float) -> float:
-    """A grid point at the exact mean of the first cell of the law's range, or of its last cell.
+def origin(pair: DominatingPair, step: float) -> float:
+    """A grid point at the exact mean of the first cell of the pmf's range, or of its last cell.
 
     With a tiny sampling rate nearly all the mass sits in that cell, within far less than one step;
     a grid point at its mean makes both discretisations leave it (almost) where it is. Any other
     origin would be as valid.
     """
-    return _origin(pair, step) if isinstance(pair, Pair) else pair.bulk
+    return _origin(pair, step) if isinstance(pair, MixturePair) else pair.bulk
 
 
 @lru_cache(maxsize=1024)
-def _origin(pair: Pair, step: float) -> float:
+def _origin(pair: MixturePair, step: float) -> float:
     if np.isfinite(pair.supremum):
         return -_origin(pair.reverse(), step)
     if not np.isfinite(pair.infimum):
@@ -130,7 +132,7 @@ def _ticks(end: int, ratio: float) -> NDArray[np.int64]:
     return np.concatenate([np.arange(even + 1), wide.astype(np.int64), [end]])
 
 
-def upper(pair: Losses, spacing: Spacing, base: float | None = None) -> Discrete:
+def upper(pair: DominatingPair, spacing: Spacing, base: float | None = None) -> DiscretePld:
     """Connect the dots: dominates the pair.
 
     Masses and losses are first raised by their error bounds. Mass left of the grid moves up to the
@@ -141,7 +143,7 @@ def upper(pair: Losses, spacing: Spacing, base: float | None = None) -> Discrete
     step = spacing.step
     start, index = _points(origin(pair, step) if base is None else base, spacing)
     grid: Array = start + step * index.astype(np.float64)
-    boundaries, residual = pair.cut(grid)
+    boundaries, residual = pair.boundaries_at(grid)
     cells = pair.cells(np.concatenate([[-np.inf], boundaries, [np.inf]]))
     log_p = cells.log_p + 2.0 * cells.error
     width = np.diff(grid)
@@ -159,12 +161,12 @@ def upper(pair: Losses, spacing: Spacing, base: float | None = None) -> Discrete
     infinite = pair.infinite + (
         float(np.exp(log_p[-1]) * -np.expm1(-rest)) if np.isfinite(log_p[-1]) else 0.0
     )
-    return Discrete(
+    return DiscretePld(
         start, step, index, log_mass, infinite, residual + ulps(4.0, of=float(np.abs(grid).max()))
     )
 
 
-def upper_symmetric(pair: Pair, spacing: Spacing) -> Discrete:
+def upper_symmetric(pair: MixturePair, spacing: Spacing) -> DiscretePld:
     """Dominates a subsampled Gaussian pair and its reverse: the larger of both curves at every a.
 
     The pair itself has the larger curve for a >= 1 (docs/proofs.md, theorem 3); the curve for a < 1
@@ -178,12 +180,12 @@ def upper_symmetric(pair: Pair, spacing: Spacing) -> Discrete:
     log_mass = np.concatenate([left, [np.log(max(centre, 0.0) + ulps(4.0))], right])
     index = np.concatenate([-forward.index[:0:-1], forward.index])
     start = float(index[0] * spacing.step)
-    return Discrete(
+    return DiscretePld(
         start, spacing.step, index - index[0], log_mass, forward.infinite, forward.shift
     )
 
 
-def lower(pair: Losses, spacing: Spacing) -> Discrete:
+def lower(pair: DominatingPair, spacing: Spacing) -> DiscretePld:
     """Tangents between grid points, bent so that they meet on the grid: dominated by the pair.
 
     Masses and losses are first lowered by their error bounds. The cell around each point is merged
@@ -214,16 +216,16 @@ def lower(pair: Losses, spacing: Spacing) -> Discrete:
     mass, slack = _meet_on_grid(np.exp(log_q - scale), rise, cells.error, grid, step)
     with np.errstate(divide="ignore"):
         log_mass = scale + np.log(mass)
-    return Discrete(
+    return DiscretePld(
         start, step, index, log_mass, 0.0, slack + ulps(4.0, of=float(np.abs(grid).max()))
     )
 
 
-def _cell_boundaries(pair: Losses, grid: Array, step: float) -> Array:
+def _cell_boundaries(pair: DominatingPair, grid: Array, step: float) -> Array:
     """Cell ends between grid points such that each cell's mean loss is near its grid point.
 
     Halfway where the density is flat, nearer to the next grid point where it falls steeply: the
-    mean of an exponential law of slope rho on a unit interval lies at 1/rho - 1/(e^rho - 1). The
+    mean of an exponential pmf of slope rho on a unit interval lies at 1/rho - 1/(e^rho - 1). The
     slope is taken a little too steep, so that what a cell misses is paid for by the larger of its
     neighbours.
 
@@ -248,7 +250,7 @@ def _log_mean(x: Array) -> Array:
     return np.asarray(np.where(np.abs(x) > 1e-6, np.log(-np.expm1(-x) / x), -x / 2.0))
 
 
-def _balance_ends(pair: Losses, grid: Array, boundaries: Array, step: float) -> None:
+def _balance_ends(pair: DominatingPair, grid: Array, boundaries: Array, step: float) -> None:
     """Set the first or last cell so that its loss is its grid point's and no mass is lost.
 
     Any boundary is a valid choice; this one only makes the bound good.
@@ -263,7 +265,7 @@ def _balance_ends(pair: Losses, grid: Array, boundaries: Array, step: float) -> 
         )
 
 
-def _balanced(pair: Losses, point: float, usual: float, limit: float) -> float:
+def _balanced(pair: DominatingPair, point: float, usual: float, limit: float) -> float:
     """The end of a first cell whose loss is ``point``, if below ``limit``; else the usual one."""
 
     def excess(x: float) -> float:

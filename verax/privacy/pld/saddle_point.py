@@ -11,31 +11,36 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Array, Losses
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.roots import bisect, bracket
+from verax.privacy.pairs.base import DominatingPair
 from verax.privacy.pld.discretise import Spacing
 
 _TAIL = 1e-4  # share of delta that cut-off tails may cost, at most
 # in units of 1/spread; beyond this nothing is gained: epsilon is at the end of the loss's range
 _LARGEST_TILT = 1e4
 _NODES, _FEWEST_NODES = 2**16, 500  # of all kinds of rounds together, and of one of very many kinds
-_BLUR = 4.0  # sketches are shared between values of log delta this close
+_BLUR = 4.0  # estimates are shared between values of log delta this close
 
 
-class Sketch:
+class SaddlePointEstimate:
     """Quadrature nodes of each kind of round, and cumulants of their composition under any tilt.
 
-    A sketch is made for deltas of a certain size: losses so rare that they cannot matter at that
+    A estimate is made for deltas of a certain size: losses so rare that they cannot matter at that
     delta are left out, for a tilt would blow them up out of proportion.
     """
 
-    def __init__(self, rounds: Sequence[tuple[Losses, int]], log_delta: float, tail: float) -> None:
+    def __init__(
+        self, rounds: Sequence[tuple[DominatingPair, int]], log_delta: float, tail: float
+    ) -> None:
         pairs = [pair for pair, _ in rounds]
         self.counts = np.array([float(count) for _, count in rounds])[:, None]
         self._log_rounds = math.log(float(self.counts.sum()))
         self._log_tail = math.log(tail)
-        self.made_for = (log_delta, tail)
-        log_cut = log_delta + self._log_tail - self._log_rounds - _log_total(rounds)
+        self.key = (log_delta, tail)
+        # of the composition, by which a tail cut off in one round counts
+        log_total = max(math.fsum(n * math.log(pair.total_mass) for pair, n in rounds), 0.0)
+        log_cut = log_delta + self._log_tail - self._log_rounds - log_total
         far = math.sqrt(-2.0 * log_cut) + 1.0
         left = -math.sqrt(2.0 * (self._log_rounds + 25.0))
         most = max(_NODES // len(pairs), _FEWEST_NODES)
@@ -105,14 +110,10 @@ class Sketch:
         low, high = 1e-4 * unit, unit
         if excess(low) >= 0.0:
             return 0.0
-        while excess(high) < 0.0:
-            low, high = high, high * 4.0
-            if high > _LARGEST_TILT * unit:
-                return high
-        while high > 1.01 * low:
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if excess(middle) < 0.0 else (low, middle)
-        return high
+        low, high = bracket(lambda t: excess(t) < 0.0, low, high, 4.0, _LARGEST_TILT * unit)
+        if high > _LARGEST_TILT * unit:
+            return high
+        return bisect(lambda t: excess(t) < 0.0, low, high, rtol=0.01, geometric=True)[1]
 
     def spacings(self, tilt: float, width: float) -> list[Spacing]:
         """For each kind of round, points that put upper and lower log delta ``width`` apart."""
@@ -150,13 +151,9 @@ class Sketch:
             below = np.where(distance < step / 2.0, distance * distance, gap * gap / 12.0)
             return float((weight * (above + below)).sum()) * factor
 
-        low = high = math.sqrt(width / (factor * float(self.counts.sum())))
-        while cost(high) < width and high < 1e6:
-            low, high = high, 2.0 * high
-        while high > 1.05 * low:
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if cost(middle) < width else (low, middle)
-        return low
+        start = math.sqrt(width / (factor * float(self.counts.sum())))
+        low, high = bracket(lambda step: cost(step) < width, start, start, limit=1e6)
+        return bisect(lambda step: cost(step) < width, low, high, rtol=0.05, geometric=True)[0]
 
 
 def _thinned(loss: Array, log_mass: Array, most: int) -> tuple[Array, Array]:
@@ -171,36 +168,27 @@ def _thinned(loss: Array, log_mass: Array, most: int) -> tuple[Array, Array]:
     return middle, np.logaddexp.reduceat(log_mass, starts)
 
 
-def _log_total(rounds: Sequence[tuple[Losses, int]]) -> float:
-    """Log of the total mass of the composition, by which a tail cut off in one round counts.
+class SaddlePointEstimates:
+    """Estimates of one composition for deltas of any size, made when first needed."""
 
-    Only tables are of measures that may have more mass than 1 (docs/proofs.md, theorem 10).
-    """
-    masses = [(float(pair.p.sum()), count) for pair, count in rounds if isinstance(pair, Table)]
-    return max(math.fsum(count * math.log(mass) for mass, count in masses), 0.0)
-
-
-class Sketches:
-    """Sketches of one composition for deltas of any size, made when first needed."""
-
-    def __init__(self, rounds: Sequence[tuple[Losses, int]]) -> None:
+    def __init__(self, rounds: Sequence[tuple[DominatingPair, int]]) -> None:
         self._rounds = rounds
-        self._made: dict[tuple[int, float], Sketch] = {}
+        self._made: dict[tuple[int, float], SaddlePointEstimate] = {}
 
-    def at(self, log_delta: float, rtol: float) -> Sketch:
+    def at(self, log_delta: float, rtol: float) -> SaddlePointEstimate:
         """The estimate for deltas of this size, tails cut that do not matter at this accuracy."""
         size = math.floor(max(log_delta, -3e4) / _BLUR)
         tail = min(_TAIL, 0.1 * 10.0 ** math.floor(math.log10(rtol)))
         if (size, tail) not in self._made:
-            self._made[size, tail] = Sketch(self._rounds, size * _BLUR, tail)
+            self._made[size, tail] = SaddlePointEstimate(self._rounds, size * _BLUR, tail)
         return self._made[size, tail]
 
     def log_delta(self, epsilon: float, rtol: float) -> float:
         """A guess from above at the log delta at this epsilon."""
         log_delta = 0.0
         for _ in range(3):
-            sketch = self.at(log_delta, rtol)
-            tilt = sketch.tilt_for_epsilon(epsilon)
-            value, first, _ = sketch.cumulants(tilt)
+            estimate = self.at(log_delta, rtol)
+            tilt = estimate.tilt_for_epsilon(epsilon)
+            value, first, _ = estimate.cumulants(tilt)
             log_delta = min(value - tilt * max(first, epsilon), 0.0)
         return log_delta

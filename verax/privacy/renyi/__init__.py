@@ -1,4 +1,4 @@
-"""Rényi divergences: an accountant certified at every real order, moments of mechanisms, and the privacy filter."""
+"""Rényi divergences: an accountant certified at every real order, and the privacy filter."""
 
 from verax.privacy.renyi.accountant import (
     Renyi,

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from verax import checks
-from verax.privacy.numerics.rounding import down, ulps, up
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.rounding import OPS_8M, down, ulps, up
 
-Floats = NDArray[np.float64]
 Numbers = Sequence[float]
 
 DIRECTIONS = ("remove", "add", "both")
@@ -38,15 +38,15 @@ _PSI = tuple((-1.0) ** k / math.factorial(k) for k in range(14, 1, -1))
 
 
 @dataclass(frozen=True)
-class Round:
+class RenyiRound:
     """One round: N(0, 1) against the mixture of N(shifts[j], 1) with weights[j].
 
     Weights are normalised (they must sum to 1 up to 1e-9): the weight of the smallest shift is the
     complement of the others when it is at least one half, otherwise the others are rescaled.
 
     Example:
-        >>> Round.poisson(rate=0.25, noise_multiplier=2.0)
-        Round(weights=(0.75, 0.25), shifts=(0.0, 0.5))
+        >>> RenyiRound.poisson(rate=0.25, noise_multiplier=2.0)
+        RenyiRound(weights=(0.75, 0.25), shifts=(0.0, 0.5))
     """
 
     weights: tuple[float, ...]
@@ -59,7 +59,7 @@ class Round:
             raise ValueError(
                 f"weights and shifts must have one length, got {len(weights)} and {len(shifts)}"
             )
-        if not abs(math.fsum(weights) - 1.0) <= 1e-9:
+        if not abs(math.fsum(weights) - 1.0) <= OPS_8M:
             raise ValueError(f"weights must sum to 1, got {math.fsum(weights)!r}")
         merged = {
             m: math.fsum(w for w, n in zip(weights, shifts, strict=True) if n == m) for m in shifts
@@ -74,16 +74,22 @@ class Round:
         object.__setattr__(self, "shifts", (low, *(m for m, _ in rest)))
 
     @classmethod
-    def poisson(cls, rate: float, noise_multiplier: float, shift: float = 1.0) -> Round:
-        """A Poisson-sampled round: weight ``rate`` on ``shift / noise_multiplier``, the rest on 0."""
+    def poisson(cls, rate: float, noise_multiplier: float, shift: float = 1.0) -> RenyiRound:
+        """A Poisson-sampled round: weight ``rate`` on ``shift / noise_multiplier``.
+
+        The rest of the weight is on 0.
+        """
         q = checks.rate("rate", rate)
         m = checks.nonnegative("shift", shift) / checks.positive(
             "noise_multiplier", noise_multiplier
         )
         return cls((1.0 - q, q), (0.0, m))
 
-    def _log_ratio(self, x: Floats) -> tuple[Floats, Floats, Floats]:
-        """At ``x``: log A, its derivative, and a bound on the rounding error of log A (docs/renyi.md section 5)."""
+    def _log_ratio(self, x: Array) -> tuple[Array, Array, Array]:
+        """At ``x``: log A, its derivative, and a bound on the rounding error of log A.
+
+        (docs/renyi.md, section 5.)
+        """
         # keep the arrays of components by nodes in the cache
         if x.size * len(self.shifts) > 2**19 and x.size > 1:
             values, slopes, errors = np.concatenate(
@@ -112,7 +118,7 @@ class Round:
         return log_a, slope, error
 
 
-def _psi_damped(y: Floats) -> Floats:
+def _psi_damped(y: Array) -> Array:
     """(exp(y) - 1 - y) exp(-max(y, 0)), without cancellation."""
     a = np.abs(y)
     e = np.expm1(-a)
@@ -125,7 +131,10 @@ def _psi_damped(y: Floats) -> Floats:
 def _spacing(
     spread: float, s: float, remove: bool, whole: bool, digits: float
 ) -> tuple[float, float]:
-    """The widest spacing whose aliasing error over E[A^p] + 2 alpha is below exp(-digits), and the bound on that."""
+    """The widest spacing whose aliasing error is below exp(-digits), and a bound on that error.
+
+    The error is relative to E[A^p] + 2 alpha.
+    """
     widest = math.sqrt(2 * digits + 6)
     if not (remove and whole):
         # A has no zero while spread * c < pi: docs/renyi.md section 3
@@ -141,8 +150,11 @@ def _spacing(
     return step, 2.0 * math.exp(float(growth[best]) - decay) / -math.expm1(-decay)
 
 
-def _nodes(pair: Round, p: Floats, step: float, digits: float) -> tuple[Floats, Floats] | None:
-    """Nodes that matter for phi A^p, each p, and the logarithm of what the others sum to (docs/renyi.md section 4)."""
+def _nodes(pair: RenyiRound, p: Array, step: float, digits: float) -> tuple[Array, Array] | None:
+    """Nodes that matter for phi A^p, each p, and the logarithm of what the others sum to.
+
+    (docs/renyi.md, section 4.)
+    """
     margin = math.sqrt(2 * digits)
     ends = np.outer(p, [pair.shifts[0], pair.shifts[-1]])
     # indices times the step would no longer be exact
@@ -178,9 +190,12 @@ def _nodes(pair: Round, p: Floats, step: float, digits: float) -> tuple[Floats, 
 
 
 def _excess(
-    pair: Round, s: Floats, remove: bool, digits: float
-) -> tuple[Floats, Floats, Floats, Floats] | None:
-    """E[F] exp(-scale), bounds on its analytic and its rounding error, and scale (docs/renyi.md sections 1 to 5)."""
+    pair: RenyiRound, s: Array, remove: bool, digits: float
+) -> tuple[Array, Array, Array, Array] | None:
+    """E[F] exp(-scale), bounds on its analytic and its rounding error, and scale.
+
+    (docs/renyi.md, sections 1 to 5.)
+    """
     whole = bool(np.all(s == np.floor(s)))
     step, alias = _spacing(pair.shifts[-1] - pair.shifts[0], float(s.max()), remove, whole, digits)
     found = _nodes(pair, np.append(s + 1.0, 0.0) if remove else np.append(-s, 1.0), step, digits)
@@ -215,7 +230,7 @@ def _excess(
     return total, analytic, rounding, scale
 
 
-def _batch(pair: Round, s: Floats, remove: bool) -> tuple[Floats, Floats]:
+def _moment_brackets(pair: RenyiRound, s: Array, remove: bool) -> tuple[Array, Array]:
     """Bracket of the log-moment at orders 1 + s of similar size, sharing their nodes."""
     low, top = pair.shifts[0], pair.shifts[-1]
     crude = s * (s + 1.0) * (top * top / 2)  # docs/renyi.md section 6
@@ -254,17 +269,19 @@ def _batch(pair: Round, s: Floats, remove: bool) -> tuple[Floats, Floats]:
     return ends[0], np.minimum(ends[1], crude)
 
 
-def _log_moment(pair: Round, s: Floats, direction: str) -> tuple[Floats, Floats]:
+def _log_moment(pair: RenyiRound, s: Array, direction: str) -> tuple[Array, Array]:
     lower, upper = np.empty((2, len(s)))
     key = 2 * np.floor(np.log2(np.maximum(s, 4.0)) / 3)
     # whole positive powers are entire: a wider spacing does
     key += (key > 0.0) & (s == np.floor(s))
     for k in np.unique(key):
-        lower[key == k], upper[key == k] = _batch(pair, s[key == k], direction == "remove")
+        lower[key == k], upper[key == k] = _moment_brackets(
+            pair, s[key == k], direction == "remove"
+        )
     return lower, upper
 
 
-def _orders(order: Any) -> Floats:
+def _orders(order: Any) -> Array:
     values = np.asarray(order)
     flat = [checks.real("order", v) for v in values.ravel().tolist()]
     if wrong := [v for v in flat if not 1.0 < v < math.inf]:
@@ -274,7 +291,7 @@ def _orders(order: Any) -> Floats:
 
 def log_moment(
     weights: Numbers, shifts: Numbers, order: ArrayLike, direction: str = "both"
-) -> tuple[Floats, Floats]:
+) -> tuple[Array, Array]:
     """Certified bracket (lower, upper) of order - 1 times the Rényi divergence of one round.
 
     Args:
@@ -294,22 +311,24 @@ def log_moment(
         if checks.choice("direction", direction, DIRECTIONS) == "both"
         else (direction,)
     )
-    pair, alpha = Round(tuple(weights), tuple(shifts)), _orders(order)
+    pair, alpha = RenyiRound(tuple(weights), tuple(shifts)), _orders(order)
     lower, upper = np.max([_log_moment(pair, alpha.ravel() - 1.0, d) for d in both], axis=0)
     return lower.reshape(alpha.shape), upper.reshape(alpha.shape)
 
 
 def renyi_divergence(
     weights: Numbers, shifts: Numbers, order: ArrayLike, direction: str = "both"
-) -> Floats:
-    """Certified upper bound of the Rényi divergence of one round; arguments as for :func:`log_moment`.
+) -> Array:
+    """Certified upper bound of the Rényi divergence of one round.
+
+    Arguments are those of :func:`log_moment`.
 
     Example:
         >>> print(f"{renyi_divergence([1.0], [0.5], 8.0):.6f}")  # a Gaussian: alpha m^2 / 2
         1.000000
     """
     return np.asarray(
-        log_moment(weights, shifts, order, direction)[1] / (_orders(order) - 1.0) * (1 + ulps(4))
+        up(log_moment(weights, shifts, order, direction)[1] / (_orders(order) - 1.0), ulps(4))
     )
 
 
@@ -319,7 +338,7 @@ def rdp_poisson(
     order: ArrayLike,
     shift: float = 1.0,
     direction: str = "both",
-) -> Floats:
+) -> Array:
     """Certified upper bound of the Rényi divergence of one Poisson-sampled Gaussian round.
 
     ``shift`` is the sensitivity over the clip norm: 1 for individual clipping, 2 for batch
@@ -329,21 +348,21 @@ def rdp_poisson(
         >>> print(f"{rdp_poisson(0.01, 1.0, 2.0):.6e}")
         1.718134e-04
     """
-    pair = Round.poisson(rate, noise_multiplier, shift)
+    pair = RenyiRound.poisson(rate, noise_multiplier, shift)
     return renyi_divergence(pair.weights, pair.shifts, order, direction)
 
 
-def _log_delta(s: Floats, moment: Floats, epsilon: float) -> Floats:
+def _log_delta(s: Array, moment: Array, epsilon: float) -> Array:
     rounding = ulps(8, of=moment + s * epsilon + s + 1.0)
     return np.asarray(moment - s * epsilon - s * np.log1p(1.0 / s) - np.log1p(s) + rounding)
 
 
-def _epsilon(s: Floats, moment: Floats, delta: float) -> Floats:
+def _epsilon(s: Array, moment: Array, delta: float) -> Array:
     rounding = ulps(8, of=moment - math.log(delta) + s + 1.0)
     return np.asarray((moment - math.log(delta) - np.log1p(s) + rounding) / s - np.log1p(1.0 / s))
 
 
-def _moments(orders: ArrayLike, rdp: ArrayLike) -> tuple[Floats, Floats]:
+def _moments(orders: ArrayLike, rdp: ArrayLike) -> tuple[Array, Array]:
     """Orders minus 1 and log-moments from a list of divergences."""
     s, divergence = (
         _orders(orders).ravel() - 1.0,
@@ -379,7 +398,9 @@ def epsilon_from_rdp(orders: ArrayLike, rdp: ArrayLike, delta: float) -> float:
 
 
 def delta_from_rdp(orders: ArrayLike, rdp: ArrayLike, epsilon: float) -> float:
-    """The smallest delta that a list of Rényi bounds proves at ``epsilon``; see :func:`epsilon_from_rdp`.
+    """The smallest delta that a list of Rényi bounds proves at ``epsilon``.
+
+    See :func:`epsilon_from_rdp`.
 
     Example:
         >>> print(f"{delta_from_rdp([4.0, 8.0, 16.0, 32.0], [0.08, 0.16, 0.32, 0.64], 0.8382):.1e}")
@@ -392,7 +413,9 @@ def delta_from_rdp(orders: ArrayLike, rdp: ArrayLike, epsilon: float) -> float:
 
 @dataclass(frozen=True)
 class Renyi:
-    """The Rényi curve of phases fixed in advance: ``(round, times)`` pairs, composed by adding log-moments.
+    """The Rényi curve of phases fixed in advance: pairs ``(round, times)``.
+
+    They are composed by adding log-moments.
 
     Add phases with ``+``, repeat with ``*``. ``rdp`` at one order is what a privacy filter spends
     per round.
@@ -403,7 +426,7 @@ class Renyi:
         (2.1013, '1.98e-05')
     """
 
-    phases: tuple[tuple[Round, int], ...] = ()
+    phases: tuple[tuple[RenyiRound, int], ...] = ()
 
     def __post_init__(self) -> None:
         for _, times in self.phases:
@@ -412,7 +435,9 @@ class Renyi:
     @classmethod
     def poisson(cls, rate: float, noise_multiplier: float, steps: int, shift: float = 1.0) -> Renyi:
         """``steps`` Poisson-sampled rounds."""
-        return cls(((Round.poisson(rate, noise_multiplier, shift), checks.count("steps", steps)),))
+        return cls(
+            ((RenyiRound.poisson(rate, noise_multiplier, shift), checks.count("steps", steps)),)
+        )
 
     def __add__(self, other: Renyi) -> Renyi:
         return Renyi(self.phases + other.phases)
@@ -420,20 +445,23 @@ class Renyi:
     def __mul__(self, times: int) -> Renyi:
         return Renyi(tuple((pair, n * checks.count("times", times)) for pair, n in self.phases))
 
-    def _moment(self, s: Floats) -> Floats:
+    def _moment(self, s: Array) -> Array:
         # a record is present throughout one of the two runs: add, then take the worse
         moments = np.zeros((2, len(s)))
         for pair, times in self.phases:
             moments += [times * _log_moment(pair, s, direction)[1] for direction in DIRECTIONS[:2]]
-        return np.asarray(moments.max(axis=0) * (1.0 + ulps(4.0, of=len(self.phases) + 2)))
+        return np.asarray(up(moments.max(axis=0), ulps(4.0, of=len(self.phases) + 2)))
 
-    def rdp(self, order: ArrayLike) -> Floats:
-        """Certified upper bound of the Rényi divergence at ``order``, the worse of both directions."""
+    def rdp(self, order: ArrayLike) -> Array:
+        """Certified upper bound of the divergence at ``order``, the worse of both directions."""
         alpha = _orders(order)
         return np.asarray(self._moment(alpha.ravel() - 1.0).reshape(alpha.shape) / (alpha - 1.0))
 
-    def _minimise(self, objective: Callable[[Floats, Floats, float], Floats], at: float) -> float:
-        """Minimum over real orders: a coarse scan, then zooms; every order is valid, so a missed optimum is safe."""
+    def _minimise(self, objective: Callable[[Array, Array, float], Array], at: float) -> float:
+        """The minimum over real orders, by a coarse scan and then zooms.
+
+        Every order is valid, so a missed optimum is safe.
+        """
         s, best = np.array(DEFAULT_ORDERS) - 1.0, math.inf
         for _ in range(5):
             values = objective(s, self._moment(s), at)

@@ -21,12 +21,22 @@ import numpy as np
 from verax import checks
 from verax.description import describe, restore
 from verax.display import visible
-from verax.durable import START, append, chain, encode, hold, refuse_device, sync_directory
+from verax.durable import (
+    FIRST_HASH,
+    append,
+    chain_line,
+    encode,
+    lock_file,
+    refuse_device,
+    sync_directory,
+)
 from verax.mechanism import RELATIONS, Mechanism, Phases
-from verax.privacy.guarantee import Bracket, shown
+from verax.privacy.guarantee import Bracket, format_bound
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.roots import bisect, bracket, last_whole
 from verax.privacy.numerics.rounding import OPS_8000, ulps, up
 from verax.privacy.pld.composition import UPPER
-from verax.privacy.renyi.moments import DIRECTIONS, Floats, log_delta_bound, log_moments
+from verax.privacy.renyi.moments import DIRECTIONS, log_delta_bound, log_moments
 from verax.samplers.base import Sampler
 
 if TYPE_CHECKING:
@@ -61,7 +71,7 @@ class DamagedBudget(ValueError):  # noqa: N818 - public name, says what is wrong
 
 
 class Budget:
-    """At most ``epsilon`` at ``delta`` for everything that is spent from it, whatever the choices depend on.
+    """At most ``epsilon`` at ``delta`` for all that is spent, whatever the choices depend on.
 
     Call :meth:`spend` with a phase before it runs. Noise, rates, clipping and lengths may depend on
     everything released before, and on public data; not on the private data in any other way (such
@@ -84,9 +94,8 @@ class Budget:
     ...     Poisson(rate=0.02, steps=1000), noise_multiplier=1.2
     ... )  # chosen after looking at the model
     >>> budget.spend(more)
-    Traceback (most recent call last):
-    ...
-    verax.privacy.renyi.filter.OverBudget: the phase would need epsilon 3.5... 278 steps of it fit, or noise...
+    Traceback (most recent call last): ... verax.privacy.renyi.filter.OverBudget: the phase would
+    need epsilon 3.5... 278 steps of it fit, or noise...
     >>> budget.most_rounds(more)
     278
     """
@@ -109,18 +118,24 @@ class Budget:
             checks.choice("relation", relation, RELATIONS),
             checks.count("group", group),
         )
-        self.orders = None if orders is None else _checked(orders)
+        self.orders = None if orders is None else _require_orders(orders)
         self.phases: tuple[Mechanism, ...] = ()
-        self._spent: dict[str, Floats] = {}
+        self._spent: dict[str, Array] = {}
         self._lock = threading.Lock()
-        self._path, self._size, self._head = None if path is None else os.fspath(path), 0, START
+        self._path, self._size, self._head = (
+            None if path is None else os.fspath(path),
+            0,
+            FIRST_HASH,
+        )
         if self._path is not None:
             self._begin(self._path)
 
     # --- spending ---------------------------------------------------------------------------------
 
     def spend(self, phase: Mechanism) -> None:
-        """Record a phase that is about to run, or raise :class:`OverBudget`; when this returns it may run, once.
+        """Record a phase that is about to run, or raise :class:`OverBudget`.
+
+        When this returns the phase may run, once.
 
         With a ``path`` the record is on disk when this returns: whatever crashes later, the phase
         is counted. A phase that is cut short has still been spent.
@@ -138,7 +153,10 @@ class Budget:
         return self._log_delta(orders, after, self.epsilon) <= math.log(self.delta)
 
     def most_rounds(self, phase: Mechanism) -> int:
-        """The largest number of steps (or epochs, where the sampler counts those) at which the phase still fits."""
+        """The largest number of steps at which the phase still fits.
+
+        Epochs, where the sampler counts those.
+        """
         one = _resized(phase, 1)
         orders, _ = self._with(one)
         each, target = log_moments(one, np.array(list(orders)), self.group), math.log(self.delta)
@@ -147,39 +165,33 @@ class Budget:
             after = {name: self._spent.get(name, 0.0) + length * each[name] for name in DIRECTIONS}
             return self._log_delta(orders, after, self.epsilon) <= target
 
-        good, bad = 0, 1
-        while short(bad):
-            good, bad = bad, 2 * bad
-            if bad > _MOST_ROUNDS:
-                return good
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            good, bad = (middle, bad) if short(middle) else (good, middle)
+        low, high = map(int, bracket(lambda length: short(int(length)), 0, 1, limit=_MOST_ROUNDS))
+        if high > _MOST_ROUNDS:
+            return low
+        good = last_whole(short, low, high)
         while good and not self.fits(_resized(phase, good)):  # rounding: spend has the last word
             good -= 1
         return good
 
     def least_noise(self, phase: Mechanism) -> float | None:
-        """The smallest noise multiplier at which the whole phase fits, to 0.1 %; None if none does."""
-        bad, good = 0.01, max(phase.noise_multiplier, 1.0)
-        while not self.fits(replace(phase, noise_multiplier=good)):
-            bad, good = good, 2.0 * good
-            if good > _MOST_NOISE:
-                return None
-        while good / bad > 1.001:
-            middle = math.sqrt(good * bad)
-            bad, good = (
-                (bad, middle)
-                if self.fits(replace(phase, noise_multiplier=middle))
-                else (middle, good)
-            )
-        return good
+        """The smallest noise multiplier at which the whole phase fits, to 0.1 %, or None."""
+
+        def too_little(noise: float) -> bool:
+            return not self.fits(replace(phase, noise_multiplier=noise))
+
+        start = max(phase.noise_multiplier, 1.0)
+        bad, good = bracket(too_little, 0.01, start, limit=max(_MOST_NOISE, start))
+        if good > max(_MOST_NOISE, start):
+            return None
+        return bisect(too_little, bad, good, rtol=1e-3, geometric=True)[1]
 
     # --- what was spent ---------------------------------------------------------------------------
 
     @property
     def used(self) -> float:
-        """The epsilon at which a budget would be full by now: a gauge of what is left, not a guarantee of its own.
+        """The epsilon at which a budget would be full by now.
+
+        This is a gauge of what is left, not a guarantee of its own.
 
         What is guaranteed is ``epsilon``, fixed beforehand: a number read off afterwards depends on
         what was released.
@@ -187,7 +199,10 @@ class Budget:
         return self._gauge(self.orders, self._spent) if self.orders and self.phases else 0.0
 
     def static(self) -> Bracket | None:
-        """The tight epsilon of the phases so far, had they all been declared in advance; None if there are none."""
+        """The tight epsilon of the phases so far, had all been declared in advance.
+
+        None if there are no phases.
+        """
         return (
             Phases(self.phases).guarantee(self.group).epsilon(self.delta) if self.phases else None
         )
@@ -204,7 +219,9 @@ class Budget:
         return Phases(pretend_lowest(self.phases)).guarantee(self.group).epsilon(self.delta)
 
     def statement(self, *, private: bool = True, unit: str = "record") -> Statement:
-        """What a reviewer signs, in words, with the static figures for comparison; also as JSON and as a page.
+        """What a reviewer signs, in words, with the static figures for comparison.
+
+        It can also be had as JSON and as a page.
 
         Args:
             private: False if somebody chose the seed of the phases' randomness.
@@ -215,13 +232,16 @@ class Budget:
         from verax.reporting.statement import Statement
 
         notes = [
-            f"Phases: {len(self.phases)}; a budget of epsilon {shown(self.used, UPPER)} would be full by now."
+            f"Phases: {len(self.phases)}; a budget of epsilon "
+            f"{format_bound(self.used, UPPER)} would be full by now."
         ]
         static, pretended = self.static(), self.pretended()
         if static is not None and pretended is not None:
             notes.append(
-                f"For comparison, {IN_ADVANCE}: epsilon at most {shown(static.upper, UPPER)} by composing loss "
-                f"distributions, {shown(pretended.upper, UPPER)} if every phase had the lowest noise."
+                f"For comparison, {IN_ADVANCE}: epsilon at most "
+                f"{format_bound(static.upper, UPPER)} by composing loss "
+                f"distributions, {format_bound(pretended.upper, UPPER)} if every "
+                "phase had the lowest noise."
             )
         if self._path is not None:
             notes.append(f"Recorded in {visible(self._path)}; hash of its last line: {self._head}.")
@@ -229,7 +249,7 @@ class Budget:
 
     # --- the filter -------------------------------------------------------------------------------
 
-    def _with(self, phase: Mechanism) -> tuple[dict[float, float], dict[str, Floats]]:
+    def _with(self, phase: Mechanism) -> tuple[dict[float, float], dict[str, Array]]:
         """The orders, fixed by now, and the moments once the phase has run."""
         if not isinstance(phase, Mechanism):
             raise ValueError(f"phase must be a Mechanism, got {phase!r}; spend phases one by one")
@@ -244,7 +264,10 @@ class Budget:
         return orders, after
 
     def _suited(self, phase: Mechanism) -> dict[float, float]:
-        """Orders for a budget that is used up by phases like this one. The first phase is public, so this is too."""
+        """Orders for a budget that is used up by phases like this one.
+
+        The first phase is public, so this is too.
+        """
         one = log_moments(_resized(phase, 1), _CANDIDATES + 1.0, self.group)
         worst = np.maximum(one["remove"], one["add"])
         s = _CANDIDATES
@@ -254,38 +277,35 @@ class Budget:
         return {1.0 + float(best) * multiple: weight for multiple, weight in _HEDGE.items()}
 
     def _log_delta(
-        self, orders: Mapping[float, float], moments: Mapping[str, Floats], epsilon: float
+        self, orders: Mapping[float, float], moments: Mapping[str, Array], epsilon: float
     ) -> float:
         s, log_w = np.array(list(orders)) - 1.0, np.log(list(orders.values()))
         return max(log_delta_bound(s, log_w - moments[name], epsilon) for name in DIRECTIONS)
 
-    def _gauge(self, orders: Mapping[float, float], moments: Mapping[str, Floats]) -> float:
+    def _gauge(self, orders: Mapping[float, float], moments: Mapping[str, Array]) -> float:
         """The smallest epsilon at which these moments fit."""
-        target, low, high = math.log(self.delta), 0.0, 1.0
-        while self._log_delta(orders, moments, high) > target:
-            low, high = high, 2.0 * high
-            if high > 1e9:
-                return math.inf
-        while high - low > 1e-6 * high:
-            middle = 0.5 * (low + high)
-            low, high = (
-                (low, middle)
-                if self._log_delta(orders, moments, middle) <= target
-                else (middle, high)
-            )
-        return high
+
+        def exceeds(epsilon: float) -> bool:
+            return self._log_delta(orders, moments, epsilon) > math.log(self.delta)
+
+        low, high = bracket(exceeds, 0.0, 1.0, limit=1e9)
+        return math.inf if high > 1e9 else bisect(exceeds, low, high, rtol=1e-6)[1]
 
     def _over(
-        self, phase: Mechanism, orders: Mapping[float, float], after: Mapping[str, Floats]
+        self, phase: Mechanism, orders: Mapping[float, float], after: Mapping[str, Array]
     ) -> OverBudget:
         unit, length = _length(phase.sampler)
         most, noise = self.most_rounds(phase), self.least_noise(phase)
         ways = f"{most} {unit} of it fit" if most else f"not even one of its {unit} fits"
         if noise is not None:
-            ways += f", or noise_multiplier {shown(noise, UPPER, 4)} makes all {length} fit"
-        needed, used = shown(self._gauge(orders, after), UPPER), shown(self.used, UPPER)
+            ways += f", or noise_multiplier {format_bound(noise, UPPER, 4)} makes all {length} fit"
+        needed, used = (
+            format_bound(self._gauge(orders, after), UPPER),
+            format_bound(self.used, UPPER),
+        )
         return OverBudget(
-            f"the phase would need epsilon {needed} in total, the budget is {self.epsilon!r} at delta = "
+            f"the phase would need epsilon {needed} in total, the budget is "
+            f"{self.epsilon!r} at delta = "
             f"{self.delta!r}, of which {used} is used; {ways}",
             most,
             noise,
@@ -311,7 +331,9 @@ class Budget:
         refuse_device(name)
         try:
             with open(name, "rb") as file:
-                hold(file.fileno())  # a line that somebody is writing is not one that was cut short
+                lock_file(
+                    file.fileno()
+                )  # a line that somebody is writing is not one that was cut short
                 return cls._read(name, file.read())
         except OSError as error:
             raise ValueError(
@@ -322,9 +344,9 @@ class Budget:
     def _read(cls, name: str, content: bytes) -> Budget:
         """The budget that these bytes of the file say, which is made whole."""
         lines: list[bytes] = []
-        head = START
+        head = FIRST_HASH
         for number, line in enumerate(content.splitlines(keepends=True), start=1):
-            expected, chained = chain(line.rpartition(b',"hash":"')[0], head)
+            expected, chained = chain_line(line.rpartition(b',"hash":"')[0], head)
             if line.rstrip(b"\n") + b"\n" == expected:
                 lines, head = [*lines, line.rstrip(b"\n")], chained
             elif line.endswith(b"\n") or number == 1:
@@ -365,7 +387,8 @@ class Budget:
             os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
         except OSError as error:
             raise ValueError(
-                f"path must be a new file in an existing directory, got {name!r}: {error.strerror}; "
+                f"path must be a new file in an existing directory, got {name!r}: "
+                f"{error.strerror}; "
                 "Budget.open goes on with an old one"
             ) from error
         orders = None if self.orders is None else sorted(self.orders.items())
@@ -385,7 +408,7 @@ class Budget:
         """One line more, forced to disk; the hash of each covers all before it."""
         if self._path is None:
             return
-        line, head = chain(encode(content), self._head)
+        line, head = chain_line(encode(content), self._head)
         _write(self._path, line, self._size)
         self._size, self._head = self._size + len(line), head
 
@@ -394,7 +417,7 @@ def _write(name: str, line: bytes, size: int) -> None:
     """Append to a file of this size, and force it to disk."""
     fd = os.open(name, os.O_WRONLY | os.O_APPEND)
     try:
-        hold(fd)
+        lock_file(fd)
         if os.fstat(fd).st_size != size:
             raise DamagedBudget(
                 f"{name}: someone else wrote to it, or a write failed; Budget.open it again"
@@ -416,7 +439,7 @@ def pretend_lowest(phases: tuple[Mechanism, ...]) -> tuple[Mechanism, ...]:
     return tuple(replace(phase, noise_multiplier=lowest) for phase in phases)
 
 
-def _checked(orders: Mapping[float, float]) -> dict[float, float]:
+def _require_orders(orders: Mapping[float, float]) -> dict[float, float]:
     found = {
         checks.real("orders", order): checks.positive("orders", weight)
         for order, weight in orders.items()

@@ -11,23 +11,23 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Mechanism
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.roots import bisect
 from verax.privacy.numerics.rounding import MOMENT_LOG, ulps, up
-from verax.privacy.pairs.gaussian_mixture import Mixture, Pair
-from verax.privacy.pairs.public_coin import Revealed
-from verax.privacy.pld.composition import Round
-from verax.privacy.pricing import Group, OneRecordOnly, analysis_of
+from verax.privacy.pairs.gaussian_mixture import Mixture, MixturePair
+from verax.privacy.pairs.public_coin import PublicCoinPair
+from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.renyi.accountant import log_moment
+from verax.privacy.samplers.base import OneRecordOnly, ProtectedGroup, analysis_of
 
-Floats = NDArray[np.float64]
 DIRECTIONS = ("remove", "add")
 
 
-def log_moments(mechanism: Mechanism, orders: Floats, group: int = 1) -> Mapping[str, Floats]:
-    """Upper bounds on the log-moments of the whole mechanism at ``orders``, with the group removed and added.
+def log_moments(mechanism: Mechanism, orders: Array, group: int = 1) -> Mapping[str, Array]:
+    """Upper bounds on the mechanism's log-moments at ``orders``, the group removed and added.
 
     >>> from verax import Mechanism, Poisson
     >>> run = Mechanism(Poisson(rate=0.01, steps=1000), noise_multiplier=1.0)
@@ -37,9 +37,9 @@ def log_moments(mechanism: Mechanism, orders: Floats, group: int = 1) -> Mapping
     if mechanism.noise_multiplier == 0.0:
         return dict.fromkeys(DIRECTIONS, np.full(orders.shape, np.inf))
     try:
-        uppers = analysis_of(mechanism, Group(group)).uppers
+        uppers = analysis_of(mechanism, ProtectedGroup(group)).uppers
     except OneRecordOnly as limit:
-        raise _unknown(
+        raise _unknown_moments_error(
             mechanism, f"a group of {group} under relation={mechanism.relation!r}"
         ) from limit
     found = {}
@@ -47,27 +47,28 @@ def log_moments(mechanism: Mechanism, orders: Floats, group: int = 1) -> Mapping
         rounds = uppers[name] if name in uppers else next(iter(uppers.values()))
         total = np.zeros(orders.shape)
         for rnd, count in rounds:
-            total += count * _once(mechanism, rnd, orders)
+            total += count * _round_moments(mechanism, rnd, orders)
         found[name] = up(total, ulps(4.0, of=len(rounds) + 1.0))
     return found
 
 
-def _once(mechanism: Mechanism, rnd: Round, orders: Floats) -> Floats:
-    if isinstance(rnd.pair, Revealed):  # a public coin picks the pair: moments average
-        return _average(
-            rnd.pair.chances, [_pair(mechanism, pair, orders) for pair in rnd.pair.pairs]
+def _round_moments(mechanism: Mechanism, rnd: PricedRound, orders: Array) -> Array:
+    if isinstance(rnd.pair, PublicCoinPair):  # a public coin picks the pair: moments average
+        return _average_moments(
+            rnd.pair.chances, [_pair_moments(mechanism, pair, orders) for pair in rnd.pair.pairs]
         )
-    if not isinstance(rnd.pair, Pair):
-        raise _unknown(mechanism, type(mechanism.sampler).__name__)
+    if not isinstance(rnd.pair, MixturePair):
+        raise _unknown_moments_error(mechanism, type(mechanism.sampler).__name__)
     # the larger of two curves: docs/budget.md, section 4
     if rnd.symmetric and not rnd.pair.is_gaussian:
-        return _average(
-            (1.0, 1.0), [_pair(mechanism, pair, orders) for pair in (rnd.pair, rnd.pair.reverse())]
+        return _average_moments(
+            (1.0, 1.0),
+            [_pair_moments(mechanism, pair, orders) for pair in (rnd.pair, rnd.pair.reverse())],
         )
-    return _pair(mechanism, rnd.pair, orders)
+    return _pair_moments(mechanism, rnd.pair, orders)
 
 
-def _average(weights: Sequence[float], logs: Sequence[Floats]) -> Floats:
+def _average_moments(weights: Sequence[float], logs: Sequence[Array]) -> Array:
     """log(1 + sum_i w_i (exp(k_i) - 1)), rounded up; also where the exponentials overflow."""
     values, w = np.array(logs), np.array(weights)[:, None]
     top = values.max(axis=0)
@@ -76,23 +77,23 @@ def _average(weights: Sequence[float], logs: Sequence[Floats]) -> Floats:
     return np.asarray(up(np.where(top <= 1.0, small, large), ulps(32.0)) + 1e-300)
 
 
-def _pair(mechanism: Mechanism, pair: Pair, orders: Floats) -> Floats:
+def _pair_moments(mechanism: Mechanism, pair: MixturePair, orders: Array) -> Array:
     """One side must be N(0, 1): that is what ``verax.privacy.renyi.accountant`` integrates."""
     if pair.is_gaussian:
         return np.asarray(up(orders * (orders - 1.0) * (pair.gaussian_shift**2 / 2.0), ulps(8.0)))
     if pair.down.trivial:
-        return _mixture(mechanism, pair.up, orders, "remove")
+        return _mixture_moments(mechanism, pair.up, orders, "remove")
     if pair.up.trivial:
-        return _mixture(mechanism, pair.down, orders, "add")
-    raise _unknown(
+        return _mixture_moments(mechanism, pair.down, orders, "add")
+    raise _unknown_moments_error(
         mechanism,
         f"relation={mechanism.relation!r} with {type(mechanism.clipping).__name__} clipping",
     )
 
 
-def _mixture(mechanism: Mechanism, side: Mixture, orders: Floats, direction: str) -> Floats:
+def _mixture_moments(mechanism: Mechanism, side: Mixture, orders: Array, direction: str) -> Array:
     if side.lost > 0.0:
-        raise _unknown(
+        raise _unknown_moments_error(
             mechanism, f"a group whose mixture has more than {len(side.shifts)} components"
         )
     bound = log_moment(side.weights.tolist(), side.shifts, orders, direction)[1]
@@ -100,15 +101,20 @@ def _mixture(mechanism: Mechanism, side: Mixture, orders: Floats, direction: str
     return np.asarray(bound + 2.0 * orders * side.error)
 
 
-def _unknown(mechanism: Mechanism, what: str) -> NoGuarantee:
+def _unknown_moments_error(mechanism: Mechanism, what: str) -> NoGuarantee:
     return NoGuarantee(
-        f"no certified Rényi moments are known for {what}, so an adaptive budget cannot price {mechanism!r}; use "
-        "Poisson, WithoutReplacement, TruncatedPoisson, Shuffle or Deterministic batches of one record's relation"
+        f"no certified Rényi moments are known for {what}, so an adaptive budget "
+        f"cannot price {mechanism!r}; use "
+        "Poisson, WithoutReplacement, TruncatedPoisson, Shuffle or Deterministic "
+        "batches of one record's relation"
     )
 
 
-def log_delta_bound(s: Floats, logs: Floats, epsilon: float) -> float:
-    """Upper bound on the largest log(1 - exp(epsilon - z)) - log(sum_k exp(logs[k] + s[k] z)) over z > epsilon.
+def log_delta_bound(s: Array, logs: Array, epsilon: float) -> float:
+    """An upper bound on the log delta that weighted log-moments prove at ``epsilon``.
+
+    It bounds the largest log(1 - exp(epsilon - z)) - log(sum_k exp(logs[k] + s[k] z)) over z >
+    epsilon.
 
     With logs = log weights - log-moments this is the log of the delta that docs/budget.md, theorem
     1, proves. In u = z - epsilon it is concave, so a tangent left of the top, followed to a point
@@ -134,9 +140,9 @@ def log_delta_bound(s: Floats, logs: Floats, epsilon: float) -> float:
     left, right = 1e-9, 700.0
     if value_and_slope(left)[1] <= 0.0 or value_and_slope(right)[1] >= 0.0:
         return 0.0
-    while right / left > 1.0 + 1e-7:
-        middle = math.sqrt(left * right)
-        left, right = (middle, right) if value_and_slope(middle)[1] > 0.0 else (left, middle)
+    left, right = bisect(
+        lambda u: value_and_slope(u)[1] > 0.0, left, right, rtol=1e-7, geometric=True
+    )
     value, slope = value_and_slope(left)
     bound = value + slope * (right - left)
     return min(

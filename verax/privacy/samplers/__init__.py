@@ -1,4 +1,4 @@
-"""Everything that prices a sampler, one sampler a file; importing this package registers them all."""
+"""What each sampler costs, one sampler a file; importing this package registers them all."""
 
 from verax.privacy.samplers import (
     balls_in_bins,

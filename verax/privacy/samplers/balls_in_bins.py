@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from verax.mechanism import Mechanism, Mixed
-from verax.privacy.allocation import rounds_at_random, sharing_rounds
-from verax.privacy.curves.empty_groups import nobody_comes
-from verax.privacy.numerics.lattice import Law
-from verax.privacy.pairs.gaussian_mixture import Array
-from verax.privacy.pairs.one_of_many import LARGEST_SHIFT, one_of
-from verax.privacy.pld.composition import Round
-from verax.privacy.pld.directions import Rounds
-from verax.privacy.pricing import (
+from verax.mechanism import Mechanism
+from verax.privacy.curves.empty_groups import none_joins
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.lattice import LatticePmf
+from verax.privacy.pairs.one_of_many import LARGEST_SHIFT, one_of_many_pairs
+from verax.privacy.pairs.rounds import PricedRound, Rounds
+from verax.privacy.samplers.allocation import allocation_analysis
+from verax.privacy.samplers.base import (
     Analysis,
-    Group,
+    ProtectedGroup,
     SamplerPricing,
     presence_shift,
     prices,
 )
-from verax.privacy.strong.curve import Who, once_an_epoch
-from verax.privacy.strong.moves import Moves, seen
+from verax.privacy.strong.curve import one_batch_per_epoch
+from verax.privacy.strong.displacement import Displacement, displacement_of_batches
 from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.base import Sampler
+from verax.samplers.deterministic import Deterministic
 from verax.samplers.poisson import Poisson
 
 # of the table for one round of many: noise comes out up to 0.2 % larger than with the usual one
@@ -33,43 +33,48 @@ class BallsInBinsPricing(SamplerPricing[BallsInBins]):
 
     slow_bound, slow_attack, slow_groups = True, True, True
 
-    def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
-        """One of ``bins`` rounds at random, each epoch anew (docs/proofs.md, theorem 5; groups: docs/allocation.md)."""
-        sampler = self.sampler
-        _, size = group.split(mechanism)
-        if (
-            size > 1
-            and mechanism.relation != "replace"
-            and not isinstance(mechanism.clipping, Mixed)
-        ):
-            return sharing_rounds(mechanism, group, 1, sampler.bins, sampler.epochs)
-        return rounds_at_random(mechanism, group, 1, sampler.bins, sampler.epochs)
+    def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
+        """One of ``bins`` rounds at random, each epoch anew (docs/proofs.md, theorem 5).
 
-    def moves(self, mechanism: Mechanism, group: Group) -> Moves:
-        return seen(mechanism, group)
-
-    def touched(self, mechanism: Mechanism, who: Who) -> Law:
+        Groups: docs/allocation.md.
+        """
         sampler = self.sampler
-        return once_an_epoch([(sampler.bins, None)], 1, sampler.epochs, mechanism, who)
+        return allocation_analysis(mechanism, group, 1, sampler.bins, sampler.epochs)
+
+    def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
+        return displacement_of_batches(mechanism, group)
+
+    def touched_clip_groups(self, mechanism: Mechanism, group: ProtectedGroup) -> LatticePmf:
+        sampler = self.sampler
+        return one_batch_per_epoch([(sampler.bins, None)], 1, sampler.epochs, mechanism, group)
 
     def empty_group_probability(
         self, clip_groups: int, group: int, population: int, relation: str
     ) -> float:
-        return clip_groups * nobody_comes(
+        return clip_groups * none_joins(
             1.0 / self.sampler.bins / clip_groups, max(population - group, 0)
         )
 
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
         return None
 
+    def known_participation(self) -> Sampler:
+        return Deterministic(self.sampler.bins, self.sampler.epochs)
+
     def similar(self) -> Sampler:
         return Poisson(1.0 / self.sampler.bins, len(self.sampler))
 
     def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
-        """One of many rounds at random (docs/proofs.md, theorem 5), on a coarser grid, which is sound."""
+        """One of many rounds at random (docs/proofs.md, theorem 5), on a coarser grid.
+
+        Any grid is sound.
+        """
         bins, unit = self.sampler.bins, presence_shift(mechanism)
         if mechanism.relation == "replace" or bins == 1 or not 0.0 < unit <= LARGEST_SHIFT:
             return None
-        once, epochs = Round(one_of(bins, unit, _COARSE)[0]), self.sampler.epochs
-        theorem = "one round of many at random: an average of likelihood ratios (docs/proofs.md, theorem 5)"
+        once, epochs = PricedRound(one_of_many_pairs(bins, unit, _COARSE)[0]), self.sampler.epochs
+        theorem = (
+            "one round of many at random: an average of likelihood ratios "
+            "(docs/proofs.md, theorem 5)"
+        )
         return [[(once, epochs)], [(once.reverse(), epochs)]], theorem

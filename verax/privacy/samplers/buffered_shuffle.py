@@ -3,56 +3,39 @@
 from __future__ import annotations
 
 from verax.mechanism import Mechanism
-from verax.privacy.curves.empty_groups import alone_in_fixed_batch
-from verax.privacy.numerics.lattice import Law
-from verax.privacy.pairs.gaussian_mixture import Array
-from verax.privacy.pricing import (
+from verax.privacy.samplers.base import (
     Analysis,
-    Group,
-    SamplerPricing,
-    fixed_batches_only,
+    ProtectedGroup,
     prices,
 )
-from verax.privacy.samplers.shuffle import shuffled
-from verax.privacy.strong.curve import Who, anywhere
-from verax.privacy.strong.moves import Moves, seen
+from verax.privacy.samplers.deterministic import DataOrderPricing
+from verax.privacy.samplers.shuffle import shuffled_analysis
 from verax.samplers.base import Sampler
 from verax.samplers.buffered_shuffle import BufferedShuffle
 from verax.samplers.deterministic import Deterministic
 
 
 @prices(BufferedShuffle)
-class BufferedShufflePricing(SamplerPricing[BufferedShuffle]):
+class BufferedShufflePricing(DataOrderPricing[BufferedShuffle]):
     """As fixed batches from above; from below the last record of the stream."""
 
     slow_bound, slow_attack, slow_groups = False, True, True
+    known_places = False
 
-    def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
+    def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
         """From below the last record of the stream, uniform among the last ``buffer`` batches.
 
         The bracket is as wide as the difference between knowing and not knowing in which of those
         batches it is.
         """
         sampler = self.sampler
-        why = "the stream's last record and the largest of the last batch sums, as many as the buffer holds"
-        return shuffled(mechanism, group, sampler.batches, sampler.buffer, sampler.epochs, why)
-
-    def moves(self, mechanism: Mechanism, group: Group) -> Moves:
-        return seen(mechanism, group, opposed=True)
-
-    def touched(self, mechanism: Mechanism, who: Who) -> Law:
-        sampler = self.sampler
-        fixed_batches_only(mechanism)
-        return anywhere(sampler.batches, sampler.epochs, mechanism, who, chosen=False)
-
-    def empty_group_probability(
-        self, clip_groups: int, group: int, population: int, relation: str
-    ) -> float:
-        size = population // self.sampler.batches
-        return alone_in_fixed_batch(clip_groups, group, population, relation, size, at_random=False)
-
-    def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
-        return None
+        why = (
+            "the stream's last record and the largest of the last batch sums, as "
+            "many as the buffer holds"
+        )
+        return shuffled_analysis(
+            mechanism, group, sampler.batches, sampler.buffer, sampler.epochs, why
+        )
 
     def dominating(self) -> Sampler:
         """Fixed batches: knowing the order cannot hurt (docs/proofs.md, theorem 4)."""

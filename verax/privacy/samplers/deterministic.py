@@ -3,35 +3,67 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar, TypeVar
 
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
-from verax.privacy.curves.empty_groups import alone_in_fixed_batch
-from verax.privacy.numerics.lattice import Law
-from verax.privacy.pairs.gaussian_mixture import Array, Pair
-from verax.privacy.pld.composition import Round
-from verax.privacy.pricing import (
+from verax.privacy.curves.empty_groups import fixed_batch_empty_group
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.lattice import LatticePmf
+from verax.privacy.pairs.gaussian_mixture import MixturePair
+from verax.privacy.pairs.rounds import PricedRound
+from verax.privacy.samplers.base import (
     Analysis,
-    Group,
+    ProtectedGroup,
     SamplerPricing,
-    fixed_batches_only,
     presence_shift,
     prices,
+    refuse_add_remove,
 )
-from verax.privacy.strong.curve import Who, anywhere
-from verax.privacy.strong.moves import Moves, seen
+from verax.privacy.strong.curve import worst_placement
+from verax.privacy.strong.displacement import Displacement, displacement_of_batches
+from verax.samplers.base import FixedBatches
 from verax.samplers.deterministic import Deterministic
+
+S = TypeVar("S", bound=FixedBatches)
+
+
+class DataOrderPricing(SamplerPricing[S]):
+    """What fixed batches have in common where records keep about the order of the data."""
+
+    known_places: ClassVar[bool]
+    """Whether an attack may count on the group's worst places."""
+
+    def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
+        return displacement_of_batches(mechanism, group, opposed=True)
+
+    def touched_clip_groups(self, mechanism: Mechanism, group: ProtectedGroup) -> LatticePmf:
+        refuse_add_remove(mechanism)
+        batches, epochs = self.sampler.batches, self.sampler.epochs
+        return worst_placement(batches, epochs, mechanism, group, chosen=self.known_places)
+
+    def empty_group_probability(
+        self, clip_groups: int, group: int, population: int, relation: str
+    ) -> float:
+        size = population // self.sampler.batches
+        return fixed_batch_empty_group(
+            clip_groups, group, population, relation, size, at_random=False
+        )
+
+    def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
+        return None
 
 
 @prices(Deterministic)
-class DeterministicPricing(SamplerPricing[Deterministic]):
+class DeterministicPricing(DataOrderPricing[Deterministic]):
     """The same batches in every epoch, known to everybody."""
 
     slow_bound, slow_attack, slow_groups, closed_form = False, False, False, True
+    known_places = True
 
-    def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
-        """One Gaussian mechanism, with the group wherever it hurts most (docs/proofs.md, theorem 4)."""
+    def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
+        """One Gaussian mechanism, the group where it hurts most (docs/proofs.md, theorem 4)."""
         sampler = self.sampler
-        fixed_batches_only(mechanism)
+        refuse_add_remove(mechanism)
         unit, epochs, batches = presence_shift(mechanism), sampler.epochs, sampler.batches
         copies, size = group.split(mechanism)
         match mechanism.clipping:
@@ -44,12 +76,15 @@ class DeterministicPricing(SamplerPricing[Deterministic]):
             case Mixed(groups=clip_groups):
                 full, rest = divmod(min(size, clip_groups * batches), clip_groups)
                 squared = float(full * clip_groups**2 + rest**2)
-        worst = Round(Pair.gaussian(unit * math.sqrt(squared)))
-        theorem = "a Gaussian mechanism, with the group's records where they shift the sums most (docs/proofs.md, theorem 4)"
+        worst = PricedRound(MixturePair.gaussian(unit * math.sqrt(squared)))
+        theorem = (
+            "a Gaussian mechanism, with the group's records where they shift the "
+            "sums most (docs/proofs.md, theorem 4)"
+        )
         if isinstance(mechanism.clipping, Mixed) and size > 1:
             return Analysis(
                 {"any": [(worst, epochs)]},
-                {"any": [(Round(Pair.gaussian(unit)), epochs)]},
+                {"any": [(PricedRound(MixturePair.gaussian(unit)), epochs)]},
                 theorem,
                 "one record of the group alone",
                 1.0,
@@ -61,20 +96,3 @@ class DeterministicPricing(SamplerPricing[Deterministic]):
             "achieved by fixed gradients of full norm",
             1.0,
         )
-
-    def moves(self, mechanism: Mechanism, group: Group) -> Moves:
-        return seen(mechanism, group, opposed=True)
-
-    def touched(self, mechanism: Mechanism, who: Who) -> Law:
-        sampler = self.sampler
-        fixed_batches_only(mechanism)
-        return anywhere(sampler.batches, sampler.epochs, mechanism, who, chosen=True)
-
-    def empty_group_probability(
-        self, clip_groups: int, group: int, population: int, relation: str
-    ) -> float:
-        size = population // self.sampler.batches
-        return alone_in_fixed_batch(clip_groups, group, population, relation, size, at_random=False)
-
-    def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
-        return None

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
-from verax.privacy.allocation import rounds_at_random, sharing_rounds
-from verax.privacy.curves.empty_groups import nobody_comes
-from verax.privacy.numerics.lattice import Law
-from verax.privacy.pairs.gaussian_mixture import Array
-from verax.privacy.pricing import (
+from verax.privacy.curves.empty_groups import none_joins
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.lattice import LatticePmf
+from verax.privacy.samplers.allocation import allocation_analysis
+from verax.privacy.samplers.base import (
     Analysis,
-    Group,
+    ProtectedGroup,
     SamplerPricing,
     neighbour_shift,
     prices,
-    pricing_of,
 )
-from verax.privacy.strong.curve import Who, seen_apart, surely
-from verax.privacy.strong.moves import Moves, places, seen, silent
+from verax.privacy.strong.curve import certain_value
+from verax.privacy.strong.displacement import (
+    Displacement,
+    attacked_mechanism,
+    count_of_moves,
+    displacement_of_batches,
+)
 from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
@@ -30,47 +34,41 @@ class RandomAllocationPricing(SamplerPricing[RandomAllocation]):
 
     slow_bound, slow_attack, slow_groups = True, True, True
 
-    def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
-        """``times`` of ``steps`` rounds at random, each epoch anew (docs/proofs.md, theorems 5 and 6)."""
+    def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
+        """``times`` of ``steps`` rounds at random (docs/proofs.md, theorems 5 and 6)."""
         sampler = self.sampler
-        if sampler.times == 1:
-            return pricing_of(BallsInBins(sampler.steps, sampler.epochs)).analysis(mechanism, group)
-        _, size = group.split(mechanism)
-        if (
-            size > 1
-            and mechanism.relation != "replace"
-            and not isinstance(mechanism.clipping, Mixed)
-        ):
-            return sharing_rounds(mechanism, group, sampler.times, sampler.steps, sampler.epochs)
-        return rounds_at_random(mechanism, group, sampler.times, sampler.steps, sampler.epochs)
+        return allocation_analysis(mechanism, group, sampler.times, sampler.steps, sampler.epochs)
 
-    def moves(self, mechanism: Mechanism, group: Group) -> Moves:
-        """Of a group no law is known, but from the mildest places to the worst."""
+    def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
+        """Of a group no pmf is known, but from the mildest places to the worst."""
         sampler = self.sampler
         _, size = group.split(mechanism)
         if size == 1:
-            return seen(mechanism, group)
-        attacked = silent(mechanism)
+            return displacement_of_batches(mechanism, group)
+        attacked = attacked_mechanism(mechanism)
         least, most = _squares(sampler, mechanism, size)
         unit, silent_unit = neighbour_shift(mechanism), neighbour_shift(attacked)
-        worst = Law.between(most, most).scaled(unit**2)
-        some = Law.between(least, most).scaled(silent_unit**2)
-        return Moves(lambda _: worst, lambda _: some, silent_unit, places(attacked, size))
+        worst = LatticePmf.between(most, most).scaled(unit**2)
+        some = LatticePmf.between(least, most).scaled(silent_unit**2)
+        return Displacement(
+            lambda _: worst, lambda _: some, silent_unit, count_of_moves(attacked, size)
+        )
 
-    def touched(self, mechanism: Mechanism, who: Who) -> Law:
+    def touched_clip_groups(self, mechanism: Mechanism, group: ProtectedGroup) -> LatticePmf:
         sampler = self.sampler
-        if who.size > 1 and not seen_apart(mechanism, who):
+        if group.size > 1 and not group.is_counted_singly(mechanism):
             raise NoGuarantee(
-                f"adversary A1 has no analysis of RandomAllocation for groups, got group={who.size}; "
+                "adversary A1 has no analysis of RandomAllocation for groups, "
+                f"got group={group.size}; "
                 "use adversary='A0', or BallsInBins"
             )
-        return surely(who.size * sampler.times * sampler.epochs)
+        return certain_value(group.size * sampler.times * sampler.epochs)
 
     def empty_group_probability(
         self, clip_groups: int, group: int, population: int, relation: str
     ) -> float:
         rate = self.sampler.times / self.sampler.steps
-        return clip_groups * nobody_comes(rate / clip_groups, max(population - group, 0))
+        return clip_groups * none_joins(rate / clip_groups, max(population - group, 0))
 
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
         return None

@@ -7,32 +7,33 @@ from dataclasses import replace
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Individual, Mechanism, Mixed
-from verax.privacy.curves.empty_groups import independent, nobody_comes
-from verax.privacy.numerics.distributions import binomial_law
-from verax.privacy.numerics.lattice import Law
-from verax.privacy.pairs.gaussian_mixture import Array, Pair
-from verax.privacy.participation import (
+from verax.privacy.curves.empty_groups import has_independent_records, none_joins
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.distributions import binomial_pmf
+from verax.privacy.numerics.lattice import LatticePmf
+from verax.privacy.pairs.gaussian_mixture import MixturePair
+from verax.privacy.pairs.random_participation import (
     LARGEST_UNIT,
-    both_ways,
-    leaning,
-    leans,
-    participating,
-    silent,
+    angled_attack,
+    attack_cosines,
+    both_directions,
+    clipped_sum_participation_pair,
+    participation_pair,
 )
-from verax.privacy.pld.composition import Round
-from verax.privacy.pricing import (
+from verax.privacy.pairs.rounds import PricedRound
+from verax.privacy.samplers.base import (
     Analysis,
-    Group,
+    ProtectedGroup,
     SamplerPricing,
-    no_strong_analysis,
-    one_record_only,
+    no_strong_analysis_error,
     presence_shift,
     prices,
     pricing_of,
+    require_one_record,
 )
-from verax.privacy.samplers.poisson import in_two_steps
-from verax.privacy.strong.curve import Who
-from verax.privacy.strong.moves import Moves, seen
+from verax.privacy.samplers.poisson import displacement_in_two_steps
+from verax.privacy.strong.displacement import Displacement, displacement_of_batches
+from verax.samplers.base import Sampler
 from verax.samplers.poisson import Poisson
 from verax.samplers.random_participation import RandomParticipation
 
@@ -43,8 +44,8 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
 
     slow_bound, slow_attack, slow_groups = False, False, True
 
-    def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
-        """One record of a client that takes part at random (docs/random-participation.md, theorems 2 to 4)."""
+    def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
+        """One record of the client (docs/random-participation.md, theorems 2 to 4)."""
         sampler = self.sampler
         p, q, records, count = (
             sampler.client_rate,
@@ -52,53 +53,59 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
             sampler.records,
             len(sampler),
         )
-        if independent(sampler):
+        if has_independent_records(sampler):
             return pricing_of(Poisson(p * q, count)).analysis(mechanism, group)
         if isinstance(mechanism.clipping, Mixed):
             raise NoGuarantee(
-                "no analysis of RandomParticipation with clip-groups is known; use Individual or Batch"
+                "no analysis of RandomParticipation with clip-groups is known; "
+                "use Individual or Batch"
             )
-        one_record_only(mechanism, group, absent=True)
+        require_one_record(mechanism, group, absent=True)
         unit = presence_shift(mechanism)
-        visible = -math.expm1(count * math.log1p(-p * q))
+        exposure = -math.expm1(count * math.log1p(-p * q))
         individual = isinstance(mechanism.clipping, Individual)
         worst = (
-            participating(p, q, records, unit, sampler.revealed)
+            participation_pair(p, q, records, unit, sampler.revealed)
             if individual
-            else silent(p, q, unit, sampler.revealed)
+            else clipped_sum_participation_pair(p, q, unit, sampler.revealed)
         )
-        uppers = both_ways(worst, count)
+        uppers = both_directions(worst, count)
         if sampler.revealed and individual:
             return Analysis(
                 uppers,
                 None,
-                "participation known: a Poisson round or none (docs/random-participation.md, theorem 3)",
+                "participation known: a Poisson round or none "
+                "(docs/random-participation.md, theorem 3)",
                 "achieved by fixed gradients of full norm in one direction",
-                visible,
+                exposure,
             )
-        tried = leans(records * q) if individual and unit <= LARGEST_UNIT else ()
+        tried = attack_cosines(records * q) if individual and unit <= LARGEST_UNIT else ()
         seen = {
-            f"{rank}": Round(leaning(p, q, records, unit, lean)) for rank, lean in enumerate(tried)
+            f"{rank}": PricedRound(angled_attack(p, q, records, unit, lean))
+            for rank, lean in enumerate(tried)
         }
-        seen["alone"] = Round(Pair.subsampled(p * q, unit if individual else unit / 2.0))
+        seen["alone"] = PricedRound(
+            MixturePair.subsampled(p * q, unit if individual else unit / 2.0)
+        )
         how = "the others' gradients 0, or all alike and the record's at an angle"
         why = f"{how} (docs/random-participation.md, section 3)"
         return Analysis(
             uppers,
             {f"remove, {name}": [(rnd, count)] for name, rnd in seen.items()},
-            "the number of other records told, their gradients in the worst directions (docs/random-participation.md, "
+            "the number of other records told, their gradients in the worst "
+            "directions (docs/random-participation.md, "
             "theorem 2)",
             why,
-            visible,
-            sure=True,
+            exposure,
+            refine_attacks=True,
         )
 
-    def moves(self, mechanism: Mechanism, group: Group) -> Moves:
-        """A record's own participation, as that of Poisson sampling with the product of the rates."""
+    def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
+        """A record's participation, as that of Poisson sampling with the product of the rates."""
         sampler = self.sampler
-        tied = not independent(sampler)
+        tied = not has_independent_records(sampler)
         if tied:
-            one_record_only(mechanism, group)
+            require_one_record(mechanism, group)
         p, q, count = sampler.client_rate, sampler.record_rate, len(sampler)
         exact = 1.0 in (p, q)
         most = p * q if exact else min(math.nextafter(p * q, 2.0), 1.0)
@@ -108,35 +115,43 @@ class RandomParticipationPricing(SamplerPricing[RandomParticipation]):
         # the client's other records are silent, not opposed
         if not isinstance(mechanism.clipping, Individual):
             attacked = replace(attacked, noise_multiplier=2.0 * mechanism.noise_multiplier)
-        found = replace(seen(attacked, group), told=seen(told, group).told)
+        found = replace(
+            displacement_of_batches(attacked, group),
+            upper=displacement_of_batches(told, group).upper,
+        )
         # its other records may show that the client takes part: then the record's own coin is all
         # that hides it
-        return in_two_steps(found, told, group, q if tied else most)
+        return displacement_in_two_steps(found, told, group, q if tied else most)
 
-    def touched(self, mechanism: Mechanism, who: Who) -> Law:
-        raise no_strong_analysis(self.sampler)
+    def touched_clip_groups(self, mechanism: Mechanism, group: ProtectedGroup) -> LatticePmf:
+        raise no_strong_analysis_error(self.sampler)
 
     def empty_group_probability(
         self, clip_groups: int, group: int, population: int, relation: str
     ) -> float:
         rate = self.sampler.client_rate * self.sampler.record_rate
-        return clip_groups * nobody_comes(rate / clip_groups, max(population - group, 0))
+        return clip_groups * none_joins(rate / clip_groups, max(population - group, 0))
 
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
         rate = self.sampler.client_rate * self.sampler.record_rate
-        absent = binomial_law(population - 1, rate)
+        absent = binomial_pmf(population - 1, rate)
         return absent, absent * (1.0 - rate), absent * rate
+
+    def known_participation(self) -> Sampler:
+        return replace(self.sampler, revealed=True)
 
     def refuse_larger_group(self, size: int) -> None:
         """Records of one client are protected, so there are no more than it holds."""
         most = self.sampler.most_records
         if size > most:
             raise ValueError(
-                f"group must be at most {most}, got {size}: RandomParticipation protects records of one "
-                f"client, and records={self.sampler.records} says that it has {most} in all; name a larger records=, "
+                f"group must be at most {most}, got {size}: RandomParticipation "
+                "protects records of one "
+                f"client, and records={self.sampler.records} says that it has "
+                f"{most} in all; name a larger records=, "
                 "or protect whole clients with Poisson(rate=client_rate, ...)"
             )
 
-    def counted_on(self, population: int | None) -> int | None:
+    def population_known_to_attack(self, population: int | None) -> int | None:
         """The client's own records, where nothing ties them together."""
-        return self.sampler.most_records if independent(self.sampler) else None
+        return self.sampler.most_records if has_independent_records(self.sampler) else None

@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 
 from verax.mechanism import Individual, Mechanism
-from verax.privacy.curves.empty_groups import alone_in_fixed_batch
-from verax.privacy.numerics.lattice import Law
-from verax.privacy.pairs.gaussian_mixture import Array
+from verax.privacy.curves.empty_groups import fixed_batch_empty_group
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.pairs.largest_sum import largest_sum
-from verax.privacy.pairs.one_round import at_least_one_round_of
-from verax.privacy.pld.composition import Round
-from verax.privacy.pld.directions import each_way
-from verax.privacy.pricing import (
+from verax.privacy.pairs.one_of_many import one_round_from_below
+from verax.privacy.pairs.rounds import PricedRound, both_directions_of_attacks
+from verax.privacy.samplers.base import (
     Analysis,
-    Group,
+    ProtectedGroup,
     SamplerPricing,
-    fixed_batches_only,
     prices,
     pricing_of,
+    refuse_add_remove,
 )
-from verax.privacy.strong.curve import Who, anywhere, once_an_epoch
-from verax.privacy.strong.moves import Moves, seen
+from verax.privacy.strong.curve import one_batch_per_epoch, worst_placement
+from verax.privacy.strong.displacement import Displacement, displacement_of_batches
 from verax.samplers.base import Sampler
 from verax.samplers.deterministic import Deterministic
 from verax.samplers.shuffle import Shuffle
@@ -35,12 +34,12 @@ class ShufflePricing(SamplerPricing[Shuffle]):
 
     slow_bound, slow_attack, slow_groups = False, True, True
 
-    def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
-        """Proved from above by fixed batches (docs/proofs.md, theorem 4), from below by the largest batch sum."""
+    def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
+        """Fixed batches from above (docs/proofs.md, theorem 4), the largest sum from below."""
         sampler = self.sampler
         batches, epochs = sampler.batches, sampler.epochs
         if sampler.reshuffle:
-            return shuffled(
+            return shuffled_analysis(
                 mechanism,
                 group,
                 batches,
@@ -51,39 +50,41 @@ class ShufflePricing(SamplerPricing[Shuffle]):
         # the same order every time: one epoch, with all its noise averaged
         scale = math.sqrt(epochs)
         why = "one record's largest batch sum over all epochs"
-        return shuffled(mechanism, group, batches, batches, epochs, why, scale)
+        return shuffled_analysis(mechanism, group, batches, batches, epochs, why, scale)
 
-    def moves(self, mechanism: Mechanism, group: Group) -> Moves:
-        return seen(mechanism, group, opposed=True)
+    def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
+        return displacement_of_batches(mechanism, group, opposed=True)
 
-    def touched(self, mechanism: Mechanism, who: Who) -> Law:
+    def touched_clip_groups(self, mechanism: Mechanism, group: ProtectedGroup) -> LatticePmf:
         sampler = self.sampler
-        fixed_batches_only(mechanism)
+        refuse_add_remove(mechanism)
         batches = sampler.batches
         again = 1 if sampler.reshuffle else sampler.epochs
-        people = who.population
-        if people is not None and people < batches:
+        population = group.population
+        if population is not None and population < batches:
             raise ValueError(
-                f"population must be at least the number of batches, {batches}, got {people}"
+                f"population must be at least the number of batches, {batches}, got {population}"
             )
-        if people is None and who.size > 1 and not isinstance(mechanism.clipping, Individual):
-            law = anywhere(batches, sampler.epochs, mechanism, who, chosen=True)
+        if population is None and group.size > 1 and not isinstance(mechanism.clipping, Individual):
+            pmf = worst_placement(batches, sampler.epochs, mechanism, group, chosen=True)
             if mechanism.relation == "replace":
-                return law
+                return pmf
             # batches of one record each have it alone, half a unit; in large ones at least one
             # aggregate turns around
-            return Law.between(max(0.25 * float(law.lows[0]), float(sampler.epochs)), law.top)
+            return LatticePmf.between(
+                max(0.25 * float(pmf.lows[0]), float(sampler.epochs)), pmf.top
+            )
         sizes: list[tuple[int, int | None]] = [(batches, None)]
-        if people is not None:
-            size, longer = divmod(people, batches)
+        if population is not None:
+            size, longer = divmod(population, batches)
             sizes = [(longer, size + 1), (batches - longer, size)] if longer else [(batches, size)]
-        return once_an_epoch(sizes, again, sampler.epochs // again, mechanism, who)
+        return one_batch_per_epoch(sizes, again, sampler.epochs // again, mechanism, group)
 
     def empty_group_probability(
         self, clip_groups: int, group: int, population: int, relation: str
     ) -> float:
         size = population // self.sampler.batches
-        return alone_in_fixed_batch(clip_groups, group, population, relation, size)
+        return fixed_batch_empty_group(clip_groups, group, population, relation, size)
 
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
         return None
@@ -93,29 +94,32 @@ class ShufflePricing(SamplerPricing[Shuffle]):
         return Deterministic(self.sampler.batches, self.sampler.epochs)
 
 
-def shuffled(
+def shuffled_analysis(
     mechanism: Mechanism,
-    group: Group,
+    group: ProtectedGroup,
     batches: int,
     hidden: int,
     epochs: int,
     why: str,
     persistent: float = 0.0,
 ) -> Analysis:
-    """One record hidden among ``hidden`` batches, anew in every epoch or (``persistent``: sqrt(epochs)) once."""
+    """One record hidden among ``hidden`` batches, anew in every epoch or once.
+
+    Once if ``persistent`` is given, the square root of the number of epochs.
+    """
     fixed = pricing_of(Deterministic(batches, epochs)).analysis(mechanism, group)
     scale = (persistent or 1.0) / mechanism.noise_multiplier
     count = 1 if persistent else epochs
     if isinstance(mechanism.clipping, Individual) and mechanism.relation == "zero-out":
         seen = {
-            "opposed": Round(largest_sum(hidden, 2.0 * scale, scale)),
-            "silent": at_least_one_round_of(hidden, scale, _ROUGH),
+            "opposed": PricedRound(largest_sum(hidden, 2.0 * scale, scale)),
+            "silent": one_round_from_below(hidden, scale, _ROUGH),
         }
     else:  # the others make up for the record's absence: all sums alike without it
-        seen = {"opposed": at_least_one_round_of(hidden, 2.0 * scale, _ROUGH)}
+        seen = {"opposed": one_round_from_below(hidden, 2.0 * scale, _ROUGH)}
     return Analysis(
         fixed.uppers,
-        each_way(seen, count),
+        both_directions_of_attacks(seen, count),
         f"shuffling cannot hurt: {fixed.upper_by}",
         f"{why} ('how private is DP-SGD', section 4)",
         1.0,

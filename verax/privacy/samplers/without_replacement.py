@@ -7,24 +7,24 @@ import math
 import numpy as np
 
 from verax.mechanism import Individual, Mechanism
-from verax.privacy.curves.empty_groups import alone_in_fixed_batch
-from verax.privacy.numerics.distributions import hypergeometric_law
-from verax.privacy.numerics.lattice import Law
-from verax.privacy.pairs.discrete import Table
-from verax.privacy.pairs.gaussian_mixture import Array, Pair
-from verax.privacy.pld.composition import Round
-from verax.privacy.pld.directions import each_way
-from verax.privacy.pricing import (
+from verax.privacy.curves.empty_groups import fixed_batch_empty_group
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.distributions import hypergeometric_pmf
+from verax.privacy.numerics.lattice import LatticePmf
+from verax.privacy.pairs.discrete import DiscretePair
+from verax.privacy.pairs.gaussian_mixture import MixturePair
+from verax.privacy.pairs.rounds import PricedRound, both_directions_of_attacks
+from verax.privacy.samplers.base import (
     Analysis,
-    Group,
+    ProtectedGroup,
     SamplerPricing,
-    fixed_batches_only,
-    one_record_only,
     presence_shift,
     prices,
+    refuse_add_remove,
+    require_one_record,
 )
-from verax.privacy.strong.curve import Who, independent_rounds
-from verax.privacy.strong.moves import Moves, seen
+from verax.privacy.strong.curve import independent_batches
+from verax.privacy.strong.displacement import Displacement, displacement_of_batches
 from verax.samplers.without_replacement import WithoutReplacement
 
 
@@ -34,61 +34,68 @@ class WithoutReplacementPricing(SamplerPricing[WithoutReplacement]):
 
     slow_bound, slow_attack, slow_groups = False, False, True
 
-    def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
+    def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
         """A uniform subset each round, independently (docs/proofs.md, theorem 7)."""
         sampler = self.sampler
-        fixed_batches_only(mechanism)
-        one_record_only(mechanism, group)
+        refuse_add_remove(mechanism)
+        require_one_record(mechanism, group)
         rate, count = sampler.batch / sampler.population, len(sampler)
-        visible = -math.expm1(count * math.log1p(-rate)) if rate < 1.0 else 1.0
-        apart = Round(Pair.subsampled(rate, 2.0 / mechanism.noise_multiplier))
-        theorem = "a record takes another one's place: a shift of 2, either direction in every round (theorem 7)"
+        exposure = -math.expm1(count * math.log1p(-rate)) if rate < 1.0 else 1.0
+        apart = PricedRound(MixturePair.subsampled(rate, 2.0 / mechanism.noise_multiplier))
+        theorem = (
+            "a record takes another one's place: a shift of 2, either direction in "
+            "every round (theorem 7)"
+        )
         attack = "fixed gradients of full norm, all the others' pointing the other way"
         if mechanism.relation == "zero-out" and isinstance(mechanism.clipping, Individual):
             unit = presence_shift(mechanism)
             if rate == 1.0:  # every record in every batch: fixed batches
                 return Analysis(
-                    {"any": [(Round(Pair.gaussian(unit)), count)]},
+                    {"any": [(PricedRound(MixturePair.gaussian(unit)), count)]},
                     None,
                     "a Gaussian mechanism",
                     attack,
                     1.0,
                 )
             weights = np.array([1.0 - rate, rate])
-            opposed = Table.binned(
+            opposed = DiscretePair.from_mixtures(
                 (weights, np.array([0.0, 2.0 * unit])), (weights, np.array([0.0, unit]))
             )
-            attacks = each_way(
-                {"opposed": Round(opposed), "silent": Round(Pair.subsampled(rate, unit))}, count
+            attacks = both_directions_of_attacks(
+                {
+                    "opposed": PricedRound(opposed),
+                    "silent": PricedRound(MixturePair.subsampled(rate, unit)),
+                },
+                count,
             )
         elif rate == 1.0:
             return Analysis({"any": [(apart, count)]}, None, "a Gaussian mechanism", attack, 1.0)
         else:
-            attacks = each_way({"opposed": apart}, count)
+            attacks = both_directions_of_attacks({"opposed": apart}, count)
         if mechanism.relation == "replace":  # either record may be the one to hide, round by round
             attacks["alternate"] = [(apart, count - count // 2), (apart.reverse(), count // 2)]
         return Analysis(
-            {"replace": [(Round(apart.pair, symmetric=True), count)]},
+            {"replace": [(PricedRound(apart.pair, symmetric=True), count)]},
             attacks,
             theorem,
             attack,
-            visible,
+            exposure,
         )
 
-    def moves(self, mechanism: Mechanism, group: Group) -> Moves:
-        return seen(mechanism, group, opposed=True)
+    def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
+        return displacement_of_batches(mechanism, group, opposed=True)
 
-    def touched(self, mechanism: Mechanism, who: Who) -> Law:
+    def touched_clip_groups(self, mechanism: Mechanism, group: ProtectedGroup) -> LatticePmf:
         sampler = self.sampler
-        fixed_batches_only(mechanism)
-        return independent_rounds(
-            hypergeometric_law(sampler.population, who.size, sampler.batch), mechanism, who
+        refuse_add_remove(mechanism)
+        return independent_batches(
+            hypergeometric_pmf(sampler.population, group.size, sampler.batch), mechanism, group
         )
 
     def empty_group_probability(
         self, clip_groups: int, group: int, population: int, relation: str
     ) -> float:
-        return alone_in_fixed_batch(clip_groups, group, population, relation, self.sampler.batch)
+        return fixed_batch_empty_group(clip_groups, group, population, relation, self.sampler.batch)
 
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
         batch = self.sampler.batch

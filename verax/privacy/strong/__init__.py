@@ -1,5 +1,5 @@
-"""Adversary A1 of "shuffling and batch clipping", who is told where the group's records fell."""
+"""Adversary A1 of "shuffling and batch clipping", who knows where the group's records fell."""
 
-from verax.privacy.strong.curve import Strong, StrongCurve, Who, strong, strong_tradeoff
+from verax.privacy.strong.curve import StrongAnalysis, StrongCurve, strong_analysis, strong_tradeoff
 
-__all__ = ["Strong", "StrongCurve", "Who", "strong", "strong_tradeoff"]
+__all__ = ["StrongAnalysis", "StrongCurve", "strong_analysis", "strong_tradeoff"]

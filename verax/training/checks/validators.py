@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from verax.mechanism import Individual, Mechanism, Phases
-from verax.privacy.pricing import pricing
+from verax.privacy.samplers.base import pricing
 from verax.training.checks.trial_runs import Losses, require_gradient, run_repeatably
 from verax.training.clipping.clipper import Inner
 from verax.training.data.containers import Column

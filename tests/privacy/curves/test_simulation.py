@@ -1,4 +1,6 @@
-"""The simulation of groups: what it draws, that its intervals hold, and that line 21 as printed does not."""
+"""The simulation of groups: what it draws, that its intervals hold, and that line 21 as printed
+does not.
+"""
 
 import math
 
@@ -7,8 +9,8 @@ import pytest
 from scipy import stats
 
 from verax import Batch, Deterministic, Mechanism, Mixed, NoGuarantee, Poisson
-from verax.privacy import group_montecarlo
-from verax.privacy.group_montecarlo import default_samples, simulate
+from verax.privacy.curves import simulation
+from verax.privacy.curves.simulation import default_samples, simulate
 
 ONE_STEP = Mechanism(Poisson(0.1, 1), 1.0)
 
@@ -27,7 +29,9 @@ def printed(absent, epsilon):
 
 
 def test_line_21_as_printed_estimates_something_else():
-    """One step, rate .1, noise 1, 4 records, epsilon 1: delta is .02833; with the ratio upside down it is -.124."""
+    """One step, rate .1, noise 1, 4 records, epsilon 1: delta is .02833; with the ratio upside down
+    it is -.124.
+    """
     truth = ONE_STEP.guarantee(4).delta(1.0)
     found = simulate(ONE_STEP, 4, samples=400_000, sampling="paper", insecure_seed=3)
     assert truth.lower < 0.028332
@@ -46,8 +50,8 @@ def test_line_21_as_printed_estimates_something_else():
 
 def test_the_ratios_are_those_of_the_algorithm():
     rng = np.random.default_rng(5)
-    rounds, mixture = group_montecarlo._rounds(ONE_STEP, 4, "any")
-    table = group_montecarlo._Table(mixture)
+    rounds, mixture = simulation._rounds(ONE_STEP, 4, "any")
+    table = simulation._Table(mixture)
     x = rng.normal(0.0, 3.0, 5000)
     assert rounds == 1
     assert table(x) == pytest.approx(np.log(ratio(x)), abs=1e-9)
@@ -58,8 +62,8 @@ def test_the_ratios_are_those_of_the_algorithm():
     ("group", "rate", "noise"), [(64, 0.5, 2.0), (200, 0.01, 0.5), (1, 1e-4, 0.3)]
 )
 def test_the_error_of_the_table_is_bounded(group, rate, noise):
-    _, mixture = group_montecarlo._rounds(Mechanism(Poisson(rate, 1), noise), group, "any")
-    table = group_montecarlo._Table(mixture)
+    _, mixture = simulation._rounds(Mechanism(Poisson(rate, 1), noise), group, "any")
+    table = simulation._Table(mixture)
     x = np.random.default_rng(1).uniform(-11.0, max(mixture.shifts) + 11.0, 4000)
     with np.errstate(divide="ignore"):
         exact = mixture.log_likelihood(x)
@@ -159,7 +163,7 @@ def test_a_seed_repeats_a_simulation_and_its_absence_does_not():
 
 def test_blocks_of_runs_and_rounds_add_up(monkeypatch):
     run = Mechanism(Poisson(0.3, 7), 1.0)
-    monkeypatch.setattr(group_montecarlo, "_BLOCK", 5)  # fewer than the rounds of a run
+    monkeypatch.setattr(simulation, "_BLOCK", 5)  # fewer than the rounds of a run
     found = simulate(run, 2, samples=3000, insecure_seed=1)
     assert len(found.absent) == len(found.present) == 3000
     assert np.mean(np.exp(found.absent)) == pytest.approx(1.0, abs=0.2)  # E_X dY/dX

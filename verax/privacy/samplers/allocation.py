@@ -6,20 +6,31 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from verax.mechanism import Individual, Mechanism
+from verax.mechanism import Individual, Mechanism, Mixed
 from verax.privacy.curves.base import Curve
-from verax.privacy.curves.random_subset import Subset
-from verax.privacy.pairs.gaussian_mixture import Pair
+from verax.privacy.curves.random_subset import RandomSubsetBound
+from verax.privacy.pairs.gaussian_mixture import MixturePair
 from verax.privacy.pairs.largest_sum import largest_sum
-from verax.privacy.pairs.one_of_many import DEEP_TAIL, FINE, LARGEST_SHIFT
-from verax.privacy.pairs.one_round import at_most_one_round_of, one_round_of
+from verax.privacy.pairs.one_of_many import (
+    DEEP_TAIL,
+    FINE,
+    LARGEST_SHIFT,
+    one_round_from_above,
+    one_round_of_many,
+)
+from verax.privacy.pairs.rounds import PricedRound, Rounds, both_directions_of_attacks
 from verax.privacy.pairs.shared_bins import SharedBins
 from verax.privacy.pairs.shared_bins_attack import ALL_COUNTED, group_attack
 from verax.privacy.pairs.shared_bins_bound import group_bounds
-from verax.privacy.pairs.some_of_many import some_of
-from verax.privacy.pld.composition import Composition, Round
-from verax.privacy.pld.directions import Rounds, each_way
-from verax.privacy.pricing import FEW_PHASES, Analysis, Group, one_record_only, presence_shift
+from verax.privacy.pairs.some_of_many import some_of_many_attack
+from verax.privacy.pld.composition import Composition
+from verax.privacy.samplers.base import (
+    FEW_PHASES,
+    Analysis,
+    ProtectedGroup,
+    presence_shift,
+    require_one_record,
+)
 
 _LEANS = (1.0, 0.5)  # attacks on random allocation that are tried
 _MORE_LEANS = (0.7, 0.25, 0.12)  # and where one round's noise is low
@@ -31,8 +42,18 @@ and tables take a while."""
 _SHARPEST = 1e3  # shift beyond which rounds' scores are too far apart
 
 
+def allocation_analysis(
+    mechanism: Mechanism, group: ProtectedGroup, times: int, steps: int, epochs: int
+) -> Analysis:
+    """A group whose records each join ``times`` of ``steps`` rounds, picked anew in every epoch."""
+    _, size = group.split(mechanism)
+    alone = size == 1 or mechanism.relation == "replace" or isinstance(mechanism.clipping, Mixed)
+    analyse = rounds_at_random if alone else sharing_rounds
+    return analyse(mechanism, group, times, steps, epochs)
+
+
 def rounds_at_random(
-    mechanism: Mechanism, group: Group, times: int, steps: int, epochs: int
+    mechanism: Mechanism, group: ProtectedGroup, times: int, steps: int, epochs: int
 ) -> Analysis:
     """One record that joins ``times`` of ``steps`` rounds, picked anew in every epoch.
 
@@ -40,20 +61,22 @@ def rounds_at_random(
     1).
     """
     copies, size = group.split(mechanism)
-    one_record_only(mechanism, Group(size), absent=True)
+    require_one_record(mechanism, ProtectedGroup(size), absent=True)
     epochs *= copies
     unit, few = presence_shift(mechanism), min(times, steps - times)
-    beside = unit * math.sqrt(times - few)
-    always: Rounds = [(Round(Pair.gaussian(beside)), epochs)] if times > few else []
+    constant_shift = unit * math.sqrt(times - few)
+    always: Rounds = (
+        [(PricedRound(MixturePair.gaussian(constant_shift)), epochs)] if times > few else []
+    )
     uppers = {"remove": always, "add": always}
     if few > 0:
         size, longer = divmod(steps, few)
         # attacks on several blocks are others
-        block = one_round_of if few == 1 else at_most_one_round_of
-        if group.chained:
-            block = partial(at_most_one_round_of, log_tail=DEEP_TAIL)
-        blocks = [(block(size, unit, group.fine), epochs * (few - longer))]
-        blocks += [(block(size + 1, unit, group.fine), epochs * longer)] if longer else []
+        block = one_round_of_many if few == 1 else one_round_from_above
+        if group.for_triangle:
+            block = partial(one_round_from_above, log_tail=DEEP_TAIL)
+        blocks = [(block(size, unit, group.grid_step), epochs * (few - longer))]
+        blocks += [(block(size + 1, unit, group.grid_step), epochs * longer)] if longer else []
         back = [(rnd.reverse(), count) for rnd, count in blocks]
         uppers = {"remove": [*blocks, *always], "add": [*back, *always]}
     theorem = (
@@ -62,24 +85,27 @@ def rounds_at_random(
     if times > few:
         theorem += "; rounds left out, and a Gaussian mechanism (docs/allocation.md, theorem 1)"
     achieved = "achieved by fixed gradients of full norm in one direction"
-    sharper: dict[str, Curve] = {}
-    if few > 1 and epochs == 1 and Subset.applies(few, steps, unit):
-        sharper["remove"] = Subset(few, steps, unit, beside)
-    if group.chained:
-        return Analysis(uppers, {}, theorem, "no attack was looked for", 1.0, sharper=sharper)
+    extra_uppers: dict[str, Curve] = {}
+    if few > 1 and epochs == 1 and RandomSubsetBound.applies(few, steps, unit):
+        extra_uppers["remove"] = RandomSubsetBound(few, steps, unit, constant_shift)
+    if group.for_triangle:
+        return Analysis(
+            uppers, {}, theorem, "no attack was looked for", 1.0, extra_uppers=extra_uppers
+        )
     if few == 0 or (few == 1 and unit <= LARGEST_SHIFT):
         return Analysis(uppers, None, theorem, achieved, 1.0)
     uppers = {
-        name: [(Round(rnd.pair), count) for rnd, count in rounds] for name, rounds in uppers.items()
+        name: [(PricedRound(rnd.pair), count) for rnd, count in rounds]
+        for name, rounds in uppers.items()
     }
     # the sum of many phases is near normal
     usual = _LEANS if group.phases <= FEW_PHASES else _LEANS[:1]
     leans: tuple[float, ...] = _LEANS + _MORE_LEANS if unit > _LOW_NOISE else usual
-    attacks = _attacks(times, steps, unit, epochs, always, leans)
+    attacks = _allocation_attacks(times, steps, unit, epochs, always, leans)
     if few == 1:
-        return Analysis(uppers, attacks, theorem, achieved, 1.0, sure=True)
+        return Analysis(uppers, attacks, theorem, achieved, 1.0, refine_attacks=True)
     by = f"{few} blocks of rounds, one round of each (docs/proofs.md, theorem 6): {theorem}"
-    if sharper:
+    if extra_uppers:
         by = f"the smaller of: {by}; and coins given their number (docs/proofs.md, theorem 10)"
     return Analysis(
         uppers,
@@ -87,23 +113,30 @@ def rounds_at_random(
         by,
         "fixed gradients of full norm, the rounds' scores added up (docs/proofs.md, section 4)",
         1.0,
-        sure=True,
-        sharper=sharper,
+        refine_attacks=True,
+        extra_uppers=extra_uppers,
     )
 
 
-def _attacks(
+def _allocation_attacks(
     times: int, steps: int, unit: float, epochs: int, always: Rounds, leans: Sequence[float]
 ) -> dict[str, Rounds]:
-    """The largest score of a round, or the sum of all; of outputs where scores are too far apart."""
+    """The largest score of a round, or the sum of all scores.
+
+    The sum of all outputs where scores are too far apart.
+    """
     few = min(times, steps - times)
     if unit > _SHARPEST:
-        added_up: Rounds = [(Round(Pair.gaussian(unit * times / math.sqrt(steps))), epochs)]
+        added_up: Rounds = [
+            (PricedRound(MixturePair.gaussian(unit * times / math.sqrt(steps))), epochs)
+        ]
         return {"remove": added_up, "add": added_up}
     if few == 1:
-        seen = {"largest": Round(largest_sum(steps, unit, 0.0))}
+        seen = {"largest": PricedRound(largest_sum(steps, unit, 0.0))}
     else:
-        seen = {f"{lean}": Round(some_of(few, steps, unit, lean)) for lean in leans}
+        seen = {
+            f"{lean}": PricedRound(some_of_many_attack(few, steps, unit, lean)) for lean in leans
+        }
     attacks: dict[str, Rounds] = {
         f"remove, {name}": [(rnd, epochs), *always] for name, rnd in seen.items()
     }
@@ -112,7 +145,7 @@ def _attacks(
 
 
 def sharing_rounds(
-    mechanism: Mechanism, group: Group, times: int, bins: int, epochs: int
+    mechanism: Mechanism, group: ProtectedGroup, times: int, bins: int, epochs: int
 ) -> Analysis:
     """A group whose records may meet in a round (docs/allocation.md, theorems 2 to 5)."""
     _, size = group.split(mechanism)
@@ -121,9 +154,9 @@ def sharing_rounds(
     together = SharedBins(size, bins, unit, adds_up, few)
     always: Rounds = []
     if times > few:
-        always = [(Round(Pair.gaussian(unit * size * math.sqrt(times - few))), epochs)]
+        always = [(PricedRound(MixturePair.gaussian(unit * size * math.sqrt(times - few))), epochs)]
     if few in (0, bins):
-        same = always or [(Round(Pair.gaussian(together.reach)), epochs)]
+        same = always or [(PricedRound(MixturePair.gaussian(together.reach)), epochs)]
         return Analysis(
             {"remove": same, "add": same},
             None,
@@ -132,13 +165,15 @@ def sharing_rounds(
             1.0,
         )
     if group.phases > (_FOLLOWED_FEW if size <= _FEW_RECORDS else _FOLLOWED):
-        forth = near = back = Round(Pair.gaussian(together.reach))
+        forth = near = back = PricedRound(MixturePair.gaussian(together.reach))
     else:
         forth, near, back = (
-            Round(pair) for pair in group_bounds(together, epochs, group.fine / FINE)
+            PricedRound(pair) for pair in group_bounds(together, epochs, group.grid_step / FINE)
         )
     if few == 1:
-        attacks = each_way({"together": Round(group_attack(together, group.fine / FINE))}, epochs)
+        attacks = both_directions_of_attacks(
+            {"together": PricedRound(group_attack(together, group.grid_step / FINE))}, epochs
+        )
         attacks = {name: [*rounds, *always] for name, rounds in attacks.items()}
         if size > ALL_COUNTED:
             attacks = {
@@ -147,12 +182,14 @@ def sharing_rounds(
         by = "the bins' scores added up (docs/allocation.md, theorem 2)"
     else:
         seen = few * (size if adds_up else 1) / math.sqrt(bins)
-        added_up: Rounds = [(Round(Pair.gaussian(unit * seen)), epochs), *always]
+        added_up: Rounds = [(PricedRound(MixturePair.gaussian(unit * seen)), epochs), *always]
         attacks = {"remove, added up": added_up, "add, added up": added_up}
         alone: Rounds = (
-            [(Round(Pair.gaussian(unit * math.sqrt(times - few))), epochs)] if times > few else []
+            [(PricedRound(MixturePair.gaussian(unit * math.sqrt(times - few))), epochs)]
+            if times > few
+            else []
         )
-        attacks |= _attacks(times, bins, unit, epochs, alone, _LEANS)
+        attacks |= _allocation_attacks(times, bins, unit, epochs, alone, _LEANS)
         by = "all outputs added up, or one record's scores (docs/allocation.md, theorem 5)"
     return Analysis(
         {"remove": [(forth, epochs), *always], "add": [(back, epochs), *always]},
@@ -160,8 +197,8 @@ def sharing_rounds(
         "records of a group that may share rounds (docs/allocation.md, theorems 2 to 5)",
         f"fixed gradients of full norm in one direction, {by}",
         1.0,
-        sure=True,
-        sharper={"remove": Composition([(near, epochs), *always])}
+        refine_attacks=True,
+        extra_uppers={"remove": Composition([(near, epochs), *always])}
         if near.pair is not forth.pair
         else {},
     )

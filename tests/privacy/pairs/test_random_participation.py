@@ -1,4 +1,6 @@
-"""Random participation: the corrected theorem against brute force, the published one against counterexamples."""
+"""Random participation: the corrected theorem against brute force, the published one against
+counterexamples.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,16 @@ from verax import (
     Poisson,
     RandomParticipation,
 )
+from verax.federated.observers import BASELINES, baseline
 from verax.papers.random_participation.published import published
-from verax.privacy.pairs.hidden_participation import Glued
-from verax.privacy.participation import (
-    BASELINES,
-    baseline,
-    leaning,
+from verax.privacy.pairs.hidden_participation import HiddenParticipationPair
+from verax.privacy.pairs.random_participation import (
+    angled_attack,
     other_records,
-    participating,
+    participation_pair,
 )
-from verax.privacy.pld.composition import Composition, Round
+from verax.privacy.pairs.rounds import PricedRound
+from verax.privacy.pld.composition import Composition
 
 CASES = [(0.001, 0.1, 30), (0.1, 0.001, 1000)]  # the two of the paper's section 6
 
@@ -98,7 +100,9 @@ def published_by_quadrature(p, q, records, noise, epsilon):
 
 
 def test_the_printed_noise_does_not_follow_from_the_printed_equation():
-    """For section 6.1 the paper names noise 1.065 at (0.015, 1e-6); its equation (6) gives 1.34e-5 there."""
+    """For section 6.1 the paper names noise 1.065 at (0.015, 1e-6); its equation (6) gives 1.34e-5
+    there.
+    """
     assert claimed(0.001, 0.1, 30, 1.065, 0.015) == pytest.approx(1.344e-5, rel=1e-3)
     assert run(0.001, 0.1, 30, 1.065).delta(0.015).lower > 1e-5
     assert run(0.1, 0.001, 1000, 0.646).delta(0.015).lower > 2.5e-6
@@ -129,7 +133,7 @@ def on_a_line(p, q, i, unit, epsilon, other_way=False):
 )
 def test_one_round_is_the_sum_of_the_theorem(p, q, records, noise, epsilon):
     unit = 1.0 / noise
-    pair = participating(p, q, records, unit, False)
+    pair = participation_pair(p, q, records, unit, False)
     chances = stats.binom.pmf(np.arange(records + 1), records, q)
     for other_way in (False, True):
         expected = sum(
@@ -142,7 +146,9 @@ def test_one_round_is_the_sum_of_the_theorem(p, q, records, noise, epsilon):
 
 
 def planes(rng, others):
-    """Gradients of norm at most 1 in the plane: the others', then the record's; also aligned and orthogonal ones."""
+    """Gradients of norm at most 1 in the plane: the others', then the record's; also aligned and
+    orthogonal ones.
+    """
     kind = rng.integers(4)
     angle = {0: rng.uniform(0, 2 * np.pi, others + 1), 1: np.zeros(others + 1)}.get(
         kind, np.zeros(others + 1)
@@ -153,7 +159,9 @@ def planes(rng, others):
 
 
 def in_the_plane(p, q, gradients, noise):
-    """Densities with and without the last record, every subset of the others listed, on a grid of the plane."""
+    """Densities with and without the last record, every subset of the others listed, on a grid of
+    the plane.
+    """
     *others, record = gradients / noise
     places = [np.zeros(2)] + [
         np.sum(s, axis=0)
@@ -183,19 +191,21 @@ def in_the_plane(p, q, gradients, noise):
 
 
 def test_no_geometry_of_the_plane_beats_the_theorem():
-    """Exact two-dimensional integrals over random gradients; some come close, so the bound has little to give."""
+    """Exact two-dimensional integrals over random gradients; some come close, so the bound has
+    little to give.
+    """
     rng = np.random.default_rng(7)
     best = 0.0
     for _ in range(40):
         p, q, others = rng.uniform(0.05, 0.95), rng.uniform(0.1, 0.95), int(rng.integers(1, 4))
         noise = rng.uniform(0.6, 2.5)
         present, absent, area = in_the_plane(p, q, planes(rng, others), noise)
-        pair = participating(p, q, others, 1.0 / noise, False)
+        pair = participation_pair(p, q, others, 1.0 / noise, False)
         for epsilon in (0.0, 0.05, 0.2, 0.6):
             a = math.exp(epsilon)
-            for first, second, law in ((present, absent, pair), (absent, present, pair.reverse())):
+            for first, second, pmf in ((present, absent, pair), (absent, present, pair.reverse())):
                 found = float(np.maximum(first - a * second, 0.0).sum()) * area
-                bound = law.delta(epsilon)[1]
+                bound = pmf.delta(epsilon)[1]
                 # the grid's error; on a grid 8 times as fine it is 1e-6
                 assert found <= bound * (1 + 4e-4)
                 best = max(best, found / bound) if epsilon > 0.0 and bound > 1e-6 else best
@@ -207,17 +217,19 @@ def test_the_attack_is_the_plane_seen_in_bins(lean):
     p, q, others, noise = 0.3, 0.4, 3, 0.9
     record = np.array([lean, math.sqrt(1 - lean**2)])
     present, absent, area = in_the_plane(p, q, np.array([[1.0, 0.0]] * others + [record]), noise)
-    table = leaning(p, q, others, 1.0 / noise, lean)
+    table = angled_attack(p, q, others, 1.0 / noise, lean)
     for epsilon in (0.0, 0.1, 0.5, 1.0):
-        for first, second, law in ((present, absent, table), (absent, present, table.reverse())):
+        for first, second, pmf in ((present, absent, table), (absent, present, table.reverse())):
             found = float(np.maximum(first - math.exp(epsilon) * second, 0.0).sum()) * area
-            low = law.delta(epsilon)[0]
+            low = pmf.delta(epsilon)[0]
             assert low <= found * (1 + 1e-6) + 1e-9
             assert low >= 0.97 * found - 1e-5
 
 
 def test_orthogonal_others_tell_the_posterior_of_participation():
-    """Given x along the others the record is Poisson sampled with rate q P[takes part | x]: integrated another way."""
+    """Given x along the others the record is Poisson sampled with rate q P[takes part | x]:
+    integrated another way.
+    """
     p, q, records, noise, epsilon = 0.2, 0.2, 12, 1.1, 0.3
     unit = 1.0 / noise
     x = np.linspace(-9.0, 9.0 + records * unit, 4001)
@@ -231,7 +243,7 @@ def test_orthogonal_others_tell_the_posterior_of_participation():
         - np.exp(larger + special.log_ndtr(-unit / 2 - larger / unit))
     )
     truth = float(np.trapezoid(density * given, x))
-    low = leaning(p, q, records, unit, 0.0).delta(epsilon)[0]
+    low = angled_attack(p, q, records, unit, 0.0).delta(epsilon)[0]
     assert low <= truth
     assert low == pytest.approx(truth, rel=5e-3)
     assert truth <= run(p, q, records, noise).delta(epsilon).upper
@@ -254,7 +266,9 @@ def test_far_tails_in_sixty_digits():
         truth = float(
             pm * qm * tails[2] - (a - 1) * (1 - pm) * tails[0] - pm * (a - 1 + qm) * tails[1]
         )
-    low, high = Glued(p, q, (1.0,), (unit,), ((i + 1) * unit,), (i * unit,)).delta(epsilon)
+    low, high = HiddenParticipationPair(
+        p, q, (1.0,), (unit,), ((i + 1) * unit,), (i * unit,)
+    ).delta(epsilon)
     assert truth < 1e-14
     assert low * (1 - 1e-9) <= truth <= high * (1 + 1e-9)
     assert high <= low * (1 + 1e-6)
@@ -270,8 +284,10 @@ def test_far_tails_in_sixty_digits():
     st.sampled_from([1, -1]),
 )
 def test_the_pair_is_a_pair(p, q, shift, absent, more, sign):
-    """Masses sum to one on both sides, losses rise along the cells, distances obey the triangle inequality."""
-    pair = Glued(
+    """Masses sum to one on both sides, losses rise along the cells, distances obey the triangle
+    inequality.
+    """
+    pair = HiddenParticipationPair(
         p, q, (0.25, 0.75), (shift,) * 2, (shift + absent, math.inf), (absent, math.inf), sign=sign
     )
     grid = np.sort(np.concatenate([np.linspace(-3.0, 3.0, 41), [0.0, more, -more]]))
@@ -279,7 +295,7 @@ def test_the_pair_is_a_pair(p, q, shift, absent, more, sign):
     mass = np.exp(cells.log_p)
     assert mass.sum() == pytest.approx(1.0, abs=1e-11)
     assert (mass * np.exp(-cells.loss)).sum() == pytest.approx(1.0, abs=1e-11)
-    assert pair.cut(np.unique(grid))[1] < 1e-12
+    assert pair.boundaries_at(np.unique(grid))[1] < 1e-12
     filled = mass > 1e-200
     ends = np.concatenate([[-np.inf], np.unique(grid), [np.inf]])
     slack = 1e-9 + 3.0 * cells.error[filled]
@@ -291,7 +307,9 @@ def test_the_pair_is_a_pair(p, q, shift, absent, more, sign):
 
 
 def draws(rng, p, q, records, unit, size, lean=0.0):
-    """Losses of the attack in the plane under P, by its densities: what the others do is averaged, not told."""
+    """Losses of the attack in the plane under P, by its densities: what the others do is averaged,
+    not told.
+    """
     number = rng.binomial(records, q, size)
     here, used = rng.random(size) < p, rng.random(size) < q
     x = rng.normal(size=size) + unit * here * (number + lean * used)
@@ -307,7 +325,9 @@ def draws(rng, p, q, records, unit, size, lean=0.0):
 
 
 def pair_draws(rng, p, q, records, unit, size):
-    """Losses of the dominating pair under P, by its definition: aligned branch, opposed branch, or the atom at 0."""
+    """Losses of the dominating pair under P, by its definition: aligned branch, opposed branch, or
+    the atom at 0.
+    """
     number = rng.binomial(records, q, size)
     loss = np.zeros(size)
     for i in np.unique(number):
@@ -340,7 +360,9 @@ def pair_draws(rng, p, q, records, unit, size):
 
 
 def test_many_rounds_by_monte_carlo():
-    """The composed upper bound is the composed pair; the composed attack lies below it and above the lower bound."""
+    """The composed upper bound is the composed pair; the composed attack lies below it and above
+    the lower bound.
+    """
     p, q, records, noise, rounds, epsilon, size = 0.3, 0.3, 5, 1.0, 12, 1.0, 40_000
     rng = np.random.default_rng(11)
     bracket = run(p, q, records, noise, rounds).delta(epsilon)
@@ -359,9 +381,11 @@ def test_many_rounds_by_monte_carlo():
 
 
 def test_two_rounds_by_quadrature():
-    """The composed curve of two rounds, from the one-round curve alone: delta_2(eps) = E[...] over a fine partition."""
+    """The composed curve of two rounds, from the one-round curve alone: delta_2(eps) = E[...] over
+    a fine partition.
+    """
     p, q, records, noise, epsilon = 0.4, 0.5, 3, 1.0, 0.4
-    pair = participating(p, q, records, 1.0 / noise, False)
+    pair = participation_pair(p, q, records, 1.0 / noise, False)
     ends = np.concatenate([[-np.inf], np.linspace(-0.9, 6.0, 401), [np.inf]])
     cells = pair.cells(ends)
     mass, loss = np.exp(cells.log_p), cells.loss
@@ -370,7 +394,7 @@ def test_two_rounds_by_quadrature():
     second = np.array([pair.delta(epsilon - x)[0] for x in loss[some]])
     # sum over the first round of q(x) D(P e^x || e^eps Q) = p(x) D_{eps - x}
     expected = float(mass[some] @ second)
-    low, high = Composition([(Round(pair), 2)]).delta(epsilon, 1e-4)
+    low, high = Composition([(PricedRound(pair), 2)]).delta(epsilon, 1e-4)
     assert low <= expected * (1 + 1e-3)
     assert high >= expected * (1 - 1e-3)
     assert high - low <= 1e-3 * high
@@ -388,11 +412,13 @@ def test_noise_for_the_papers_two_cases(p, q, records):
         )
 
     assert noise(
-        lambda z: participating(p, q, records, 1 / z, False).delta(0.015)[1]
+        lambda z: participation_pair(p, q, records, 1 / z, False).delta(0.015)[1]
     ) == pytest.approx(known[0], rel=2e-4)
-    orthogonal = noise(lambda z: max(leaning(p, q, records, 1 / z, 0.0).delta(0.015)[0], 1e-300))
+    orthogonal = noise(
+        lambda z: max(angled_attack(p, q, records, 1 / z, 0.0).delta(0.015)[0], 1e-300)
+    )
     assert orthogonal == pytest.approx(known[1], rel=3e-3)
-    leaned = noise(lambda z: max(leaning(p, q, records, 1 / z, 0.4).delta(0.015)[0], 1e-300))
+    leaned = noise(lambda z: max(angled_attack(p, q, records, 1 / z, 0.4).delta(0.015)[0], 1e-300))
     assert orthogonal < leaned < known[0]
     for name, value in zip(("WCS", "OLS"), known[2:], strict=True):
         assert noise(
@@ -472,7 +498,9 @@ def test_the_edges_are_poisson_sampling():
 
 
 def test_every_client_has_its_own_guarantee_from_its_own_numbers():
-    """Phases of different rates, records and noise; their sum lies between the easiest and the hardest all along."""
+    """Phases of different rates, records and noise; their sum lies between the easiest and the
+    hardest all along.
+    """
     parts = [(0.1, 0.1, 20, 1.5), (0.3, 0.05, 50, 1.0), (0.05, 0.2, 10, 2.0)]
     mechanisms = [Mechanism(RandomParticipation(p, q, d, 10), z) for p, q, d, z in parts]
     together = Phases(tuple(mechanisms)).guarantee().epsilon(1e-5)
@@ -535,7 +563,9 @@ def test_numbers_of_other_records_are_binomial():
 
 
 def test_clipped_aggregates():
-    """Any two of the three sums may be 2 apart: worse than Poisson sampling with pq, no worse than with q."""
+    """Any two of the three sums may be 2 apart: worse than Poisson sampling with pq, no worse than
+    with q.
+    """
     sampler = RandomParticipation(0.2, 0.1, 10, 5)
     found = Mechanism(sampler, 1.0, Batch()).guarantee().epsilon(1e-5)
     hidden, shown = (

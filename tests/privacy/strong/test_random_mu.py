@@ -7,14 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
-from verax.privacy.curves import gaussian_mixture
+from verax.papers.shuffling_and_batch_clipping import model as paper_000_model
 from verax.privacy.curves.gaussian import gaussian_delta
-from verax.privacy.numerics.lattice import Law
+from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.pld.composition import LOWER, UPPER
+from verax.privacy.strong import random_mu
 
 ATOMS = [0.0, 1.0, 4.0, 9.0]
 CHANCES = [0.4, 0.3, 0.2, 0.1]
-LAW = Law.of(ATOMS, CHANCES).scaled(0.5)
+PMF = LatticePmf.of(ATOMS, CHANCES).scaled(0.5)
 MUS = [math.sqrt(x / 2) for x in ATOMS]
 
 
@@ -36,7 +37,7 @@ def delta(epsilon):
 @pytest.mark.parametrize("side", [LOWER, UPPER])
 def test_many_deltas_are_the_scalar_ones(epsilon, side):
     mu = np.array([0.0, 1e-6, 0.1, 1.0, 3.0, 20.0, 200.0, 1e6])
-    ours = gaussian_mixture.gaussian_deltas(mu, epsilon, side)
+    ours = random_mu.gaussian_deltas(mu, epsilon, side)
     for value, m in zip(ours.tolist(), mu.tolist(), strict=True):
         expected = gaussian_delta(m, epsilon, side)
         if math.isnan(expected) or expected < 1e-299:
@@ -49,13 +50,15 @@ def test_many_deltas_are_the_scalar_ones(epsilon, side):
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0, 5.0, 30.0, 60.0])
 def test_delta_of_the_mixture(epsilon):
-    low, high = (gaussian_mixture.mixture_delta(LAW, epsilon, side) for side in (LOWER, UPPER))
+    low, high = (random_mu.mixture_delta(PMF, epsilon, side) for side in (LOWER, UPPER))
     assert low <= delta(epsilon) <= high
     assert high - low <= 2e-10 * high
 
 
 def conjugate(alpha):
-    """f(alpha) = sup over all real epsilon, also negative ones, of 1 - delta(epsilon) - e^epsilon alpha."""
+    """f(alpha) = sup over all real epsilon, also negative ones, of 1 - delta(epsilon) - e^epsilon
+    alpha.
+    """
 
     def line(epsilon):
         forth = sum(
@@ -80,14 +83,14 @@ def conjugate(alpha):
 
 @pytest.mark.parametrize("alpha", [1e-4, 0.05, 0.2, 0.35, 0.5, 0.7, 0.9, 0.999])
 def test_the_trade_off_curve_is_the_conjugate_of_delta(alpha):
-    low, high = (gaussian_mixture.mixture_tradeoff(LAW, alpha, side) for side in (LOWER, UPPER))
+    low, high = (random_mu.mixture_tradeoff(PMF, alpha, side) for side in (LOWER, UPPER))
     assert low <= high
     assert high - low <= 1e-11
     assert conjugate(alpha) == pytest.approx(low, abs=2e-9)
 
 
 def test_the_trade_off_curve_is_the_infimum_of_equation_6():
-    law, mus, chances = Law.of([1.0, 4.0], [0.7, 0.3]), [1.0, 2.0], [0.7, 0.3]
+    pmf, mus, chances = LatticePmf.of([1.0, 4.0], [0.7, 0.3]), [1.0, 2.0], [0.7, 0.3]
     for alpha in (0.01, 0.1, 0.4):
 
         def misses(first, alpha=alpha):
@@ -101,15 +104,15 @@ def test_the_trade_off_curve_is_the_infimum_of_equation_6():
         found = optimize.minimize_scalar(
             misses, bounds=ends, method="bounded", options={"xatol": 1e-12}
         )
-        assert gaussian_mixture.mixture_tradeoff(law, alpha, LOWER) == pytest.approx(
-            found.fun, abs=1e-8
-        )
-        assert gaussian_mixture.mixture_tradeoff(law, alpha, LOWER) <= found.fun + 1e-12
+        assert random_mu.mixture_tradeoff(pmf, alpha, LOWER) == pytest.approx(found.fun, abs=1e-8)
+        assert random_mu.mixture_tradeoff(pmf, alpha, LOWER) <= found.fun + 1e-12
 
 
 def test_definition_5_2_leaves_out_runs_that_see_nothing():
-    """With P[c = 0] = .4 no threshold has between 16 and 56 percent false alarms; the curve is a line there."""
-    tests = gaussian_mixture._Tests(LAW, UPPER)
+    """With P[c = 0] = .4 no threshold has between 16 and 56 percent false alarms; the curve is a
+    line there.
+    """
+    tests = random_mu._Tests(PMF, UPPER)
     few, many = (tests.alarms(0.0, blind) for blind in (False, True))
     assert many - few == pytest.approx(0.4)
     thresholds = np.concatenate([-np.geomspace(1e-9, 9.0, 40), np.geomspace(1e-9, 9.0, 40)])
@@ -121,26 +124,26 @@ def test_definition_5_2_leaves_out_runs_that_see_nothing():
     ]
     assert not [alpha for alpha in printed if few + 1e-6 < alpha < many - 1e-6]
     inside = np.linspace(few, many, 7)
-    sums = [a + gaussian_mixture.mixture_tradeoff(LAW, a, LOWER) for a in inside]
+    sums = [a + random_mu.mixture_tradeoff(PMF, a, LOWER) for a in inside]
     assert sums == pytest.approx([sums[0]] * 7, abs=1e-12)
 
 
 @pytest.mark.parametrize("alpha", [1e-12, 1e-6, 0.03, 0.5])
 def test_the_curve_is_its_own_inverse(alpha):
-    beta = gaussian_mixture.mixture_tradeoff(LAW, alpha, LOWER)
-    back = gaussian_mixture.mixture_tradeoff(LAW, beta, LOWER)
+    beta = random_mu.mixture_tradeoff(PMF, alpha, LOWER)
+    back = random_mu.mixture_tradeoff(PMF, beta, LOWER)
     assert back == pytest.approx(alpha, rel=1e-6 if alpha > 1e-9 else 1e-2)
 
 
 def test_ends():
     for side in (LOWER, UPPER):
-        assert gaussian_mixture.mixture_tradeoff(LAW, 0.0, side) == 1.0
-        assert gaussian_mixture.mixture_tradeoff(LAW, 1.0, side) == 0.0
-    nothing = Law.of([0.0], [1.0])
-    assert gaussian_mixture.mixture_tradeoff(nothing, 0.3, LOWER) == pytest.approx(0.7, abs=1e-14)
-    assert gaussian_mixture.mixture_tradeoff(nothing, 0.3, UPPER) == 0.7
-    everything = Law.of([1e8], [1.0])
-    assert gaussian_mixture.mixture_tradeoff(everything, 0.3, UPPER) < 1e-299
+        assert random_mu.mixture_tradeoff(PMF, 0.0, side) == 1.0
+        assert random_mu.mixture_tradeoff(PMF, 1.0, side) == 0.0
+    nothing = LatticePmf.of([0.0], [1.0])
+    assert random_mu.mixture_tradeoff(nothing, 0.3, LOWER) == pytest.approx(0.7, abs=1e-14)
+    assert random_mu.mixture_tradeoff(nothing, 0.3, UPPER) == 0.7
+    everything = LatticePmf.of([1e8], [1.0])
+    assert random_mu.mixture_tradeoff(everything, 0.3, UPPER) < 1e-299
 
 
 @settings(max_examples=40, deadline=None)
@@ -150,48 +153,48 @@ def test_ends():
     st.one_of(st.floats(1e-9, 1e-3), st.floats(1e-3, 0.999)),
 )
 def test_bounds_with_exact_tails_enclose_the_curve(weights, scale, alpha):
-    law = Law.of(np.arange(float(len(weights))), np.array(weights) / sum(weights)).scaled(scale)
-    low, high = (gaussian_mixture.mixture_tradeoff(law, alpha, side) for side in (LOWER, UPPER))
-    floor, ceiling = gaussian_mixture.bounds(law, alpha)
+    pmf = LatticePmf.of(np.arange(float(len(weights))), np.array(weights) / sum(weights)).scaled(
+        scale
+    )
+    low, high = (random_mu.mixture_tradeoff(pmf, alpha, side) for side in (LOWER, UPPER))
+    floor, ceiling = paper_000_model.bounds(pmf, alpha)
     assert low <= high
     assert high - low <= 1e-10
     assert floor <= high
     assert ceiling >= low
-    for cut in law.lows:
-        assert gaussian_mixture.lower_bound(law, cut, alpha) <= floor
-        assert gaussian_mixture.upper_bound(law, cut, alpha) >= ceiling
+    for cut in pmf.lows:
+        assert paper_000_model.lower_bound(pmf, cut, alpha) <= floor
+        assert paper_000_model.upper_bound(pmf, cut, alpha) >= ceiling
 
 
 def test_the_bounds_of_one_atom_are_gaussian():
-    law = Law.of([4.0], [1.0]).scaled(0.25)
+    pmf = LatticePmf.of([4.0], [1.0]).scaled(0.25)
     for alpha in (1e-6, 0.1, 0.9):
         truth = stats.norm.cdf(stats.norm.isf(alpha) - 1.0)
-        assert gaussian_mixture.bounds(law, alpha) == pytest.approx((truth, truth), rel=1e-10)
-        assert gaussian_mixture.mixture_tradeoff(law, alpha, LOWER) == pytest.approx(
-            truth, rel=1e-12
-        )
-        assert gaussian_mixture.mixture_tradeoff(law, alpha, UPPER) == pytest.approx(
-            truth, rel=1e-12
-        )
+        assert paper_000_model.bounds(pmf, alpha) == pytest.approx((truth, truth), rel=1e-10)
+        assert random_mu.mixture_tradeoff(pmf, alpha, LOWER) == pytest.approx(truth, rel=1e-12)
+        assert random_mu.mixture_tradeoff(pmf, alpha, UPPER) == pytest.approx(truth, rel=1e-12)
 
 
 def test_definition_5_3_is_the_convex_hull():
-    """f^U is the largest convex curve below u + (1-u)G and its inverse: symmetric, with slope -1 in the middle."""
-    law = Law.of([1.0, 4.0], [0.3, 0.7])
+    """f^U is the largest convex curve below u + (1-u)G and its inverse: symmetric, with slope -1 in
+    the middle.
+    """
+    pmf = LatticePmf.of([1.0, 4.0], [0.3, 0.7])
     grid = np.linspace(0.001, 0.999, 999)
-    values = np.array([gaussian_mixture.upper_bound(law, 4.0, a) for a in grid])
+    values = np.array([paper_000_model.upper_bound(pmf, 4.0, a) for a in grid])
     assert (np.diff(values, 2) > -1e-9).all()
     raw = 0.3 + 0.7 * stats.norm.cdf(stats.norm.isf(grid) - 2.0)
     assert (values <= raw + 1e-9).all()
     assert np.diff(values).min() / 0.001 < -1.0 < np.diff(values).max() / 0.001
     for a in (0.05, 0.3, 0.8):
-        b = gaussian_mixture.upper_bound(law, 4.0, a)
-        assert gaussian_mixture.upper_bound(law, 4.0, b) == pytest.approx(a, abs=1e-8)
+        b = paper_000_model.upper_bound(pmf, 4.0, a)
+        assert paper_000_model.upper_bound(pmf, 4.0, b) == pytest.approx(a, abs=1e-8)
 
 
 def test_the_average_shift_is_no_bound():
-    """Appendix D suggests G_{k/2 sigma} for clip-groups kept by a coin; k = 1, sigma = 1, epsilon 2: .0105 > 9.4e-6."""
-    law = Law.of([0.0, 1.0], [0.5, 0.5])
-    assert (
-        gaussian_mixture.mixture_delta(law, 2.0, LOWER) > 0.0104 > 1000 * gaussian_delta(0.5, 2.0)
-    )
+    """Appendix D suggests G_{k/2 sigma} for clip-groups kept by a coin; k = 1, sigma = 1, epsilon
+    2: .0105 > 9.4e-6.
+    """
+    pmf = LatticePmf.of([0.0, 1.0], [0.5, 0.5])
+    assert random_mu.mixture_delta(pmf, 2.0, LOWER) > 0.0104 > 1000 * gaussian_delta(0.5, 2.0)

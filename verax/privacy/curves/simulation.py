@@ -1,6 +1,6 @@
 """Groups by simulation: algorithm 2 of "optimal group privacy", corrected, with intervals.
 
-Draw runs of T rounds without the group (law X) or with it (law Y) and add up the log likelihood
+Draw runs of T rounds without the group (pmf X) or with it (pmf Y) and add up the log likelihood
 ratios L = log dY/dX. With a = e^eps the two directions are
 
     delta_1 = E_X (1 - a e^L)+,    delta_2 = E_Y (1 - a e^-L)+ = 1 - a + a E_X (1 - e^L / a)+.
@@ -25,9 +25,11 @@ from verax.checks import NoGuarantee
 from verax.mechanism import GEOMETRIES, Batch, Individual, Mechanism, Mixed
 from verax.privacy.analysis import MAX_GROUP
 from verax.privacy.guarantee import Bracket
-from verax.privacy.numerics.distributions import binomial_law
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.distributions import binomial_pmf
+from verax.privacy.numerics.roots import bisect, bracket
 from verax.privacy.numerics.rounding import OPS_8000
-from verax.privacy.pairs.gaussian_mixture import Array, Mixture
+from verax.privacy.pairs.gaussian_mixture import Mixture
 from verax.privacy.pairs.mixture_weights import distinct_groups
 from verax.samplers.poisson import Poisson
 
@@ -136,7 +138,7 @@ def simulate(
         mechanism: Poisson batches under add-remove or zero-out neighbours; any clipping.
         group: how many records.
         samples: how many runs; by default as many as take about a second.
-        sampling: "both" draws each direction from its own law; "paper" draws only runs without the
+        sampling: "both" draws each direction from its own pmf; "paper" draws only runs without the
             group, as algorithm 2 does, and can say little about large epsilons.
         confidence: with which an interval holds.
         geometry: "orthogonal" if the group's gradients are, as in
@@ -187,9 +189,9 @@ def _rounds(mechanism: Mechanism, group: int, geometry: str) -> tuple[int, Mixtu
         case Individual() if (
             geometry == "orthogonal"
         ):  # each record is seen in a direction of its own
-            rounds, weights, unit = rounds * group, binomial_law(1, sampler.rate), 1.0
+            rounds, weights, unit = rounds * group, binomial_pmf(1, sampler.rate), 1.0
         case Individual():
-            weights, unit = binomial_law(group, sampler.rate), 1.0
+            weights, unit = binomial_pmf(group, sampler.rate), 1.0
         case Batch():
             weights, unit = distinct_groups(group, sampler.rate, 1), 2.0
         case Mixed():
@@ -272,12 +274,8 @@ def _chernoff(mean: float, count: int, miss: float, side: int) -> float:
     solved for p.
     """
     goal = -math.log(miss) / count
-    low, high = (mean, 1.0) if side > 0 else (0.0, mean)
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        far = _kl(mean, middle) > goal
-        low, high = (low, middle) if far == (side > 0) else (middle, high)
-    return high if side > 0 else low
+    end = 1.0 if side > 0 else 0.0
+    return bisect(lambda p: _kl(mean, p) <= goal, mean, end, halvings=60)[1]
 
 
 def _kl(m: float, p: float) -> float:
@@ -302,12 +300,7 @@ def _crossing(above: Callable[[float], bool], side: int) -> float:
     """Where a falling limit comes down to its target, rounded up (``side`` 1) or down (-1)."""
     if not above(0.0):
         return 0.0
-    low, high = 0.0, 1.0
-    while above(high):
-        low, high = high, 2.0 * high
-        if high > 1e6:
-            return math.inf if side > 0 else low
-    while high - low > 1e-6 * high:
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if above(middle) else (low, middle)
-    return high if side > 0 else low
+    low, high = bracket(above, 0.0, 1.0, limit=1e6)
+    if high > 1e6:
+        return math.inf if side > 0 else low
+    return bisect(above, low, high, rtol=1e-6)[side > 0]

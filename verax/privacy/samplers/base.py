@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from verax.checks import NoGuarantee
 from verax.mechanism import Individual, Mechanism
 from verax.privacy.curves.base import Curve
-from verax.privacy.pairs.gaussian_mixture import Array
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.lattice import CELLS, LatticePmf
 from verax.privacy.pairs.one_of_many import FINE
-from verax.privacy.pld.directions import Rounds
+from verax.privacy.pairs.rounds import Rounds
 from verax.samplers.base import Sampler
 
 if TYPE_CHECKING:
-    from verax.privacy.numerics.lattice import Law
-    from verax.privacy.strong.curve import Who
-    from verax.privacy.strong.moves import Moves
+    from verax.privacy.strong.displacement import Displacement
 
 S = TypeVar("S", bound=Sampler)
 P = TypeVar("P", bound="type[SamplerPricing[Any]]")
@@ -36,53 +35,65 @@ FEW_PHASES, _COARSEST = 4, 6.0
 
 
 @dataclass(frozen=True)
-class Group:
-    """Which records are protected together: how many, and whether their gradients are orthogonal to each other.
+class ProtectedGroup:
+    """Which records are protected together, and how accurately that is to be priced.
 
-    ``beside`` is how many more records than declared there may be: the rest of a group that is
-    added one by one. ``people`` is the number of all records, if a phase declares it. ``phases`` is
-    how many different phases there are: the share of each in the whole is the smaller, and so may
-    be its accuracy. ``chained`` says that the triangle inequality goes on from one record's bound:
-    tiny deltas count then, and attacks are left out.
+    Args:
+        size: how many records.
+        orthogonal: whether their gradients are orthogonal to each other.
+        extra_records: how many more records than declared there may be: the rest of a group that
+            is added one by one.
+        population: the number of all records, if a phase declares it.
+        phases: how many different phases there are: the more, the less accurate each may be.
+        for_triangle: whether the triangle inequality goes on from one record's bound: tiny deltas
+            count then, and attacks are left out.
+        cells: how many cells the pmf of a displacement may have.
     """
 
     size: int = 1
     orthogonal: bool = False
-    beside: int = 0
-    people: int | None = None
+    extra_records: int = 0
+    population: int | None = None
     phases: int = 1
-    chained: bool = False
+    for_triangle: bool = False
+    cells: int = CELLS
 
     @property
-    def fine(self) -> float:
+    def grid_step(self) -> float:
         """How fine the grid of one of many phases must be."""
         return FINE * min(max(math.sqrt(self.phases / FEW_PHASES), 1.0), _COARSEST)
 
+    def is_counted_singly(self, mechanism: Mechanism) -> bool:
+        """Whether a round costs the number of its records, not that squared."""
+        return self.orthogonal and isinstance(mechanism.clipping, Individual)
+
     def split(self, mechanism: Mechanism) -> tuple[int, int]:
-        """Copies and size: orthogonal records, clipped one by one, are seen apart, like runs with one record each."""
-        apart = self.orthogonal and isinstance(mechanism.clipping, Individual)
-        return (self.size, 1) if apart else (1, self.size)
+        """Copies and size: orthogonal records, clipped one by one, are like runs with one each."""
+        return (self.size, 1) if self.is_counted_singly(mechanism) else (1, self.size)
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Dominating rounds per direction, attacks per name (None: the dominating rounds themselves), and the theorems."""
+    """Dominating rounds per direction, attacks per name, and the theorems.
+
+    Attacks are None where they are the dominating rounds themselves.
+    """
 
     uppers: Mapping[str, Rounds]
     lowers: Mapping[str, Rounds] | None
     upper_by: str
     lower_by: str
-    visible: float
+    exposure: float
     """Probability that without noise an attacker would see the group at all, at most."""
-    shown: float | None = None
+    least_exposure: float | None = None
     """The same, at least, where it is less: the probability that one record alone shows without
     noise.
     """
-    sure: bool = False
-    """Whether the attacks' laws have heavy atoms, so that their curves must be refined from both
+    refine_attacks: bool = False
+    """Whether the attacks' pmfs have heavy atoms, so that their curves must be refined from both
     sides.
     """
-    sharper: Mapping[str, Curve] = field(default_factory=dict)
+    extra_uppers: Mapping[str, Curve] = field(default_factory=dict)
     """Further upper bounds, by direction, for a run that has no other phases."""
 
 
@@ -98,7 +109,7 @@ class OneRecordOnly(NoGuarantee):
         self.absent = absent
 
 
-def one_record_only(mechanism: Mechanism, group: Group, absent: bool = False) -> None:
+def require_one_record(mechanism: Mechanism, group: ProtectedGroup, absent: bool = False) -> None:
     """Leave groups, and with ``absent`` replacement, to the triangle inequality."""
     if group.size > 1 or (absent and mechanism.relation == "replace"):
         raise OneRecordOnly(absent and mechanism.relation == "replace")
@@ -124,7 +135,7 @@ class SamplerPricing(ABC, Generic[S]):
         self.sampler = sampler
 
     @abstractmethod
-    def analysis(self, mechanism: Mechanism, group: Group) -> Analysis:
+    def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
         """Dominating rounds and attacks, with their theorems.
 
         ``NoGuarantee`` where nothing is proved; :class:`OneRecordOnly` where groups are left to the
@@ -132,12 +143,12 @@ class SamplerPricing(ABC, Generic[S]):
         """
 
     @abstractmethod
-    def moves(self, mechanism: Mechanism, group: Group) -> Moves:
+    def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
         """How far the group moves the sums: all that counts where there is hardly any noise."""
 
     @abstractmethod
-    def touched(self, mechanism: Mechanism, who: Who) -> Law:
-        """For adversary A1: the law of the sum over rounds of the squared number of clip-groups that a group touches.
+    def touched_clip_groups(self, mechanism: Mechanism, group: ProtectedGroup) -> LatticePmf:
+        """For adversary A1: the pmf of squared numbers of touched clip-groups, summed over rounds.
 
         ``NoGuarantee`` where what the others do depends on the group.
         """
@@ -146,11 +157,13 @@ class SamplerPricing(ABC, Generic[S]):
     def empty_group_probability(
         self, clip_groups: int, group: int, population: int, relation: str
     ) -> float:
-        """At most the probability that in one round some clip-group holds nobody outside the group."""
+        """At most the probability that in one round some clip-group is empty but for the group."""
 
     @abstractmethod
     def others_in_batch(self, population: int) -> tuple[Array, Array, Array] | None:
-        """The law of the number of others in a batch: without the record, with it outside, and with it inside.
+        """The pmf of the number of others in a batch.
+
+        Three: without the record, with it outside, and with it inside the batch.
 
         None where rounds are not independent and identically distributed.
         """
@@ -160,11 +173,18 @@ class SamplerPricing(ABC, Generic[S]):
         return self.sampler
 
     def dominating(self) -> Sampler:
-        """A sampler that costs one record no less and has no slow attacks; itself if there is none."""
+        """A sampler that costs one record no less and has no slow attacks, or the same one."""
         return self.sampler
 
     def coarse_bound(self, mechanism: Mechanism) -> tuple[list[Rounds], str] | None:
-        """Dominating rounds on a coarser grid, with their theorem, for searches over many plans; or None."""
+        """Dominating rounds on a coarser grid, and their theorem, for searches over many plans.
+
+        None if there is no such grid.
+        """
+        return None
+
+    def known_participation(self) -> Sampler | None:
+        """The sampler as those price it who see when a client takes part; None if unknown."""
         return None
 
     def refuse_larger_group(self, size: int) -> None:
@@ -173,7 +193,7 @@ class SamplerPricing(ABC, Generic[S]):
         if most is not None and size > most:
             raise ValueError(f"group must be at most {most}, got {size}")
 
-    def counted_on(self, population: int | None) -> int | None:
+    def population_known_to_attack(self, population: int | None) -> int | None:
         """The number of records that an attack may count on; None if it may be any."""
         return population
 
@@ -189,11 +209,15 @@ def prices(kind: type[Sampler]) -> Callable[[P], P]:
 
 
 def pricing(kind: type[Sampler]) -> type[SamplerPricing[Any]]:
-    """The pricing of a class of samplers. A subclass is not priced as its base: it may draw something else."""
+    """The pricing of a class of samplers.
+
+    A subclass is not priced as its base: it may draw something else.
+    """
     if kind not in _PRICINGS:
         raise NoGuarantee(
-            f"no privacy analysis is known for {kind.__name__}, so nobody can say what it costs: use one of "
-            "verax's samplers, or register an analysis with verax.privacy.pricing.prices"
+            f"no privacy analysis is known for {kind.__name__}, so nobody can say "
+            "what it costs: use one of "
+            "verax's samplers, or register an analysis with verax.privacy.samplers.base.prices"
         )
     return _PRICINGS[kind]
 
@@ -203,36 +227,42 @@ def pricing_of(sampler: Sampler) -> SamplerPricing[Any]:
     return pricing(type(sampler))(sampler)
 
 
-def analysis_of(mechanism: Mechanism, group: Group) -> Analysis:
+def analysis_of(mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
     """The analysis of one mechanism, by the pricing of its sampler."""
     return pricing_of(mechanism.sampler).analysis(mechanism, group)
 
 
 def presence_shift(mechanism: Mechanism) -> float:
-    """How far the presence of one sampled record moves the noisy sum, in standard deviations of the noise."""
+    """How far one record's presence moves the sum, in standard deviations of the noise."""
     return (1.0 if isinstance(mechanism.clipping, Individual) else 2.0) / (
         mechanism.noise_multiplier or math.inf
     )
 
 
 def neighbour_shift(mechanism: Mechanism) -> float:
-    """How far one sampled record moves the noisy sum between neighbours: twice as far where it is replaced."""
+    """How far one sampled record moves the noisy sum between neighbours.
+
+    Twice as far where it is replaced.
+    """
     alone = isinstance(mechanism.clipping, Individual) and mechanism.relation != "replace"
     return (1.0 if alone else 2.0) / mechanism.noise_multiplier
 
 
-def no_strong_analysis(sampler: Sampler) -> NoGuarantee:
+def no_strong_analysis_error(sampler: Sampler) -> NoGuarantee:
     """What to raise where adversary A1 has no analysis."""
     return NoGuarantee(
-        f"adversary A1 has no analysis for {type(sampler).__name__}: what the others do depends on the group there; "
+        f"adversary A1 has no analysis for {type(sampler).__name__}: what the "
+        "others do depends on the group there; "
         "use adversary='A0', or Poisson, WithoutReplacement, Shuffle, Deterministic or BallsInBins"
     )
 
 
-def fixed_batches_only(mechanism: Mechanism) -> None:
-    """Refuse add-remove for samplers whose batches have fixed sizes: adding a record would move others."""
+def refuse_add_remove(mechanism: Mechanism) -> None:
+    """Refuse add-remove for batches of fixed size: adding a record would move others."""
     if mechanism.relation == "add-remove":
         raise NoGuarantee(
-            f"{type(mechanism.sampler).__name__} has fixed batch sizes, so adding or removing a record moves other "
-            "records between batches and no add-remove analysis is sound; use relation='zero-out' or 'replace'"
+            f"{type(mechanism.sampler).__name__} has fixed batch sizes, so adding "
+            "or removing a record moves other "
+            "records between batches and no add-remove analysis is sound; use "
+            "relation='zero-out' or 'replace'"
         )

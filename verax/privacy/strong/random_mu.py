@@ -1,6 +1,6 @@
 """Gaussian mechanisms with a random mu that the adversary sees: bounds on the mixture's curves.
 
-A law is that of mu^2 (:class:`verax.privacy.numerics.lattice.Law`). Curves rise with mu, so upper
+A pmf is that of mu^2 (:class:`verax.privacy.numerics.lattice.Law`). Curves rise with mu, so upper
 bounds put every cell at its upper end and lower bounds at its lower one.
 """
 
@@ -13,22 +13,14 @@ import numpy as np
 from scipy import special
 
 from verax.privacy.curves.gaussian import gaussian_delta
-from verax.privacy.numerics.lattice import Law
-from verax.privacy.numerics.rounding import (
-    NORMAL_TAIL,
-    NORMAL_TRADEOFF,
-    PRODUCT_ULPS,
-    UNIT,
-    down,
-    outward,
-    ulps,
-    up,
-)
-from verax.privacy.pairs.gaussian_mixture import Array
+from verax.privacy.numerics import Array
+from verax.privacy.numerics.lattice import LatticePmf
+from verax.privacy.numerics.roots import bisect, bracket
+from verax.privacy.numerics.rounding import NORMAL_TAIL, PRODUCT_ULPS, UNIT, outward, ulps, up
 from verax.privacy.pld.composition import LOWER, UPPER
 
 # relative error of mu = sqrt(c^2 unit^2)
-_ROUND = ulps(16.0)
+RELATIVE_MU = ulps(16.0)
 _FAR = 40.0  # standard deviations beyond which a double holds no probability
 _TINY = 1e-306  # what underflow may take from a probability: less than any delta that is asked for
 _HUGE = 1e150  # a mu whose square is still a double
@@ -66,21 +58,21 @@ def gaussian_deltas(mu: Array, epsilon: float, side: int) -> Array:
     return np.asarray(np.where(mu > 0.0, value, 0.0))
 
 
-def mixture_delta(law: Law, epsilon: float, side: int) -> float:
+def mixture_delta(pmf: LatticePmf, epsilon: float, side: int) -> float:
     """delta(epsilon) of the mixture, rounded up (``side`` UPPER) or down."""
-    slack = law.error + ulps(len(law.weights) + 8.0)
-    mu, rest = _mu(law, side), 0.0
-    if side == UPPER and law.lost > 0.0:
-        rest = law.lost * gaussian_delta(up(math.sqrt(law.top), _ROUND), epsilon, UPPER)
-    if side == UPPER and law.top > 0.0:
+    slack = pmf.error + ulps(len(pmf.weights) + 8.0)
+    mu, rest = _mu(pmf, side), 0.0
+    if side == UPPER and pmf.lost > 0.0:
+        rest = pmf.lost * gaussian_delta(up(math.sqrt(pmf.top), RELATIVE_MU), epsilon, UPPER)
+    if side == UPPER and pmf.top > 0.0:
         rest += _TINY  # small weights times small curves
-    total = outward(float(law.weights @ gaussian_deltas(mu, epsilon, side)), side, slack) + rest
+    total = outward(float(pmf.weights @ gaussian_deltas(mu, epsilon, side)), side, slack) + rest
     return min(max(total, 0.0), 1.0)
 
 
-def _mu(law: Law, side: int) -> Array:
+def _mu(pmf: LatticePmf, side: int) -> Array:
     """mu in every cell, where it makes delta largest (UPPER) or smallest."""
-    return outward(np.sqrt(law.highs if side == UPPER else law.lows), side, _ROUND)
+    return outward(np.sqrt(pmf.highs if side == UPPER else pmf.lows), side, RELATIVE_MU)
 
 
 # --- the trade-off curve --------------------------------------------------------------------------
@@ -94,13 +86,13 @@ class _Tests:
     rejected.
     """
 
-    def __init__(self, law: Law, side: int) -> None:
-        mu = _mu(law, -side)
-        self.side, self.slack = side, law.error + ulps(len(law.weights) + 8.0)
-        self.lost = law.lost + _TINY if side == UPPER else 0.0
+    def __init__(self, pmf: LatticePmf, side: int) -> None:
+        mu = _mu(pmf, -side)
+        self.side, self.slack = side, pmf.error + ulps(len(pmf.weights) + 8.0)
+        self.lost = pmf.lost + _TINY if side == UPPER else 0.0
         seen = mu > 0.0
-        self.mu, self.weights = mu[seen], law.weights[seen]
-        self.unseen = float(law.weights[~seen].sum())
+        self.mu, self.weights = mu[seen], pmf.weights[seen]
+        self.unseen = float(pmf.weights[~seen].sum())
 
     def errors(self, threshold: float, blind: bool) -> tuple[float, float]:
         """False alarms and misses."""
@@ -129,7 +121,7 @@ class _Tests:
         return min(max(outward(total, self.side, self.slack), 0.0) + self.lost, 1.0)
 
 
-def mixture_tradeoff(law: Law, alpha: float, side: int) -> float:
+def mixture_tradeoff(pmf: LatticePmf, alpha: float, side: int) -> float:
     """The least miss rate at false-alarm rate ``alpha``, rounded up (``side`` UPPER) or down.
 
     The curve of definition 5.2: every threshold gives a point on it. A point with at least
@@ -139,7 +131,7 @@ def mixture_tradeoff(law: Law, alpha: float, side: int) -> float:
     """
     if alpha <= 0.0 or alpha >= 1.0:
         return float(alpha <= 0.0)
-    tests = _Tests(law, side)
+    tests = _Tests(pmf, side)
     few, misses = tests.errors(0.0, blind=False)
     many, fewest = tests.errors(0.0, blind=True)
     line = few + misses - alpha + side * ulps(4.0)
@@ -159,63 +151,8 @@ def mixture_tradeoff(law: Law, alpha: float, side: int) -> float:
 def _edge(holds: Callable[[float], bool], sign: float) -> float | None:
     """The last threshold that holds from 0 towards ``sign`` infinity; the first if 0 does not."""
     at_zero = holds(0.0)
-    near, far = 0.0, sign
-    while holds(far) == at_zero:
-        near, far = far, 2.0 * far
-        if abs(far) > 1e200:
-            return near if at_zero else None
+    near, far = bracket(lambda size: holds(sign * size) == at_zero, 0.0, 1.0, limit=1e200)
+    if far > 1e200:
+        return sign * near if at_zero else None
     good, bad = (near, far) if at_zero else (far, near)
-    for _ in range(100):
-        middle = 0.5 * (good + bad)
-        good, bad = (middle, bad) if holds(middle) else (good, middle)
-        if abs(good - bad) <= 1e-13 * abs(good):
-            break
-    return good
-
-
-# --- the bounds of definitions 5.3 and 5.4 --------------------------------------------------------
-
-
-def lower_bound(law: Law, cut: float, alpha: float) -> float:
-    """f^L of definition 5.4 at mu^2 = ``cut``, with the exact tail above it: never above the curve.
-
-    >>> law = Law.of([1.0, 4.0], [0.9, 0.1])
-    >>> lower_bound(law, 1.0, 0.05) < mixture_tradeoff(law, 0.05, LOWER) < upper_bound(
-    ...     law, 1.0, 0.05
-    ... )
-    True
-    """
-    mu, tail = up(math.sqrt(cut), _ROUND), law.above(cut)[1]
-    there = down(gaussian_tradeoff(mu, alpha), NORMAL_TRADEOFF) - tail
-    beyond = down(gaussian_tradeoff(mu, min(up(alpha + tail, ulps(4.0)), 1.0)), NORMAL_TRADEOFF)
-    return max(there, beyond, 0.0)
-
-
-def upper_bound(law: Law, cut: float, alpha: float) -> float:
-    """f^U of definition 5.3 at mu^2 = ``cut``, with the exact tail: never below the curve."""
-    mu, tail = down(math.sqrt(cut), _ROUND), law.below(cut)[1]
-    if tail >= 1.0 or mu == 0.0:
-        return 1.0 - alpha
-    log_rest = math.log1p(-tail) / mu
-    first = float(special.ndtr(log_rest - mu / 2.0))
-    last = tail + (1.0 - tail) * float(special.ndtr(-mu / 2.0 - log_rest))
-    if alpha <= first:
-        value = tail + (1.0 - tail) * gaussian_tradeoff(mu, alpha)
-    elif alpha < last:
-        value = first + last - alpha
-    else:
-        value = gaussian_tradeoff(mu, max((alpha - tail) / (1.0 - tail) - ulps(4.0), 0.0))
-    return min(up(value, NORMAL_TRADEOFF) + ulps(4.0), 1.0 - alpha)
-
-
-def bounds(law: Law, alpha: float) -> tuple[float, float]:
-    """The best of all f^L and of all f^U at ``alpha``."""
-    return (
-        max(lower_bound(law, cut, alpha) for cut in law.highs.tolist()),
-        min(upper_bound(law, cut, alpha) for cut in law.lows.tolist()),
-    )
-
-
-def gaussian_tradeoff(mu: float, alpha: float) -> float:
-    """G_mu(alpha) = Phi(Phi^{-1}(1 - alpha) - mu), not rounded to either side."""
-    return float(special.ndtr(-special.ndtri(alpha) - mu))
+    return sign * bisect(lambda size: holds(sign * size), good, bad, rtol=1e-13, halvings=100)[0]

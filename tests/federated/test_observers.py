@@ -14,12 +14,8 @@ from verax import (
     Poisson,
     RandomParticipation,
 )
+from verax.federated.observers import OBSERVERS, Federation, baseline
 from verax.privacy.curves.gaussian import gaussian_epsilon
-from verax.privacy.participation import (
-    OBSERVERS,
-    Federation,
-    baseline,
-)
 from verax.privacy.pld.composition import UPPER
 
 RECORD = RandomParticipation(0.2, 0.1, 30, 10)
