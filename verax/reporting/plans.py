@@ -99,7 +99,7 @@ def _noise(value: float) -> str:
     return text if float(text) == value else format_bound(value, UPPER, 6)
 
 
-def plain(plan: Plan, starred: bool = False) -> dict[str, Any]:
+def plan_values(plan: Plan, starred: bool = False) -> dict[str, Any]:
     """Everything about a plan that a machine may want to know."""
     asked = closed_form(plan)
     theorem = None
@@ -132,14 +132,14 @@ def plain(plan: Plan, starred: bool = False) -> dict[str, Any]:
     }
 
 
-def plain_change(change: Change) -> dict[str, Any]:
+def change_values(change: Change) -> dict[str, Any]:
     """A change and its cost."""
     return {
         "change": change.words,
         "noise": change.noise,
         "signal_of_run": change.signal,
         "rounds": change.rounds,
-        "plan": plain(change.after),
+        "plan": plan_values(change.after),
     }
 
 
