@@ -18,11 +18,11 @@ from verax.planning import Planner, Target
 from verax.planning.planner import upper_only
 from verax.privacy.pricing import prices, pricing_of
 from verax.privacy.samplers.poisson import PoissonPricing
-from verax.reporting import compare
+from verax.reporting import comparison
+from verax.reporting.plan_code import command_lines
 from verax.samplers import Sampler, options, registry, resume
 from verax.training import fit
-from verax.web import answers, questions
-from verax.web.code import command_lines
+from verax.web import requests, service
 
 RECORDS, BATCH, EPOCHS, NOISE, DELTA = 120, 12, 2, 2.0, 1e-5
 NOT_PLANNED = {
@@ -171,20 +171,21 @@ def test_it_is_planned_or_says_how_else(name):
 
 
 def test_it_is_compared_with_the_others(name):
-    found = [type(one) for _, one in compare.samplers(batches=10, epochs=2, records=RECORDS)]
+    found = [type(one) for _, one in comparison.samplers(batches=10, epochs=2, records=RECORDS)]
     assert (registry.named(name).kind in found) is (name in registry.plannable())
 
 
 def test_the_browser_asks_for_it(name, sampler):
     if name not in registry.plannable():
         with pytest.raises(ValueError, match="sampler must be one of"):
-            questions.Compare(sampler=[name])
+            requests.CompareRequest(sampler=[name])
         return
-    asked = questions.Compare(
+    asked = requests.CompareRequest(
         records=RECORDS, batch=BATCH, epochs=EPOCHS, noise_multiplier=NOISE, sampler=[name]
     )
-    steps = answers.compare(asked)
-    assert steps[-1].task.arguments[0].mechanism() == Mechanism(sampler, NOISE)
+    assert service.compare_steps(asked)[-1].task.arguments[0].mechanism() == Mechanism(
+        sampler, NOISE
+    )
 
 
 def test_an_audit_does_not_refute_it(sampler):

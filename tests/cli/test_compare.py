@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from verax import Batch
 from verax.cli import app, main
-from verax.reporting.compare import compare
+from verax.reporting.comparison import compare
 
 WORDS = ["compare", "-z", "0.7", "--batches", "1000", "--delta", "1e-5"]
 

@@ -54,14 +54,17 @@ def test_machines_get_plans_that_the_accountant_confirms():
 
 def test_the_browser_answers_the_same_question_with_the_same_noises():
     pytest.importorskip("pydantic")
-    from verax.web import questions, tasks
+    from verax.web import computations, requests
 
     words = "plan --records 60000 --epsilon 1 --delta 1e-5 --epochs 1:100:6 --batch 64:8192:5"
     words += " --sampler poisson,shuffle"
     plans = json.loads(invoke(*words.split(), "--json"))["plans"]
     printed = {(p["sampler"], p["batch"], p["rounds"]): p["noise_multiplier"] for p in plans}
-    asked = questions.Plan(epochs="1:100:6", batch="64:8192:5", sampler=["poisson", "shuffle"])
-    parts = tasks.plans(asked.target(), asked.points(), asked.limits(), asked.rank)
+    asked = requests.PlanRequest(
+        epochs="1:100:6", batch="64:8192:5", sampler=["poisson", "shuffle"]
+    )
+    points = asked.grid().points()
+    parts = computations.plans(asked.target(), points, asked.limits(), asked.rank)
     answered = [part["plan"] for part in parts if part.get("plan")]
     assert {
         (p["sampler"], p["batch"], p["rounds"]): p["noise_multiplier"] for p in answered

@@ -18,18 +18,18 @@ from verax.privacy.curves.black_box import BlackBox
 from verax.privacy.guarantee import Bracket
 from verax.reporting.groups import (
     Block,
-    Priced,
-    Settings,
+    GroupCost,
+    GroupSettings,
+    clipping_name,
     clippings_figure,
     draw_block,
     groups_figure,
-    name,
     price_clippings,
     price_groups,
 )
 
 RUN = Mechanism(Poisson(1.0, 4), 20.0)  # Gaussian, so that black boxes are quick
-FEW = Settings(samples=2000, insecure_seed=1)
+FEW = GroupSettings(samples=2000, insecure_seed=1)
 
 
 def test_both_quantities_in_one_go():
@@ -67,7 +67,7 @@ def test_both_quantities_in_one_go():
     ids=repr,
 )
 def test_the_tight_bound_is_at_most_either_black_box(run):
-    settings = Settings(rtol=0.01, samples=0)
+    settings = GroupSettings(rtol=0.01, samples=0)
     for block in price_groups(run, [1, 2, 4], delta=1e-5, epsilon=1.0, settings=settings):
         for row in block.rows:
             assert row.tight.upper <= row.f_dp <= row.black_box
@@ -76,7 +76,7 @@ def test_the_tight_bound_is_at_most_either_black_box(run):
 
 def test_one_record_costs_what_the_accountant_says_in_every_column():
     run = Mechanism(Poisson(0.01, 1000), 1.0)
-    for block in price_groups(run, [1], delta=1e-5, epsilon=1.0, settings=Settings(samples=0)):
+    for block in price_groups(run, [1], delta=1e-5, epsilon=1.0, settings=GroupSettings(samples=0)):
         own = (
             run.guarantee().epsilon(1e-5)
             if block.quantity == "epsilon"
@@ -95,7 +95,7 @@ def test_runs_that_cannot_be_simulated_are_priced_all_the_same():
 
 
 def test_orthogonal_groups():
-    settings = Settings("orthogonal", samples=0)
+    settings = GroupSettings("orthogonal", samples=0)
     (block,) = price_groups(RUN, [4], delta=1e-5, settings=settings)
     assert block.rows[0].tight == RUN.guarantee(4, "orthogonal").epsilon(1e-5)
 
@@ -109,7 +109,11 @@ def test_clippings_side_by_side():
         own = Mechanism(RUN.sampler, 20.0, kind).guarantee(3)
         assert epsilons[2][3][i] == own.epsilon(1e-5)
         assert deltas[2][3][i] == own.delta(1.0)
-    assert [name(kind) for kind in kinds] == ["individual", "batch", "mixed, 2 clip-groups"]
+    assert [clipping_name(kind) for kind in kinds] == [
+        "individual",
+        "batch",
+        "mixed, 2 clip-groups",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +125,7 @@ def test_clippings_side_by_side():
         ({"delta": 2.0}, "delta must lie strictly between 0 and 1, got 2.0"),
         ({"epsilon": -1.0}, "epsilon must be at least 0 and finite, got -1.0"),
         (
-            {"delta": 1e-5, "settings": Settings(sampling="paper")},
+            {"delta": 1e-5, "settings": GroupSettings(sampling="paper")},
             "sampling must be 'both' where epsilon is asked for",
         ),
     ],
@@ -136,7 +140,7 @@ def test_figures(tmp_path, suffix):
     pytest.importorskip("matplotlib")
     blocks = price_groups(RUN, [1, 2, 16], delta=1e-2, epsilon=0.5, settings=FEW)
     infinite = price_groups(
-        Mechanism(Poisson(1.0, 4), 0.1), [1, 2], delta=1e-5, settings=Settings(samples=100)
+        Mechanism(Poisson(1.0, 4), 0.1), [1, 2], delta=1e-5, settings=GroupSettings(samples=100)
     )
     assert math.isinf(infinite[0].rows[-1].black_box)
     groups_figure([*blocks, *infinite], "a title", tmp_path / f"a.{suffix}")
@@ -151,9 +155,9 @@ def test_nothing_is_left_out_of_a_figure():
     figure = pytest.importorskip("matplotlib.figure").Figure()
     bracket, wide = Bracket(1.0, 2.0), Bracket(0.0, math.inf)
     rows = [
-        Priced(1, bracket, 1e9, math.inf, wide),
-        Priced(2, Bracket(0.0, 0.0), 3.0, 2.5, bracket),
-        Priced(3, bracket, 4.0, 3.0, None),
+        GroupCost(1, bracket, 1e9, math.inf, wide),
+        GroupCost(2, Bracket(0.0, 0.0), 3.0, 2.5, bracket),
+        GroupCost(3, bracket, 4.0, 3.0, None),
     ]
     axes = figure.subplots()
     draw_block(axes, Block("epsilon", 1e-5, tuple(rows)))
@@ -192,7 +196,7 @@ def test_a_figure_of_one_group_of_which_nothing_is_finite(tmp_path):
 )
 def test_no_proved_bound_is_printed_above_another_that_it_should_not_exceed(run):
     for block in price_groups(
-        run, [1, 2, 4], delta=1e-5, epsilon=1.5, settings=Settings(samples=0)
+        run, [1, 2, 4], delta=1e-5, epsilon=1.5, settings=GroupSettings(samples=0)
     ):
         for row in block.rows:
             assert row.tight.lower <= row.tight.upper <= row.f_dp <= row.black_box

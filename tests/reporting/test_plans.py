@@ -7,9 +7,9 @@ from verax.planning import Planner, Target, changes, frontier, full_batch_signal
 from verax.planning.utility import Line, Point, UtilityGraph
 from verax.reporting.plans import (
     EXPLAINED,
+    change_values,
     describe,
-    plain,
-    plain_change,
+    plan_values,
     plans_figure,
     table,
     utility_figure,
@@ -58,14 +58,14 @@ def test_columns_come_when_they_matter(plans):
 
 
 def test_machines_get_everything(plans):
-    found = plain(plans[0], starred=True)
+    found = plan_values(plans[0], starred=True)
     assert found["noise_multiplier"] == plans[0].noise_multiplier
     assert found["epsilon"] <= 1.0
     assert found["undominated"] is True
     assert found["closed_form"]["why_not"] is None or "theorem" in found["closed_form"]["why_not"]
-    assert plain(plans[-1])["closed_form"] is None
+    assert plan_values(plans[-1])["closed_form"] is None
     change = changes(plans[0])[0]
-    assert plain_change(change)["noise"] == change.noise
+    assert change_values(change)["noise"] == change.noise
 
 
 def test_the_figure_is_drawn_and_the_same_twice(plans, tmp_path):

@@ -14,8 +14,9 @@ from verax import Batch, Mechanism, Poisson, RandomParticipation
 from verax.planning import Planner, Target, frontier, plannable, planned
 from verax.planning import ranked as in_order
 from verax.privacy.participation import BASELINES, OBSERVERS, Federation, baseline
-from verax.web import answers
-from verax.web.questions import MOST_PLANS, MOST_SLOW_PLANS, Plan, slow
+from verax.web import service
+from verax.web.plan_grid import MOST_PLANS, MOST_SLOW_PLANS, is_slow
+from verax.web.requests import PlanRequest
 
 
 def parts(client, path, **params):
@@ -85,7 +86,7 @@ class TestCompare:
         answer = client.get("/api/compare", params={"sampler": "poisson", "figure": "noise"}).json()
         points = sorted(answer["points"], key=lambda point: point["x"])
         uppers = [point["epsilon"]["upper"] for point in points]
-        assert [point["x"] for point in points] == list(answers.NOISES)
+        assert [point["x"] for point in points] == list(service.AXES["noise"][1])
         assert uppers == sorted(uppers, reverse=True)
         at = points[8]
         bracket = Mechanism(Poisson(0.01, 1000), at["x"]).guarantee().epsilon(1e-5, 0.01)
@@ -229,15 +230,15 @@ class TestPlan:
         "ways", [[way] for way in plannable()] + [["poisson", "balls-in-bins"], list(plannable())]
     )
     def test_no_choice_of_samplers_is_too_much_at_the_defaults(self, ways):
-        asked = Plan(sampler=ways)
-        points = asked.points()
+        grid = PlanRequest(sampler=ways).grid()
+        points = grid.points()
         assert {way for way, _, _ in points} == set(ways)
         assert len(points) <= MOST_PLANS
-        assert sum(slow(way) for way, _, _ in points) <= MOST_SLOW_PLANS
+        assert sum(is_slow(way) for way, _, _ in points) <= MOST_SLOW_PLANS
         for way in ways:  # the ends of both ranges are among them
             pairs = {(batch, epochs) for one, batch, epochs in points if one == way}
             assert {(64, 1), (64, 100), (8192, 1), (8192, 100)} <= pairs
-            assert (len(pairs) < 112) == any(way in note for note in asked.notes())
+            assert (len(pairs) < 112) == any(way in note for note in grid.notes())
 
     def test_what_is_left_out_to_save_time_is_said(self, client):
         params = {"sampler": "balls-in-bins"}
@@ -267,9 +268,9 @@ class TestFederated:
             assert (
                 rows[name]["upper"] == baseline(name, sampler, 1.0).guarantee().epsilon(1e-5).upper
             )
-        uppers = [rows[name]["upper"] for name in answers.NAMES]
+        uppers = [rows[name]["upper"] for name in service.MODELS]
         assert uppers == sorted(uppers)
-        assert set(answers.NAMES) == {"participation", *BASELINES}
+        assert set(service.MODELS) == {"participation", *BASELINES}
 
     def test_observers_are_those_of_python(self, client):
         params = {"rounds": 5, "records": 10, "senders": 20, "colluding": 3, "always_send": False}
@@ -319,7 +320,7 @@ def test_stopping_to_listen_ends_the_computation(server):
 
 
 def test_planner_and_page_agree_on_the_order_of_points():
-    asked = list(answers.coarse_first(list(range(10))))
+    asked = list(service.coarse_first(list(range(10))))
     assert asked[:2] == [0, 9]
     assert sorted(asked) == list(range(10))
 

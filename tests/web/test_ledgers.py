@@ -27,26 +27,26 @@ def book(tmp_path):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has a table of locks")
 def test_a_writer_is_seen_by_its_lock(book):
     os.utime(book.path, LONG_AGO)
-    assert ledgers.is_written(book.path)
-    assert ledgers.quiet(book.path) is None
+    assert ledgers.is_being_written(book.path)
+    assert ledgers.silence(book.path) is None
     book.close()
-    assert not ledgers.is_written(book.path)
-    assert ledgers.quiet(book.path) == {"written": 1e9}
+    assert not ledgers.is_being_written(book.path)
+    assert ledgers.silence(book.path) == {"written": 1e9}
 
 
 def test_what_was_written_just_now_is_not_quiet(book, monkeypatch):
     book.close()
     now = os.stat(book.path).st_mtime
     monkeypatch.setattr(time, "time", lambda: now + ledgers.QUIET_SECONDS - 1.0)
-    assert ledgers.quiet(book.path) is None
+    assert ledgers.silence(book.path) is None
     monkeypatch.setattr(time, "time", lambda: now + ledgers.QUIET_SECONDS + 1.0)
-    assert ledgers.quiet(book.path) == {"written": now}
+    assert ledgers.silence(book.path) == {"written": now}
 
 
 def test_without_a_table_of_locks_the_time_decides(book, tmp_path, monkeypatch):
     monkeypatch.setattr(ledgers, "LOCKS", tmp_path / "none")
     os.utime(book.path, LONG_AGO)
-    assert ledgers.quiet(book.path) == {"written": 1e9}
+    assert ledgers.silence(book.path) == {"written": 1e9}
 
 
 def test_the_table_of_locks_is_read_by_inode(book, tmp_path, monkeypatch):
@@ -62,11 +62,11 @@ def test_the_table_of_locks_is_read_by_inode(book, tmp_path, monkeypatch):
         "": False,
     }.items():
         table.write_text(f"{line}\n")
-        assert ledgers.is_written(book.path) is written, line
+        assert ledgers.is_being_written(book.path) is written, line
 
 
 def test_a_ledger_that_is_gone_is_not_quiet(tmp_path):
-    assert ledgers.quiet(str(tmp_path / "none.ledger")) is None
+    assert ledgers.silence(str(tmp_path / "none.ledger")) is None
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from verax.web.guard import HEADERS
+from verax.web.auth import HEADERS
 from verax.web.settings import Settings
 
 HALF = b"GET /api/about HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "

@@ -24,8 +24,13 @@ from verax.cli.options import (
 from verax.cli.tables import Table
 from verax.privacy.guarantee import DEFAULT_RTOL, shown
 from verax.privacy.pld.composition import LOWER, UPPER
-from verax.reporting.compare import RECORDS_PER_BATCH, Priced, against_poisson, comparison_figure
-from verax.reporting.compare import compare as price_all
+from verax.reporting.comparison import (
+    RECORDS_PER_BATCH,
+    SamplerCost,
+    against_poisson,
+    comparison_figure,
+)
+from verax.reporting.comparison import compare as price_all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +112,7 @@ def compare(options: CompareOptions) -> None:
     output.say_saved(options.figure)
 
 
-def _plain(rows: Sequence[Priced]) -> list[dict[str, object]]:
+def _plain(rows: Sequence[SamplerCost]) -> list[dict[str, object]]:
     return [
         {
             "name": row.name,
@@ -125,7 +130,7 @@ def _factor(value: float, side: int) -> str:
     return shown(value, side, 3 if value >= 1.0 else 2)
 
 
-def _show(rows: Sequence[Priced], options: CompareOptions) -> None:
+def _show(rows: Sequence[SamplerCost], options: CompareOptions) -> None:
     out = output.fitted_console()
     out.print(f"{options.quantity}: {options.setting}")
     table = Table(

@@ -23,7 +23,7 @@ from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.figures import samplers_figure
 from verax.reporting.statement import Statement
-from verax.reporting.words import reach_sentence
+from verax.reporting.statement.text import reach_sentence
 from verax.samplers.base import Sampler
 
 BATCHES, NOISES = 1000, (0.5, 0.7, 1.0, 2.0)

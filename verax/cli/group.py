@@ -93,11 +93,11 @@ class GroupOptions:
             other = "--clippings" if self.compared else "--samples 0"
             refuse_together(context, _SIMULATION, other, "nothing is simulated")
 
-    def settings(self) -> tables.Settings:
+    def settings(self) -> tables.GroupSettings:
         """How wide the brackets are, and how much is simulated."""
         if self.samples is not None:
             checks.count("samples", self.samples, minimum=0)
-        return tables.Settings(
+        return tables.GroupSettings(
             self.geometry.value,
             self.rtol,
             self.samples,
@@ -182,7 +182,7 @@ def parse_sizes(words: str, records: int | None) -> list[int]:
 def _setting(mechanism: Mechanism) -> str:
     return (
         f"{mechanism.sampler!r}, noise {mechanism.noise_multiplier:g}, "
-        f"{tables.name(mechanism.clipping)} clipping, {mechanism.relation}"
+        f"{tables.clipping_name(mechanism.clipping)} clipping, {mechanism.relation}"
     )
 
 
@@ -267,10 +267,10 @@ def _compare_clippings(
     options: GroupOptions,
     runs: Sequence[Mechanism],
     sizes: Sequence[int],
-    settings: tables.Settings,
+    settings: tables.GroupSettings,
 ) -> None:
     """One run under several clippings, and where one becomes cheaper than another."""
-    first, names = runs[0], [tables.name(run.clipping) for run in runs]
+    first, names = runs[0], [tables.clipping_name(run.clipping) for run in runs]
     most = max(_LOOK * max(sizes), _LOOK_AT_LEAST)
     pairs = [(i, j) for j in range(len(runs)) for i in range(j)]
     delta, crossings = options.delta, []

@@ -345,7 +345,7 @@ def _print_json(answer: _Answer, options: PlanOptions) -> None:
     advice, plans = answer.advice, []
     for plan in answer.plans:
         accuracy = {} if advice is None else {"expected_accuracy": advice.accuracy(plan)}
-        plans.append(reporting.plain(plan, id(plan) in answer.undominated) | accuracy)
+        plans.append(reporting.plan_values(plan, id(plan) in answer.undominated) | accuracy)
     output.print_json(
         {
             "unknown": answer.unknown,
@@ -361,7 +361,7 @@ def _print_json(answer: _Answer, options: PlanOptions) -> None:
                 "expected_accuracy": advice.choice.accuracy,
                 "public": advice.graph.public,
             },
-            "changes_to_the_first": [reporting.plain_change(change) for change in answer.changes],
+            "changes_to_the_first": [reporting.change_values(change) for change in answer.changes],
             "columns": reporting.EXPLAINED,
         }
     )

@@ -12,7 +12,7 @@ from verax import checks
 from verax.mechanism import Clipping, Mechanism
 from verax.privacy.curves.black_box import BlackBox
 from verax.privacy.group_montecarlo import simulate
-from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, Guarantee, shown
+from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, shown
 from verax.privacy.pld.composition import UPPER
 from verax.reporting.figures import OKABE_ITO, matplotlib, panels
 
@@ -20,8 +20,8 @@ GROUPS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
-class Priced:
-    """One group: the proved bracket, the two black boxes, and a simulation (None: not asked)."""
+class GroupCost:
+    """What one group costs: proved bracket, two black boxes, simulation (None: not simulated)."""
 
     group: int
     tight: Bracket
@@ -36,7 +36,7 @@ class Block:
 
     quantity: str
     at: float
-    rows: tuple[Priced, ...]
+    rows: tuple[GroupCost, ...]
 
     @property
     def title(self) -> str:
@@ -46,7 +46,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Settings:
+class GroupSettings:
     """How wide the brackets are, and how much is simulated (``samples`` 0: nothing)."""
 
     geometry: str = "any"
@@ -71,7 +71,7 @@ class Settings:
         )
 
 
-PLAIN = Settings()
+PLAIN = GroupSettings()
 
 
 def price_groups(
@@ -80,13 +80,13 @@ def price_groups(
     *,
     delta: float | None = None,
     epsilon: float | None = None,
-    settings: Settings = PLAIN,
+    settings: GroupSettings = PLAIN,
 ) -> list[Block]:
     """Epsilon at ``delta``, delta at ``epsilon``, or both, for every group, four ways.
 
     >>> from verax import Mechanism, Poisson
     >>> run = Mechanism(Poisson(rate=0.01, steps=10), noise_multiplier=1.0)
-    >>> (block,) = price_groups(run, [1, 4], delta=1e-3, settings=Settings(samples=0))
+    >>> (block,) = price_groups(run, [1, 4], delta=1e-3, settings=GroupSettings(samples=0))
     >>> for row in block.rows:
     ...     print(row.group, row.tight, round(row.black_box, 3), round(row.f_dp, 3))
     1 [0.10369, 0.10377] 0.104 0.104
@@ -104,30 +104,29 @@ def price_groups(
     one = BlackBox(mechanism.guarantee())
     if settings.samples is None and why_not_simulated(mechanism):
         settings = replace(settings, samples=0)
-    found: dict[str, list[Priced]] = {quantity: [] for quantity, _ in asked}
+    found: dict[str, list[GroupCost]] = {quantity: [] for quantity, _ in asked}
     for size in sizes:
         guarantee = mechanism.guarantee(size, settings.geometry)
         run = settings.simulate(mechanism, size)
         for quantity, at in asked:
             interval = None if run is None else getattr(run, quantity)(at)
             # a copy, so that the answer does not depend on what else was asked
-            tight = _read(replace(guarantee), quantity, at, settings.rtol)
+            tight = getattr(replace(guarantee), quantity)(at, settings.rtol)
             found[quantity].append(_row(one, tight, size, quantity, at, interval))
     return [Block(quantity, at, tuple(found[quantity])) for quantity, at in asked]
 
 
 def _row(
     one: BlackBox, tight: Bracket, size: int, quantity: str, at: float, interval: Bracket | None
-) -> Priced:
+) -> GroupCost:
     """One group. All proved bounds hold at once, so the tight one is at most either black box."""
     if size == 1:  # nothing follows from one record's curve but the curve
-        return Priced(size, tight, tight.upper, tight.upper, interval)
-    reads = one.epsilon if quantity == "epsilon" else one.delta
-    equal, best = reads(size, at, "equal"), reads(size, at, "any")
+        return GroupCost(size, tight, tight.upper, tight.upper, interval)
+    equal, best = (getattr(one, quantity)(size, at, shares) for shares in ("equal", "any"))
     if best < tight.upper:
         theorem = "one record's curve, with the best shares (docs/proofs.md, lemma 5)"
         tight = replace(tight, upper=best, upper_by=theorem)
-    return Priced(size, tight, equal, best, interval)
+    return GroupCost(size, tight, equal, best, interval)
 
 
 def why_not_simulated(mechanism: Mechanism) -> str:
@@ -159,10 +158,6 @@ def _quantities(delta: float | None, epsilon: float | None) -> list[tuple[str, f
     return asked
 
 
-def _read(guarantee: Guarantee, quantity: str, at: float, rtol: float) -> Bracket:
-    return guarantee.epsilon(at, rtol) if quantity == "epsilon" else guarantee.delta(at, rtol)
-
-
 def price_clippings(
     mechanism: Mechanism,
     clippings: Sequence[Clipping],
@@ -170,7 +165,7 @@ def price_clippings(
     *,
     delta: float | None = None,
     epsilon: float | None = None,
-    settings: Settings = PLAIN,
+    settings: GroupSettings = PLAIN,
 ) -> list[tuple[str, float, dict[int, list[Bracket]]]]:
     """Tight brackets of one run under several clippings, with the same noise, for every group.
 
@@ -188,7 +183,7 @@ def price_clippings(
 
     def rows(quantity: str, at: float) -> dict[int, list[Bracket]]:
         return {
-            size: [_read(one, quantity, at, settings.rtol) for one in several]
+            size: [getattr(one, quantity)(at, settings.rtol) for one in several]
             for size, several in guarantees.items()
         }
 
@@ -196,11 +191,11 @@ def price_clippings(
     return [(quantity, at, rows(quantity, at)) for quantity, at in asked]
 
 
-def name(clipping: Clipping) -> str:
+def clipping_name(clipping: Clipping) -> str:
     """A clipping in a word or two.
 
     >>> from verax import Mixed
-    >>> name(Mixed(groups=4))
+    >>> clipping_name(Mixed(groups=4))
     'mixed, 4 clip-groups'
     """
     word = type(clipping).__name__.lower()

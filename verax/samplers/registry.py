@@ -1,5 +1,8 @@
 """Samplers by name: what a description, the command line, a plan and the browser may ask for.
 
+Samplers of other packages are found through their entry points in the group ``verax.samplers``,
+which are loaded once, when an unknown name or all names are asked for.
+
 >>> from verax.samplers import registry
 >>> registry.named("balls-in-bins").kind.__name__
 'BallsInBins'
@@ -9,8 +12,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from verax import checks
@@ -35,7 +41,9 @@ class Entry:
         )
 
 
+ENTRY_POINTS = "verax.samplers"
 _ENTRIES: dict[str, Entry] = {}
+_LOADED: set[EntryPoint] = set()
 _TRAITS = ("relation", "repeats", "independent_records")
 
 
@@ -55,7 +63,7 @@ def register(name: str, label: str, **decided: Any) -> Callable[[S], S]:
                 f"{kind.__name__} must say {', '.join(missing)}: see verax.samplers.base.Sampler"
             )
         known = _ENTRIES.get(name)
-        other = kinds().get(kind.__name__, kind)
+        other = _classes().get(kind.__name__, kind)
         if known is not None or other is not kind:
             raise ValueError(
                 f"sampler {name!r} ({kind.__name__}) is registered already, as {known or other!r}"
@@ -71,31 +79,72 @@ def unregister(name: str) -> None:
     del _ENTRIES[name]
 
 
+@cache
+def _entry_points() -> tuple[EntryPoint, ...]:
+    """What installed packages declare: looked up once, as it takes milliseconds."""
+    return tuple(entry_points(group=ENTRY_POINTS))
+
+
+def _load_entry_points() -> None:
+    """Import the modules in which other packages register their samplers; each only once.
+
+    Processes that were started afresh, such as those that compute for the browser, know a sampler
+    from outside the package by this alone.
+    """
+    for found in _entry_points():
+        if found in _LOADED:
+            continue
+        _LOADED.add(found)  # before it is imported: its module may ask for names itself
+        try:
+            found.load()
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            warnings.warn(
+                f"the sampler {found.name!r} of entry point {found.value} cannot be loaded: "
+                f"{error}; repair or uninstall the package that declares it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _all_entries() -> dict[str, Entry]:
+    """All entries, those of other packages too."""
+    _load_entry_points()
+    return _ENTRIES
+
+
 def names() -> tuple[str, ...]:
     """All registered names."""
-    return tuple(_ENTRIES)
+    return tuple(_all_entries())
 
 
 def plannable() -> tuple[str, ...]:
     """Names of samplers that :func:`planned` can make."""
-    return tuple(name for name, entry in _ENTRIES.items() if entry.kind.plannable)
+    return tuple(name for name, entry in _all_entries().items() if entry.kind.plannable)
 
 
 def named(name: str) -> Entry:
     """The entry of this name; ``ValueError`` lists the names there are."""
-    return _ENTRIES[checks.choice("sampler", name, names())]
+    if name not in _ENTRIES:
+        checks.choice("sampler", name, names())
+    return _ENTRIES[name]
 
 
 def kinds() -> dict[str, type[Sampler]]:
     """All registered classes, by the name of the class."""
+    _load_entry_points()
+    return _classes()
+
+
+def _classes() -> dict[str, type[Sampler]]:
     return {entry.kind.__name__: entry.kind for entry in _ENTRIES.values()}
 
 
 def entry_of(sampler: Sampler) -> Entry:
     """The entry under which a sampler is known."""
-    for entry in _ENTRIES.values():
-        if entry.matches(sampler):
-            return entry
+    for entries in (_ENTRIES, _all_entries()):
+        for entry in entries.values():
+            if entry.matches(sampler):
+                return entry
     raise ValueError(
         f"sampler must be a registered one, one of {', '.join(kinds())}, got {sampler!r}"
     )

@@ -25,27 +25,24 @@ from verax.ledger.run import Run, at_most, compose, if_independent
 from verax.mechanism import Batch, Individual, Mechanism, Mixed
 from verax.privacy.guarantee import Bracket, Guarantee
 from verax.reporting.statement import Statement
-from verax.web.tasks import Part, number, plain
+from verax.reporting.statement.json_values import json_number, json_run
+from verax.web.computations import Part, bracket_part
 
 SUFFIX, LOG_SUFFIX, PRIVATE_SUFFIX = ".ledger", ".log", ".private"
 MOST_FILES = 500
-MOST_LOGGED = 2_000
-LARGEST_LOG = 2**22
-MOST_SERIES = 12
-LARGEST_LOGGED = 1e300
-_COUNTS = 12  # numbers of rounds at which epsilon is read for the figure
-_RTOL = 1e-2
+# Of a log: its largest size in bytes, the lines and names that are shown, and the largest value.
+LARGEST_LOG, MOST_LOGGED, MOST_SERIES, LARGEST_LOGGED = 2**22, 2_000, 12, 1e300
+# Numbers of rounds at which epsilon is read for the figure, and how closely.
+_COUNTS, _RTOL = 12, 1e-2
+# After so long without a line, and without a process that could write one, a run is broken off.
 QUIET_SECONDS = 120.0
-"""After so long without a line, and without a process that could write one, a run counts as broken
-off.
-"""
 LOCKS = Path("/proc/locks")
 
+# A ledger's name, its bytes if it was sent to us, and the file it is in if not.
 Source = tuple[str, bytes | None, str]
-"""Name to call it by, its bytes if it was sent to us, the file it is in if not."""
 
 
-def find(folder: Path) -> dict[str, float]:
+def find_ledgers(folder: Path) -> dict[str, float]:
     """Ledgers under a folder, without links that lead out of it, and when each was written."""
     root = folder.resolve()
     found: dict[str, float] = {}
@@ -61,7 +58,7 @@ def find(folder: Path) -> dict[str, float]:
     return {name: found[name] for name in sorted(found)[:MOST_FILES]}
 
 
-def inside(folder: Path, name: str) -> Path | None:
+def path_inside(folder: Path, name: str) -> Path | None:
     """The file of this name, if it is a ledger in the folder."""
     root = folder.resolve()
     try:
@@ -72,8 +69,8 @@ def inside(folder: Path, name: str) -> Path | None:
     return path if good else None
 
 
-def opened(source: Source) -> Run:
-    """Check a ledger."""
+def read_run(source: Source) -> Run:
+    """The run that a ledger records, once the ledger is checked."""
     name, content, path = source
     if content is not None:
         return Run.of(parse(io.BytesIO(content), name))
@@ -86,34 +83,30 @@ def opened(source: Source) -> Run:
 
 def summary(source: Source, delta: float, group: int, diagnostics: bool = False) -> Iterator[Part]:
     """What a ledger proves; then its epsilon against the number of rounds, for a figure."""
-    run = opened(source)
+    run = read_run(source)
     about = _about(run) | {
         "delta": delta,
         "group": group,
         "log": _log(source, LOG_SUFFIX),
         "diagnostics": _log(source, PRIVATE_SUFFIX) if diagnostics else None,
+        "points": [],
     }
     try:
         declared = run.guarantee(group).epsilon(delta)
         independent = if_independent([run], group)
         spent = declared if independent is None else at_most(independent.epsilon(delta), declared)
     except NoGuarantee as error:
-        yield about | {
-            "epsilon": None,
-            "spent": None,
-            "why_not": str(error),
-            "points": [],
-            "provisional": False,
-        }
+        found = {"epsilon": None, "spent": None, "why_not": str(error), "provisional": False}
+        yield about | found
         return
-    about |= {"epsilon": plain(declared), "spent": plain(spent), "why_not": None}
-    yield about | {"points": [], "provisional": True}
+    about |= {"epsilon": bracket_part(declared), "spent": bracket_part(spent), "why_not": None}
+    yield about | {"provisional": True}
     yield about | {"points": _points(run, delta, group, declared), "provisional": False}
 
 
 def together(sources: Sequence[Source], delta: float, group: int) -> Iterator[Part]:
     """What ledgers of runs on the same data prove together, and each on its own."""
-    runs = [opened(source) for source in sources]
+    runs = [read_run(source) for source in sources]
     declared = compose(runs, group)
     independent = if_independent(runs, group)
 
@@ -121,11 +114,10 @@ def together(sources: Sequence[Source], delta: float, group: int) -> Iterator[Pa
         try:
             whole = of.epsilon(delta)
             found = whole if part is None else at_most(part.epsilon(delta), whole)
-            return {"epsilon": plain(found), "why_not": None}
+            return {"epsilon": bracket_part(found), "why_not": None}
         except NoGuarantee as error:
             return {"epsilon": None, "why_not": str(error)}
 
-    whole, spent = bracket(declared), bracket(declared, independent)
     rows = [
         {
             "name": run.path,
@@ -137,40 +129,29 @@ def together(sources: Sequence[Source], delta: float, group: int) -> Iterator[Pa
         | bracket(run.guarantee(group))
         for run in runs
     ]
-    yield whole | {
+    yield bracket(declared) | {
         "delta": delta,
         "group": group,
         "relation": declared.mechanism.relation,
-        "spent": spent["epsilon"],
+        "spent": bracket(declared, independent)["epsilon"],
         "insecure_seed": any(run.insecure_seed for run in runs),
         "runs": rows,
     }
 
 
 def _about(run: Run) -> Part:
-    ended = run.ended
-    norms = run.clip_norms and [norm for norm, _ in run.clip_norms]
-    return {
+    phases = run.mechanism.mechanisms
+    norms = [norm for norm, _ in run.clip_norms or ()]
+    return json_run(run) | {
         "name": run.path,
-        "run": run.id,
-        "begun": run.time,
-        "verax": run.verax,
-        "head": run.head,
-        "declared": run.declared,
-        "released": run.released,
         "complete": run.complete,
-        "over": ended is not None,
-        "ended": ended and {"how": ended.kind, "reason": ended.reason, "private": ended.private},
-        "resumed": sum(event.kind == "resumed" for event in run.events),
-        "torn": run.torn,
-        "population": run.population,
-        "insecure_seed": run.insecure_seed,
+        "over": run.ended is not None,
         "unit": run.unit,
         "relation": run.mechanism.relation,
-        "mechanism": [repr(phase) for phase in run.mechanism.mechanisms],
-        "noise_multiplier": [float(phase.noise_multiplier) for phase in run.mechanism.mechanisms],
-        "clip_norm": norms or [float(phase.clipping.norm) for phase in run.mechanism.mechanisms],
-        "signal": [_signal(phase, run.population) for phase in run.mechanism.mechanisms],
+        "mechanism": [repr(phase) for phase in phases],
+        "noise_multiplier": [float(phase.noise_multiplier) for phase in phases],
+        "clip_norm": norms or [float(phase.clipping.norm) for phase in phases],
+        "signal": [_signal(phase, run.population) for phase in phases],
         "account": run.account(),
     }
 
@@ -186,9 +167,13 @@ def _signal(phase: Mechanism, population: int | None) -> Part:
     if known is not None:
         lengths[Individual] = phase.sampler.expected_batch(known)
     length, noise = lengths.get(type(phase.clipping)), phase.noise_multiplier
+
+    def signal(length: float) -> float | str:
+        return json_number(length / noise if noise > 0.0 else math.inf)
+
     return {
-        "each": number(1.0 / noise if noise > 0.0 else math.inf),
-        "round": None if length is None else number(length / noise if noise > 0.0 else math.inf),
+        "each": signal(1.0),
+        "round": None if length is None else signal(length),
         "rounds": len(phase.sampler),
     }
 
@@ -203,7 +188,7 @@ def _points(run: Run, delta: float, group: int, declared: Bracket) -> list[Part]
     for count in sorted(counts, reverse=True):
         part = replace(run, released=count).guarantee(group, stopping="independent")
         later = at_most(part.epsilon(delta, _RTOL), later)
-        found.append({"rounds": count, "epsilon": plain(later)})
+        found.append({"rounds": count, "epsilon": bracket_part(later)})
     return found[::-1]
 
 
@@ -220,13 +205,13 @@ def _log(source: Source, suffix: str) -> list[Part]:
         return []
     series: dict[str, list[tuple[int, float]]] = {}
     for line in lines:
-        for name, place, value in _logged(line):
+        for name, place, value in _logged_numbers(line):
             if name in series or len(series) < MOST_SERIES:
                 series.setdefault(name, []).append((place, value))
     return [{"name": name, "points": points} for name, points in sorted(series.items())]
 
 
-def _logged(line: str) -> Iterator[tuple[str, int, float]]:
+def _logged_numbers(line: str) -> Iterator[tuple[str, int, float]]:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -235,23 +220,19 @@ def _logged(line: str) -> Iterator[tuple[str, int, float]]:
     if not isinstance(place, int) or isinstance(place, bool):
         return
     for name, value in entry.items():
-        told = (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and abs(value) < LARGEST_LOGGED
-        )
-        if told and name not in ("round", "rounds", "delta"):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and abs(value) < LARGEST_LOGGED and name not in ("round", "rounds", "delta"):
             yield visible(str(name))[:40], place, float(value)
 
 
 def statement(sources: Sequence[Source], delta: float, group: int, kind: str) -> Iterator[Part]:
     """The statement of runs on the same data, as a page, JSON or prose."""
-    made = Statement.of_runs([opened(source) for source in sources], delta, group)
+    made = Statement.of_runs([read_run(source) for source in sources], delta, group)
     kinds = {"html": made.html, "json": made.to_json}
     yield {"text": kinds[kind]() if kind in kinds else f"{made}\n"}
 
 
-def is_written(path: str) -> bool:
+def is_being_written(path: str) -> bool:
     """Whether a process that we can see holds the file to write it, as the writer of a ledger does.
 
     The system's table of locks is read, because to try the lock would be to take it for a moment
@@ -274,19 +255,19 @@ def is_written(path: str) -> bool:
     )
 
 
-def quiet(path: str) -> Part | None:
+def silence(path: str) -> Part | None:
     """When the ledger was last written, if nobody seems to go on with it; None if somebody does."""
     try:
         written = os.stat(path).st_mtime
     except OSError:
         return None
-    if time.time() - written < QUIET_SECONDS or is_written(path):
+    if time.time() - written < QUIET_SECONDS or is_being_written(path):
         return None
     return {"written": written}
 
 
-def stamp(path: str) -> tuple[Any, ...] | None:
-    """Something that changes whenever the file does; None if it is gone."""
+def version_of(path: str) -> tuple[Any, ...] | None:
+    """Inode, size and time of the file, which change whenever it does; None if it is gone."""
     try:
         found = os.stat(path)
     except OSError:

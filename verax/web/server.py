@@ -1,9 +1,9 @@
-"""The server: uvicorn, with a clock on every connection and a bound on those that keep us waiting.
+"""The server: uvicorn, with time limits on every connection and a bound on those that wait.
 
 A connection waits while its client has not sent a whole request: nothing, half a head, half a body.
 Waiting costs the client nothing, so it must not cost the others anything: a head has a few seconds,
 however many pieces it comes in, and of too many waiting connections from one address the oldest is
-closed. Whoever sends a whole request is answered.
+closed. Every whole request is answered.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from verax.web.guard import HEADERS, Guard
+from verax.web.auth import HEADERS, Guard
 from verax.web.settings import Settings
 
-# seconds that a request may take beyond its time, so that it can be told that it ended
+# Seconds that a request may take beyond its time, so that its end is still sent.
 _GRACE = 10.0
-_MOST_WAITING = 512  # connections in all that may wait for their clients
+# Connections in all that may wait for their clients.
+_MOST_WAITING = 512
 
 
 def server(app: Guard, settings: Settings, log_level: str = "warning") -> uvicorn.Server:
     """A server of the application; its ``run`` takes the sockets to listen on."""
-    waiting = Waiting(settings.idle_connections, _MOST_WAITING)
+    waiting = WaitingConnections(settings.idle_connections, _MOST_WAITING)
     config = uvicorn.Config(
         app,
-        http=partial(Connection, settings=settings, waiting=waiting),
+        http=partial(TimedConnection, settings=settings, waiting=waiting),
         ws="none",
         log_level=log_level,
         access_log=False,
@@ -43,15 +44,15 @@ def server(app: Guard, settings: Settings, log_level: str = "warning") -> uvicor
     return uvicorn.Server(config)
 
 
-class Waiting:
+class WaitingConnections:
     """Connections that wait for their clients, the oldest first."""
 
     def __init__(self, most_of_one: int, most: int) -> None:
         self._most_of_one, self._most = most_of_one, most
-        self._all: OrderedDict[Connection, str] = OrderedDict()
+        self._all: OrderedDict[TimedConnection, str] = OrderedDict()
 
-    def add(self, connection: Connection) -> None:
-        """Note that it waits; close the oldest if too many from its address, or in all, wait."""
+    def add(self, connection: TimedConnection) -> None:
+        """Add one that waits; close the oldest if too many wait, of its network or in all."""
         if connection in self._all:
             return
         self._all[connection] = connection.network
@@ -61,15 +62,15 @@ class Waiting:
         elif len(self._all) > self._most:
             next(iter(self._all)).hang_up()
 
-    def discard(self, connection: Connection) -> None:
-        """Note that it does not wait, or is gone."""
+    def discard(self, connection: TimedConnection) -> None:
+        """Remove a connection that waits no longer, or is closed."""
         self._all.pop(connection, None)
 
 
-class Connection(H11Protocol):
+class TimedConnection(H11Protocol):
     """One connection, with a clock: for the head of a request, and for the request as a whole."""
 
-    def __init__(self, *, settings: Settings, waiting: Waiting, **uvicorns: Any) -> None:
+    def __init__(self, *, settings: Settings, waiting: WaitingConnections, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self._seconds = {False: settings.header_seconds, True: settings.stream_seconds + _GRACE}
         self._waiting = waiting
@@ -78,18 +79,18 @@ class Connection(H11Protocol):
         self.network = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begin to wait."""
+        """Start the clock for the first request."""
         super().connection_made(transport)
         self.network = network(self.client[0] if self.client else "")
         self._follow()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came."""
+        """Parse the data; restart the clock if a request began."""
         super().data_received(data)
         self._follow()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, if there is to be one."""
+        """Start the clock for the next request, if the connection stays open."""
         super().on_response_complete()
         self._follow()
 
@@ -104,7 +105,7 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request, with the headers that every answer has."""
+        """Refuse data that is no HTTP request, with the headers that every answer has."""
         self._refuse(HTTPStatus.BAD_REQUEST, msg)
 
     def _follow(self) -> None:
@@ -154,7 +155,7 @@ class Connection(H11Protocol):
 
 
 def network(address: str) -> str:
-    """Where a client is: its address, or of IPv6 the part that a provider gives to one customer.
+    """The network of a client: its IPv4 address, or the part of IPv6 that one customer gets.
 
     >>> network("192.0.2.7"), network("2001:db8::1"), network("2001:db8::2")
     ('192.0.2.7', '2001:db8::/64', '2001:db8::/64')

@@ -21,8 +21,8 @@ class Settings:
         token: a secret of at least 16 characters that every request must show; empty for none.
         names: host names besides localhost under which the server may be called.
         runs: a folder whose ledgers are shown.
-        diagnostics: whether to show what runs wrote down for the owners of the data only; whoever
-            can reach the server sees it too.
+        diagnostics: whether to show what runs wrote down for the owners of the data only, to
+            everybody who can reach the server.
         workers: processes that compute.
         seconds: how long one computation may take.
         stream_seconds: how long one request may take.

@@ -46,7 +46,7 @@ from verax.privacy.guarantee import Bracket, shown
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.tradeoff import TradeOff
 from verax.reporting.figures import OKABE_ITO, drawing, panels
-from verax.reporting.groups import Block, Settings, draw_block, price_groups
+from verax.reporting.groups import Block, GroupSettings, draw_block, price_groups
 
 GROUPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 RATES = (0.001, 0.01, 0.1, 1.0)
@@ -78,7 +78,7 @@ def reproduce(folder: Path, progress: Progress = quiet, every: int = 1) -> list[
 
 def _figure_1(folder: Path, every: int) -> list[Row]:
     run, delta = run_of(0.01, 10, 1.0), 1e-3
-    settings = Settings(samples=max(RUNS // every, 1000), insecure_seed=SEED)
+    settings = GroupSettings(samples=max(RUNS // every, 1000), insecure_seed=SEED)
     (block,) = price_groups(run, some_of(GROUPS, every), delta=delta, settings=settings)
     box = BlackBox(run.guarantee())
     # delta times k

@@ -2,7 +2,8 @@ const form = document.getElementById("form");
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
   const body = JSON.stringify({token: document.getElementById("token").value});
-  const response = await fetch("/api/login", {method: "POST", body, headers: {"Content-Type": "application/json"}});
+  const headers = {"Content-Type": "application/json"};
+  const response = await fetch("/api/login", {method: "POST", body, headers});
   if (response.ok) location.assign("/");
   const problem = document.getElementById("problem");
   problem.textContent = response.ok ? "" : (await response.json()).message;
