@@ -97,11 +97,9 @@ def compare(
 
     def read(mechanism: Mechanism) -> Bracket:
         guarantee = mechanism.guarantee(group)
-        return (
-            guarantee.epsilon(delta, rtol)
-            if delta is not None
-            else guarantee.delta(epsilon or 0.0, rtol)
-        )
+        if delta is not None:
+            return guarantee.epsilon(delta, rtol)
+        return guarantee.delta(epsilon or 0.0, rtol)
 
     rows = []
     for name, sampler in samplers(batches, epochs, records):

@@ -12,7 +12,7 @@ from verax import checks
 from verax.mechanism import Clipping, Mechanism
 from verax.privacy.curves.black_box import BlackBox
 from verax.privacy.curves.simulation import simulate
-from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, Guarantee, format_bound
+from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, format_bound
 from verax.privacy.pld.composition import UPPER
 from verax.reporting.figures import OKABE_ITO, matplotlib, panels
 
@@ -21,7 +21,7 @@ GROUPS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class GroupCost:
-    """One group: the proved bracket, the two black boxes, and a simulation (None: not asked)."""
+    """What one group costs: proved bracket, two black boxes, simulation (None: not simulated)."""
 
     group: int
     tight: Bracket
@@ -111,7 +111,7 @@ def price_groups(
         for quantity, at in asked:
             interval = None if run is None else getattr(run, quantity)(at)
             # a copy, so that the answer does not depend on what else was asked
-            tight = _read(replace(guarantee), quantity, at, settings.rtol)
+            tight = getattr(replace(guarantee), quantity)(at, settings.rtol)
             found[quantity].append(_row(one, tight, size, quantity, at, interval))
     return [Block(quantity, at, tuple(found[quantity])) for quantity, at in asked]
 
@@ -122,8 +122,7 @@ def _row(
     """One group. All proved bounds hold at once, so the tight one is at most either black box."""
     if size == 1:  # nothing follows from one record's curve but the curve
         return GroupCost(size, tight, tight.upper, tight.upper, interval)
-    reads = one.epsilon if quantity == "epsilon" else one.delta
-    equal, best = reads(size, at, "equal"), reads(size, at, "any")
+    equal, best = (getattr(one, quantity)(size, at, shares) for shares in ("equal", "any"))
     if best < tight.upper:
         theorem = "one record's curve, with the best shares (docs/proofs.md, lemma 5)"
         tight = replace(tight, upper=best, upper_by=theorem)
@@ -159,10 +158,6 @@ def _quantities(delta: float | None, epsilon: float | None) -> list[tuple[str, f
     return asked
 
 
-def _read(guarantee: Guarantee, quantity: str, at: float, rtol: float) -> Bracket:
-    return guarantee.epsilon(at, rtol) if quantity == "epsilon" else guarantee.delta(at, rtol)
-
-
 def price_clippings(
     mechanism: Mechanism,
     clippings: Sequence[Clipping],
@@ -188,7 +183,7 @@ def price_clippings(
 
     def rows(quantity: str, at: float) -> dict[int, list[Bracket]]:
         return {
-            size: [_read(one, quantity, at, settings.rtol) for one in several]
+            size: [getattr(one, quantity)(at, settings.rtol) for one in several]
             for size, several in guarantees.items()
         }
 

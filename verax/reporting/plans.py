@@ -94,13 +94,13 @@ def table(
 
 
 def _noise(value: float) -> str:
-    """In full where it has few digits, as a planned noise has; else rounded up."""
+    """A noise multiplier in full if it has few digits, as a planned one has; else rounded up."""
     text = f"{value:.6g}"
     return text if float(text) == value else format_bound(value, UPPER, 6)
 
 
 def plan_values(plan: Plan, starred: bool = False) -> dict[str, Any]:
-    """Everything about a plan that a machine may want to know."""
+    """Everything about a plan as values that JSON can hold."""
     asked = closed_form(plan)
     theorem = None
     if asked is not None:  # what was refused counts as false
@@ -133,7 +133,7 @@ def plan_values(plan: Plan, starred: bool = False) -> dict[str, Any]:
 
 
 def change_values(change: Change) -> dict[str, Any]:
-    """A change and its cost."""
+    """A change and its cost as values that JSON can hold."""
     return {
         "change": change.words,
         "noise": change.noise,

@@ -85,7 +85,7 @@ def _entry_points() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=ENTRY_POINTS))
 
 
-def load_entry_points() -> None:
+def _load_entry_points() -> None:
     """Import the modules in which other packages register their samplers; each only once.
 
     Processes that were started afresh, such as those that compute for the browser, know a sampler
@@ -108,7 +108,7 @@ def load_entry_points() -> None:
 
 def _all_entries() -> dict[str, Entry]:
     """All entries, those of other packages too."""
-    load_entry_points()
+    _load_entry_points()
     return _ENTRIES
 
 
@@ -131,7 +131,7 @@ def named(name: str) -> Entry:
 
 def kinds() -> dict[str, type[Sampler]]:
     """All registered classes, by the name of the class."""
-    load_entry_points()
+    _load_entry_points()
     return _classes()
 
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse, RedirectResponse, Response
+from starlette.datastructures import Headers, MutableHeaders
 
 from verax.web import pages
 from verax.web.settings import Settings
@@ -69,21 +70,15 @@ class Guard:
                 await self.api(scope, receive, send)
             return
         scope["verax.guard"] = self
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        refusal = self._refusal(scope["path"], headers)
+        refusal = self._refusal(scope["path"], Headers(scope=scope))
 
         async def with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                present = {name for name, _ in message["headers"]}
-                ours = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
                 if scope["path"].startswith("/api"):
-                    ours.append((b"cache-control", b"no-store"))
-                message["headers"] = [
-                    *message["headers"],
-                    *(one for one in ours if one[0] not in present),
-                ]
+                    headers.setdefault("cache-control", "no-store")
             await send(message)
 
         if refusal is not None:
@@ -95,7 +90,7 @@ class Guard:
         finally:
             self._open -= 1
 
-    def _refusal(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
+    def _refusal(self, path: str, headers: Headers) -> tuple[int, str] | None:
         """Status and words of a refusal, or None."""
         host = _host_name(headers.get("host", ""))
         if host is None or not self._settings.answers_to(host):
@@ -103,11 +98,10 @@ class Guard:
                 "this server does not answer to that host name; "
                 "start it with --allow-host to add one"
             )
-        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and path.startswith(
-            "/api"
-        ):
-            return 403, "requests from other sites are refused"
-        if "origin" in headers and _origin_host(headers["origin"]) != headers.get("host"):
+        elsewhere = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        origin = headers.get("origin")
+        wrong_origin = origin is not None and _origin_host(origin) != headers.get("host")
+        if wrong_origin or (elsewhere and path.startswith("/api")):
             return 403, "requests from other sites are refused"
         if self._settings.token and path not in OPEN_PATHS and not self._has_token(headers):
             return 401, (
@@ -120,7 +114,7 @@ class Guard:
             )
         return None
 
-    def _has_token(self, headers: dict[str, str]) -> bool:
+    def _has_token(self, headers: Headers) -> bool:
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and token.isascii():
             return self.knows(token.strip())
@@ -182,14 +176,15 @@ class BodyLimit:
         self._app, self._large, self._seconds = app, large, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Ask the application, which reads through us."""
+        """Pass the request on, with a body that is read through the limit."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         most = self._large.get(scope["path"], SMALL_BODY)
         other = "; verax report reads ledgers of any length" if scope["path"] in self._large else ""
         refusal = f"the body of this request may have at most {most} bytes here{other}"
-        if _declared_length(scope) > most:
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > most:
             await JSONResponse({"message": refusal}, 413)(scope, receive, send)
             return
         until = asyncio.get_running_loop().time() + self._seconds
@@ -214,11 +209,3 @@ class BodyLimit:
             return message
 
         await self._app(scope, bounded, send)
-
-
-def _declared_length(scope: Scope) -> int:
-    """The length that the head promises, if it does."""
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit():
-            return int(value[:20])
-    return 0

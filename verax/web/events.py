@@ -17,7 +17,7 @@ CRASHED = "the computation failed; the server's own log says more"
 
 
 def event(name: str, value: Any) -> bytes:
-    r"""One event.
+    r"""One server-sent event as bytes.
 
     >>> event("part", {"x": 1})
     b'event: part\ndata: {"x": 1}\n\n'
@@ -68,7 +68,7 @@ class EventStream(Response):
 
 
 def _ending(work: asyncio.Future[None], seconds: float) -> tuple[Any, str]:
-    """The last event."""
+    """The last event of a stream: its content and its name."""
     if not work.done():
         return {
             "message": f"stopped after {seconds:g} seconds, the most that one request may take"

@@ -267,7 +267,7 @@ def silence(path: str) -> Part | None:
 
 
 def version_of(path: str) -> tuple[Any, ...] | None:
-    """Something that changes whenever the file does; None if it is gone."""
+    """Inode, size and time of the file, which change whenever it does; None if it is gone."""
     try:
         found = os.stat(path)
     except OSError:

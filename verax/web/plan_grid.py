@@ -125,7 +125,7 @@ def numbers(name: str, words: str, ratio: float) -> list[int]:
 
 
 def _thin(values: list[int], every: int) -> list[int]:
-    """Of these about one in ``every``, evenly spread, with both ends.
+    """About one in ``every`` of the values, evenly spread, with both ends.
 
     >>> _thin([1, 2, 4, 8, 16, 32], 2)
     [1, 4, 8, 32]
@@ -136,10 +136,10 @@ def _thin(values: list[int], every: int) -> list[int]:
 
 
 def _has_count(words: str) -> bool:
-    """Whether the number of values is given, rather than left to us."""
+    """Whether the range gives the number of its values."""
     return bool(words) and all(word.count(":") != 1 for word in words.split(","))
 
 
 def _mesh_level(i: int) -> float:
-    """0 for the first, then the multiples of ever smaller powers of two."""
+    """Sorts places of a range: first its start, then multiples of ever smaller powers of two."""
     return -float(i & -i) if i else -float("inf")

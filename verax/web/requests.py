@@ -53,8 +53,8 @@ def _field(
     return Field(title=title, description=help, json_schema_extra=extra, **bounds)
 
 
-def _limit(title: str, help: str, slider: tuple[float, float], least: float) -> Any:
-    return _field(title, help, slider, ge=least, le=LARGEST_LIMIT)
+def _limit(title: str, slider: tuple[float, float], least: float) -> Any:
+    return _field(title, "plans with more are left out", slider, ge=least, le=LARGEST_LIMIT)
 
 
 SAMPLER_LABELS = {name: registry.named(name).label for name in registry.plannable()}
@@ -131,7 +131,7 @@ class MechanismRequest(RequestModel):
         return self
 
     def clipping_described(self) -> Clipping:
-        """What is clipped."""
+        """The clipping of this name, with its clip-groups."""
         kinds: dict[str, Clipping] = {
             "individual": Individual(),
             "batch": Batch(),
@@ -219,12 +219,12 @@ class PlanRequest(MechanismRequest):
     sampler: SamplerNames = ["poisson"]
     rounds_at_least: Annotated[RoundLimit, _field("Rounds, at least")] = 1
     rounds_at_most: Annotated[RoundLimit, _field("Rounds, at most")] = MOST_ROUNDS
-    noise_at_most: Annotated[
-        FiniteFloat, _limit("Noise, at most", "plans with more are left out", (0.3, 100), 0.05)
-    ] = LARGEST_LIMIT
+    noise_at_most: Annotated[FiniteFloat, _limit("Noise, at most", (0.3, 100), 0.05)] = (
+        LARGEST_LIMIT
+    )
     ratio_at_most: Annotated[
         FiniteFloat,
-        _limit("Noise / batch, at most", "plans with more are left out", (1e-5, 1), 1e-9),
+        _limit("Noise / batch, at most", (1e-5, 1), 1e-9),
     ] = LARGEST_LIMIT
     rank: Annotated[
         Literal["signal", "noise", "ratio", "work", "rounds"],
@@ -258,7 +258,7 @@ class PlanRequest(MechanismRequest):
         return self
 
     def target(self) -> Target:
-        """What must hold."""
+        """The privacy target that every plan must meet."""
         return Target(
             self.records,
             self.epsilon,
@@ -269,7 +269,7 @@ class PlanRequest(MechanismRequest):
         )
 
     def limits(self) -> PlanLimits:
-        """What plans must keep besides; what is at its end is no limit."""
+        """Limits that plans must keep besides; a limit at its largest value is none."""
         most = None if self.rounds_at_most == MOST_ROUNDS else self.rounds_at_most
         noise, ratio = (
             None if limit == LARGEST_LIMIT else limit
@@ -278,7 +278,7 @@ class PlanRequest(MechanismRequest):
         return PlanLimits(self.rounds_at_least, most, noise, ratio)
 
     def grid(self) -> PlanGrid:
-        """Which plans are computed."""
+        """The batch sizes and epochs for which plans are computed."""
         return PlanGrid(self.records, self.batch, self.epochs, tuple(dict.fromkeys(self.sampler)))
 
 
@@ -357,7 +357,7 @@ class FederatedRequest(RequestModel):
     ] = "none"
 
     def client(self, **other: Any) -> RandomParticipation:
-        """The client, with something else in the place of what was asked if that is given."""
+        """The client, with other values of some parameters if they are given."""
         given: dict[str, Any] = {
             "client_rate": self.client_rate,
             "record_rate": self.record_rate,
@@ -367,7 +367,7 @@ class FederatedRequest(RequestModel):
         return RandomParticipation(**(given | other))
 
     def federation(self, trusted: bool) -> Federation:
-        """Who adds the noise: the server, or every client its part; the sum has the same noise."""
+        """The federation, if a trusted server adds the noise or if every client adds its part."""
         total = self.noise_multiplier
         noise = (
             {"central_noise": total}

@@ -52,7 +52,7 @@ class WaitingConnections:
         self._all: OrderedDict[TimedConnection, str] = OrderedDict()
 
     def add(self, connection: TimedConnection) -> None:
-        """Note that it waits; close the oldest if too many from its address, or in all, wait."""
+        """Add one that waits; close the oldest if too many wait, of its network or in all."""
         if connection in self._all:
             return
         self._all[connection] = connection.network
@@ -63,7 +63,7 @@ class WaitingConnections:
             next(iter(self._all)).hang_up()
 
     def discard(self, connection: TimedConnection) -> None:
-        """Note that it does not wait, or is gone."""
+        """Remove a connection that waits no longer, or is closed."""
         self._all.pop(connection, None)
 
 
@@ -79,18 +79,18 @@ class TimedConnection(H11Protocol):
         self.network = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begin to wait."""
+        """Start the clock for the first request."""
         super().connection_made(transport)
         self.network = network(self.client[0] if self.client else "")
         self._follow()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came."""
+        """Parse the data; restart the clock if a request began."""
         super().data_received(data)
         self._follow()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, if there is to be one."""
+        """Start the clock for the next request, if the connection stays open."""
         super().on_response_complete()
         self._follow()
 
@@ -105,7 +105,7 @@ class TimedConnection(H11Protocol):
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request, with the headers that every answer has."""
+        """Refuse data that is no HTTP request, with the headers that every answer has."""
         self._refuse(HTTPStatus.BAD_REQUEST, msg)
 
     def _follow(self) -> None:
@@ -155,7 +155,7 @@ class TimedConnection(H11Protocol):
 
 
 def network(address: str) -> str:
-    """Where a client is: its address, or of IPv6 the part that a provider gives to one customer.
+    """The network of a client: its IPv4 address, or the part of IPv6 that one customer gets.
 
     >>> network("192.0.2.7"), network("2001:db8::1"), network("2001:db8::2")
     ('192.0.2.7', '2001:db8::/64', '2001:db8::/64')

@@ -150,7 +150,7 @@ class Service:
         self.uploads = Slots(_MOST_UPLOADS, "ledgers are being sent")
 
     async def whole(self, steps: Sequence[Step]) -> list[dict[str, Any]]:
-        """All parts that are not provisional."""
+        """The answer in whole: all parts that are not provisional."""
         parts: list[dict[str, Any]] = []
 
         async def keep(part: Any) -> None:
@@ -171,7 +171,7 @@ class Service:
         return parts
 
     def stream(self, steps: Sequence[Step]) -> EventStream:
-        """All parts, as they come."""
+        """The answer as a stream of parts, as they are computed."""
 
         async def produce(emit: Emit) -> None:
             await emit({"kind": "begin", "of": sum(step.until is None for step in steps)})
@@ -184,7 +184,7 @@ class Service:
         return Task(ledgers.summary, (source, delta, group, self.settings.diagnostics), True)
 
     async def once(self, task: Task) -> dict[str, Any]:
-        """The last part of a task that is not worth remembering."""
+        """The last part of a task whose answer is not cached."""
         parts: list[dict[str, Any]] = []
 
         async def keep(part: Any) -> None:
@@ -195,7 +195,7 @@ class Service:
         return parts[-1]
 
     def watch(self, source: ledgers.Source, delta: float, group: int) -> EventStream:
-        """A ledger, again whenever it has changed, until its run is over or broken off."""
+        """A stream of what a ledger proves, whenever it has changed, until its run has ended."""
         path, task = source[2], self.summary_task(source, delta, group)
 
         async def produce(emit: Emit) -> None:
@@ -274,7 +274,7 @@ def compare_steps(asked: CompareRequest) -> list[Step]:
 
 
 def plan_steps(asked: PlanRequest) -> list[Step]:
-    """One task, which says how far it is."""
+    """One task for the whole frontier; its parts say how far it is."""
     grid = asked.grid()
     arguments = asked.target(), grid.points(), asked.limits(), asked.rank, grid.notes()
     return [Step({"kind": "plan"}, Task(computations.plans, arguments, True))]

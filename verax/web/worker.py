@@ -106,7 +106,7 @@ class _Worker:
             raise WorkerCrashed("a worker process ended while it started") from None
 
     def is_alive(self) -> bool:
-        """Whether the process is there; it may have been killed from outside."""
+        """Whether the process runs; it may have been killed from outside."""
         return bool(self._process.is_alive())
 
     def send(self, task: Task) -> None:
@@ -180,7 +180,7 @@ class WorkerPool:
             self._free.put_nowait(worker if isinstance(worker, _Worker) else None)
 
     async def stop(self) -> None:
-        """End them, whatever they do."""
+        """Kill the processes, whatever they compute."""
         self._stopped = True
         for repair in list(self._repairs):
             repair.cancel()
@@ -242,7 +242,7 @@ class WorkerPool:
             self._start_repair(worker, grace).add_done_callback(released)
 
     def _start_repair(self, worker: _Worker | None, grace: float) -> asyncio.Task[None]:
-        """The repair of a place, under way; it is not lost if nobody waits for it."""
+        """Start to repair a place; the repair goes on if nobody waits for it."""
 
         def done(repair: asyncio.Task[None]) -> None:
             self._repairs.discard(repair)

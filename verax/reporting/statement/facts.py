@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 
@@ -77,6 +77,18 @@ class DeltaAt:
     upper: float
 
 
+def loaded_software() -> tuple[tuple[str, str], ...]:
+    """Names and versions of the loaded software that the numbers depend on."""
+    found = [("verax", verax.__version__), ("python", platform.python_version())]
+    for name in ("numpy", "scipy", "torch", "cryptography"):
+        if name in sys.modules:
+            try:
+                found.append((name, version(name)))
+            except PackageNotFoundError:
+                continue
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class Facts:
     """Everything a statement says.
@@ -94,23 +106,23 @@ class Facts:
     epsilon: Bracket
     group: int
     relation: str
-    # "A0" sees all noisy sums; "A1" also knows in which rounds the protected records took part.
-    adversary: str
-    assuming: str
-    # What the guarantee is of, if it is more than one run: words that follow the epsilon.
-    by: str
     # What runs; one of several if they were searched.
     settings: tuple[Phases, ...]
     points: tuple[DeltaAt, ...]
+    # "A0" sees all noisy sums; "A1" also knows in which rounds the protected records took part.
+    adversary: str = "A0"
+    assuming: str = ""
+    # What the guarantee is of, if it is more than one run: words that follow the epsilon.
+    by: str = ""
     # What the ledgers say, if there are any.
-    runs: tuple[Run, ...]
+    runs: tuple[Run, ...] = ()
     # Epsilon at the same delta, if the end of an unfinished run did not depend on the data.
-    if_independent: Bracket | None
+    if_independent: Bracket | None = None
     # Whether the randomness was secret, as far as is known.
-    private: bool
+    private: bool = True
     # Names in ``UNCOVERED``.
-    uncovered: tuple[str, ...]
-    software: tuple[tuple[str, str], ...]
+    uncovered: tuple[str, ...] = _OF_ONE_RUN
+    software: tuple[tuple[str, str], ...] = field(default_factory=loaded_software)
     kind: str = RUN
     # Whom of several observers it is about, in words, if there are several.
     context: str = ""
@@ -150,14 +162,11 @@ class Facts:
             relation=guarantee.mechanism.relation,
             adversary="A1" if "adversary A1" in guarantee.assuming else "A0",
             assuming=guarantee.assuming,
-            by="",
             settings=(guarantee.mechanism,),
             points=_deltas(guarantee, delta),
             runs=tuple(runs),
             if_independent=smaller,
             private=private and not any(run.insecure_seed for run in runs),
-            uncovered=_OF_ONE_RUN,
-            software=software(),
             context=context,
             records=records,
             unit=guarantee.unit,
@@ -194,17 +203,11 @@ class Facts:
             epsilon=Bracket(0.0, budget.epsilon, "proved", no_attack, theorem),
             group=budget.group,
             relation=budget.relation,
-            adversary="A0",
-            assuming="",
             by="by everything spent from this budget, however phases were chosen from earlier "
             "outputs",
             settings=(Phases(budget.phases),) if budget.phases else (),
             points=_deltas_of_pair(budget.epsilon, budget.delta),
-            runs=(),
-            if_independent=None,
             private=private,
-            uncovered=_OF_ONE_RUN,
-            software=software(),
             kind=BUDGET,
             notes=notes,
             unit=checks.choice("unit", unit, UNITS),
@@ -265,16 +268,4 @@ def _deltas_of_pair(epsilon: float, delta: float) -> tuple[DeltaAt, ...]:
         at = 1.25 * epsilon * i / _POINTS
         rest = (1.0 - delta) * max(-math.expm1(at - epsilon), 0.0) / (1.0 + math.exp(-epsilon))
         found.append(DeltaAt(at, 0.0, min((delta + rest) * (1.0 + 1e-12), 1.0)))
-    return tuple(found)
-
-
-def software() -> tuple[tuple[str, str], ...]:
-    """Names and versions of the loaded software that the numbers depend on."""
-    found = [("verax", verax.__version__), ("python", platform.python_version())]
-    for name in ("numpy", "scipy", "torch", "cryptography"):
-        if name in sys.modules:
-            try:
-                found.append((name, version(name)))
-            except PackageNotFoundError:
-                continue
     return tuple(found)

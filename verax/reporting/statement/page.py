@@ -35,7 +35,7 @@ _Rows = Iterable[Sequence[str]]
 
 
 def html(facts: Facts, json: str) -> str:
-    """The page; ``json`` is kept in it for machines."""
+    """The statement as an HTML page, with its JSON embedded for machines."""
     warnings = [(line,) for line in text.warnings(facts)]
     notes = (text.independent_stop_sentence(facts), *facts.notes)
     reach = text.reach_sentence(facts, facts.reach[1])

@@ -54,20 +54,20 @@ def protected_units(facts: Facts) -> str:
 
 
 def _with_records(facts: Facts) -> str:
-    """What belongs to a client; nothing for a record."""
+    """Words for the records of a client; empty if a single record is protected."""
     if facts.unit == "record":
         return ""
     return " with all its records" if facts.group == 1 else " with all their records"
 
 
 def protected(facts: Facts) -> str:
-    """Who is protected."""
+    """Who is protected, such as "any 8 records together"."""
     together = " together" * (facts.group > 1)
     return f"any {protected_units(facts)}{together}{_with_records(facts)}"
 
 
 def headline(facts: Facts) -> str:
-    """The one sentence."""
+    """The statement in one sentence: who is protected, epsilon, delta and relation."""
     verb = "is" if facts.group == 1 else "are"
     by = f" {facts.by}" if facts.by else ""
     return (
@@ -86,13 +86,13 @@ def upper_bound(facts: Facts) -> str:
 
 
 def neighbours(facts: Facts) -> str:
-    """What the relation means."""
+    """What makes two data sets neighbours under the relation."""
     these = f"{'up to ' * (facts.group > 1)}{protected_units(facts)}{_with_records(facts)}"
     return _NEIGHBOURS[facts.relation].format(these=these, unit=facts.unit)
 
 
 def adversary(facts: Facts) -> str:
-    """Whom the protection is against."""
+    """What the adversary sees and knows."""
     return _AGAINST[facts.adversary].format(unit=facts.unit)
 
 
@@ -167,7 +167,7 @@ def software(facts: Facts) -> str:
 
 
 def prose(facts: Facts) -> str:
-    """The whole statement, one line for each topic."""
+    """The whole statement as text, one line for each topic."""
     bracket = facts.epsilon
     assuming = f" Assuming {facts.assuming}." if facts.assuming else ""
     what = "What ran, by its ledger" if facts.runs else _WHAT[facts.kind]

@@ -4,7 +4,8 @@ import {$, make} from "./dom.js";
 import {askJson} from "./request.js";
 
 function parameter({name, schema, description, required}) {
-  const kind = (schema.enum ?? schema.items?.enum)?.join(" | ") ?? schema.type ?? "";
+  const choices = schema.enum ?? schema.items?.enum;
+  const kind = choices?.map((choice) => choice || "\"\"").join(" | ") ?? schema.type ?? "";
   const {minimum, maximum} = schema;
   const usual = schema.default === undefined ? "" : `default ${JSON.stringify(schema.default)}`;
   const facts = [

@@ -108,8 +108,9 @@ export class Comparison {
       title: `Epsilon against ${label}`, description: ranges(bands), bands, now,
       x: {label, ...limits(all.map((p) => p.x), {log: true})},
       y: {label: "epsilon", ...limits(heights, {log: true, least})},
-      caption: "Solid: no attacker gets beyond, proved. Dashed: no analysis can go below, by an"
-        + " attack. The truth is in between. Dotted: where you are.",
+      caption: "Solid: no attacker gets beyond, proved at the marks. Dashed: no analysis can go"
+        + " below, by an attack. The truth is in between; lines only join the marks. Dotted: where"
+        + " you are.",
       header: ["Batches", label, "At least", "At most"],
       cells: (p) => [short(p.x), safe(p.lower, false), safe(p.upper, true)],
     });
@@ -123,8 +124,8 @@ export class Comparison {
       title: "Delta against epsilon", description: ranges(bands), bands,
       x: {label: "epsilon", ...limits(bands.flatMap((band) => band.points.map((p) => p.x)))},
       y: {label: "delta", min: delta / 1000, max: 1, log: true},
-      caption: "Solid: the delta that is proved to suffice at each epsilon. Dashed: less is ruled"
-        + " out by an attack.",
+      caption: "Solid: the delta that is proved to suffice, at the marks. Dashed: less is ruled out"
+        + " by an attack. Lines only join the marks.",
       header: ["Batches", "Epsilon", "Delta at least", "Delta at most"],
       cells: (p) => [p.x.toPrecision(6), safe(p.lower, false), safe(p.upper, true)],
     });
