@@ -24,7 +24,7 @@ from typing import Any
 
 from verax import calibrate
 from verax.planning import Plan, Planner, Target, frontier
-from verax.planning.grid import spread
+from verax.planning.frontier import spread
 
 TARGET = Target(records=60_000, epsilon=1.0, delta=1e-5)
 

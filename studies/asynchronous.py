@@ -41,7 +41,7 @@ from verax.federated import (
     put_weights,
     weights_of,
 )
-from verax.planning.calculator import budget, simple
+from verax.planning.closed_form.calculator import budget, simple
 from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.training.data.examples import Examples

@@ -29,7 +29,7 @@ from proactive_data import examples
 from torch import Tensor, nn
 
 from verax import Individual, Mechanism, Poisson, calibrate
-from verax.planning.calculator import budget, simple
+from verax.planning.closed_form.calculator import budget, simple
 from verax.planning.utility import mean_band
 from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import LOWER, UPPER

@@ -15,9 +15,10 @@ from verax.checks import NoGuarantee
 from verax.cli import app
 from verax.description import describe, restore
 from verax.planning import Planner, Target
-from verax.planning.accountant import upper_only
+from verax.planning.planner import upper_only
 from verax.privacy.samplers.base import prices, pricing_of
 from verax.privacy.samplers.poisson import PoissonPricing
+from verax.reporting import comparison
 from verax.reporting.plan_code import command_lines
 from verax.samplers import Sampler, options, registry, resume
 from verax.training import fit
@@ -167,6 +168,11 @@ def test_it_is_planned_or_says_how_else(name):
     plan = planner.plan(name, BATCH, EPOCHS)
     assert plan.mechanism.guarantee().epsilon(DELTA).upper <= 4.0
     assert f"--sampler {name}" in command_lines(plan)[0]
+
+
+def test_it_is_compared_with_the_others(name):
+    found = [type(one) for _, one in comparison.samplers(batches=10, epochs=2, records=RECORDS)]
+    assert (registry.named(name).kind in found) is (name in registry.plannable())
 
 
 def test_the_browser_asks_for_it(name, sampler):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import matplotlib as mpl  # noqa: TID253 - a script, not part of `import verax`
 
-from verax.reproduce import PAPERS, reproduce
+from verax.papers import PAPERS, reproduce
 
 HERE = Path(__file__).parent
 LARGEST = 150_000  # bytes: the figures are kept in the repository

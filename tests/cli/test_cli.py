@@ -1,4 +1,4 @@
-"""The command line as a user meets it: through its entry point, in a fresh process where exit codes matter."""
+"""The command line as a user meets it: by its entry point, in a new process for exit codes."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from verax import Mechanism, Poisson, Shuffle, calibrate
-from verax.cli import app, common
+from verax.cli import app, output
 
 RUN = "account -z 1 --rate 0.01 --steps 100"
 ACCOUNT = RUN.split()
@@ -139,7 +139,7 @@ def test_an_unknown_command_or_no_command_is_helped():
 
 def test_a_progress_bar_appears_only_after_a_second(monkeypatch):
     started = []
-    monkeypatch.setattr(common.Progress, "start", lambda self: started.append(self))
+    monkeypatch.setattr(output.Progress, "start", lambda self: started.append(self))
 
     class Timer:
         """One whose second passes when the test says so."""
@@ -159,15 +159,15 @@ def test_a_progress_bar_appears_only_after_a_second(monkeypatch):
             assert not self.going
 
     timers = []
-    monkeypatch.setattr(common.threading, "Timer", Timer)
-    with common.patience("not a terminal"):
+    monkeypatch.setattr(output.threading, "Timer", Timer)
+    with output.patience("not a terminal"):
         assert not timers
-    monkeypatch.setattr(common.Console, "is_terminal", True)
-    with common.patience("quick"):
+    monkeypatch.setattr(output.Console, "is_terminal", True)
+    with output.patience("quick"):
         assert timers[0].going
     assert not timers[0].going
     assert not started
-    with common.patience("slow"):
+    with output.patience("slow"):
         timers[1].rings()
     assert len(started) == 1
 
@@ -283,7 +283,8 @@ def test_an_interrupt_while_the_commands_load_is_one_line_too():
     code += (
         "def slow(name, *rest):\n    if name == 'verax.cli': os.kill(os.getpid(), signal.SIGINT)\n"
     )
-    code += "    return found(name, *rest)\nfrom verax.__main__ import main; builtins.__import__ = slow; main()"
+    code += "    return found(name, *rest)\n"
+    code += "from verax.__main__ import main; builtins.__import__ = slow; main()"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=600
     )

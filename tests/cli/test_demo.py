@@ -13,7 +13,7 @@ from verax.ledger.ledger import read
 
 
 def tour(folder, patch, *absent):
-    """What the demo prints, with fewer runs of the attack, and as if some libraries were not there."""
+    """What the demo prints, with fewer runs of the attack, as if some libraries were not there."""
     module = importlib.import_module("verax.cli.demo")
     patch.setattr(module, "HONEST_TRIALS", 200)
     patch.setattr(module, "TRIALS", 8000)

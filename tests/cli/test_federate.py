@@ -103,7 +103,9 @@ def test_no_printed_epsilon_is_above_the_budget_nor_the_fewest_above_the_most(ta
 
 
 def test_a_rough_epsilon_so_far_is_never_above_that_of_the_whole_run():
-    """Two upper bounds of nearly the same number, each rounded up by itself: 4.01 of 4, and 2.321 of 2.320."""
+    """Two upper bounds of nearly the same number, each rounded up by itself: 4.01 of 4, and 2.321
+    of 2.320.
+    """
 
     class Rough:
         plan = SimpleNamespace(rounds=20, bins=None)

@@ -208,7 +208,8 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, monkeypatch, caps
 
 @pytest.mark.parametrize("group", ["0", "-3", "60"])
 def test_account_refuses_the_same_groups(group, monkeypatch, capsys):
-    words = f"account -z 1 --sampler without-replacement --records 50 --batch 5 --steps 3 --delta 1e-5 --group {group}"
+    run = "--sampler without-replacement --records 50 --batch 5 --steps 3"
+    words = f"account -z 1 {run} --delta 1e-5 --group {group}"
     monkeypatch.setattr("sys.argv", ["verax", *words.split()])
     with pytest.raises(SystemExit) as stopped:
         main()

@@ -1,4 +1,4 @@
-"""What is typed is never ignored: options that contradict each other, and words that no command knows."""
+"""What is typed is never ignored: options that contradict each other, words no command knows."""
 
 import pytest
 import typer.main

@@ -56,7 +56,8 @@ def test_the_browser_answers_the_same_question_with_the_same_noises():
     pytest.importorskip("pydantic")
     from verax.web import computations, requests
 
-    words = "plan --records 60000 --epsilon 1 --delta 1e-5 --epochs 1:100:6 --batch 64:8192:5 --sampler poisson,shuffle"
+    words = "plan --records 60000 --epsilon 1 --delta 1e-5 --epochs 1:100:6 --batch 64:8192:5"
+    words += " --sampler poisson,shuffle"
     plans = json.loads(invoke(*words.split(), "--json"))["plans"]
     printed = {(p["sampler"], p["batch"], p["rounds"]): p["noise_multiplier"] for p in plans}
     asked = requests.PlanRequest(

@@ -4,16 +4,17 @@ import pytest
 from typer.testing import CliRunner
 
 from verax.cli import app, main
-from verax.reproduce import PAPERS, Row, paper_002
+from verax.papers import PAPERS, Row
+from verax.papers.how_private import figures
 
 pytest.importorskip("matplotlib")
 
 
 def test_people_get_the_paper_next_to_ours(tmp_path, monkeypatch):
     monkeypatch.setitem(
-        PAPERS, "002", lambda folder, progress: paper_002.reproduce(folder, progress, every=1000)
+        PAPERS, "002", lambda folder, progress: figures.reproduce(folder, progress, every=1000)
     )
-    monkeypatch.setattr(paper_002, "SETTINGS", paper_002.SETTINGS[3::3])  # figures 4 and 7 will do
+    monkeypatch.setattr(figures, "SETTINGS", figures.SETTINGS[3::3])  # figures 4 and 7 will do
     result = CliRunner().invoke(
         app, ["reproduce", "002", "--out", str(tmp_path / "new")], catch_exceptions=False
     )

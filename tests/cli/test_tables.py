@@ -93,7 +93,8 @@ def in_terminal(columns, *words):
 
 @pytest.mark.parametrize("columns", [80, 120, 200])
 def test_plans_are_readable_in_a_terminal(columns):
-    words = "plan --records 60000 --epsilon 1 --delta 1e-5 --epochs 10 --batch 8192,600 --sampler poisson,shuffle"
+    words = "plan --records 60000 --epsilon 1 --delta 1e-5 --epochs 10 --batch 8192,600"
+    words += " --sampler poisson,shuffle"
     said = in_terminal(columns, *words.split())
     assert "…" not in said
     assert all(len(line) <= columns for line in said.splitlines())

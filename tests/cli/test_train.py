@@ -20,7 +20,7 @@ from verax import (  # noqa: E402
     ledger,
 )
 from verax.cli import app, main  # noqa: E402
-from verax.cli.common import expected_batch  # noqa: E402
+from verax.cli.options import expected_batch  # noqa: E402
 from verax.privacy.guarantee import format_bound  # noqa: E402
 from verax.privacy.pld.composition import LOWER, UPPER  # noqa: E402
 from verax.training import Ledger, PrivateTrainer, fit  # noqa: E402

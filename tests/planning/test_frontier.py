@@ -24,12 +24,11 @@ from verax.planning import (
     undominated,
     within,
 )
-from verax.planning.accountant import upper_only
-from verax.planning.central_limit import gaussian_limit, gaussian_shift
-from verax.planning.closed_form import FailedCondition, GrantedGuarantee
-from verax.planning.grid import spread, usual_batches
-from verax.planning.insight import closed_form
-from verax.planning.search import smallest_noise
+from verax.planning.closed_form import closed_form
+from verax.planning.closed_form.theorems import FailedCondition, GrantedGuarantee
+from verax.planning.frontier import spread, usual_batches
+from verax.planning.noise_search import gaussian_limit, gaussian_shift, smallest_noise
+from verax.planning.planner import upper_only
 from verax.privacy.curves import gaussian
 
 TARGET = Target(records=60_000, epsilon=1.0, delta=1e-5)
@@ -456,7 +455,11 @@ def test_unknowns_agree_with_each_other(batch, epochs, epsilon):
     assert most_rounds(target, "poisson", batch, noise).rounds >= len(
         planned("poisson", 20_000, batch, epochs)
     )
-    assert largest_batch(target, "poisson", epochs, noise).batch >= batch * 0.999
+    largest = largest_batch(target, "poisson", epochs, noise).batch
+    # rounds are whole: a larger batch may take one fewer, and meet the target where a smaller fails
+    assert largest >= batch or (
+        target.epsilon_at(planned("poisson", 20_000, largest + 1, epochs), noise) > epsilon
+    )
 
 
 def test_too_little_noise_names_what_would_do():

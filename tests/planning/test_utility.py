@@ -18,7 +18,6 @@ from verax.planning.utility import (  # noqa: E402
     UtilityGraph,
     best_plan,
     expected,
-    figure,
     mean_band,
     read,
     utility_graph,
@@ -154,13 +153,6 @@ def test_private_data_are_warned_of(tmp_path):
 def test_bad_input(change, message):
     with pytest.raises(ValueError, match=message):
         measured(**change)
-
-
-def test_the_graph_draws_itself(graph, tmp_path):
-    pytest.importorskip("matplotlib")
-    assert figure(graph, tmp_path / "graph.png", 0.1).stat().st_size > 5_000
-    with pytest.raises(ValueError, match="must end in"):
-        figure(graph, tmp_path / "graph.txt")
 
 
 # --- choosing -------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import pytest
 
 from verax import Batch, Individual
 from verax.planning import Planner, Target, changes, frontier, full_batch_signal
+from verax.planning.utility import Line, Point, UtilityGraph
 from verax.reporting.plans import (
     EXPLAINED,
     change_values,
@@ -11,6 +12,7 @@ from verax.reporting.plans import (
     plan_values,
     plans_figure,
     table,
+    utility_figure,
 )
 
 TARGET = Target(records=60_000, epsilon=1.0, delta=1e-5)
@@ -87,3 +89,12 @@ def test_a_figure_of_many_batches_and_of_no_noise(tmp_path):
     with pytest.raises(ValueError, match="no plan needs noise"):
         plans_figure(free, "free", tmp_path / "free.png")
     assert (tmp_path / "many.png").stat().st_size > 5000
+
+
+def test_a_utility_graph_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    points = tuple(Point(sigma, 1.0 - sigma, 0.9 - sigma, 1.0) for sigma in (0.01, 0.1, 0.5))
+    graph = UtilityGraph((Line(1.0, 0.9, points),), 0.5, 20, 20, 0.95, public=False)
+    assert utility_figure(graph, tmp_path / "graph.png", 0.1).stat().st_size > 5_000
+    with pytest.raises(ValueError, match="must end in"):
+        utility_figure(graph, tmp_path / "graph.txt")

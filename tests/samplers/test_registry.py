@@ -2,7 +2,14 @@
 
 import pytest
 
-from verax import BallsInBins, Poisson, RandomParticipation, Shuffle, TruncatedPoisson
+from verax import (
+    BallsInBins,
+    Poisson,
+    RandomAllocation,
+    RandomParticipation,
+    Shuffle,
+    TruncatedPoisson,
+)
 from verax.privacy.numerics.distributions import binomial_at_least
 from verax.samplers import registry
 from verax.samplers.options import all_options, build, describe
@@ -91,3 +98,10 @@ def test_an_option_that_was_left_out_is_not_given():
 def test_a_flag_that_is_set_is_typed_alone():
     seen = RandomParticipation(0.1, 0.5, 9, 4, revealed=True)
     assert describe(seen)[-1] == "--revealed"
+
+
+def test_the_simplest_sampler_of_the_same_law():
+    assert RandomAllocation(1, 10, 2).simplest() == BallsInBins(10, 2)
+    assert Shuffle(10, 1, reshuffle=False).simplest() == Shuffle(10, 1)
+    for sampler in (RandomAllocation(2, 10), Shuffle(10, 2, reshuffle=False), Poisson(0.1, 10)):
+        assert sampler.simplest() == sampler

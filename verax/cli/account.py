@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 
 from verax import Mechanism
-from verax.cli import common
-from verax.cli.options import RunOptions, flat
-from verax.cli.tables import Table, console
+from verax.cli import output
+from verax.cli.options import Group, Json, Noise, Rtol, RunOptions, flat
+from verax.cli.tables import Table
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, format_bound
 
 
 @flat
 def account(
-    noise_multiplier: common.Noise,
+    noise_multiplier: Noise,
     run: RunOptions,
     delta: Annotated[
         list[float] | None, typer.Option(help="Report epsilon at this delta; may be repeated.")
@@ -24,9 +24,9 @@ def account(
     epsilon: Annotated[
         list[float] | None, typer.Option(help="Report delta at this epsilon; may be repeated.")
     ] = None,
-    group: common.Group = 1,
-    rtol: Annotated[float, typer.Option(help="Relative distance of the two sides.")] = DEFAULT_RTOL,
-    json: common.AsJson = False,
+    group: Group = 1,
+    rtol: Rtol = DEFAULT_RTOL,
+    json: Json = False,
 ) -> None:
     """Price a run: a proved lower and upper bound on its epsilon or delta.
 
@@ -35,7 +35,7 @@ def account(
     if not delta and not epsilon:
         raise ValueError("nothing to report: give --delta or --epsilon")
     mechanism = run.mechanism(noise_multiplier)
-    with common.patience("accounting"):
+    with output.patience("accounting"):
         guarantee = mechanism.guarantee(group)
         rows = [
             (f"epsilon at delta = {d!r}", replace(guarantee).epsilon(d, rtol)) for d in delta or []
@@ -44,17 +44,17 @@ def account(
             (f"delta at epsilon = {e!r}", replace(guarantee).delta(e, rtol)) for e in epsilon or []
         ]
     if json:
-        common.print_json(
+        output.print_json(
             {
                 "mechanism": repr(mechanism),
                 "relation": mechanism.relation,
                 "group": group,
                 "epsilon": [
-                    {"delta": d, **common.plain(b)}
+                    {"delta": d, **output.plain(b)}
                     for d, (_, b) in zip(delta or [], rows, strict=False)
                 ],
                 "delta": [
-                    {"epsilon": e, **common.plain(b)}
+                    {"epsilon": e, **output.plain(b)}
                     for e, (_, b) in zip(epsilon or [], rows[len(delta or []) :], strict=True)
                 ],
             }
@@ -64,7 +64,7 @@ def account(
 
 
 def _show(mechanism: Mechanism, group: int, rows: list[tuple[str, Bracket]]) -> None:
-    out = console()
+    out = output.fitted_console()
     out.print(
         f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier!r}, "
         f"{mechanism.clipping!r}"

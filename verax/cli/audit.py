@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from verax import Deterministic, Mechanism, checks
 from verax.auditing import SamplerAudit, audit_sampler
-from verax.auditing.transcript import Progress, few_records
-from verax.cli import common
+from verax.auditing.transcript import few_records
+from verax.cli import output
 from verax.cli.audit_canaries import canaries
 from verax.cli.commands import Command, Group
 from verax.cli.options import (
     ClipGroups,
     ClippingName,
     ClippingOption,
+    Epochs,
+    Json,
+    MechanismFields,
+    Noise,
     RelationName,
     SpecialFlags,
-    clippings_by_name,
     flat,
+    option,
 )
 from verax.samplers import registry
 from verax.samplers.base import Sampler
@@ -36,23 +34,44 @@ audit = typer.Typer(
 )
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Options that describe one run, whoever draws its batches."""
+@audit.callback()
+def _group() -> None:
+    """Attack what runs, for a lower bound on its epsilon."""
 
-    batches: int
-    epochs: int
-    records: int | None
+
+audit.command(cls=Command)(canaries)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions(MechanismFields):
+    """What ``verax audit sampler`` is asked."""
+
+    drawn: str = option(
+        f"What draws the batches: {', '.join(registry.names())}.", "--sampler", default=...
+    )
+    noise_multiplier: Noise
+    batches: int = option("Batches per epoch.", default=...)
+    claim: str | None = option("What is said to draw them; default: the truth.")
+    epochs: Epochs = 1
+    records: int | None = option("Number of records; default: a few per batch.")
     special: SpecialFlags
-
-    @property
-    def times(self) -> int:
-        """Rounds that a record joins in an epoch, on average."""
-        return checks.count("--times", self.special.get("--times") or 1, maximum=self.batches)
+    clipping: ClippingOption = ClippingName.individual
+    clip_groups: ClipGroups = 1
+    relation: RelationName | None = option(
+        "Neighbouring relation; default: the claimed sampler's own."
+    )
+    epsilon: float | None = option("The claimed epsilon; default: what verax proves.")
+    delta: float = option("The delta of the claim.", default=1e-5)
+    confidence: float = option("Probability that the bound is right.", default=0.95)
+    trials: int = option("Runs to draw; more give a sharper bound.", default=200_000)
+    target: int = option("The record under attack.", default=0)
+    insecure_seed: int | None = option("Repeat an audit exactly; for tests.")
+    json: Json = False
 
     def drawn_by(self, name: str) -> Sampler:
         """These batches drawn by the sampler of this name."""
-        times, batches, records = self.times, self.batches, self.records
+        batches, records = self.batches, self.records
+        times = checks.count("--times", self.special.get("--times") or 1, maximum=batches)
         known = {
             **self.special,
             "--times": times,
@@ -65,93 +84,56 @@ class Shape:
         }
         return build(name, {flag: known[flag] for flag in flags_of(name)})
 
-    def refuse_idle(self, names: Sequence[str]) -> None:
-        """Refuse options that say nothing about any of these samplers."""
-        flags = set().union(*map(flags_of, names))
+    def refuse_idle(self) -> None:
+        """Refuse options that say nothing about the samplers that draw or are claimed."""
+        flags = flags_of(self.drawn) | (flags_of(self.claim) if self.claim else set())
         for flag, value in self.special.items():
             often = flag == "--times" and flags & {"--rate", "--batch"}
             if value is not None and flag not in flags and not often:
                 owners = ", ".join(owners_of(flag))
                 raise ValueError(
-                    f"{flag} {value} is not for --sampler {names[0]}, but for {owners}"
+                    f"{flag} {value} is not for --sampler {self.drawn}, but for {owners}"
                 )
-
-
-@audit.callback()
-def _group() -> None:
-    """Attack what runs, for a lower bound on its epsilon."""
-
-
-audit.command(cls=Command)(canaries)
 
 
 @audit.command(cls=Command)
 @flat
-def sampler(
-    *,
-    drawn: Annotated[
-        str,
-        typer.Option("--sampler", help=f"What draws the batches: {', '.join(registry.names())}."),
-    ],
-    noise_multiplier: common.Noise,
-    batches: Annotated[int, typer.Option(help="Batches per epoch.")],
-    claim: Annotated[
-        str | None, typer.Option(help="What is said to draw them; default: the truth.")
-    ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 1,
-    records: Annotated[
-        int | None, typer.Option(help="Number of records; default: a few per batch.")
-    ] = None,
-    special: SpecialFlags,
-    clipping: ClippingOption = ClippingName.individual,
-    clip_groups: ClipGroups = 1,
-    relation: Annotated[
-        RelationName | None,
-        typer.Option(help="Neighbouring relation; default: the claimed sampler's own."),
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="The claimed epsilon; default: what verax proves.")
-    ] = None,
-    delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-5,
-    confidence: Annotated[float, typer.Option(help="Probability that the bound is right.")] = 0.95,
-    trials: Annotated[int, typer.Option(help="Runs to draw; more give a sharper bound.")] = 200_000,
-    target: Annotated[int, typer.Option(help="The record under attack.")] = 0,
-    insecure_seed: Annotated[
-        int | None, typer.Option(help="Repeat an audit exactly; for tests.")
-    ] = None,
-    json: common.AsJson = False,
-) -> None:
+def sampler(options: AuditOptions) -> None:
     """Attack the code that draws the batches, and compare with what is claimed for them.
 
     Exit code 0: not refuted; 1: refuted; 2: bad input.
 
     Example: verax audit sampler --sampler shuffle --claim poisson -z 1 --batches 100 --delta 1e-5
     """
-    batches, epochs = checks.count("--batches", batches), checks.count("--epochs", epochs)
-    kind = clippings_by_name(clip_groups, [clipping.value])[clipping.value]
-    shape = Shape(batches, epochs, records, special)
-    shape.refuse_idle([drawn] if claim is None else [drawn, claim])
-    if records is None:
-        shape = replace(shape, records=few_records(Deterministic(batches), kind))
-    named = relation.value if relation else ""
-    mechanism = Mechanism(shape.drawn_by(claim or drawn), noise_multiplier, kind, named)
-    with _shown_progress() as progress:
+    checks.count("--batches", options.batches)
+    checks.count("--epochs", options.epochs)
+    clipping = options.build_clipping()
+    options.refuse_idle()
+    if options.records is None:
+        options = replace(options, records=few_records(Deterministic(options.batches), clipping))
+    mechanism = Mechanism(
+        options.drawn_by(options.claim or options.drawn),
+        options.noise_multiplier,
+        clipping,
+        options.relation_name,
+    )
+    with output.progress_bar("auditing", "runs") as progress:
         result = audit_sampler(
-            shape.drawn_by(drawn),
+            options.drawn_by(options.drawn),
             mechanism,
-            epsilon=epsilon,
-            delta=delta,
-            confidence=confidence,
-            trials=trials,
-            population=shape.records,
-            target=target,
-            insecure_seed=insecure_seed,
+            epsilon=options.epsilon,
+            delta=options.delta,
+            confidence=options.confidence,
+            trials=options.trials,
+            population=options.records,
+            target=options.target,
+            insecure_seed=options.insecure_seed,
             progress=progress,
         )
-    if json:
-        common.print_json(_plain(result))
+    if options.json:
+        output.print_json(_plain(result))
     else:
-        Console(highlight=False, markup=False, soft_wrap=True).print(result.statement())
+        output.console().print(result.statement())
     if result.refuted:
         raise typer.Exit(1)
 
@@ -160,7 +142,7 @@ def _plain(result: SamplerAudit) -> dict[str, object]:
     return {
         "refuted": result.refuted,
         "lower": result.lower,
-        "claim": common.plain(result.claim),
+        "claim": output.plain(result.claim),
         "delta": result.delta,
         "confidence": result.confidence,
         "evidence": "monte-carlo",
@@ -175,28 +157,3 @@ def _plain(result: SamplerAudit) -> dict[str, object]:
         "participation": result.participation,
         "statement": result.statement(),
     }
-
-
-@contextmanager
-def _shown_progress() -> Iterator[Progress]:
-    """A transient progress bar on a terminal's standard error once runs are drawn."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("auditing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("runs"),
-        TimeRemainingColumn(),
-    )
-    bar = Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
-    task = bar.add_task("auditing", total=None)
-
-    def tell(done: int, total: int) -> None:
-        bar.start()
-        bar.update(task, completed=done, total=total)
-
-    try:
-        yield tell
-    finally:
-        if bar.live.is_started:
-            bar.stop()

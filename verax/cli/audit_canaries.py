@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 
 from verax import Mechanism, checks
 from verax.auditing.canaries import CanaryAudit, audit_canaries
-from verax.cli import common
-from verax.cli.options import Relation, SamplerOption, SpecialFlags, flat
+from verax.cli import output
+from verax.cli.options import (
+    Epochs,
+    ExpectedBatch,
+    Json,
+    Noise,
+    Relation,
+    SamplerOption,
+    SpecialFlags,
+    flat,
+    option,
+)
 from verax.mechanism import Individual
-from verax.samplers.options import build as build_sampler
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,39 +33,35 @@ _LOUD = 4.0  # a canary's own feature, so large that its gradient is clipped and
 _MODELS = ("logistic", "mlp")
 
 
+@dataclass(frozen=True, kw_only=True)
+class CanaryOptions:
+    """What ``verax audit canaries`` is asked."""
+
+    noise_multiplier: Noise
+    data: str = option(
+        "digits, mnist (see VERAX_DATA), or a .csv file, class last.", default="digits"
+    )
+    model: str = option(f"What to train: {' or '.join(_MODELS)}.", default="logistic")
+    planted: int = option(
+        "Records to plant, each in by a coin of its own.", "--canaries", default=300
+    )
+    sampler: SamplerOption = "poisson"
+    batch: ExpectedBatch = None
+    epochs: Epochs = 10
+    special: SpecialFlags
+    relation: Relation = None
+    clip_norm: float = option("The norm gradients are clipped to.", default=1.0)
+    learning_rate: float = option("Step size of SGD.", "--learning-rate", "--lr", default=1.0)
+    epsilon: float | None = option("The claimed epsilon; default: what verax proves.")
+    delta: float = option("The delta of the claim.", default=1e-5)
+    confidence: float = option("Probability that the bound is right.", default=0.95)
+    insecure_seed: int | None = option("Repeat an audit exactly; for tests.")
+    json: Json = False
+
+
 @flat
-def canaries(
-    *,
-    noise_multiplier: common.Noise,
-    data: Annotated[
-        str, typer.Option(help="digits, mnist (see VERAX_DATA), or a .csv file, class last.")
-    ] = "digits",
-    model: Annotated[
-        str, typer.Option(help=f"What to train: {' or '.join(_MODELS)}.")
-    ] = "logistic",
-    planted: Annotated[
-        int, typer.Option("--canaries", help="Records to plant, each in by a coin of its own.")
-    ] = 300,
-    sampler: SamplerOption = "poisson",
-    batch: common.ExpectedBatch = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 10,
-    special: SpecialFlags,
-    relation: Relation = None,
-    clip_norm: Annotated[float, typer.Option(help="The norm gradients are clipped to.")] = 1.0,
-    learning_rate: Annotated[
-        float, typer.Option("--learning-rate", "--lr", help="Step size of SGD.")
-    ] = 1.0,
-    epsilon: Annotated[
-        float | None, typer.Option(help="The claimed epsilon; default: what verax proves.")
-    ] = None,
-    delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-5,
-    confidence: Annotated[float, typer.Option(help="Probability that the bound is right.")] = 0.95,
-    insecure_seed: Annotated[
-        int | None, typer.Option(help="Repeat an audit exactly; for tests.")
-    ] = None,
-    json: common.AsJson = False,
-) -> None:
-    """Train once with canaries among the records, guess which were in, and compare with what is claimed.
+def canaries(options: CanaryOptions) -> None:
+    """Train once with canaries, guess which were in, and compare with what is claimed.
 
     A canary has a feature of its own and a random class. The model that is trained is thrown away.
 
@@ -64,34 +69,38 @@ def canaries(
 
     Example: verax audit canaries --data digits -z 1 --epochs 10
     """
-    checks.choice("--model", model, _MODELS)
-    planted = checks.count("--canaries", planted, minimum=2)
+    checks.choice("--model", options.model, _MODELS)
+    planted = checks.count("--canaries", options.planted, minimum=2)
     from verax.training.data.examples import load
 
-    examples = load(data)
+    examples = load(options.data)
     records = len(examples.train[1]) + planted
-    drawing = {
-        "--records": records,
-        "--batch": common.expected_batch(batch, records),
-        "--epochs": epochs,
-    }
-    described = build_sampler(sampler, {**special, **drawing})
-    named = relation.value if relation else ""
-    mechanism = Mechanism(described, noise_multiplier, Individual(clip_norm), named)
-    claim = mechanism.guarantee() if epsilon is None else checks.nonnegative("--epsilon", epsilon)
-    attack = _Attack(examples, model, mechanism, planted, learning_rate, insecure_seed)
+    mechanism = Mechanism(
+        options.special.build(options.sampler, records, options.batch, options.epochs),
+        options.noise_multiplier,
+        Individual(options.clip_norm),
+        options.relation.value if options.relation else "",
+    )
+    claim = (
+        mechanism.guarantee()
+        if options.epsilon is None
+        else checks.nonnegative("--epsilon", options.epsilon)
+    )
+    attack = _Attack(
+        examples, options.model, mechanism, planted, options.learning_rate, options.insecure_seed
+    )
     result = audit_canaries(
         attack.scores,
         planted,
         claim,
-        delta=delta,
-        confidence=confidence,
-        insecure_seed=insecure_seed,
+        delta=options.delta,
+        confidence=options.confidence,
+        insecure_seed=options.insecure_seed,
     )
-    if json:
-        common.print_json(_plain(result, mechanism))
+    if options.json:
+        output.print_json(_plain(result, mechanism))
     else:
-        console = Console(highlight=False, markup=False, soft_wrap=True)
+        console = output.console()
         console.print(result.statement())
         console.print(
             f"What ran: {mechanism!r} on {records - planted:,} records and about {planted // 2:,} "

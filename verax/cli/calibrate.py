@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from verax import Poisson
-from verax.cli import common
-from verax.cli.options import RunOptions, flat
+from verax.cli import output
+from verax.cli.options import Group, Json, RunOptions, flat
 from verax.privacy import calibrate as solve
 from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
@@ -23,17 +22,17 @@ def calibrate(
     noise_multiplier: Annotated[
         float | None, typer.Option("--noise-multiplier", "-z", help="Leave out to solve for it.")
     ] = None,
-    group: common.Group = 1,
-    json: common.AsJson = False,
+    group: Group = 1,
+    json: Json = False,
 ) -> None:
-    """Solve for the one quantity left out: the noise, or with --noise-multiplier given the Poisson steps or rate.
+    """Solve for what is left out: the noise or, with --noise-multiplier, the Poisson steps or rate.
 
     Example: verax calibrate --epsilon 1 --delta 1e-5 --rate 0.01 --steps 1000
     """
-    with common.patience("calibrating"):
+    with output.patience("calibrating"):
         unit, answer = _solved(run, noise_multiplier, epsilon, delta, group)
     if json:
-        common.print_json({unit: answer, "epsilon": epsilon, "delta": delta, "group": group})
+        output.print_json({unit: answer, "epsilon": epsilon, "delta": delta, "group": group})
         return
     # rounded so that what is printed meets the target too: more noise, a smaller rate
     text = (
@@ -41,7 +40,7 @@ def calibrate(
         if unit == "steps"
         else format_bound(answer, UPPER if unit == "noise_multiplier" else LOWER, 7)
     )
-    Console().print(
+    output.console().print(
         f"{unit.replace('_', ' ')} {text} meets epsilon {epsilon!r} at delta {delta!r} (proved "
         "upper bound)"
     )

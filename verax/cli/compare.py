@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated
+from dataclasses import dataclass
 
-import typer
-
-from verax.cli import common
+from verax.cli import output
 from verax.cli.options import (
     ClipGroups,
     ClippingName,
     ClippingOption,
+    Epochs,
+    Figure,
+    Group,
+    Json,
+    MechanismFields,
+    Noise,
     RelationName,
-    clippings_by_name,
+    checked_figure,
+    flat,
+    option,
 )
-from verax.cli.tables import Table, console
+from verax.cli.tables import Table
 from verax.privacy.guarantee import DEFAULT_RTOL, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting.comparison import (
@@ -26,91 +31,85 @@ from verax.reporting.comparison import (
     comparison_figure,
 )
 from verax.reporting.comparison import compare as price_all
-from verax.reporting.figures import drawable
 
 
-def compare(
-    noise_multiplier: common.Noise,
-    batches: Annotated[int, typer.Option(help="Batches per epoch.")],
-    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 1,
-    delta: Annotated[float | None, typer.Option(help="Compare epsilon at this delta.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Compare delta at this epsilon.")] = None,
-    records: Annotated[
-        int | None, typer.Option(help="Number of records; default: 100 for each batch.")
-    ] = None,
-    clipping: ClippingOption = ClippingName.individual,
-    clip_groups: ClipGroups = 1,
-    relation: Annotated[
-        RelationName | None,
-        typer.Option(help="Neighbouring relation; default: zero-out where it is known."),
-    ] = None,
-    group: common.Group = 1,
-    rtol: Annotated[
-        float, typer.Option(help="Relative distance of the two sides, where known.")
-    ] = DEFAULT_RTOL,
-    figure: Annotated[
-        Path | None, typer.Option(help="Save a figure here: .png, .svg or .pdf.")
-    ] = None,
-    json: common.AsJson = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(MechanismFields):
+    """What ``verax compare`` is asked."""
+
+    noise_multiplier: Noise
+    batches: int = option("Batches per epoch.", default=...)
+    epochs: Epochs = 1
+    delta: float | None = option("Compare epsilon at this delta.")
+    epsilon: float | None = option("Compare delta at this epsilon.")
+    records: int | None = option("Number of records; default: 100 for each batch.")
+    clipping: ClippingOption = ClippingName.individual
+    clip_groups: ClipGroups = 1
+    relation: RelationName | None = option(
+        "Neighbouring relation; default: zero-out where it is known."
+    )
+    group: Group = 1
+    rtol: float = option("Relative distance of the two sides, where known.", default=DEFAULT_RTOL)
+    figure: Figure = None
+    json: Json = False
+
+    @property
+    def quantity(self) -> str:
+        """What is compared, in words."""
+        if self.delta is not None:
+            return f"epsilon at delta = {self.delta!r}"
+        return f"delta at epsilon = {self.epsilon!r}"
+
+    @property
+    def setting(self) -> str:
+        """What all runs have in common, in words."""
+        records = self.records or RECORDS_PER_BATCH * self.batches
+        return (
+            f"noise {self.noise_multiplier!r}, {self.batches} batches, "
+            f"{self.epochs} epoch{'s' * (self.epochs > 1)}, {records} records, "
+            f"{self.clipping.value} clipping"
+            + (f", any {self.group} records together" if self.group > 1 else "")
+        )
+
+
+@flat
+def compare(options: CompareOptions) -> None:
     """Price the same noise for every way of drawing the batches, side by side.
 
     Example: verax compare -z 0.5 --batches 10000 --delta 1e-6 --figure samplers.png
     """
-    if (delta is None) == (epsilon is None):
-        raise ValueError(
-            f"give either --delta or --epsilon, got {'both' if delta is not None else 'neither'}"
-        )
-    if figure is not None:
-        writable(drawable(figure).parent)
-    kind = clippings_by_name(clip_groups, [clipping.value])[clipping.value]
-    with common.patience("comparing"):
+    if (options.delta is None) == (options.epsilon is None):
+        got = "neither" if options.delta is None else "both"
+        raise ValueError(f"give either --delta or --epsilon, got {got}")
+    checked_figure(options.figure)
+    clipping = options.build_clipping()
+    with output.patience("comparing"):
         rows = price_all(
-            noise_multiplier,
-            batches,
-            epochs,
-            delta=delta,
-            epsilon=epsilon,
-            records=records,
-            clipping=kind,
-            relation=relation.value if relation else "",
-            group=group,
-            rtol=rtol,
+            options.noise_multiplier,
+            options.batches,
+            options.epochs,
+            delta=options.delta,
+            epsilon=options.epsilon,
+            records=options.records,
+            clipping=clipping,
+            relation=options.relation_name,
+            group=options.group,
+            rtol=options.rtol,
         )
-    quantity = (
-        f"epsilon at delta = {delta!r}" if delta is not None else f"delta at epsilon = {epsilon!r}"
-    )
-    setting = (
-        f"noise {noise_multiplier!r}, {batches} batches, {epochs} epoch{'s' * (epochs > 1)}, "
-        f"{records or RECORDS_PER_BATCH * batches} records, {clipping.value} clipping"
-        + (f", any {group} records together" if group > 1 else "")
-    )
-    if figure is not None:
-        comparison_figure(rows, quantity, setting, figure)
-    if json:
-        common.print_json(
+    if options.figure is not None:
+        comparison_figure(rows, options.quantity, options.setting, options.figure)
+    if options.json:
+        output.print_json(
             {
-                "quantity": quantity,
-                "setting": setting,
-                "figure": figure and str(figure),
+                "quantity": options.quantity,
+                "setting": options.setting,
+                "figure": options.figure and str(options.figure),
                 "rows": _plain(rows),
             }
         )
         return
-    _show(rows, quantity, setting)
-    if figure is not None:
-        console().print(f"Figure saved: {figure}")
-
-
-def writable(folder: Path, option: str = "--figure") -> Path:
-    """Make the folder if it is missing, or say in one line why it cannot be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            f"{option} must name a place that can be written, got {folder}: {error.strerror}"
-        ) from error
-    return folder
+    _show(rows, options)
+    output.say_saved(options.figure)
 
 
 def _plain(rows: Sequence[SamplerCost]) -> list[dict[str, object]]:
@@ -131,9 +130,9 @@ def _factor(value: float, side: int) -> str:
     return format_bound(value, side, 3 if value >= 1.0 else 2)
 
 
-def _show(rows: Sequence[SamplerCost], quantity: str, setting: str) -> None:
-    out = console()
-    out.print(f"{quantity}: {setting}")
+def _show(rows: Sequence[SamplerCost], options: CompareOptions) -> None:
+    out = output.fitted_console()
+    out.print(f"{options.quantity}: {options.setting}")
     table = Table(
         ["batches", "relation", "at least", "at most", "times Poisson", "by"], ["times Poisson"]
     )

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from verax import Deterministic, Mechanism, Poisson, Shuffle
 from verax.auditing import audit_sampler
-from verax.cli import common
+from verax.cli import output
 from verax.planning import Plan, Target, frontier, ranked
 from verax.privacy import calibrate
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, format_bound
@@ -43,7 +43,9 @@ def demo(
         Path, typer.Option("--out", help="Folder for report, ledger and figure.")
     ] = Path("out"),
 ) -> None:
-    """Price, plan, train on scikit-learn's digits, state and audit, in about a minute; ends with a report to open.
+    """Price, plan, train on scikit-learn's digits, state and audit, in about a minute.
+
+    It ends with a report to open.
 
     Example: verax demo --out tour
     """
@@ -83,7 +85,7 @@ def _price(console: Console, say: Say, folder: Path) -> None:
         "deterministic": Deterministic(BATCHES),
     }
     table = Table("noise", *samplers, "factor")
-    with common.patience("accounting"):
+    with output.patience("accounting"):
         for noise in NOISES:
             brackets = [_epsilon(sampler, noise) for sampler in samplers.values()]
             factor = brackets[1].lower / brackets[0].upper
@@ -103,7 +105,7 @@ def _price(console: Console, say: Say, folder: Path) -> None:
         "column's factor."
     )
     if find_spec("matplotlib"):
-        with common.patience("drawing"):
+        with output.patience("drawing"):
             curves = {name: _curve(sampler) for name, sampler in samplers.items()}
         say(f"   Figure: {samplers_figure(curves, DELTA, folder / 'samplers.png')}")
     else:
@@ -125,7 +127,7 @@ def _curve(sampler: Sampler) -> list[tuple[float, float, float]]:
 
 def _plan(console: Console, say: Say) -> Plan:
     target = Target(RECORDS, EPSILON, DELTA)
-    with common.patience("planning"):
+    with output.patience("planning"):
         plans = ranked(frontier(target, SIZES, EPOCHS, rounds_at_most=MOST_ROUNDS))
     table = Table("batch", "epochs", "rounds", "noise", "epsilon", "signal to noise")
     for plan in plans[:4]:
@@ -210,7 +212,7 @@ def _audit(say: Say) -> None:
         f"   Claim: {batches} Poisson batches, noise {noise:.4g}: epsilon at most "
         f"{format_bound(claimed.upper, UPPER, 4)}."
     )
-    with common.patience("auditing"):
+    with output.patience("auditing"):
         fair = audit_sampler(honest, claim, delta=DELTA, trials=HONEST_TRIALS, insecure_seed=SEED)
         lie = audit_sampler(loader, claim, delta=DELTA, trials=TRIALS, insecure_seed=SEED)
     for drawn, found in (("Poisson batches", fair), ("a loader that shuffles and cuts", lie)):

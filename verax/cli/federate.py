@@ -7,21 +7,25 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from verax import checks
-from verax.cli import common
-from verax.cli.train import ModelName, OptimizerName
+from verax.cli import output
+from verax.cli.options import (
+    Json,
+    ModelName,
+    NoiseInstead,
+    OptimizerName,
+    checked_files,
+    flat,
+    option,
+)
 from verax.privacy import calibrate
 from verax.privacy.guarantee import Bracket, format_bound
 from verax.privacy.pld.composition import UPPER
-from verax.reporting.statement import savable
 
 if TYPE_CHECKING:
     from verax.federated import Embedded, Plan
@@ -52,97 +56,64 @@ class EngineName(StrEnum):
     flower = "flower"
 
 
-def federate(
-    data: Annotated[
-        str, typer.Option(help="digits, mnist, heart (see VERAX_DATA), or a .csv, class last.")
-    ] = "digits",
-    by: Annotated[
-        str | None, typer.Option(help="Clients are writers (mnist), or a column of the .csv.")
-    ] = None,
-    clients: Annotated[
-        int | None, typer.Option(help="Deal records out to so many clients; default 20.")
-    ] = None,
-    model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.mlp,
-    client_rate: Annotated[
-        float, typer.Option(help="Probability that a client takes part in a round.")
-    ] = 0.5,
-    record_rate: Annotated[
-        float, typer.Option(help="Probability that it then uses a record.")
-    ] = 0.5,
-    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 60,
-    epsilon: Annotated[
-        float | None, typer.Option(help="The budget; the noise is then computed.")
-    ] = None,
-    noise_multiplier: Annotated[
-        float | None,
-        typer.Option("--noise-multiplier", "-z", help="The noise, in place of --epsilon."),
-    ] = None,
-    delta: Annotated[
-        float, typer.Option(help="The delta of the budget and of the statement.")
-    ] = 1e-5,
-    unit: Annotated[
-        UnitName, typer.Option(help="Protect one record, or all data of a client.")
-    ] = UnitName.record,
-    noise: Annotated[
-        NoiseName,
-        typer.Option(
-            help="Added by a trusted server, by clients that always send, or by those that do."
-        ),
-    ] = NoiseName.central,
-    bins: Annotated[
-        int | None, typer.Option(help="Each client picks one round of so many; for --unit client.")
-    ] = None,
-    clip_norm: Annotated[
-        float, typer.Option(help="The norm that records, or clients, are clipped to.")
-    ] = 1.0,
-    optimizer: Annotated[
-        OptimizerName, typer.Option(help="What uses the noisy sums.")
-    ] = OptimizerName.adam,
-    learning_rate: Annotated[
-        float, typer.Option("--learning-rate", "--lr", help="Its step size.")
-    ] = 3e-3,
-    engine: Annotated[
-        EngineName,
-        typer.Option(help="One process, or Flower with a process for each client, on this host."),
-    ] = EngineName.embedded,
-    ledger: Annotated[
-        Path | None, typer.Option(help="Record every release in this new file.")
-    ] = None,
-    state: Annotated[
-        Path | None, typer.Option(help="Keep the server's state here, to go on after a crash.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from --ledger and --state.")
-    ] = False,
-    log: Annotated[
-        Path | None, typer.Option(help="Write progress here, a JSON object a line.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Save the model's weights here.")] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Save the statement here, as a page if it ends in .html.")
-    ] = None,
-    insecure_seed: Annotated[
-        int | None, typer.Option(help="For tests only: repeatable, and not private.")
-    ] = None,
-    json: common.AsJson = False,
-) -> None:
-    """Plan, train across clients and state: every client's epsilon, accuracy on held-out records, what it cost.
+@dataclass(frozen=True, kw_only=True)
+class FederateOptions:
+    """What ``verax federate`` is asked."""
+
+    data: str = option(
+        "digits, mnist, heart (see VERAX_DATA), or a .csv, class last.", default="digits"
+    )
+    by: str | None = option("Clients are writers (mnist), or a column of the .csv.")
+    clients: int | None = option("Deal records out to so many clients; default 20.")
+    model: ModelName = option("What to train.", default=ModelName.mlp)
+    client_rate: float = option("Probability that a client takes part in a round.", default=0.5)
+    record_rate: float = option("Probability that it then uses a record.", default=0.5)
+    rounds: int = option("Number of rounds.", default=60)
+    epsilon: float | None = option("The budget; the noise is then computed.")
+    noise_multiplier: NoiseInstead = None
+    delta: float = option("The delta of the budget and of the statement.", default=1e-5)
+    unit: UnitName = option("Protect one record, or all data of a client.", default=UnitName.record)
+    noise: NoiseName = option(
+        "Added by a trusted server, by clients that always send, or by those that do.",
+        default=NoiseName.central,
+    )
+    bins: int | None = option("Each client picks one round of so many; for --unit client.")
+    clip_norm: float = option("The norm that records, or clients, are clipped to.", default=1.0)
+    optimizer: OptimizerName = option("What uses the noisy sums.", default=OptimizerName.adam)
+    learning_rate: float = option("Its step size.", "--learning-rate", "--lr", default=3e-3)
+    engine: EngineName = option(
+        "One process, or Flower with a process for each client, on this host.",
+        default=EngineName.embedded,
+    )
+    ledger: Path | None = option("Record every release in this new file.")
+    state: Path | None = option("Keep the server's state here, to go on after a crash.")
+    resume: bool = option("Go on from --ledger and --state.", "--resume", default=False)
+    log: Path | None = option("Write progress here, a JSON object a line.")
+    out: Path | None = option("Save the model's weights here.")
+    report: Path | None = option("Save the statement here, as a page if it ends in .html.")
+    insecure_seed: int | None = option("For tests only: repeatable, and not private.")
+    json: Json = False
+
+
+@flat
+def federate(options: FederateOptions) -> None:
+    """Plan, train across clients and state: epsilon of every client, accuracy on held-out records.
 
     Example: verax federate --data digits --clients 36 --client-rate .5 --record-rate .5 --rounds
         100 --epsilon 4
     """
-    if (epsilon is None) == (noise_multiplier is None):
+    if (options.epsilon is None) == (options.noise_multiplier is None):
         raise ValueError("give either --epsilon, or --noise-multiplier")
-    if resume and (ledger is None or state is None):
+    if options.resume and (options.ledger is None or options.state is None):
         raise ValueError("--resume needs --ledger and --state, the files of the run that broke off")
-    if report is not None:
-        savable(report)
-    for option, path in (("--out", out), ("--report", report)):
-        if path is not None:
-            checks.writable(option, path)
-    common.apart(
-        {"--ledger": ledger, "--state": state, "--log": log, "--out": out, "--report": report}
-    )
+    files = {
+        "--ledger": options.ledger,
+        "--state": options.state,
+        "--log": options.log,
+        "--out": options.out,
+        "--report": options.report,
+    }
+    checked_files(files, saved=("--out", "--report"))
     import torch
 
     from verax.federated import Embedded, Plan
@@ -151,66 +122,60 @@ def federate(
     from verax.training.performance.malloc import keep_freed_blocks
 
     keep_freed_blocks()
-    found = split(data, clients, by)
+    found = split(options.data, options.clients, options.by)
     plan = Plan(
         len(found.sizes),
         int(found.sizes.sum()),
         int(found.sizes.max()),
-        client_rate,
-        record_rate,
-        rounds,
-        noise_multiplier or 0.0,
-        clip_norm,
-        unit.value,
-        noise.value,
-        bins,
+        options.client_rate,
+        options.record_rate,
+        options.rounds,
+        options.noise_multiplier or 0.0,
+        options.clip_norm,
+        options.unit.value,
+        options.noise.value,
+        options.bins,
     )
-    if epsilon is not None:
-        plan = _planned(plan, epsilon, delta)
-    if insecure_seed is not None:
-        torch.manual_seed(insecure_seed)
-    network = build(model.value, found.examples)
-    kinds: dict[OptimizerName, Any] = {
-        OptimizerName.sgd: torch.optim.SGD,
-        OptimizerName.adam: torch.optim.Adam,
-    }
-    kind = Embedded if engine is EngineName.embedded else _flower()
-    how = kind.restart if resume else kind
-    files: dict[str, Any] = {"ledger": ledger, "state": state}
+    if options.epsilon is not None:
+        plan = _planned(plan, options.epsilon, options.delta)
+    if options.insecure_seed is not None:
+        torch.manual_seed(options.insecure_seed)
+    network = build(options.model.value, found.examples)
+    kind = Embedded if options.engine is EngineName.embedded else _flower()
+    how = kind.restart if options.resume else kind
+    state: dict[str, Any] = {"ledger": options.ledger, "state": options.state}
     run = how(
         plan,
         network,
         torch.nn.CrossEntropyLoss(),
         found.examples.train,
         found.sizes,
-        lambda p: kinds[optimizer](p, learning_rate),
-        insecure_seed=insecure_seed,
-        **files,
+        lambda p: options.optimizer.build(p, options.learning_rate),
+        insecure_seed=options.insecure_seed,
+        **state,
     )
-    console = Console(highlight=False, markup=False, soft_wrap=True, quiet=json)
+    console = output.console(quiet=options.json)
     console.print(_opening(plan))
-    spent = _Spent(run, delta, epsilon)
-    with _reporting(console, spent, log, lambda: accuracy(network, found.examples.test)) as (
-        after,
-        entries,
-    ):
+    spent = _Spent(run, options.delta, options.epsilon)
+    measure = partial(accuracy, network, found.examples.test)
+    with _reporting(console, spent, options.log, measure) as (after, entries):
         run.run(after)
-    statement = run.statement(delta)
-    if out is not None:
-        torch.save(network.state_dict(), out)
-    if report is not None:
-        statement.write(report)
+    statement = run.statement(options.delta)
+    if options.out is not None:
+        torch.save(network.state_dict(), options.out)
+    if options.report is not None:
+        statement.write(options.report)
     least, most = spent.whole
-    if json:
-        common.print_json(
+    if options.json:
+        output.print_json(
             {
                 "plan": {name: getattr(plan, name) for name in plan.__dataclass_fields__},
-                "delta": delta,
+                "delta": options.delta,
                 "accuracy": accuracy(network, found.examples.test),
                 "epsilon": most,
                 "epsilon_of_smallest_client": least,
-                "private": insecure_seed is None,
-                "ledger": ledger and str(ledger),
+                "private": options.insecure_seed is None,
+                "ledger": options.ledger and str(options.ledger),
                 "log": entries,
                 "statement": statement.content(),
             }
@@ -238,7 +203,7 @@ def _flower() -> type[Embedded]:
 def _planned(plan: Plan, epsilon: float, delta: float) -> Plan:
     """The plan with the least noise for the budget of the client with the most records."""
     run = plan.mechanism()
-    with common.patience("planning"):
+    with output.patience("planning"):
         least = calibrate.noise_multiplier(
             run.sampler, epsilon, delta, clipping=run.clipping, relation=run.relation
         )
@@ -260,29 +225,18 @@ def _reporting(
     """The callback after every round; the number of participants is secret, never shown."""
     plan = spent.run.plan
     every, entries = max(plan.rounds // _REPORTS, 1), list[dict[str, Any]]()
-    screen = Console(stderr=True)
     with ExitStack() as stack:
         file = None if log is None else stack.enter_context(log.open("a", encoding="utf-8"))
-        bar = task = None
-        if screen.is_terminal:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-            )
-            bar = stack.enter_context(Progress(*columns, console=screen, transient=True))
-            task = bar.add_task("rounds", total=plan.rounds)
+        progress = stack.enter_context(output.progress_bar("rounds"))
 
         def after(engine: Embedded) -> None:
-            if bar is not None and task is not None:
-                bar.update(task, completed=engine.round)
+            progress(engine.round, plan.rounds)
             if engine.round % every and engine.round != plan.rounds:
                 return
             entry = _entry(spent, accuracy())
             entries.append(entry)
             if file is not None:
-                file.write(json_lines.dumps(common.plain(entry)) + "\n")
+                file.write(json_lines.dumps(output.plain(entry)) + "\n")
                 file.flush()
             low, high = entry["epsilon_so_far"]
             console.print(

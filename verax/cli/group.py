@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from verax import Mechanism, checks
-from verax.cli import common
-from verax.cli.compare import writable
-from verax.cli.options import RunOptions, clippings_by_name, flat
-from verax.cli.tables import Table, console
-from verax.mechanism import Clipping
+from verax.cli import output
+from verax.cli.options import (
+    Figure,
+    Json,
+    Noise,
+    Rtol,
+    RunOptions,
+    checked_figure,
+    clippings_by_name,
+    flat,
+    option,
+    refuse_together,
+)
+from verax.cli.tables import Table
 from verax.privacy.curves.black_box import DEEPEST
 from verax.privacy.curves.simulation import default_samples
 from verax.privacy.group_uses import crossover
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.reporting import groups as tables
-from verax.reporting.figures import drawable
 
 
 class GeometryName(StrEnum):
@@ -45,99 +53,111 @@ _LOOK, _LOOK_AT_LEAST = 10, 2000
 Geometry = Annotated[GeometryName, typer.Option(help="What is known of the group's gradients.")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class GroupOptions:
+    """What ``verax group`` is asked."""
+
+    noise_multiplier: Noise
+    run: RunOptions
+    delta: float | None = option("Report epsilon at this delta.")
+    epsilon: float | None = option("Report delta at this epsilon.")
+    groups: str = option("Group sizes.", default=",".join(map(str, tables.GROUPS)))
+    clippings: str = option("Compare these clippings, such as individual,batch,mixed.", default="")
+    geometry: Geometry = GeometryName.any
+    rtol: Rtol = DEFAULT_RTOL
+    samples: int | None = option("Runs to simulate; 0: none. Default: about a second.")
+    sampling: SamplingName = option(
+        "Simulate runs with and without the group, or as the paper only without.",
+        default=SamplingName.both,
+    )
+    confidence: float = option("With which each simulated interval holds.", default=0.99)
+    insecure_seed: int | None = option("Repeat a simulation exactly; for tests.")
+    figure: Figure = None
+    json: Json = False
+
+    @property
+    def compared(self) -> list[str]:
+        """Names of the clippings to compare; none if there is only one."""
+        return [word.strip() for word in self.clippings.split(",")] if self.clippings else []
+
+    def refuse_contradictions(self, context: typer.Context) -> None:
+        """Refuse options that others make void."""
+        if self.delta is None and self.epsilon is None:
+            raise ValueError("nothing to report: give --delta, --epsilon or both")
+        if self.compared:
+            refuse_together(context, ["clipping"], "--clippings", "name all of them there")
+            if self.samples != 0:
+                why = "clippings are not simulated"
+                refuse_together(context, ["samples"], "--clippings", why)
+        if self.compared or self.samples == 0:
+            other = "--clippings" if self.compared else "--samples 0"
+            refuse_together(context, _SIMULATION, other, "nothing is simulated")
+
+    def settings(self) -> tables.GroupSettings:
+        """How wide the brackets are, and how much is simulated."""
+        if self.samples is not None:
+            checks.count("samples", self.samples, minimum=0)
+        return tables.GroupSettings(
+            self.geometry.value,
+            self.rtol,
+            self.samples,
+            self.sampling.value,
+            self.confidence,
+            self.insecure_seed,
+        )
+
+
 @flat
-def group(
-    context: typer.Context,
-    noise_multiplier: common.Noise,
-    run: RunOptions,
-    delta: Annotated[float | None, typer.Option(help="Report epsilon at this delta.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Report delta at this epsilon.")] = None,
-    groups: Annotated[str, typer.Option(help="Group sizes.")] = ",".join(map(str, tables.GROUPS)),
-    clippings: Annotated[
-        str, typer.Option(help="Compare these clippings, such as individual,batch,mixed.")
-    ] = "",
-    geometry: Geometry = GeometryName.any,
-    rtol: Annotated[float, typer.Option(help="Relative distance of the two sides.")] = DEFAULT_RTOL,
-    samples: Annotated[
-        int | None, typer.Option(help="Runs to simulate; 0: none. Default: about a second.")
-    ] = None,
-    sampling: Annotated[
-        SamplingName,
-        typer.Option(
-            help="Simulate runs with and without the group, or as the paper only without."
-        ),
-    ] = SamplingName.both,
-    confidence: Annotated[
-        float, typer.Option(help="With which each simulated interval holds.")
-    ] = 0.99,
-    insecure_seed: Annotated[
-        int | None, typer.Option(help="Repeat a simulation exactly; for tests.")
-    ] = None,
-    figure: Annotated[
-        Path | None, typer.Option(help="Save a figure here: .png, .svg or .pdf.")
-    ] = None,
-    json: common.AsJson = False,
-) -> None:
+def group(context: typer.Context, options: GroupOptions) -> None:
     """Price groups of records: tight, by two black boxes and by simulation, in one table.
 
     Example: verax group -z 1 --rate 0.01 --steps 10 --delta 1e-3 --epsilon 2 --figure groups.png
     """
-    if delta is None and epsilon is None:
-        raise ValueError("nothing to report: give --delta, --epsilon or both")
-    if clippings:
-        common.refuse_together(context, ["clipping"], "--clippings", "name all of them there")
-        if samples != 0:
-            common.refuse_together(
-                context, ["samples"], "--clippings", "clippings are not simulated"
-            )
-    if clippings or samples == 0:
-        other = "--clippings" if clippings else "--samples 0"
-        common.refuse_together(context, _SIMULATION, other, "nothing is simulated")
-    kinds = clippings_by_name(
-        run.clip_groups, clippings.split(",") if clippings else [run.clipping.value]
+    options.refuse_contradictions(context)
+    run, names = options.run, options.compared or [options.run.clipping.value]
+    kinds = clippings_by_name(run.clip_groups, names)
+    sizes = parse_sizes(options.groups, run.drawing["--records"])
+    checked_figure(options.figure)
+    mechanism = Mechanism(
+        run.build_sampler(), options.noise_multiplier, kinds[run.clipping.value], run.relation_name
     )
-    sizes = parse_sizes(groups, run.drawing["--records"])
-    if figure is not None:
-        writable(drawable(figure).parent)
-    sampler, clipping = run.build_sampler(), kinds[run.clipping.value]
-    mechanism = Mechanism(sampler, noise_multiplier, clipping, run.relation_name)
-    if samples is not None:
-        checks.count("samples", samples, minimum=0)
-    settings = tables.GroupSettings(
-        geometry.value, rtol, samples, sampling.value, confidence, insecure_seed
-    )
-    if clippings:
-        _clippings(
-            mechanism, _kinds(clippings, kinds), sizes, delta, epsilon, settings, figure, json
-        )
+    settings = options.settings()
+    if options.compared:
+        runs = [
+            replace(mechanism, clipping=kinds[checks.choice("clippings", name, tuple(kinds))])
+            for name in names
+        ]
+        _compare_clippings(options, runs, sizes, settings)
         return
-    with common.patience("pricing groups"):
+    with output.patience("pricing groups"):
         blocks = tables.price_groups(
-            mechanism, sizes, delta=delta, epsilon=epsilon, settings=settings
+            mechanism, sizes, delta=options.delta, epsilon=options.epsilon, settings=settings
         )
-    why = tables.why_not_simulated(mechanism) if samples is None else ""
-    simulated = 0 if why else default_samples(mechanism) if samples is None else samples
-    if figure is not None:
-        tables.groups_figure(blocks, _setting(mechanism), figure)
-    if json:
-        common.print_json(
-            {
-                "mechanism": repr(mechanism),
-                "relation": mechanism.relation,
-                "geometry": geometry.value,
-                "monte_carlo": {
-                    "samples": simulated,
-                    "sampling": sampling.value,
-                    "confidence": confidence,
-                    "why_not": why or None,
-                },
-                "figure": figure and str(figure),
-                "blocks": [_plain(block) for block in blocks],
-            }
-        )
+    samples, why = options.samples, ""
+    if samples is None:
+        why = tables.why_not_simulated(mechanism)
+        samples = 0 if why else default_samples(mechanism)
+    if options.figure is not None:
+        tables.groups_figure(blocks, _setting(mechanism), options.figure)
+    if not options.json:
+        _show(options, mechanism, blocks, samples, why)
+        output.say_saved(options.figure)
         return
-    _show(mechanism, geometry.value, blocks, simulated, settings, why)
-    _saved(figure)
+    output.print_json(
+        {
+            "mechanism": repr(mechanism),
+            "relation": mechanism.relation,
+            "geometry": options.geometry.value,
+            "monte_carlo": {
+                "samples": samples,
+                "sampling": options.sampling.value,
+                "confidence": options.confidence,
+                "why_not": why or None,
+            },
+            "figure": options.figure and str(options.figure),
+            "blocks": [_plain(block) for block in blocks],
+        }
+    )
 
 
 def parse_sizes(words: str, records: int | None) -> list[int]:
@@ -157,12 +177,6 @@ def parse_sizes(words: str, records: int | None) -> list[int]:
             f"group must be at most {records}, the number of --records, got {max(sizes)}"
         )
     return sorted(sizes)
-
-
-def _kinds(words: str, known: Mapping[str, Clipping]) -> list[Clipping]:
-    return [
-        known[checks.choice("clippings", word.strip(), tuple(known))] for word in words.split(",")
-    ]
 
 
 def _setting(mechanism: Mechanism) -> str:
@@ -189,21 +203,16 @@ def _plain(block: tables.Block) -> dict[str, Any]:
     }
 
 
-def _saved(figure: Path | None) -> None:
-    if figure is not None:
-        console().print(f"Figure saved: {figure}")
-
-
 def _show(
+    options: GroupOptions,
     mechanism: Mechanism,
-    geometry: str,
     blocks: Sequence[tables.Block],
     samples: int,
-    settings: tables.GroupSettings,
     why: str,
 ) -> None:
-    out = console()
-    out.print(_setting(mechanism) + (", orthogonal gradients" if geometry == "orthogonal" else ""))
+    out = output.fitted_console()
+    orthogonal = options.geometry is GeometryName.orthogonal
+    out.print(f"{_setting(mechanism)}{', orthogonal gradients' * orthogonal}")
     out.print("; ".join(block.title for block in blocks))
     headers = ["quantity", "records", "at least", "at most", "black box", "f-DP black box"]
     table = Table(headers + ["Monte Carlo"] * bool(samples), _SPARE)
@@ -234,12 +243,12 @@ def _show(
     if samples:
         how = (
             "each direction from its own law"
-            if settings.sampling == "both"
+            if options.sampling is SamplingName.both
             else "without the group, as in the paper"
         )
         notes.append(
             f"Monte Carlo: algorithm 2 of 'optimal group privacy', corrected; {samples} runs a "
-            f"group, {how}; each interval holds with confidence {settings.confidence:g}"
+            f"group, {how}; each interval holds with confidence {options.confidence:g}"
         )
     elif why:
         notes.append(f"not simulated: {why}")
@@ -254,49 +263,42 @@ def _high(bracket: Bracket) -> str:
     return format_bound(bracket.upper, UPPER)
 
 
-def _clippings(
-    mechanism: Mechanism,
-    kinds: Sequence[Clipping],
+def _compare_clippings(
+    options: GroupOptions,
+    runs: Sequence[Mechanism],
     sizes: Sequence[int],
-    delta: float | None,
-    epsilon: float | None,
     settings: tables.GroupSettings,
-    figure: Path | None,
-    json: bool,
 ) -> None:
     """One run under several clippings, and where one becomes cheaper than another."""
-    names = [tables.clipping_name(kind) for kind in kinds]
-    runs = [
-        Mechanism(mechanism.sampler, mechanism.noise_multiplier, kind, mechanism.relation)
-        for kind in kinds
-    ]
+    first, names = runs[0], [tables.clipping_name(run.clipping) for run in runs]
     most = max(_LOOK * max(sizes), _LOOK_AT_LEAST)
-    with common.patience("pricing clippings"):
+    pairs = [(i, j) for j in range(len(runs)) for i in range(j)]
+    delta, crossings = options.delta, []
+    with output.patience("pricing clippings"):
         found = tables.price_clippings(
-            mechanism, kinds, sizes, delta=delta, epsilon=epsilon, settings=settings
+            first,
+            [run.clipping for run in runs],
+            sizes,
+            delta=delta,
+            epsilon=options.epsilon,
+            settings=settings,
         )
-        crossings = (
-            [
-                (i, j, crossover(runs[i], runs[j], delta, most=most))
-                for j in range(len(runs))
-                for i in range(j)
+        if delta is not None and options.geometry is GeometryName.any:
+            crossings = [
+                (names[i], names[j], crossover(runs[i], runs[j], delta, most=most))
+                for i, j in pairs
             ]
-            if delta is not None and settings.geometry == "any"
-            else []
-        )
-    if figure is not None:
-        setting = (
-            f"{mechanism.sampler!r}, noise {mechanism.noise_multiplier:g}, {mechanism.relation}"
-        )
-        tables.clippings_figure(found, names, setting, figure)
-    if json:
-        common.print_json(
+    if options.figure is not None:
+        setting = f"{first.sampler!r}, noise {first.noise_multiplier:g}, {first.relation}"
+        tables.clippings_figure(found, names, setting, options.figure)
+    if options.json:
+        output.print_json(
             {
-                "sampler": repr(mechanism.sampler),
-                "noise_multiplier": mechanism.noise_multiplier,
-                "relation": mechanism.relation,
+                "sampler": repr(first.sampler),
+                "noise_multiplier": first.noise_multiplier,
+                "relation": first.relation,
                 "clippings": names,
-                "figure": figure and str(figure),
+                "figure": options.figure and str(options.figure),
                 "blocks": [
                     {
                         "quantity": quantity,
@@ -308,18 +310,21 @@ def _clippings(
                     for quantity, at, rows in found
                 ],
                 "crossovers": [
-                    {"from": names[i], "to": names[j], "last_dearer": last, "first_cheaper": first}
-                    for i, j, (last, first) in (
-                        (i, j, where or (None, None)) for i, j, where in crossings
-                    )
+                    {
+                        "from": one,
+                        "to": other,
+                        "last_dearer": where and where[0],
+                        "first_cheaper": where and where[1],
+                    }
+                    for one, other, where in crossings
                 ],
             }
         )
         return
-    out = console()
+    out = output.fitted_console()
     out.print(
-        f"{mechanism.sampler!r}, noise {mechanism.noise_multiplier:g} of the clip norm under every "
-        f"clipping, {mechanism.relation}"
+        f"{first.sampler!r}, noise {first.noise_multiplier:g} of the clip norm under every "
+        f"clipping, {first.relation}"
     )
     out.print("; ".join(tables.Block(quantity, at, ()).title for quantity, at, _ in found))
     table = Table(["quantity", "records", *names])
@@ -330,11 +335,10 @@ def _clippings(
                 quantity if i == 0 else "", str(size), *cells, end_section=i == len(rows) - 1
             )
     table.print(out)
-    for i, j, where in crossings:
+    for one, other, where in crossings:
         out.print(
-            f"{names[j]} costs less than {names[i]} from a group of {where[1]} on, more up to "
-            f"{where[0]}"
+            f"{other} costs less than {one} from a group of {where[1]} on, more up to {where[0]}"
             if where
-            else f"{names[j]} and {names[i]}: no crossing is proved"
+            else f"{other} and {one}: no crossing is proved"
         )
-    _saved(figure)
+    output.say_saved(options.figure)

@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from verax import checks, planning
-from verax.cli import common
-from verax.cli.commands import Command, Group
-from verax.cli.compare import writable
-from verax.cli.options import ClipGroups, Relation, clippings_by_name
+from verax.cli import output
+from verax.cli.commands import Command
+from verax.cli.commands import Group as CommandGroup
+from verax.cli.options import (
+    ClipGroups,
+    Figure,
+    Group,
+    Json,
+    Relation,
+    checked_figure,
+    clippings_by_name,
+    flat,
+    option,
+    refuse_together,
+)
 from verax.cli.plan_closed_form import closed_form
 from verax.cli.plan_utility import utility as utility_graph
-from verax.cli.tables import Table, console
+from verax.cli.tables import Table
 from verax.mechanism import Clipping
 from verax.planning import Change, Plan, Target, plannable
-from verax.planning.grid import spread, usual_batches
+from verax.planning.frontier import spread, usual_batches
 from verax.planning.utility import LEAKS, Choice, PrivateData, UtilityGraph, best_plan, expected
 from verax.planning.utility import read as read_graph
 from verax.reporting import plans as reporting
-from verax.reporting.figures import drawable
 
-plan = typer.Typer(cls=Group, rich_markup_mode=None)
+plan = typer.Typer(cls=CommandGroup, rich_markup_mode=None)
 
 plan.command("closed-form", cls=Command)(closed_form)
 plan.command("utility", cls=Command)(utility_graph)
@@ -50,138 +58,73 @@ class Ranking(StrEnum):
     rounds = "rounds"
 
 
-@plan.callback(invoke_without_command=True)
-def frontier(
-    context: typer.Context,
-    records: Annotated[
-        int | None, typer.Option(help="Number of records; leave out to solve for it.")
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="The target; leave out to solve for it.")
-    ] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="The delta of the target; leave out to solve for it.")
-    ] = None,
-    epochs: Annotated[
-        str,
-        typer.Option(
-            help="Passes over the data: 10, or 5,10,20, or 1:100, or 1:100:50 for 50 values."
-        ),
-    ] = "",
-    batch: Annotated[
-        str, typer.Option(help="Expected batch sizes, likewise; default: powers of two.")
-    ] = "",
-    noise_multiplier: Annotated[
-        float | None,
-        typer.Option(
-            "--noise-multiplier", "-z", help="Give the noise to solve for something else."
-        ),
-    ] = None,
-    sampler: Annotated[
-        str, typer.Option(help=f"Who is in each batch, any of {', '.join(plannable())}.")
-    ] = "poisson",
-    clipping: Annotated[
-        str, typer.Option(help="What is clipped: any of individual, batch, mixed.")
-    ] = "individual",
-    clip_groups: ClipGroups = 1,
-    relation: Relation = None,
-    group: common.Group = 1,
-    rounds_at_most: Annotated[
-        int | None, typer.Option(help="Leave out plans with more rounds.")
-    ] = None,
-    rounds_at_least: Annotated[int, typer.Option(help="Leave out plans with fewer rounds.")] = 1,
-    noise_at_most: Annotated[
-        float | None, typer.Option(help="Leave out plans with more noise.")
-    ] = None,
-    ratio_at_most: Annotated[
-        float | None, typer.Option(help="Leave out plans with more noise/batch.")
-    ] = None,
-    utility: Annotated[
-        Path | None,
-        typer.Option(
-            help="A utility graph: the plan with the best accuracy it expects comes first."
-        ),
-    ] = None,
-    rank: Annotated[Ranking, typer.Option(help="What comes first.")] = Ranking.signal,
-    show: Annotated[int, typer.Option(help="Rows of the table.")] = _SHOWN,
-    figure: Annotated[
-        Path | None, typer.Option(help="Save a figure here: .png, .svg or .pdf.")
-    ] = None,
-    json: common.AsJson = False,
-) -> None:
-    """The smallest noise for every batch size and number of epochs that meets a target, and what each plan costs.
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What ``verax plan`` is asked."""
 
-    With the noise given, whatever is left out is solved for: epsilon, delta, records, epochs or
-    batch.
-
-    Example: verax plan --records 60000 --epsilon 1 --delta 1e-5 --epochs 1:100 --batch 64:8192
-        --figure plans.png
-    """
-    if context.invoked_subcommand is not None:
-        why = "give them after it, if it has them"
-        common.refuse_together(
-            context, context.params, f"the command {context.invoked_subcommand}", why
-        )
-        return
-    if figure is not None:
-        writable(drawable(figure).parent)
-    asked = _Asked(
-        records,
-        epsilon,
-        delta,
-        _whole_numbers("--epochs", epochs, _CLOSE_EPOCHS),
-        _whole_numbers("--batch", batch, 2.0),
-        _names("--sampler", sampler, plannable()),
-        _clippings(clipping, clip_groups),
-        relation.value if relation else "",
-        group,
+    records: int | None = option("Number of records; leave out to solve for it.")
+    epsilon: float | None = option("The target; leave out to solve for it.")
+    delta: float | None = option("The delta of the target; leave out to solve for it.")
+    epochs: str = option(
+        "Passes over the data: 10, or 5,10,20, or 1:100, or 1:100:50 for 50 values.", default=""
     )
-    limits = {"noise_at_most": noise_at_most, "ratio_at_most": ratio_at_most}
-    if noise_multiplier is None:
-        unknown = "noise"
-        plans = planning.within(_frontier(asked, rounds_at_least, rounds_at_most), **limits)
-    elif rounds_at_least > 1 or any(
-        limit is not None for limit in (rounds_at_most, *limits.values())
-    ):
-        raise ValueError(
-            "limits on rounds, noise and ratio are for choosing the noise: leave out "
-            "--noise-multiplier"
-        )
-    else:
-        unknown, plans = _solved(asked, noise_multiplier)
-    plans = planning.ranked(plans, rank.value)
-    joined = None if utility is None else _joined(plans, unknown, utility)
-    if joined is not None:
-        plans = [joined.choice.plan, *(plan for plan in plans if plan is not joined.choice.plan)]
-    best = (
-        planning.full_batch_signal(plans[0].target)
-        if unknown in ("noise", "rounds", "batch")
-        else None
+    batch: str = option("Expected batch sizes, likewise; default: powers of two.", default="")
+    noise_multiplier: float | None = option(
+        "Give the noise to solve for something else.", "--noise-multiplier", "-z"
     )
-    if figure is not None:
-        reporting.plans_figure(plans, _setting(plans[0], unknown), figure, best)
-    changes = planning.changes(plans[0]) if unknown == "noise" else []
-    if json:
-        _print_json(plans, changes, unknown, rank.value, best, figure, joined)
-        return
-    _show(plans, changes, unknown, rank.value, checks.count("show", show), best, joined)
-    if figure is not None:
-        console().print(f"Figure saved: {figure}")
+    sampler: str = option(
+        f"Who is in each batch, any of {', '.join(plannable())}.", default="poisson"
+    )
+    clipping: str = option(
+        "What is clipped: any of individual, batch, mixed.", default="individual"
+    )
+    clip_groups: ClipGroups = 1
+    relation: Relation = None
+    group: Group = 1
+    rounds_at_most: int | None = option("Leave out plans with more rounds.")
+    rounds_at_least: int = option("Leave out plans with fewer rounds.", default=1)
+    noise_at_most: float | None = option("Leave out plans with more noise.")
+    ratio_at_most: float | None = option("Leave out plans with more noise/batch.")
+    utility: Path | None = option(
+        "A utility graph: the plan with the best accuracy it expects comes first."
+    )
+    rank: Ranking = option("What comes first.", default=Ranking.signal)
+    show: int = option("Rows of the table.", default=_SHOWN)
+    figure: Figure = None
+    json: Json = False
 
+    def __post_init__(self) -> None:
+        # what is wrong with the words is said before what is missing
+        _ = self.passes, self.batches, self.ways, self.clippings
 
-@dataclass(frozen=True)
-class _Asked:
-    """What the options say; what is None or empty is unknown."""
+    @cached_property
+    def passes(self) -> list[int]:
+        """Numbers of epochs; none if they are unknown."""
+        return _whole_numbers("--epochs", self.epochs, _CLOSE_EPOCHS)
 
-    records: int | None
-    epsilon: float | None
-    delta: float | None
-    epochs: list[int]
-    batches: list[int]
-    ways: list[str]
-    clippings: list[Clipping]
-    relation: str
-    group: int
+    @cached_property
+    def batches(self) -> list[int]:
+        """Expected batch sizes; none if they are unknown."""
+        return _whole_numbers("--batch", self.batch, 2.0)
+
+    @cached_property
+    def ways(self) -> list[str]:
+        """Names of samplers."""
+        names = dict.fromkeys(self.sampler.split(","))
+        return [checks.choice("--sampler", name, plannable()) for name in names]
+
+    @cached_property
+    def clippings(self) -> list[Clipping]:
+        """What may be clipped."""
+        names = dict.fromkeys(self.clipping.split(","))
+        kinds = clippings_by_name(self.clip_groups, list(names))
+        return [kinds[checks.choice("--clipping", name, tuple(kinds))] for name in names]
+
+    @property
+    def limited(self) -> bool:
+        """Whether plans with some noise are to be left out."""
+        limits = (self.rounds_at_most, self.noise_at_most, self.ratio_at_most)
+        return self.rounds_at_least > 1 or any(limit is not None for limit in limits)
 
     def missing(self) -> list[str]:
         """Options without which there is more than one unknown."""
@@ -189,80 +132,85 @@ class _Asked:
             "records": self.records,
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "epochs": self.epochs or None,
+            "epochs": self.passes or None,
         }
         return [name for name, value in given.items() if value is None]
 
     def targets(self, **unknown: Any) -> Iterator[Target]:
         """One for each clipping, with something in the place of what is unknown."""
         known = {"records": self.records, "epsilon": self.epsilon, "delta": self.delta, **unknown}
+        relation = self.relation.value if self.relation else ""
         for clipping in self.clippings:
-            yield Target(**known, clipping=clipping, relation=self.relation, group=self.group)
+            yield Target(**known, clipping=clipping, relation=relation, group=self.group)
 
 
-def _frontier(asked: _Asked, rounds_at_least: int, rounds_at_most: int | None) -> list[Plan]:
-    if missing := asked.missing():
-        raise ValueError(
-            f"--{' and --'.join(missing)} must be given to solve for the noise; "
-            "with --noise-multiplier given, one of them can be the unknown"
-        )
-    plans = []
-    for target in asked.targets():
-        with _progress() as progress:
-            plans += planning.frontier(
-                target,
-                asked.batches or usual_batches(target.records),
-                asked.epochs,
-                asked.ways,
-                rounds_at_least=rounds_at_least,
-                rounds_at_most=rounds_at_most,
-                progress=progress,
-            )
-    return plans
+@plan.callback(invoke_without_command=True)
+@flat
+def frontier(context: typer.Context, options: PlanOptions) -> None:
+    """The smallest noise for every batch size and number of epochs, and what each plan costs.
 
+    Every plan meets the target. With the noise given, whatever is left out is solved for: epsilon,
+    delta, records, epochs or batch.
 
-_SOLVERS: dict[str, Callable[[Target, str, int, int, float], Plan]] = {
-    "epsilon": planning.reachable_epsilon,
-    "delta": planning.reachable_delta,
-    "records": planning.fewest_records,
-    "epochs": lambda target, way, batch, _, noise: planning.most_rounds(target, way, batch, noise),
-    "batch": lambda target, way, _, epochs, noise: planning.largest_batch(
-        target, way, epochs, noise
-    ),
-}
-
-
-def _solved(asked: _Asked, noise: float) -> tuple[str, list[Plan]]:
-    """The unknown and the plans that solve for it, with the noise given."""
-    missing = asked.missing() or ([] if asked.batches else ["batch"])
-    if missing == ["records"] and not asked.batches:
-        missing.append("batch")
-    if len(missing) != 1:
-        got = f"--{' and --'.join(missing)} are both missing" if missing else "all are given"
-        raise ValueError(
-            "with --noise-multiplier given, leave out exactly one of --epsilon, --delta, "
-            f"--records, --epochs, --batch: {got}"
-        )
-    (unknown,) = missing
-    batches = asked.batches or (
-        [1] if asked.records is None or unknown == "batch" else usual_batches(asked.records)
-    )
-    # a solver does not look at its own
-    fill = {"epsilon": 1.0, "delta": 0.5, "records": max(*batches, asked.group)}
-    targets = asked.targets(**{unknown: fill[unknown]} if unknown in fill else {})
-    points = [
-        (way, batch, count)
-        for way in asked.ways
-        for batch in batches
-        for count in asked.epochs or [1]
-    ]
-    with common.patience("planning"):
-        found = [_SOLVERS[unknown](target, *point, noise) for target in targets for point in points]
-    return "rounds" if unknown == "epochs" else unknown, found
+    Example: verax plan --records 60000 --epsilon 1 --delta 1e-5 --epochs 1:100 --batch 64:8192
+        --figure plans.png
+    """
+    if context.invoked_subcommand is not None:
+        why = "give them after it, if it has them"
+        refuse_together(context, context.params, f"the command {context.invoked_subcommand}", why)
+        return
+    checked_figure(options.figure)
+    answer = _solve(options)
+    if options.figure is not None:
+        reporting.plans_figure(answer.plans, answer.setting, options.figure, answer.best_signal)
+    if options.json:
+        _print_json(answer, options)
+        return
+    _show(answer, options)
+    output.say_saved(options.figure)
 
 
 @dataclass(frozen=True)
-class _Joined:
+class _Answer:
+    """What was solved for, the plans in their order, and what a utility graph makes of them."""
+
+    unknown: str
+    plans: list[Plan]
+    advice: _Advice | None = None
+
+    @cached_property
+    def best_signal(self) -> float | None:
+        """The signal of full batches, where all plans have one target."""
+        if self.unknown not in ("noise", "rounds", "batch"):
+            return None
+        return planning.full_batch_signal(self.plans[0].target)
+
+    @cached_property
+    def changes(self) -> list[Change]:
+        """What changes to the first plan cost."""
+        return planning.changes(self.plans[0]) if self.unknown == "noise" else []
+
+    @cached_property
+    def undominated(self) -> set[int]:
+        """The identities of the plans that no other surpasses."""
+        return set(map(id, planning.undominated(self.plans)))
+
+    @property
+    def setting(self) -> str:
+        """What all plans have in common, in words."""
+        first, target = self.plans[0], self.plans[0].target
+        facts = {
+            "records": f"{target.records} records",
+            "epsilon": f"epsilon {target.epsilon!r}",
+            "delta": f"delta {target.delta!r}",
+            "noise": f"noise {first.noise_multiplier!r}",
+        }
+        words = ", ".join(word for name, word in facts.items() if name != self.unknown)
+        return words + (f", any {target.group} records together" if target.group > 1 else "")
+
+
+@dataclass(frozen=True)
+class _Advice:
     """A utility graph and the plan it prefers."""
 
     graph: UtilityGraph
@@ -282,13 +230,92 @@ class _Joined:
         )
 
 
-def _joined(plans: Sequence[Plan], unknown: str, path: Path) -> _Joined:
+def _solve(options: PlanOptions) -> _Answer:
+    """Solve for the noise, or with the noise given for what was left out; put the best first."""
+    if options.noise_multiplier is None:
+        unknown, plans = "noise", _plans_of_least_noise(options)
+    elif options.limited:
+        raise ValueError(
+            "limits on rounds, noise and ratio are for choosing the noise: leave out "
+            "--noise-multiplier"
+        )
+    else:
+        unknown, plans = _plans_with_noise(options, options.noise_multiplier)
+    plans = planning.ranked(plans, options.rank.value)
+    if options.utility is None:
+        return _Answer(unknown, plans)
     if unknown != "noise":
         raise ValueError("--utility is for choosing the noise: leave out --noise-multiplier")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivateData)  # it is said below the table
-        graph = read_graph(path)
-    return _Joined(graph, best_plan(plans, graph))
+        graph = read_graph(options.utility)
+    choice = best_plan(plans, graph)
+    others = (plan for plan in plans if plan is not choice.plan)
+    return _Answer(unknown, [choice.plan, *others], _Advice(graph, choice))
+
+
+def _plans_of_least_noise(options: PlanOptions) -> list[Plan]:
+    """The least noise of every plan within the limits."""
+    if missing := options.missing():
+        raise ValueError(
+            f"--{' and --'.join(missing)} must be given to solve for the noise; "
+            "with --noise-multiplier given, one of them can be the unknown"
+        )
+    plans = []
+    for target in options.targets():
+        with output.progress_bar("planning", "plans") as progress:
+            plans += planning.frontier(
+                target,
+                options.batches or usual_batches(target.records),
+                options.passes,
+                options.ways,
+                rounds_at_least=options.rounds_at_least,
+                rounds_at_most=options.rounds_at_most,
+                progress=progress,
+            )
+    return planning.within(
+        plans, noise_at_most=options.noise_at_most, ratio_at_most=options.ratio_at_most
+    )
+
+
+_SOLVERS: dict[str, Callable[[Target, str, int, int, float], Plan]] = {
+    "epsilon": planning.reachable_epsilon,
+    "delta": planning.reachable_delta,
+    "records": planning.fewest_records,
+    "epochs": lambda target, way, batch, _, noise: planning.most_rounds(target, way, batch, noise),
+    "batch": lambda target, way, _, epochs, noise: planning.largest_batch(
+        target, way, epochs, noise
+    ),
+}
+
+
+def _plans_with_noise(options: PlanOptions, noise: float) -> tuple[str, list[Plan]]:
+    """The unknown and the plans that solve for it, with the noise given."""
+    missing = options.missing() or ([] if options.batches else ["batch"])
+    if missing == ["records"] and not options.batches:
+        missing.append("batch")
+    if len(missing) != 1:
+        got = f"--{' and --'.join(missing)} are both missing" if missing else "all are given"
+        raise ValueError(
+            "with --noise-multiplier given, leave out exactly one of --epsilon, --delta, "
+            f"--records, --epochs, --batch: {got}"
+        )
+    (unknown,) = missing
+    batches = options.batches or (
+        [1] if options.records is None or unknown == "batch" else usual_batches(options.records)
+    )
+    # a solver does not look at its own
+    fill = {"epsilon": 1.0, "delta": 0.5, "records": max(*batches, options.group)}
+    targets = options.targets(**{unknown: fill[unknown]} if unknown in fill else {})
+    points = [
+        (way, batch, count)
+        for way in options.ways
+        for batch in batches
+        for count in options.passes or [1]
+    ]
+    with output.patience("planning"):
+        found = [_SOLVERS[unknown](target, *point, noise) for target in targets for point in points]
+    return "rounds" if unknown == "epochs" else unknown, found
 
 
 def _whole_numbers(option: str, words: str, ratio: float) -> list[int]:
@@ -314,135 +341,65 @@ def _whole_numbers(option: str, words: str, ratio: float) -> list[int]:
     return [checks.count(option, number) for number in sorted(set(numbers))]
 
 
-def _names(option: str, words: str, allowed: Iterable[str]) -> list[str]:
-    return [checks.choice(option, word, tuple(allowed)) for word in dict.fromkeys(words.split(","))]
-
-
-def _clippings(words: str, clip_groups: int) -> list[Clipping]:
-    kinds = clippings_by_name(clip_groups, words.split(","))
-    return [kinds[word] for word in _names("--clipping", words, kinds)]
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal's standard error, which goes away when the work is done."""
-    console = Console(stderr=True)
-    # a disabled bar of rich 14.2 and older still ends with an empty line
-    if not console.is_terminal:
-        yield lambda done, total: None
-        return
-    columns = (
-        TextColumn("planning"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("plans"),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=console, transient=True)
-    task = bar.add_task("planning", total=None)
-    with bar:
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _setting(plan: Plan, unknown: str) -> str:
-    """What all plans have in common."""
-    target = plan.target
-    words = [] if unknown == "records" else [f"{target.records} records"]
-    words += [] if unknown == "epsilon" else [f"epsilon {target.epsilon!r}"]
-    words += [] if unknown == "delta" else [f"delta {target.delta!r}"]
-    words += [] if unknown == "noise" else [f"noise {plan.noise_multiplier!r}"]
-    return ", ".join(words) + (f", any {target.group} records together" if target.group > 1 else "")
-
-
-def _print_json(
-    plans: Sequence[Plan],
-    changes: Sequence[Change],
-    unknown: str,
-    rank: str,
-    best: float | None,
-    figure: Path | None,
-    joined: _Joined | None,
-) -> None:
-    starred = set(map(id, planning.undominated(plans)))
-    accuracies = (
-        {} if joined is None else {id(p): {"expected_accuracy": joined.accuracy(p)} for p in plans}
-    )
-    common.print_json(
+def _print_json(answer: _Answer, options: PlanOptions) -> None:
+    advice, plans = answer.advice, []
+    for plan in answer.plans:
+        accuracy = {} if advice is None else {"expected_accuracy": advice.accuracy(plan)}
+        plans.append(reporting.plan_values(plan, id(plan) in answer.undominated) | accuracy)
+    output.print_json(
         {
-            "unknown": unknown,
-            "setting": _setting(plans[0], unknown),
-            "ranked_by": rank,
-            "full_batch_signal": best,
-            "figure": figure and str(figure),
-            "plans": [
-                reporting.plan_values(p, id(p) in starred) | accuracies.get(id(p), {})
-                for p in plans
-            ],
-            "utility": joined
+            "unknown": answer.unknown,
+            "setting": answer.setting,
+            "ranked_by": options.rank.value,
+            "full_batch_signal": answer.best_signal,
+            "figure": options.figure and str(options.figure),
+            "plans": plans,
+            "utility": advice
             and {
-                "clip_norm": joined.choice.clip_norm,
-                "learning_rate": joined.choice.learning_rate,
-                "expected_accuracy": joined.choice.accuracy,
-                "public": joined.graph.public,
+                "clip_norm": advice.choice.clip_norm,
+                "learning_rate": advice.choice.learning_rate,
+                "expected_accuracy": advice.choice.accuracy,
+                "public": advice.graph.public,
             },
-            "changes_to_the_first": [reporting.change_values(change) for change in changes],
+            "changes_to_the_first": [reporting.change_values(change) for change in answer.changes],
             "columns": reporting.EXPLAINED,
         }
     )
 
 
-def _show(
-    plans: Sequence[Plan],
-    changes: Sequence[Change],
-    unknown: str,
-    rank: str,
-    show: int,
-    best: float | None,
-    joined: _Joined | None,
-) -> None:
-    out = console()
-    shown = plans[:show]
-    order = (
-        f"best {rank} first"
-        if joined is None
-        else f"the utility graph's choice first, then best {rank}"
-    )
+def _show(answer: _Answer, options: PlanOptions) -> None:
+    out, advice = output.fitted_console(), answer.advice
+    shown = answer.plans[: checks.count("show", options.show)]
+    order = f"best {options.rank.value} first"
+    if advice is not None:
+        order = f"the utility graph's choice first, then best {options.rank.value}"
+    count = len(answer.plans)
     out.print(
-        f"{_setting(plans[0], unknown)}: {_count(len(plans), 'plan')}, {order}"
-        + (f", {len(shown)} shown" if len(shown) < len(plans) else "")
+        f"{answer.setting}: {count} plan{'s' * (count != 1)}, {order}"
+        + (f", {len(shown)} shown" if len(shown) < count else "")
     )
-    rows = reporting.table(shown, best, unknown)
-    starred = set(map(id, planning.undominated(plans)))
-    grid = Table(["", *rows[0], *(["expected accuracy"] if joined else [])], _SPARE)
-    for item, row in zip(shown, rows, strict=True):
-        more = [f"{100.0 * joined.accuracy(item):.1f} %"] if joined else []
-        grid.add_row("*" if id(item) in starred else "", *row.values(), *more)
+    rows = reporting.table(shown, answer.best_signal, answer.unknown)
+    grid = Table(["", *rows[0], *(["expected accuracy"] if advice else [])], _SPARE)
+    for plan, row in zip(shown, rows, strict=True):
+        accuracy = [f"{100.0 * advice.accuracy(plan):.1f} %"] if advice else []
+        grid.add_row("*" if id(plan) in answer.undominated else "", *row.values(), *accuracy)
     grid.print(out)
-    meanings = {
-        name: text
-        for name, text in reporting.EXPLAINED.items()
-        if name in (*rows[0], "signal", "*")
-    }
-    for name, meaning in meanings.items():
-        if name != "noise" or unknown == "noise":
+    for name, meaning in reporting.EXPLAINED.items():
+        if name in (*rows[0], "signal", "*") and (name != "noise" or answer.unknown == "noise"):
             out.print(f"{name}: {meaning}", style="dim")
-    if joined is not None:
-        out.print(joined.words())
-        if not joined.graph.public:
+    if advice is not None:
+        out.print(advice.words())
+        if not advice.graph.public:
             out.print(f"Warning: {LEAKS}")
-    first, target = plans[0], plans[0].target
+    first, target = answer.plans[0], answer.plans[0].target
     if target.delta * target.records > 1.0:
         out.print(
             f"Note: delta {target.delta!r} is above 1/records; a run that publishes one record "
             "would meet it."
         )
-    if changes:
+    if answer.changes:
         out.print(
             f"What changes to the first plan cost (batch {first.batch}, epochs {first.epochs}):"
         )
-        for change in changes:
+        for change in answer.changes:
             out.print(f"  {change}")
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'s' if number != 1 else ''}"

@@ -3,93 +3,88 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-import typer
-from rich.console import Console
 from rich.table import Table
 
 from verax import checks
-from verax.cli import common
-from verax.cli.train import ModelName
+from verax.cli import output
+from verax.cli.options import Epochs, Json, ModelName, flat, option
 from verax.planning import utility as graphs
+from verax.reporting.figures import drawable
+from verax.reporting.plans import utility_figure
 
 
-def utility(
-    data: Annotated[
-        str, typer.Option(help="digits, mnist (see VERAX_DATA), or a .csv file, class last.")
-    ] = "digits",
-    public: Annotated[
-        bool | None,
-        typer.Option("--public/--private", help="Whether these data are public; must be said."),
-    ] = None,
-    model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.logistic,
-    clip_norms: Annotated[
-        str, typer.Option("--clip-norms", help="Clip norms, separated by commas.")
-    ] = "0.5,1,2",
-    sigmas: Annotated[
-        str, typer.Option(help="Noise on the weights over the clip norm, from:to.")
-    ] = "0.01:1",
-    points: Annotated[int, typer.Option(help="How many sigmas between them.")] = 9,
-    drop: Annotated[float, typer.Option(help="Tolerated relative loss of accuracy.")] = 0.1,
-    learning_rate: Annotated[
-        float, typer.Option("--learning-rate", "--lr", help="Step size of SGD.")
-    ] = 0.5,
-    batch: Annotated[int, typer.Option(help="Expected batch size.")] = 128,
-    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 10,
-    draws: Annotated[int, typer.Option(help="Noise draws per point.")] = 200,
-    out: Annotated[
-        Path | None, typer.Option(help="Save the graph here, as JSON for --utility.")
-    ] = None,
-    figure: Annotated[Path | None, typer.Option(help="Save a figure here.")] = None,
-    insecure_seed: Annotated[int | None, typer.Option(help="Makes the graph repeatable.")] = None,
-    json: common.AsJson = False,
-) -> None:
-    """Train without noise, then see what noise on the weights does: the utility graph of 'Proactive DP'.
+@dataclass(frozen=True, kw_only=True)
+class UtilityOptions:
+    """What ``verax plan utility`` is asked."""
+
+    data: str = option(
+        "digits, mnist (see VERAX_DATA), or a .csv file, class last.", default="digits"
+    )
+    public: bool | None = option(
+        "Whether these data are public; must be said.", "--public/--private"
+    )
+    model: ModelName = option("What to train.", default=ModelName.logistic)
+    clip_norms: str = option("Clip norms, separated by commas.", "--clip-norms", default="0.5,1,2")
+    sigmas: str = option("Noise on the weights over the clip norm, from:to.", default="0.01:1")
+    points: int = option("How many sigmas between them.", default=9)
+    drop: float = option("Tolerated relative loss of accuracy.", default=0.1)
+    learning_rate: float = option("Step size of SGD.", "--learning-rate", "--lr", default=0.5)
+    batch: int = option("Expected batch size.", default=128)
+    epochs: Epochs = 10
+    draws: int = option("Noise draws per point.", default=200)
+    out: Path | None = option("Save the graph here, as JSON for --utility.")
+    figure: Path | None = option("Save a figure here.")
+    insecure_seed: int | None = option("Makes the graph repeatable.")
+    json: Json = False
+
+
+@flat
+def utility(options: UtilityOptions) -> None:
+    """Train without noise, then put noise on the weights: the utility graph of 'Proactive DP'.
 
     Example: verax plan utility --data digits --public --drop 0.1 --out graph.json --figure
         graph.png
     """
-    if public is None:
+    if options.public is None:
         raise ValueError(
             "say --public if the data are public or a proxy, or --private if they are the private "
             "ones"
         )
-    norms, grid = _numbers(clip_norms), _range(sigmas, points)
-    if figure is not None:
-        from verax.reporting.figures import drawable
-
-        drawable(figure)
+    norms, grid = _numbers(options.clip_norms), _range(options.sigmas, options.points)
+    if options.figure is not None:
+        drawable(options.figure)
     import torch
 
     from verax.training.data.examples import accuracy, build, load
 
-    examples = load(data)
-    with common.patience("training"), warnings.catch_warnings():
+    examples = load(options.data)
+    with output.patience("training"), warnings.catch_warnings():
         warnings.simplefilter("ignore", graphs.PrivateData)  # said below, in words
         graph = graphs.utility_graph(
-            lambda: build(model.value, examples),
+            lambda: build(options.model.value, examples),
             torch.nn.CrossEntropyLoss(),
             examples.train,
             lambda network: accuracy(network, examples.test),
-            public=public,
+            public=options.public,
             clip_norms=norms,
             sigmas=grid,
-            learning_rate=learning_rate,
-            batch=batch,
-            epochs=epochs,
-            draws=draws,
-            data=data,
-            insecure_seed=insecure_seed,
+            learning_rate=options.learning_rate,
+            batch=options.batch,
+            epochs=options.epochs,
+            draws=options.draws,
+            data=options.data,
+            insecure_seed=options.insecure_seed,
         )
-    picked = graph.pick(drop)
-    if out is not None:
-        graph.save(out)
-    if figure is not None:
-        graphs.figure(graph, figure, drop)
-    if json:
+    picked = graph.pick(options.drop)
+    if options.out is not None:
+        graph.save(options.out)
+    if options.figure is not None:
+        utility_figure(graph, options.figure, options.drop)
+    if options.json:
         lines = [
             {
                 "clip_norm": line.clip_norm,
@@ -99,19 +94,19 @@ def utility(
             for line in graph.lines
         ]
         choice = None if picked is None else {"clip_norm": picked[0].clip_norm, "sigma": picked[1]}
-        common.print_json(
+        output.print_json(
             {
-                "data": data,
-                "public": public,
-                "drop": drop,
+                "data": options.data,
+                "public": options.public,
+                "drop": options.drop,
                 "pick": choice,
                 "path": graph.path,
-                "warning": None if public else graphs.LEAKS,
+                "warning": None if options.public else graphs.LEAKS,
                 "lines": lines,
             }
         )
         return
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = output.console()
     table = Table(
         "sigma",
         *(f"C = {line.clip_norm:g}" for line in graph.lines),
@@ -127,15 +122,15 @@ def utility(
     console.print(f"accuracy without noise: {clean}")
     if picked is None:
         console.print(
-            f"no sigma that was tried stays within a drop of {drop:g}; try smaller ones, or "
-            "tolerate more"
+            f"no sigma that was tried stays within a drop of {options.drop:g}; try smaller ones, "
+            "or tolerate more"
         )
     else:
         console.print(
-            f"most noise within a drop of {drop:g}: sigma {picked[1]:.3g} at C = "
+            f"most noise within a drop of {options.drop:g}: sigma {picked[1]:.3g} at C = "
             f"{picked[0].clip_norm:g}"
         )
-    if not public:
+    if not options.public:
         console.print(f"WARNING: {graphs.LEAKS}")
 
 

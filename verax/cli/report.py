@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from verax.cli import common
+from verax.cli import output
+from verax.cli.options import Group, Json
 from verax.ledger.entries import DamagedLedger
 from verax.ledger.ledger import read
 from verax.reporting.statement import Statement, savable
@@ -19,7 +20,7 @@ def report(
         list[str], typer.Argument(help="Ledgers of runs on the same data.", show_default=False)
     ],
     delta: Annotated[float, typer.Option(help="Report epsilon at this delta.")] = 1e-5,
-    group: common.Group = 1,
+    group: Group = 1,
     head: Annotated[
         list[str] | None,
         typer.Option(help="A hash noted earlier, which must be in a ledger; may be repeated."),
@@ -28,7 +29,7 @@ def report(
         Path | None,
         typer.Option(help="Save the statement here: a page if it ends in .html, JSON if in .json."),
     ] = None,
-    json: common.AsJson = False,
+    json: Json = False,
 ) -> None:
     """State what ran, from its ledger, and what it guarantees; several runs are taken together.
 
@@ -39,7 +40,7 @@ def report(
     runs = [read(path) for path in ledgers]
     for noted in head or []:
         _find(ledgers, noted)
-    with common.patience("accounting"):
+    with output.patience("accounting"):
         statement = Statement.of_runs(runs, delta, group)
     if out is not None:
         statement.write(out)

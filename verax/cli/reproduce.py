@@ -11,11 +11,11 @@ import typer
 from rich.table import Table
 
 from verax import checks
-from verax.cli import common
-from verax.cli.tables import console
+from verax.cli import output
+from verax.cli.options import Json
+from verax.papers import PAPERS, Row, quiet
+from verax.papers import reproduce as run
 from verax.reporting.figures import matplotlib
-from verax.reproduce import PAPERS, Row, quiet
-from verax.reproduce import reproduce as run
 
 
 def reproduce(
@@ -23,7 +23,7 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the files; default: verax-PAPER.")
     ] = None,
-    json: common.AsJson = False,
+    json: Json = False,
 ) -> None:
     """Recompute a paper's figures (CSV, PNG, SVG) and print each number it names next to ours.
 
@@ -34,14 +34,14 @@ def reproduce(
     folder = out or Path(f"verax-{paper}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        rows = run(paper, folder, common.patience if sys.stderr.isatty() else quiet)
+        rows = run(paper, folder, output.patience if sys.stderr.isatty() else quiet)
     except OSError as error:
         raise ValueError(
             f"--out must be a folder that can be written, got {folder}: {error.strerror}"
         ) from error
     files = sorted(path.name for path in folder.iterdir())
     if json:
-        common.print_json(
+        output.print_json(
             {
                 "paper": paper,
                 "folder": str(folder),
@@ -51,11 +51,11 @@ def reproduce(
         )
         return
     _show(rows)
-    console().print(f"{len(files)} files in {folder}")
+    output.fitted_console().print(f"{len(files)} files in {folder}")
 
 
 def _show(rows: list[Row]) -> None:
-    out = console()
+    out = output.fitted_console()
     table = Table("where", "quantity", "in the paper", "here", "verdict")
     for row in rows:
         table.add_row(row.where, row.what, row.paper, row.here, row.verdict)

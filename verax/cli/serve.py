@@ -4,47 +4,41 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
-from rich.console import Console
+from verax.cli import output
+from verax.cli.options import flat, option
 
 TOKEN = "VERAX_TOKEN"
 
 
-def serve(
-    runs: Annotated[
-        Path | None, typer.Option(help="A folder whose ledgers are shown and followed.")
-    ] = None,
-    diagnostics: Annotated[
-        bool,
-        typer.Option(
-            "--diagnostics", help="Also show the diagnostics of runs, which no guarantee covers."
-        ),
-    ] = False,
-    host: Annotated[
-        str,
-        typer.Option(
-            help=f"Address to listen on; other than loopback asks for a token in {TOKEN}."
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any that is free.")
-    ] = 8321,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A name besides localhost under which it may be called; may be repeated."
-        ),
-    ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help=f"A file with the token, in place of the variable {TOKEN}.")
-    ] = None,
-    workers: Annotated[int, typer.Option(min=2, max=64, help="Processes that compute.")] = 3,
-    seconds: Annotated[float, typer.Option(help="How long one computation may take.")] = 20.0,
-) -> None:
-    """Compare, plan, follow runs and read their statements in a browser; everything stays on this machine.
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """What ``verax serve`` is asked."""
+
+    runs: Path | None = option("A folder whose ledgers are shown and followed.")
+    diagnostics: bool = option(
+        "Also show the diagnostics of runs, which no guarantee covers.",
+        "--diagnostics",
+        default=False,
+    )
+    host: str = option(
+        f"Address to listen on; other than loopback asks for a token in {TOKEN}.",
+        default="127.0.0.1",
+    )
+    port: int = option("Port to listen on; 0 for any that is free.", default=8321, min=0, max=65535)
+    allow_host: list[str] | None = option(
+        "A name besides localhost under which it may be called; may be repeated."
+    )
+    token_file: Path | None = option(f"A file with the token, in place of the variable {TOKEN}.")
+    workers: int = option("Processes that compute.", default=3, min=2, max=64)
+    seconds: float = option("How long one computation may take.", default=20.0)
+
+
+@flat
+def serve(options: ServeOptions) -> None:
+    """Compare, plan, follow runs and read their statements in a browser, all on this machine.
 
     Example: verax serve --runs ledgers
     """
@@ -58,19 +52,19 @@ def serve(
             "'verax[web]'"
         ) from error
     settings = Settings(
-        host=host,
-        token=_token(token_file),
-        names=tuple(allow_host or ()),
-        runs=runs,
-        diagnostics=diagnostics,
-        workers=workers,
-        seconds=seconds,
+        host=options.host,
+        token=_token(options.token_file),
+        names=tuple(options.allow_host or ()),
+        runs=options.runs,
+        diagnostics=options.diagnostics,
+        workers=options.workers,
+        seconds=options.seconds,
     )
-    listening = _listening(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    listening = _listening(options.host, options.port)
+    shown = f"[{options.host}]" if ":" in options.host else options.host
+    console = output.console()
     console.print(f"verax is at http://{shown}:{listening.getsockname()[1]}/ (Ctrl-C ends it)")
-    if diagnostics:
+    if options.diagnostics:
         console.print(
             "It shows diagnostics that no guarantee covers, to everybody who can reach this "
             "address."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,13 +12,6 @@ from rich.measure import Measurement
 from rich.table import Table as Grid
 
 _ENDLESS = 10_000  # columns of a file
-
-
-def console() -> Console:
-    """Standard output, as wide as the terminal, broken between words; a file has no width."""
-    if sys.stdout.isatty():
-        return Console(highlight=False, markup=False)
-    return Console(highlight=False, markup=False, soft_wrap=True, width=_ENDLESS)
 
 
 @dataclass

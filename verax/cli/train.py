@@ -5,75 +5,58 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from verax import Mechanism, checks
-from verax.cli import common
+from verax.cli import output
 from verax.cli.options import (
     ClipGroups,
     ClippingName,
     ClippingOption,
+    Epochs,
+    ExpectedBatch,
+    Json,
+    MechanismFields,
+    ModelName,
+    NoiseInstead,
+    OptimizerName,
     SamplerOption,
     SpecialFlags,
-    clippings_by_name,
+    checked_files,
     flat,
-    with_norm,
+    option,
 )
 from verax.ledger.run import NOT_PRIVATE, at_most
 from verax.privacy import calibrate
 from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
-from verax.reporting.statement import savable
-from verax.samplers.options import build as build_sampler
 
 if TYPE_CHECKING:
     from verax.training.trainer import PrivateTrainer
 
 
-class ModelName(StrEnum):
-    """Models that can be named on the command line."""
-
-    logistic = "logistic"
-    mlp = "mlp"
-    lenet = "lenet"
-    cnn = "cnn"
-
-
-class OptimizerName(StrEnum):
-    """Optimizers that can be named on the command line."""
-
-    sgd = "sgd"
-    adam = "adam"
-
-
 @contextmanager
-def _interruptible(state: Path | None, ledger: Path | None, delta: float) -> Iterator[None]:
+def _report_interruption(state: Path | None, ledger: Path | None, delta: float) -> Iterator[None]:
     """Say after Ctrl-C what was released until then, what it cost, and how to go on."""
     try:
         yield
     except KeyboardInterrupt as stopped:
-        console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-        for line in _said_after(getattr(stopped, "trainer", None), state, ledger, delta):
+        console = output.console(stderr=True)
+        for line in _interruption_lines(getattr(stopped, "trainer", None), state, ledger, delta):
             console.print(line)
         raise
 
 
-def _said_after(
-    trainer: PrivateTrainer | None,
-    state: Path | None,
-    ledger: Path | None,
-    delta: float,
+def _interruption_lines(
+    trainer: PrivateTrainer | None, state: Path | None, ledger: Path | None, delta: float
 ) -> Iterator[str]:
     """What the first process says, which knows; without a trainer nothing was begun."""
     if trainer is not None and not trainer.first:
         return
     if trainer is not None:
-        yield from _spent(trainer, delta)
+        yield from _spending_lines(trainer, delta)
     if state is not None and state.exists():
         yield (
             f"The run is kept in {state}: the same command goes on with it. What was released is "
@@ -88,7 +71,7 @@ def _said_after(
         )
 
 
-def _spent(trainer: PrivateTrainer, delta: float) -> Iterator[str]:
+def _spending_lines(trainer: PrivateTrainer, delta: float) -> Iterator[str]:
     """What the rounds so far cost: if they were to be so many, and as part of the declared run."""
     released = f"{trainer.rounds} of {len(trainer.mechanism.sampler)} rounds were released"
     so_far = trainer.so_far
@@ -107,69 +90,46 @@ def _spent(trainer: PrivateTrainer, delta: float) -> Iterator[str]:
         yield NOT_PRIVATE
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(MechanismFields):
+    """What ``verax train`` is asked."""
+
+    data: str = option(
+        "digits, mnist (see VERAX_DATA), or a .csv file: names, then numbers, the class last.",
+        default="digits",
+    )
+    model: ModelName = option("What to train.", default=ModelName.mlp)
+    epsilon: float | None = option("The budget; the noise is then computed.")
+    noise_multiplier: NoiseInstead = None
+    delta: float = option("The delta of the budget and of the statement.", default=1e-5)
+    sampler: SamplerOption = "poisson"
+    batch: ExpectedBatch = None
+    epochs: Epochs = 10
+    special: SpecialFlags
+    clipping: ClippingOption = ClippingName.individual
+    clip_groups: ClipGroups = 1
+    clip_norm: float = option("The norm gradients are clipped to.", default=1.0)
+    optimizer: OptimizerName = option("What uses the noisy gradients.", default=OptimizerName.adam)
+    learning_rate: float = option("Its step size.", "--learning-rate", "--lr", default=3e-3)
+    public: int | None = option(
+        "A public number of records; by default the file's own, as if public.", "--records"
+    )
+    ledger: Path | None = option("Record every release in this new file.")
+    state: Path | None = option(
+        "Keep the run in this secret file; if it is there, go on with that run."
+    )
+    out: Path | None = option("Save the model's weights here.")
+    report: Path | None = option("Save the statement here, as a page if it ends in .html.")
+    diagnostics: Path | None = option(
+        "Losses and gradient norms, which no noise protects, into this new file."
+    )
+    insecure_seed: int | None = option("For tests only: repeatable, and not private.")
+    json: Json = False
+
+
 @flat
-def train(
-    *,
-    data: Annotated[
-        str,
-        typer.Option(
-            help="digits, mnist (see VERAX_DATA), or a .csv file: names, then numbers, "
-            "the class last."
-        ),
-    ] = "digits",
-    model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.mlp,
-    epsilon: Annotated[
-        float | None, typer.Option(help="The budget; the noise is then computed.")
-    ] = None,
-    noise_multiplier: Annotated[
-        float | None,
-        typer.Option("--noise-multiplier", "-z", help="The noise, in place of --epsilon."),
-    ] = None,
-    delta: Annotated[
-        float, typer.Option(help="The delta of the budget and of the statement.")
-    ] = 1e-5,
-    sampler: SamplerOption = "poisson",
-    batch: common.ExpectedBatch = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 10,
-    special: SpecialFlags,
-    clipping: ClippingOption = ClippingName.individual,
-    clip_groups: ClipGroups = 1,
-    clip_norm: Annotated[float, typer.Option(help="The norm gradients are clipped to.")] = 1.0,
-    optimizer: Annotated[
-        OptimizerName, typer.Option(help="What uses the noisy gradients.")
-    ] = OptimizerName.adam,
-    learning_rate: Annotated[
-        float, typer.Option("--learning-rate", "--lr", help="Its step size.")
-    ] = 3e-3,
-    public: Annotated[
-        int | None,
-        typer.Option(
-            "--records", help="A public number of records; by default the file's own, as if public."
-        ),
-    ] = None,
-    ledger: Annotated[
-        Path | None, typer.Option(help="Record every release in this new file.")
-    ] = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(help="Keep the run in this secret file; if it is there, go on with that run."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Save the model's weights here.")] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Save the statement here, as a page if it ends in .html.")
-    ] = None,
-    diagnostics: Annotated[
-        Path | None,
-        typer.Option(
-            help="Losses and gradient norms, which no noise protects, into this new file."
-        ),
-    ] = None,
-    insecure_seed: Annotated[
-        int | None, typer.Option(help="For tests only: repeatable, and not private.")
-    ] = None,
-    json: common.AsJson = False,
-) -> None:
-    """Plan, train and state: noise for the budget, private training, accuracy on held-out records, what it cost.
+def train(options: TrainOptions) -> None:
+    """Plan, train and state: noise for the budget, accuracy on held-out records, what it cost.
 
     Example: verax train --data digits --model mlp --epsilon 3 --delta 1e-5 --ledger run.ledger
 
@@ -180,25 +140,19 @@ def train(
 
     In two processes: torchrun --no-python --nproc-per-node 2 verax train --data digits --epsilon 3
     """
-    if (epsilon is None) == (noise_multiplier is None):
+    if (options.epsilon is None) == (options.noise_multiplier is None):
         raise ValueError("give either --epsilon, or --noise-multiplier")
-    checks.positive("--clip-norm", clip_norm)
-    clipped = with_norm(clippings_by_name(clip_groups, [clipping.value])[clipping.value], clip_norm)
-    checks.positive("--learning-rate", learning_rate)
-    if report is not None:
-        savable(report)
-    for option, path in (("--out", out), ("--report", report), ("--state", state)):
-        if path is not None:
-            checks.writable(option, path)
-    common.apart(
-        {
-            "--ledger": ledger,
-            "--state": state,
-            "--out": out,
-            "--report": report,
-            "--diagnostics": diagnostics,
-        }
-    )
+    norm = checks.positive("--clip-norm", options.clip_norm)
+    clipping = replace(options.build_clipping(), norm=norm)
+    checks.positive("--learning-rate", options.learning_rate)
+    files = {
+        "--ledger": options.ledger,
+        "--state": options.state,
+        "--out": options.out,
+        "--report": options.report,
+        "--diagnostics": options.diagnostics,
+    }
+    checked_files(files, saved=("--out", "--report", "--state"))
     import torch
 
     from verax.training import fit
@@ -207,69 +161,62 @@ def train(
     from verax.training.performance.malloc import keep_freed_blocks
 
     keep_freed_blocks()
-    examples = load(data)
-    if insecure_seed is not None:
-        torch.manual_seed(insecure_seed)
-    network = build(model.value, examples)
+    examples = load(options.data)
+    if options.insecure_seed is not None:
+        torch.manual_seed(options.insecure_seed)
+    network = build(options.model.value, examples)
     here = len(examples.train[1])
-    records = here if public is None else checks.count("--records", public)
-    drawing = {
-        "--records": records,
-        "--batch": common.expected_batch(batch, records),
-        "--epochs": epochs,
-    }
-    described = build_sampler(sampler, {**special, **drawing})
-    noise = noise_multiplier or 0.0
-    if epsilon is not None:
-        with common.patience("planning"):
-            noise = calibrate.noise_multiplier(described, epsilon, delta, clipping=clipped)
-    mechanism = Mechanism(described, noise, clipped)
-    kinds: dict[OptimizerName, Any] = {
-        OptimizerName.sgd: torch.optim.SGD,
-        OptimizerName.adam: torch.optim.Adam,
-    }
-    with launched() as first, _interruptible(state, ledger, delta):
+    records = here if options.public is None else checks.count("--records", options.public)
+    sampler = options.special.build(options.sampler, records, options.batch, options.epochs)
+    noise = options.noise_multiplier or 0.0
+    if options.epsilon is not None:
+        with output.patience("planning"):
+            noise = calibrate.noise_multiplier(
+                sampler, options.epsilon, options.delta, clipping=clipping
+            )
+    mechanism = Mechanism(sampler, noise, clipping)
+    with launched() as first, _report_interruption(options.state, options.ledger, options.delta):
         fitted = fit(
             network,
             torch.nn.CrossEntropyLoss(),
             examples.train,
             mechanism,
-            lambda p: kinds[optimizer](p, learning_rate),
-            ledger=ledger,
-            delta=delta,
-            records=records if examples.public else public,
-            state=state,
-            diagnostics=diagnostics,
-            insecure_seed=insecure_seed,
+            lambda p: options.optimizer.build(p, options.learning_rate),
+            ledger=options.ledger,
+            delta=options.delta,
+            records=records if examples.public else options.public,
+            state=options.state,
+            diagnostics=options.diagnostics,
+            insecure_seed=options.insecure_seed,
         )
     if not first:
         return
     right = accuracy(network, examples.test)
-    if out is not None:
-        torch.save(network.state_dict(), out)
-    statement = fitted.statement(report)
+    if options.out is not None:
+        torch.save(network.state_dict(), options.out)
+    statement = fitted.statement(options.report)
     found = statement.facts.epsilon
-    number = [] if public is not None else [f"that there are {here:,} records to train on"]
+    number = [] if options.public is not None else [f"that there are {here:,} records to train on"]
     taken = (
         ""
         if examples.public
         else " and ".join([*number, f"that there are {examples.classes} classes"])
     )
-    if json:
-        common.print_json(
+    if options.json:
+        output.print_json(
             {
                 "mechanism": repr(mechanism),
                 "noise_multiplier": noise,
                 "accuracy": right,
-                "delta": delta,
+                "delta": options.delta,
                 "epsilon": found,
                 "private": statement.facts.private and math.isfinite(found.upper),
                 "taken_to_be_public": taken,
-                "ledger": ledger and str(ledger),
+                "ledger": options.ledger and str(options.ledger),
             }
         )
         return
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = output.console()
     console.print(
         f"noise multiplier {format_bound(noise, LOWER, 5)}, accuracy on held-out records {right:.1%}"
     )

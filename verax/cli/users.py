@@ -7,16 +7,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from verax import Mechanism
-from verax.cli import common
+from verax.cli import output
 from verax.cli.group import Geometry, GeometryName
-from verax.cli.options import RunOptions, flat
-from verax.cli.tables import Table, console
+from verax.cli.options import Json, Noise, Rtol, RunOptions, flat, option
+from verax.cli.tables import Table
 from verax.privacy.analysis import MAX_GROUP
 from verax.privacy.group_uses import Users, largest_group, user_epsilons
 from verax.privacy.guarantee import DEFAULT_RTOL, Bracket, format_bound
@@ -27,25 +25,26 @@ _MOST_USERS = 10**12
 _NUMBER = re.compile(r"[+-]?[0-9]{1,15}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class UsersOptions:
+    """What ``verax users`` is asked."""
+
+    counts: Path = option("CSV file: a column with the records of each user.", default=...)
+    noise_multiplier: Noise
+    delta: float = option("Report epsilon at this delta.", default=...)
+    run: RunOptions
+    column: str = option("Name of the column with the numbers of records.", default="records")
+    weight: str = option(
+        "Name of a column that says how many users a line stands for.", default="users"
+    )
+    epsilon: float | None = option("Also say who is within this epsilon.")
+    geometry: Geometry = GeometryName.any
+    rtol: Rtol = DEFAULT_RTOL
+    json: Json = False
+
+
 @flat
-def users(
-    counts: Annotated[Path, typer.Option(help="CSV file: a column with the records of each user.")],
-    noise_multiplier: common.Noise,
-    delta: Annotated[float, typer.Option(help="Report epsilon at this delta.")],
-    run: RunOptions,
-    column: Annotated[
-        str, typer.Option(help="Name of the column with the numbers of records.")
-    ] = "records",
-    weight: Annotated[
-        str, typer.Option(help="Name of a column that says how many users a line stands for.")
-    ] = "users",
-    epsilon: Annotated[
-        float | None, typer.Option(help="Also say who is within this epsilon.")
-    ] = None,
-    geometry: Geometry = GeometryName.any,
-    rtol: Annotated[float, typer.Option(help="Relative distance of the two sides.")] = DEFAULT_RTOL,
-    json: common.AsJson = False,
-) -> None:
+def users(options: UsersOptions) -> None:
     """Price every user: a user with k records is a group of k.
 
     The file has a header and one line for each user, with the number of records in the column
@@ -55,46 +54,39 @@ def users(
 
     Example: verax users --counts counts.csv -z 1 --rate 0.01 --steps 1000 --delta 1e-5
     """
-    sizes = read_counts(counts, column, weight)
+    sizes = read_counts(options.counts, options.column, options.weight)
     total = sum(size * many for size, many in sizes.items())
-    records = run.drawing["--records"]
+    records = options.run.drawing["--records"]
     if records is not None and total > records:
         raise ValueError(
-            f"--records must be at least {total}, the sum of column {column!r} of {counts}, got "
-            f"{records}"
+            f"--records must be at least {total}, the sum of column {options.column!r} of "
+            f"{options.counts}, got {records}"
         )
-    mechanism = run.mechanism(noise_multiplier)
-    with common.patience("pricing users"):
-        rows = user_epsilons(mechanism, sizes, delta, geometry=geometry.value, rtol=rtol)
-        cap = (
-            None
-            if epsilon is None
-            else largest_group(mechanism, epsilon, delta, geometry=geometry.value)
-        )
-    if json:
-        common.print_json(
-            {
-                "mechanism": repr(mechanism),
-                "relation": mechanism.relation,
-                "geometry": geometry.value,
-                "delta": delta,
-                "users": sum(sizes.values()),
-                "records": total,
-                "rows": [
-                    {"records": row.records, "users": row.users, "epsilon": row.epsilon}
-                    for row in rows
-                ],
-                "within": None
-                if epsilon is None
-                else {
-                    "epsilon": epsilon,
-                    "users": _within(rows, epsilon),
-                    "most_records": cap,
-                },
-            }
-        )
+    mechanism = options.run.mechanism(options.noise_multiplier)
+    geometry, delta, epsilon = options.geometry.value, options.delta, options.epsilon
+    cap = None
+    with output.patience("pricing users"):
+        rows = user_epsilons(mechanism, sizes, delta, geometry=geometry, rtol=options.rtol)
+        if epsilon is not None:
+            cap = largest_group(mechanism, epsilon, delta, geometry=geometry)
+    if not options.json:
+        _show(options, mechanism, rows, total, cap)
         return
-    _show(mechanism, geometry.value, delta, rows, total, epsilon, cap)
+    within = None
+    if epsilon is not None:
+        within = {"epsilon": epsilon, "users": _users_within(rows, epsilon), "most_records": cap}
+    output.print_json(
+        {
+            "mechanism": repr(mechanism),
+            "relation": mechanism.relation,
+            "geometry": geometry,
+            "delta": delta,
+            "users": sum(sizes.values()),
+            "records": total,
+            "rows": [vars(row) for row in rows],
+            "within": within,
+        }
+    )
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -106,7 +98,7 @@ def read_counts(path: Path, column: str = "records", weight: str = "users") -> d
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file, strict=True)
-            header = next(_filled(lines), None)
+            header = next(_nonblank_lines(lines), None)
             if header is None:
                 raise ValueError(
                     f"{path} is empty: it needs a header with a column {column!r}, then a line per "
@@ -122,10 +114,12 @@ def read_counts(path: Path, column: str = "records", weight: str = "users") -> d
                 names.index(column),
                 names.index(weight) if weight in names and weight != column else None,
             )
-            for line in _filled(lines):
+            for line in _nonblank_lines(lines):
                 where = f"{path}, line {lines.line_num}"
-                size = _whole(line, place, column, where, MAX_GROUP)
-                sizes[size] += 1 if many is None else _whole(line, many, weight, where, _MOST_USERS)
+                size = _whole_number(line, place, column, where, MAX_GROUP)
+                sizes[size] += (
+                    1 if many is None else _whole_number(line, many, weight, where, _MOST_USERS)
+                )
     except OSError as error:
         raise ValueError(
             f"--counts must be a file that can be read, got {path}: {error.strerror}"
@@ -144,12 +138,12 @@ def read_counts(path: Path, column: str = "records", weight: str = "users") -> d
     return dict(sizes)
 
 
-def _filled(lines: Iterator[list[str]]) -> Iterator[list[str]]:
+def _nonblank_lines(lines: Iterator[list[str]]) -> Iterator[list[str]]:
     """Lines that are not blank."""
     return (line for line in lines if any(cell.strip() for cell in line))
 
 
-def _whole(line: Sequence[str], place: int, column: str, where: str, most: int) -> int:
+def _whole_number(line: Sequence[str], place: int, column: str, where: str, most: int) -> int:
     if place >= len(line):
         raise ValueError(f"{where} has {len(line)} of the header's columns and none for {column!r}")
     word = line[place].strip()
@@ -168,11 +162,11 @@ def _whole(line: Sequence[str], place: int, column: str, where: str, most: int) 
 # --- showing --------------------------------------------------------------------------------------
 
 
-def _within(rows: Sequence[Users], epsilon: float) -> int:
+def _users_within(rows: Sequence[Users], epsilon: float) -> int:
     return sum(row.users for row in rows if row.epsilon.upper <= epsilon)
 
 
-def _ranges(rows: Sequence[Users]) -> list[tuple[str, int, Bracket]]:
+def _ranges_of_sizes(rows: Sequence[Users]) -> list[tuple[str, int, Bracket]]:
     """Rows as they are if they are few, else merged: 1, 2, 3 to 4, 5 to 8 and so on."""
     if len(rows) <= _MOST_ROWS:
         return [(str(row.records), row.users, row.epsilon) for row in rows]
@@ -190,26 +184,21 @@ def _ranges(rows: Sequence[Users]) -> list[tuple[str, int, Bracket]]:
 
 
 def _show(
-    mechanism: Mechanism,
-    geometry: str,
-    delta: float,
-    rows: Sequence[Users],
-    total: int,
-    epsilon: float | None,
-    cap: int | None,
+    options: UsersOptions, mechanism: Mechanism, rows: Sequence[Users], total: int, cap: int | None
 ) -> None:
-    out = console()
+    out = output.fitted_console()
     everyone = sum(row.users for row in rows)
     out.print(
         f"{mechanism.sampler!r}, noise multiplier {mechanism.noise_multiplier!r}, "
         f"{mechanism.clipping!r}"
     )
+    orthogonal = options.geometry is GeometryName.orthogonal
     out.print(
-        f"relation {mechanism.relation}{', orthogonal gradients' * (geometry == 'orthogonal')}; "
-        f"{everyone} users, {total} records; epsilon at delta = {delta!r}"
+        f"relation {mechanism.relation}{', orthogonal gradients' * orthogonal}; "
+        f"{everyone} users, {total} records; epsilon at delta = {options.delta!r}"
     )
     table = Table(["records", "users", "share", "at least", "at most"])
-    for records, users, bracket in _ranges(rows):
+    for records, users, bracket in _ranges_of_sizes(rows):
         low, high = format_bound(bracket.lower, LOWER), format_bound(bracket.upper, UPPER)
         table.add_row(records, str(users), f"{100.0 * users / everyone:.4g} %", low, high)
     table.print(out)
@@ -222,10 +211,7 @@ def _show(
         f"every user: at most {format_bound(rows[-1].epsilon.upper, UPPER)}; half of them: at most "
         f"{format_bound(row.epsilon.upper, UPPER)}"
     )
-    if epsilon is not None:
-        out.print(
-            f"within {epsilon!r}: {_within(rows, epsilon)} of {everyone} users; with at most {cap} "
-            "records each, all"
-            if cap
-            else f"within {epsilon!r}: {_within(rows, epsilon)} of {everyone} users; not even one record is"
-        )
+    if options.epsilon is not None:
+        many = f"within {options.epsilon!r}: {_users_within(rows, options.epsilon)} of {everyone} users"
+        most = f"with at most {cap} records each, all" if cap else "not even one record is"
+        out.print(f"{many}; {most}")

@@ -10,15 +10,13 @@
 from verax.planning.costs import Change, changes
 from verax.planning.frontier import (
     RANKINGS,
-    Plan,
-    Planner,
-    Target,
     frontier,
     full_batch_signal,
     ranked,
     undominated,
+    within,
 )
-from verax.planning.limits import within
+from verax.planning.planner import Plan, Planner, Target
 from verax.planning.unknowns import (
     fewest_records,
     largest_batch,

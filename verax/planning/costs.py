@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from verax.checks import NoGuarantee
-from verax.planning.frontier import Plan, Planner, Target
+from verax.planning.planner import Plan, Planner, Target
 
 
 @dataclass(frozen=True)
@@ -20,17 +20,17 @@ class Change:
     @property
     def noise(self) -> float:
         """Relative change of the noise multiplier."""
-        return _relative(self.after.noise_multiplier, self.before.noise_multiplier)
+        return _relative_change(self.after.noise_multiplier, self.before.noise_multiplier)
 
     @property
     def signal(self) -> float:
         """Relative change of the run's signal to noise."""
-        return _relative(self.after.signal_of_run, self.before.signal_of_run)
+        return _relative_change(self.after.signal_of_run, self.before.signal_of_run)
 
     @property
     def rounds(self) -> float:
         """Relative change of the rounds."""
-        return _relative(self.after.rounds, self.before.rounds)
+        return _relative_change(self.after.rounds, self.before.rounds)
 
     def __str__(self) -> str:
         return (
@@ -52,7 +52,7 @@ def changes(plan: Plan) -> list[Change]:
     if plan.noise_multiplier == 0.0:
         return []
     found = []
-    for words, target, batch, epochs in _ideas(plan):
+    for words, target, batch, epochs in _usual_changes(plan):
         try:
             after = Planner(target).plan(plan.way, batch, epochs)
         except NoGuarantee:
@@ -61,7 +61,7 @@ def changes(plan: Plan) -> list[Change]:
     return found
 
 
-def _ideas(plan: Plan) -> Iterator[tuple[str, Target, int, int]]:
+def _usual_changes(plan: Plan) -> Iterator[tuple[str, Target, int, int]]:
     target, batch, epochs = plan.target, plan.batch, plan.epochs
     yield "twice the epochs", target, batch, 2 * epochs
     if epochs % 2 == 0:
@@ -78,7 +78,7 @@ def _ideas(plan: Plan) -> Iterator[tuple[str, Target, int, int]]:
         yield f"any {size} records together", replace(target, group=size), batch, epochs
 
 
-def _relative(after: float, before: float) -> float:
+def _relative_change(after: float, before: float) -> float:
     return after / before - 1.0
 
 

@@ -1,181 +1,20 @@
-"""All plans that meet a privacy target: the smallest certified noise per batch size and epochs."""
+"""All plans that meet a privacy target: which there are, which are best, and which to look at."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from verax import checks
-from verax.mechanism import Batch, Clipping, Individual, Mechanism, Mixed
-from verax.planning.accountant import upper_only
-from verax.planning.central_limit import (
-    gaussian_fall,
-    gaussian_growth,
-    gaussian_limit,
-    gaussian_shift,
-)
-from verax.planning.search import LARGEST_NOISE, Found, smallest_noise
-from verax.privacy.samplers.base import pricing_of
-from verax.samplers import Deterministic, Poisson, Sampler
+from verax.planning.noise_search import LARGEST_NOISE, gaussian_shift, smallest_noise
+from verax.planning.planner import Plan, Planner, Target
+from verax.privacy.guarantee import format_bound
+from verax.privacy.pld.composition import UPPER
+from verax.samplers import Poisson
 from verax.samplers.registry import planned
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Target:
-    """The privacy target: any ``group`` of the ``records`` has at most ``epsilon`` at ``delta``.
-
-    An empty ``relation`` means each sampler's own: add-remove, or zero-out for batches of fixed
-    size.
-    """
-
-    records: int
-    epsilon: float
-    delta: float
-    clipping: Clipping = Individual()
-    relation: str = ""
-    group: int = 1
-
-    def __post_init__(self) -> None:
-        checks.count("records", self.records)
-        checks.positive("epsilon", self.epsilon)
-        checks.probability("delta", self.delta)
-        checks.count("group", self.group, maximum=self.records)
-
-    def mechanism(self, sampler: Sampler, noise_multiplier: float) -> Mechanism:
-        """The run with these batches and this noise."""
-        return Mechanism(sampler, noise_multiplier, self.clipping, self.relation)
-
-    def epsilon_at(self, sampler: Sampler, noise_multiplier: float) -> float:
-        """The proved upper bound on the epsilon of that run."""
-        return (
-            upper_only(self.mechanism(sampler, noise_multiplier), self.group)
-            .epsilon(self.delta)
-            .upper
-        )
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A run that meets its target, and what it costs.
-
-    ``epsilon`` is the proved upper bound that was seen at exactly this noise; less noise by a part
-    in a few hundred would not do (for an analysis that is exact; a better theorem may allow less).
-    """
-
-    target: Target
-    way: str
-    batch: int
-    epochs: int
-    sampler: Sampler = field(repr=False)
-    noise_multiplier: float
-    epsilon: float
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """The run, ready to be trained."""
-        return self.target.mechanism(self.sampler, self.noise_multiplier)
-
-    @property
-    def rounds(self) -> int:
-        """Rounds of communication: how often a noisy sum is released."""
-        return len(self.sampler)
-
-    @property
-    def work(self) -> float:
-        """Records touched: the expected number of gradients of single records over the run."""
-        return self.rounds * self.sampler.expected_batch(self.target.records)
-
-    @property
-    def signal(self) -> float:
-        """Signal to noise of one round: the largest clean sum over the noise in one direction.
-
-        Both in units of the clip norm. With individual clipping that is expected batch / noise
-        multiplier, reached if all gradients of the batch have full norm and agree. A clipped
-        aggregate has length 1, ``m`` clip-groups ``m``.
-        """
-        return _length(self) / self.noise_multiplier if self.noise_multiplier > 0.0 else math.inf
-
-    @property
-    def signal_of_run(self) -> float:
-        """Signal to noise of all rounds' average: sqrt(rounds) times that of one."""
-        return math.sqrt(self.rounds) * self.signal
-
-    @property
-    def ratio(self) -> float:
-        """Noise-to-batch ratio: noise per coordinate of an update of norm 1; 1 / signal."""
-        return self.noise_multiplier / _length(self)
-
-
-def _length(plan: Plan) -> float:
-    """The divisor of the noisy sum: the expected batch, or the number of clipped aggregates."""
-    match plan.target.clipping:
-        case Individual():
-            return plan.sampler.expected_batch(plan.target.records)
-        case Batch():
-            return 1.0
-        case Mixed(groups=groups):
-            return float(groups)
-
-
-class Planner:
-    """Solves for the noise of plans that meet one target.
-
-    A plan depends on the target and on its own sampler alone: asked in another order, beside other
-    plans or in another program, it has the same noise to the last digit.
-
-    >>> planner = Planner(Target(records=60000, epsilon=1.0, delta=1e-5))
-    >>> plan = planner.plan("poisson", batch=600, epochs=10)
-    >>> plan.noise_multiplier, plan.rounds, round(plan.signal), round(plan.signal_of_run)
-    (1.415..., 1000, 424, 134...)
-    """
-
-    def __init__(self, target: Target) -> None:
-        self.target = target
-        self._mu = gaussian_shift(target.epsilon, target.delta)
-        self._growth = gaussian_growth(self._mu, target.delta)
-
-    def plan(self, way: str, batch: int, epochs: int) -> Plan:
-        """The plan with the least noise, or an error that says how far off the target is."""
-        target, sampler = self.target, planned(way, self.target.records, batch, epochs)
-        found = self.solve(sampler)
-        if found is None:
-            least = target.epsilon_at(sampler, LARGEST_NOISE)
-            raise ValueError(
-                f"epsilon = {target.epsilon!r} at delta = {target.delta!r} is out of reach of "
-                f"sampler {way}, batch {batch}, epochs {epochs}: even a noise multiplier of "
-                f"{LARGEST_NOISE:g} has {least:.3g}; raise epsilon to "
-                f"that{', lower group' if target.group > 1 else ''} or raise delta"
-            )
-        return Plan(target, way, batch, epochs, sampler, found.noise_multiplier, found.epsilon)
-
-    def solve(self, sampler: Sampler) -> Found | None:
-        """The least noise for this sampler; None if there is none."""
-        target = self.target
-        rate, rounds = _participation(sampler, target.records)
-        guess = gaussian_limit(self._mu, rate, rounds) * _sensitivity(target, sampler)
-        fall = gaussian_fall(self._growth, guess)
-        return smallest_noise(
-            lambda noise: target.epsilon_at(sampler, noise), target.epsilon, guess, fall
-        )
-
-
-def _sensitivity(target: Target, sampler: Sampler) -> float:
-    """How far one record moves a clipped sum, in clip norms; the noise is about proportional."""
-    alone = isinstance(target.clipping, Individual)
-    return 1.0 if alone and target.mechanism(sampler, 1.0).relation != "replace" else 2.0
-
-
-def _participation(sampler: Sampler, records: int) -> tuple[float, float]:
-    """The rate and number of rounds of a record; one round an epoch where batches are fixed.
-
-    A guess at the noise is made of these; it need not be exact.
-    """
-    if isinstance(pricing_of(sampler).dominating(), Deterministic):
-        return 1.0, float(getattr(sampler, sampler.repeats))
-    return min(sampler.expected_batch(records) / records, 1.0), float(len(sampler))
+_MOST_VALUES = 10_000  # of a range
 
 
 def frontier(
@@ -341,3 +180,76 @@ def ranked(plans: Iterable[Plan], by: str = "signal") -> list[Plan]:
     return sorted(
         plans, key=lambda plan: (first(plan), -plan.signal_of_run, plan.work, plan.rounds)
     )
+
+
+def within(
+    plans: Sequence[Plan], *, noise_at_most: float | None = None, ratio_at_most: float | None = None
+) -> list[Plan]:
+    """The plans with at most this noise multiplier and this noise-to-batch ratio.
+
+    >>> from verax.planning import Target, frontier
+    >>> plans = frontier(
+    ...     Target(records=60000, epsilon=1.0, delta=1e-5), batches=[600, 1200], epochs=[10]
+    ... )
+    >>> [plan.batch for plan in within(plans, noise_at_most=1.5)]
+    [600]
+    >>> within(plans, noise_at_most=1.0)
+    Traceback (most recent call last):
+    ValueError: noise_at_most = 1.0 leaves no plan: the least is 1.415... epsilon 1.829... there
+    """
+    kept = list(plans)
+    for name, limit, by in (
+        ("noise_at_most", noise_at_most, "noise"),
+        ("ratio_at_most", ratio_at_most, "ratio"),
+    ):
+        if limit is None:
+            continue
+        checks.positive(name, limit)
+        left = [plan for plan in kept if RANKINGS[by](plan) <= limit]
+        if kept and not left:
+            best = ranked(kept, by)[0]
+            raise ValueError(_nearest(name, limit, best, RANKINGS[by](best)))
+        kept = left
+    return kept
+
+
+def _nearest(name: str, limit: float, plan: Plan, value: float) -> str:
+    """The plan that comes closest, and the epsilon at which it would do."""
+    noise = plan.noise_multiplier * limit / value
+    epsilon = plan.target.epsilon_at(plan.sampler, noise)
+    return (
+        f"{name} = {limit!r} leaves no plan: the least is {format_bound(value, UPPER)} "
+        f"(sampler {plan.way}, batch {plan.batch}, epochs {plan.epochs}); allow that much, "
+        f"or epsilon {format_bound(epsilon, UPPER)} there"
+    )
+
+
+def spread(low: int, high: int, count: int | None = None, ratio: float = 2.0) -> list[int]:
+    """Whole numbers from ``low`` to ``high`` in equal factors: ``count``, or ``ratio`` apart.
+
+    Fewer than ``count`` where neighbours round to the same whole number.
+
+    >>> spread(64, 8192)
+    [64, 128, 256, 512, 1024, 2048, 4096, 8192]
+    >>> spread(1, 100, count=5)
+    [1, 3, 10, 32, 100]
+    """
+    low = checks.count("the start of a range", low)
+    high = checks.count("the end of a range", high, minimum=low)
+    if count is None:
+        count = 1 + math.ceil(math.log(high / low) / math.log(ratio) - 1e-9)
+    count = checks.count("the number of values of a range", count, maximum=_MOST_VALUES)
+    steps = max(count - 1, 1)
+    values = {round(low * (high / low) ** (i / steps)) for i in range(count)}
+    return sorted(values | ({high} if count > 1 else set()))
+
+
+def usual_batches(records: int) -> list[int]:
+    """Powers of two from about a thousandth to at most a fifth of the records.
+
+    >>> usual_batches(60000)
+    [64, 128, 256, 512, 1024, 2048, 4096, 8192]
+    """
+    low = max(round(math.log2(records / 1000.0)), 0) if records > 1 else 0
+    high = max(math.floor(math.log2(max(records / 5.0, 1.0))), low)
+    return [2**power for power in range(low, high + 1) if 2**power <= records]

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from verax import checks
-from verax.planning.accountant import upper_only
-from verax.planning.central_limit import gaussian_shift
-from verax.planning.frontier import Plan, Planner, Target
+from verax.planning.noise_search import gaussian_shift
+from verax.planning.planner import Plan, Planner, Target, upper_only
 from verax.samplers import Sampler
 from verax.samplers.registry import planned
 
@@ -77,7 +76,7 @@ def most_rounds(target: Target, way: str, batch: int, noise_multiplier: float) -
     >>> 1100 < plan.rounds < 1300
     True
     """
-    case = _Case(target, way, noise_multiplier)
+    case = _GivenNoise(target, way, noise_multiplier)
     one = planned(way, target.records, batch, 1)
     by_round = one.by_round
 
@@ -85,12 +84,8 @@ def most_rounds(target: Target, way: str, batch: int, noise_multiplier: float) -
         return one.repeated(count) if by_round else planned(way, target.records, batch, count)
 
     guess = case.epochs_times_rate() * target.records / batch * (len(one) if by_round else 1)
-    found = _boundary(
-        lambda n: target.epsilon_at(run(n), noise_multiplier), target.epsilon, guess, 1, MOST, True
-    )
-    if found is None:
-        raise case.refusal(f"one {'round' if by_round else 'epoch'} of batch {batch}", run(1))
-    count, epsilon = found
+    easiest = f"one {'round' if by_round else 'epoch'} of batch {batch}"
+    count, epsilon = case.last(run, guess, (1, MOST), easiest)
     sampler = run(count)
     epochs = max(math.floor(len(sampler) * batch / target.records), 1) if by_round else count
     return Plan(target, way, batch, epochs, sampler, noise_multiplier, epsilon)
@@ -107,23 +102,18 @@ def fewest_records(
     True
     """
     checks.count("batch", batch)
-    case = _Case(replace(target, records=MOST), way, noise_multiplier)
+    case = _GivenNoise(replace(target, records=MOST), way, noise_multiplier)
 
-    def look(records: int) -> float:
-        return target.epsilon_at(planned(way, records, batch, epochs), noise_multiplier)
+    def run(records: int) -> Sampler:
+        return planned(way, records, batch, epochs)
 
     guess = batch * epochs / case.epochs_times_rate()
-    found = _boundary(look, target.epsilon, guess, max(batch, target.group), MOST, False)
-    if found is None:
-        raise case.refusal(
-            f"batch {batch} and epochs {epochs} with up to {MOST:g} records",
-            planned(way, MOST, batch, epochs),
-        )
-    records, epsilon = found
-    sampler = planned(way, records, batch, epochs)
-    return Plan(
-        replace(target, records=records), way, batch, epochs, sampler, noise_multiplier, epsilon
-    )
+    easiest = f"batch {batch} and epochs {epochs} with up to {MOST:g} records"
+    # the more records, the easier: from the most on downwards
+    ends = (MOST, max(batch, target.group))
+    records, epsilon = case.last(run, guess, ends, easiest)
+    enough = replace(target, records=records)
+    return Plan(enough, way, batch, epochs, run(records), noise_multiplier, epsilon)
 
 
 def largest_batch(target: Target, way: str, epochs: int, noise_multiplier: float) -> Plan:
@@ -134,24 +124,19 @@ def largest_batch(target: Target, way: str, epochs: int, noise_multiplier: float
     >>> 580 < largest_batch(run, "poisson", 10, noise_multiplier=1.42).batch < 610
     True
     """
-    case = _Case(target, way, noise_multiplier)
+    case = _GivenNoise(target, way, noise_multiplier)
 
-    def look(batch: int) -> float:
-        return target.epsilon_at(planned(way, target.records, batch, epochs), noise_multiplier)
+    def run(batch: int) -> Sampler:
+        return planned(way, target.records, batch, epochs)
 
     guess = case.epochs_times_rate() * target.records / epochs
-    found = _boundary(look, target.epsilon, guess, 1, target.records, True)
-    if found is None:
-        raise case.refusal(
-            f"a batch of one record for {epochs} epochs", planned(way, target.records, 1, epochs)
-        )
-    batch, epsilon = found
-    sampler = planned(way, target.records, batch, epochs)
-    return Plan(target, way, batch, epochs, sampler, noise_multiplier, epsilon)
+    easiest = f"a batch of one record for {epochs} epochs"
+    batch, epsilon = case.last(run, guess, (1, target.records), easiest)
+    return Plan(target, way, batch, epochs, run(batch), noise_multiplier, epsilon)
 
 
 @dataclass(frozen=True)
-class _Case:
+class _GivenNoise:
     """What is given: the target and the noise."""
 
     target: Target
@@ -166,20 +151,33 @@ class _Case:
         growth = math.expm1(min(self.noise_multiplier**-2.0, 300.0))
         return gaussian_shift(self.target.epsilon, self.target.delta) ** 2 / growth
 
-    def refusal(self, what: str, sampler: Sampler) -> ValueError:
-        """Nothing fits: how much epsilon the least run costs, and how much noise it needs."""
-        target = self.target
-        epsilon = target.epsilon_at(sampler, self.noise_multiplier)
-        needed = Planner(target).solve(sampler)
-        return ValueError(
-            f"noise_multiplier = {self.noise_multiplier!r} is too little for sampler {self.way}: "
-            f"{what} has epsilon {epsilon:.4g}, the target is {target.epsilon!r}; allow that "
+    def last(
+        self, run: Callable[[int], Sampler], guess: float, ends: tuple[int, int], easiest: str
+    ) -> tuple[int, float]:
+        """The last number from the easier end on whose run meets the target, and its epsilon.
+
+        An error if not even the easiest does, with its epsilon and the noise that it needs.
+        """
+        target, noise = self.target, self.noise_multiplier
+
+        def look(number: int) -> float:
+            return target.epsilon_at(run(number), noise)
+
+        found = _last_that_meets(
+            look, target.epsilon, guess, min(ends), max(ends), rising=ends[0] < ends[1]
+        )
+        if found is not None:
+            return found
+        epsilon, needed = look(ends[0]), Planner(target).solve(run(ends[0]))
+        raise ValueError(
+            f"noise_multiplier = {noise!r} is too little for sampler {self.way}: "
+            f"{easiest} has epsilon {epsilon:.4g}, the target is {target.epsilon!r}; allow that "
             "epsilon"
             + (f", or take noise {needed.noise_multiplier!r}" if needed is not None else "")
         )
 
 
-def _boundary(
+def _last_that_meets(
     look: Callable[[int], float],
     target: float,
     guess: float,

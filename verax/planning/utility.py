@@ -28,7 +28,7 @@ from verax.samplers import Poisson
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from verax.planning.frontier import Plan
+    from verax.planning.planner import Plan
 
 FORMAT = 1
 _GRID = 2000  # means that are bet on
@@ -363,45 +363,3 @@ def best_plan(plans: Iterable[Plan], graph: UtilityGraph, within: float = 0.002)
         if choice.accuracy >= top - checks.nonnegative("within", within)
     ]
     return min(near, key=lambda choice: (choice.plan.work, -choice.accuracy))
-
-
-def figure(graph: UtilityGraph, path: str | Path, drop: float | None = None) -> Path:
-    """Accuracy fraction against sigma, a line and a band per clip norm, saved to ``path``."""
-    from verax.reporting.figures import OKABE_ITO, drawable, drawing
-
-    target = drawable(Path(path))
-    colours = [colour for name, colour in OKABE_ITO.items() if name != "black"]
-    with drawing(7.0, 4.2, target) as axes:
-        for i, line in enumerate(graph.lines):
-            sigma = [p.sigma for p in line.points]
-            label = f"C = {line.clip_norm:g} (clean {line.accuracy:.1%})"
-            colour = colours[i % len(colours)]
-            axes.plot(
-                sigma,
-                [p.fraction for p in line.points],
-                marker="o",
-                markersize=3,
-                color=colour,
-                label=label,
-            )
-            axes.fill_between(
-                sigma,
-                [p.low for p in line.points],
-                [p.high for p in line.points],
-                color=colour,
-                alpha=0.2,
-                linewidth=0,
-            )
-        if drop is not None:
-            axes.axhline(1.0 - drop, color=OKABE_ITO["grey"], linestyle="--", linewidth=1)
-        axes.set(
-            xlabel="sigma: noise on the weights / C",
-            ylabel="accuracy with noise / without",
-            xscale="log",
-        )
-        axes.set_title(
-            "Utility graph" + ("" if graph.public else ", made from PRIVATE data"), loc="left"
-        )
-        axes.legend(frameon=False)
-        axes.grid(alpha=0.25)
-    return target

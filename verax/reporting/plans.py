@@ -10,11 +10,12 @@ from typing import Any
 
 from verax.mechanism import Clipping
 from verax.planning import Change, Plan, undominated
-from verax.planning.closed_form import GrantedGuarantee
-from verax.planning.insight import closed_form
+from verax.planning.closed_form import closed_form
+from verax.planning.closed_form.theorems import GrantedGuarantee
+from verax.planning.utility import UtilityGraph
 from verax.privacy.guarantee import format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
-from verax.reporting.figures import OKABE_ITO, matplotlib, panels, plain_log_axis
+from verax.reporting.figures import OKABE_ITO, drawable, drawing, matplotlib, panels, plain_log_axis
 
 # Line styles of the samplers in a figure, in order, and their names.
 DASHES = {"-": "solid", "--": "dashed", ":": "dotted", "-.": "dash-dotted"}
@@ -236,3 +237,30 @@ def _spread_out(values: Sequence[int], most: int) -> set[int]:
     if len(values) <= most:
         return set(values)
     return {values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)}
+
+
+def utility_figure(graph: UtilityGraph, path: Path, drop: float | None = None) -> Path:
+    """Accuracy fraction against sigma, a line and a band per clip norm, saved to ``path``."""
+    colours = [colour for name, colour in OKABE_ITO.items() if name != "black"]
+    with drawing(7.0, 4.2, drawable(path)) as axes:
+        for i, line in enumerate(graph.lines):
+            sigma = [p.sigma for p in line.points]
+            label = f"C = {line.clip_norm:g} (clean {line.accuracy:.1%})"
+            colour = colours[i % len(colours)]
+            fraction = [p.fraction for p in line.points]
+            low, high = [p.low for p in line.points], [p.high for p in line.points]
+            axes.plot(sigma, fraction, marker="o", markersize=3, color=colour, label=label)
+            axes.fill_between(sigma, low, high, color=colour, alpha=0.2, linewidth=0)
+        if drop is not None:
+            axes.axhline(1.0 - drop, color=OKABE_ITO["grey"], linestyle="--", linewidth=1)
+        axes.set(
+            xlabel="sigma: noise on the weights / C",
+            ylabel="accuracy with noise / without",
+            xscale="log",
+        )
+        axes.set_title(
+            "Utility graph" + ("" if graph.public else ", made from PRIVATE data"), loc="left"
+        )
+        axes.legend(frameon=False)
+        axes.grid(alpha=0.25)
+    return path

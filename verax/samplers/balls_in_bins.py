@@ -67,7 +67,11 @@ class BallsInBins(Sampler):
 
     @classmethod
     def planned(cls, records: int, batch: int, epochs: int) -> Self:
-        return cls(batches_per_epoch(records, batch), epochs)
+        return cls.with_batches(batches_per_epoch(records, batch), epochs, records)
+
+    @classmethod
+    def with_batches(cls, batches: int, epochs: int, records: int) -> Self:
+        return cls(batches, epochs)
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
         """Draw an epoch at a time, in linear time: labels, then a counting sort."""

@@ -64,6 +64,15 @@ class Sampler(ABC):
         Raises ``ValueError`` where these three numbers do not describe a run of this sampler.
         """
 
+    @classmethod
+    def with_batches(cls, batches: int, epochs: int, records: int) -> Self:
+        """The sampler with ``batches`` rounds an epoch, of 1 / ``batches`` of the records each."""
+        return cls.planned(records, -(-records // batches), epochs)
+
+    def simplest(self) -> Sampler:
+        """The simplest sampler that draws by the same law; itself if none is simpler."""
+        return self
+
     @property
     def declared_population(self) -> int | None:
         """The number of records, where it is a public part of the description."""
@@ -122,7 +131,12 @@ class FixedBatches(Sampler):
     @classmethod
     def planned(cls, records: int, batch: int, epochs: int) -> Self:
         """As many batches as hold all records, none larger than ``batch``."""
-        return cls(batches=batches_per_epoch(records, batch), epochs=epochs)  # type: ignore[call-arg]
+        return cls.with_batches(batches_per_epoch(records, batch), epochs, records)
+
+    @classmethod
+    def with_batches(cls, batches: int, epochs: int, records: int) -> Self:
+        """So many batches of equal sizes, or of two sizes that differ by one."""
+        return cls(batches=batches, epochs=epochs)  # type: ignore[call-arg]
 
 
 def store_fields(sampler: object, **fields: Any) -> None:

@@ -81,7 +81,10 @@ class BufferedShuffle(FixedBatches):
     @classmethod
     def planned(cls, records: int, batch: int, epochs: int) -> Self:
         """As many batches as hold all records, and a buffer of a tenth of them."""
-        batches = batches_per_epoch(records, batch)
+        return cls.with_batches(batches_per_epoch(records, batch), epochs, records)
+
+    @classmethod
+    def with_batches(cls, batches: int, epochs: int, records: int) -> Self:
         return cls(batches, max(1, batches // 10), epochs)
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:

@@ -66,6 +66,10 @@ class Poisson(Sampler):
     def planned(cls, records: int, batch: int, epochs: int) -> Self:
         return cls(batch / records, rounds_for(records, batch, epochs))
 
+    @classmethod
+    def with_batches(cls, batches: int, epochs: int, records: int) -> Self:
+        return cls(1.0 / batches, batches * epochs)
+
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
         """Draw lazily, in time and memory of the batch (of the population above rate 1/2)."""
         return Batches(self, population, rng, self._round, passes=self.steps)

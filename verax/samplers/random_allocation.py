@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Self
 import numpy as np
 
 from verax import checks
+from verax.samplers.balls_in_bins import BallsInBins
 from verax.samplers.base import Indices, Sampler, batches_per_epoch, store_fields
 from verax.samplers.options import BatchCount, Epochs, Option
 from verax.samplers.registry import register
@@ -79,7 +80,15 @@ class RandomAllocation(Sampler):
     @classmethod
     def planned(cls, records: int, batch: int, epochs: int) -> Self:
         """One allocation for the whole run: every record joins exactly ``epochs`` of its rounds."""
-        return cls(epochs, epochs * batches_per_epoch(records, batch))
+        return cls.with_batches(batches_per_epoch(records, batch), epochs, records)
+
+    @classmethod
+    def with_batches(cls, batches: int, epochs: int, records: int) -> Self:
+        return cls(epochs, epochs * batches)
+
+    def simplest(self) -> Sampler:
+        """Balls in bins, where every record joins one round."""
+        return BallsInBins(self.steps, self.epochs) if self.times == 1 else self
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
         """Draw about ``steps / times`` rounds at a time: memory stays linear in the population."""

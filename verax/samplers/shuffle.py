@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 
-from verax.samplers.base import FixedBatches, require_record_each
+from verax.samplers.base import FixedBatches, Sampler, require_record_each
 from verax.samplers.options import BatchCount, Epochs
 from verax.samplers.registry import register
 from verax.samplers.sorting import balanced_edges, split_at, uniform_order
@@ -56,6 +56,10 @@ class Shuffle(FixedBatches):
         if self.epochs == 1:
             return "shuffled"
         return "shuffled each epoch" if self.reshuffle else "shuffled once"
+
+    def simplest(self) -> Sampler:
+        """The order drawn anew each epoch, where there is only one epoch."""
+        return replace(self, reshuffle=True) if self.epochs == 1 else self
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
         require_record_each(self.batches, population)

@@ -91,8 +91,15 @@ class TruncatedPoisson(Sampler):
     @classmethod
     def planned(cls, records: int, batch: int, epochs: int) -> Self:
         """Poisson rounds, with a largest batch that is practically never reached."""
-        rate, rounds = batch / records, rounds_for(records, batch, epochs)
-        return cls(rate, rounds, rarely_exceeded_size(records, rate, rounds), records)
+        return cls._rarely_truncated(batch / records, rounds_for(records, batch, epochs), records)
+
+    @classmethod
+    def with_batches(cls, batches: int, epochs: int, records: int) -> Self:
+        return cls._rarely_truncated(1.0 / batches, batches * epochs, records)
+
+    @classmethod
+    def _rarely_truncated(cls, rate: float, steps: int, records: int) -> Self:
+        return cls(rate, steps, rarely_exceeded_size(records, rate, steps), records)
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
         """Draw lazily, in time and memory of the batch (of the population above rate 1/2)."""

@@ -74,6 +74,10 @@ class WithoutReplacement(Sampler):
     def planned(cls, records: int, batch: int, epochs: int) -> Self:
         return cls(batch, records, rounds_for(records, batch, epochs))
 
+    @classmethod
+    def with_batches(cls, batches: int, epochs: int, records: int) -> Self:
+        return cls(-(-records // batches), records, batches * epochs)
+
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
         """Draw lazily: a batch below a twentieth of the population costs only its own size."""
         records = require_population(self.population, population)

@@ -26,7 +26,7 @@ from verax.planning import (
     undominated,
     within,
 )
-from verax.planning.accountant import upper_only
+from verax.planning.planner import upper_only
 from verax.privacy.guarantee import Bracket, Guarantee, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.tradeoff import from_brackets

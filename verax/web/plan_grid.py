@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from verax.planning.grid import spread, usual_batches
+from verax.planning.frontier import spread, usual_batches
 from verax.privacy.samplers.base import SamplerPricing, pricing
 from verax.samplers import registry
 

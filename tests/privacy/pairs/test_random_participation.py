@@ -24,6 +24,7 @@ from verax import (
     RandomParticipation,
 )
 from verax.federated.observers import BASELINES, baseline
+from verax.papers.random_participation.published import published
 from verax.privacy.pairs.hidden_participation import HiddenParticipationPair
 from verax.privacy.pairs.random_participation import (
     angled_attack,
@@ -32,7 +33,6 @@ from verax.privacy.pairs.random_participation import (
 )
 from verax.privacy.pairs.rounds import PricedRound
 from verax.privacy.pld.composition import Composition
-from verax.reproduce.paper_003_formula import published
 
 CASES = [(0.001, 0.1, 30), (0.1, 0.001, 1000)]  # the two of the paper's section 6
 

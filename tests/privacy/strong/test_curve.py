@@ -29,12 +29,12 @@ from verax import (
     WithoutReplacement,
 )
 from verax.mechanism import Phases
+from verax.papers.shuffling_and_batch_clipping import model as paper_000_model
 from verax.privacy.curves.gaussian import gaussian_delta, gaussian_epsilon
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.numerics.roots import CROSSING_TOLERANCE
 from verax.privacy.samplers.base import ProtectedGroup, neighbour_shift, pricing_of
 from verax.privacy.strong.curve import StrongCurve, strong_analysis, strong_tradeoff
-from verax.reproduce import paper_000_model
 
 DELTA = 1e-5
 CLIPPINGS = [Individual(), Batch(), Mixed(groups=3)]
@@ -461,7 +461,7 @@ def test_a_curve_from_the_printed_occupancy_law_promises_too_much():
     """Lemma F.4 for ten batches of eight and g = 4, sigma = 1: f(.05) = .462 from the printed pmf,
     .415 in truth.
     """
-    from verax.reproduce.paper_000 import printed_occupancy
+    from verax.papers.shuffling_and_batch_clipping.errata import printed_occupancy
 
     wrong = StrongCurve(lambda _: printed_occupancy(10, 4))
     run = Mechanism(Shuffle(batches=10), 2.0, Batch())

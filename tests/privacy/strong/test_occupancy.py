@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from verax.papers.shuffling_and_batch_clipping import model as paper_000_model
 from verax.privacy.numerics.distributions import binomial_pmf, hypergeometric_pmf
 from verax.privacy.strong import occupancy
-from verax.reproduce import paper_000_model
 from verax.samplers import BallsInBins, Poisson, Shuffle, WithoutReplacement
 
 

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
+from verax.papers.shuffling_and_batch_clipping import model as paper_000_model
 from verax.privacy.curves.gaussian import gaussian_delta
 from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.pld.composition import LOWER, UPPER
 from verax.privacy.strong import random_mu
-from verax.reproduce import paper_000_model
 
 ATOMS = [0.0, 1.0, 4.0, 9.0]
 CHANCES = [0.4, 0.3, 0.2, 0.1]
