@@ -30,7 +30,7 @@ from verax.training.checks.trial_runs import (
 )
 from verax.training.data.containers import has_column
 from verax.training.data.microbatch import by_records, part
-from verax.training.gradients.layer_rules import trainable
+from verax.training.gradients.factors import trainable
 from verax.training.gradients.mlp import keeps_apart
 from verax.training.performance.channels_last import bearing_channels_last
 

@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from verax.training.checks.snapshot import Snapshot
 from verax.training.data.containers import Column
 from verax.training.data.microbatch import has_entries
-from verax.training.gradients.factors import HALF
-from verax.training.gradients.layer_rules import trainable
+from verax.training.gradients.factors import HALF, trainable
 from verax.training.seeds import seeded
 
 Losses = Callable[[nn.Module, Any], Tensor]

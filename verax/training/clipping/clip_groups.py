@@ -214,12 +214,12 @@ def _group_gradient(
 ) -> Clippable:
     match factor:
         case ConvolutionGradients():
-            return factor.of(shares @ factor.rows)
+            return factor.with_rows(shares @ factor.rows)
         case OuterProduct() if _unformed(parameter, sizes):
             return _Means(factor, sizes, shares)
         case UnfoldedConvolution():
             rows = _products(factor.x, factor.g, sizes).flatten(1)
-            return ConvolutionGradients(rows, row_norms(rows), factor.lying, factor.order)
+            return ConvolutionGradients(rows, row_norms(rows), factor.product_shape, factor.order)
         case OuterProduct():
             return Explicit(_products(factor.g.gradients, factor.x, sizes))
         case OuterProductSum():

@@ -27,7 +27,7 @@ from verax.training.checks.trial_runs import (
     run_without_randomness,
 )
 from verax.training.data.microbatch import has_entries, part
-from verax.training.gradients.layer_rules import trainable
+from verax.training.gradients.factors import trainable
 
 # Records of a piece at least, whatever the model.
 _FEWEST = 32

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.modules import module as module_hooks
 
 from verax.training.gradients.factors import AnyFactor
-from verax.training.gradients.layer_rules import affine
+from verax.training.gradients.layer_rules.linear import affine
 
 Activation = tuple[
     Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-import verax.training.gradients.attention_rules  # noqa: F401  registers attention and recurrent layers
 from verax.training.checks.independence import (
     IndependenceCheck,
     gradients_of,
@@ -41,9 +40,10 @@ from verax.training.gradients.factors import (
     merge_uses,
     record_count,
     single_precision,
+    trainable,
 )
-from verax.training.gradients.hooks import LayerCall, Layers, watching
-from verax.training.gradients.layer_rules import trainable
+from verax.training.gradients.hooks import Layers, watching
+from verax.training.gradients.layer_rules.base import LayerCall
 from verax.training.gradients.mlp import ChainPass, NotAChain, linear_chain
 from verax.training.performance.channels_last import ChannelsLast
 
@@ -231,7 +231,7 @@ class PerExampleGradients:
     def _watched(self, layers: Layers, batch: Any, records: int) -> tuple[list[LayerCall], Tensor]:
         with torch.enable_grad(), watching(layers, self._copies) as tape:
             losses = loss_per_record(self.losses(self.model, batch), records)
-        return tape.uses, losses
+        return tape.calls, losses
 
     def _tried(
         self, layers: Layers, batch: Any, records: int
@@ -282,7 +282,7 @@ class PerExampleGradients:
             dim = self._dims.get(use.module)
             if dim is None:
                 raise _NotYet
-            for parameter, factor in use.finish(whole, dim if dim >= 0 else -records):
+            for parameter, factor in use.backward(whole, dim if dim >= 0 else -records):
                 if record_count(factor) != records:
                     return None
                 found.setdefault(parameter, []).append(factor)
