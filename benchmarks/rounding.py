@@ -12,7 +12,7 @@ from training import MODELS, data
 
 from verax import Individual
 from verax.training.clipping.clipper import Clipper
-from verax.training.clipping.flat_buffer import Flat
+from verax.training.clipping.flat_buffer import FlatBuffer
 from verax.training.gradients.factors import ROOM
 from verax.training.gradients.loss import PerRecord
 
@@ -26,7 +26,7 @@ def moved(name: str, records: int) -> float:
     clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), Individual(NORM))
 
     def total(start: int, end: int) -> torch.Tensor:
-        into = Flat(model.parameters())
+        into = FlatBuffer(model.parameters())
         clipper.add((x[start:end], y[start:end]), end - start, into)
         return into.buffer.double()
 

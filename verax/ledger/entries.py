@@ -61,7 +61,7 @@ class LedgerError(ValueError):
         super().__init__(visible(message))  # file names and contents are others' words
 
 
-class DamagedLedger(LedgerError):  # noqa: N818 - public name, says what is wrong
+class DamagedLedger(LedgerError):
     """The file is not what a ledger wrote: names the file, the line, and what is wrong with it."""
 
 

@@ -52,11 +52,11 @@ __all__ = [
 Path = str | os.PathLike[str]
 
 
-class LeftMechanism(LedgerError):  # noqa: N818 - public name, says what happened
+class LeftMechanism(LedgerError):
     """The run did something its mechanism does not describe. The round was not released."""
 
 
-class RunOver(LedgerError):  # noqa: N818 - public name, says what is wrong
+class RunOver(LedgerError):
     """The run was finished or stopped, and nothing can be added to it."""
 
 

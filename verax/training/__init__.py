@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from verax.ledger.ledger import Ledger, LedgerBusy, LeftMechanism, RunOver
     from verax.ledger.run import Run
     from verax.training.checks.independence import MixedRecords
-    from verax.training.clipping.clipper import LocalSteps
+    from verax.training.clipping.local_update import LocalSteps
     from verax.training.diagnostics import PublicLog
     from verax.training.distributed import LostProcess
-    from verax.training.loop import Fitted, Interrupted, fit
+    from verax.training.fitting import Fitted, Interrupted, fit
     from verax.training.trainer import PrivateTrainer
 
 _HOME = {
-    "Fitted": "training.loop",
-    "Interrupted": "training.loop",
-    "LocalSteps": "training.clipping.clipper",
+    "Fitted": "training.fitting",
+    "Interrupted": "training.fitting",
+    "LocalSteps": "training.clipping.local_update",
     "LostProcess": "training.distributed",
-    "fit": "training.loop",
+    "fit": "training.fitting",
     "MixedRecords": "training.checks.independence",
     "PrivateTrainer": "training.trainer",
     "PublicLog": "training.diagnostics",

@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed  # noqa: E402
 from verax.training import LocalSteps, PrivateTrainer  # noqa: E402
-from verax.training.clipping.clipper import Clipper, MeanGradient  # noqa: E402
-from verax.training.clipping.flat_buffer import Flat  # noqa: E402
+from verax.training.clipping.clipper import Clipper  # noqa: E402
+from verax.training.clipping.flat_buffer import FlatBuffer  # noqa: E402
+from verax.training.clipping.local_update import MeanGradient  # noqa: E402
 from verax.training.gradients.loss import PerRecord  # noqa: E402
 
 torch.set_num_threads(1)
@@ -290,7 +291,7 @@ def test_a_counter_counts_rounds_whatever_the_batch(clipping, records):
     """Not pieces, records or clip-groups: their number is a secret."""
     model = Anneals()
     clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), clipping, micro_batch=4)
-    into = Flat(list(model.parameters()))
+    into = FlatBuffer(list(model.parameters()))
     sizes = [3, records - 3] if records > 3 else [records]
     for number in range(1, 6):
         into.buffer.zero_()

@@ -14,7 +14,7 @@ from torch.nn import functional  # noqa: E402
 
 from verax import Batch  # noqa: E402
 from verax.training.clipping.clipper import Clipper  # noqa: E402
-from verax.training.clipping.flat_buffer import Flat  # noqa: E402
+from verax.training.clipping.flat_buffer import FlatBuffer  # noqa: E402
 from verax.training.data.microbatch_size import MicroBatchSize  # noqa: E402
 from verax.training.gradients.loss import PerRecord  # noqa: E402
 
@@ -147,7 +147,7 @@ def data(records=RECORDS):
 
 
 def clipped(model, x, y, **options):
-    into = Flat(model.parameters())
+    into = FlatBuffer(model.parameters())
     Clipper(model, PerRecord(nn.CrossEntropyLoss()), Batch(1e3), **options).add(
         (x, y), len(x), into
     )

@@ -12,7 +12,7 @@ from torch.nn import functional  # noqa: E402
 from verax import Batch, Individual, Mixed  # noqa: E402
 from verax.training.checks.trial_runs import loss_per_record  # noqa: E402
 from verax.training.clipping.clipper import Clipper  # noqa: E402
-from verax.training.clipping.flat_buffer import Flat  # noqa: E402
+from verax.training.clipping.flat_buffer import FlatBuffer  # noqa: E402
 from verax.training.gradients.per_example import PerExampleGradients  # noqa: E402
 
 RECORDS = 5
@@ -448,9 +448,9 @@ def test_clip_groups_of_images_do_too(last):
         (torch.randn(6, 2, 7, 7), torch.zeros(6, dtype=torch.int64)),
         list(model.parameters()),
     )
-    clipper, into = Clipper(model, losses, Batch(1e6)), Flat(parameters)
+    clipper, into = Clipper(model, losses, Batch(1e6)), FlatBuffer(parameters)
     clipper.add(batch, 6, into)
-    assert clipper._records.channels._borne is last
+    assert clipper._gradients.channels._borne is last
     exact = torch.autograd.grad(losses(model, batch).mean(), parameters)
     torch.testing.assert_close(
         into.buffer, torch.cat([g.flatten() for g in exact]), rtol=1e-4, atol=1e-6
@@ -678,7 +678,7 @@ def test_group_norms_before_the_first_trained_layer(clipping, first, keyword):
             return self.head(torch.relu(self.conv(x)).mean(dim=(2, 3)))
 
     model, batch = Model(), (torch.randn(12, 3, 8, 8), torch.randint(0, 3, (12,)))
-    into = Flat([p for p in model.parameters() if p.requires_grad])
+    into = FlatBuffer([p for p in model.parameters() if p.requires_grad])
     Clipper(model, losses, clipping).add(
         batch, 12, into, [6, 6] if isinstance(clipping, Mixed) else None
     )
@@ -780,8 +780,8 @@ def test_models_with_spectral_norms_are_vectorised(normed):
     clipper = Clipper(model, losses, Individual(1.0))
     for _ in range(2):
         batch = torch.randn(RECORDS, 3), torch.zeros(RECORDS, dtype=torch.long)
-        clipper.add(batch, RECORDS, Flat(model.parameters()))
-    assert not clipper._records._loop
+        clipper.add(batch, RECORDS, FlatBuffer(model.parameters()))
+    assert not clipper._gradients._loop
 
 
 def test_one_looks_again_with_few_records():

@@ -55,7 +55,7 @@ Gradient = list[Tensor]
 """One tensor per trainable parameter; empty if the loss has no gradient."""
 
 
-class MixedRecords(ValueError):  # noqa: N818  it says what is wrong
+class MixedRecords(ValueError):
     """One record's loss depends on other records: per-record clipping would protect nobody."""
 
 

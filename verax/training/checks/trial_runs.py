@@ -90,15 +90,15 @@ def run_repeatably(model: nn.Module, work: Callable[[], Result], seed: int = 0) 
     """The result of the work under a fixed seed, without gradients; generators and buffers stay."""
     before = Snapshot(model)
     # The model may draw from the global generators.
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    python, numpy = random.getstate(), np.random.get_state()
     with torch.no_grad(), seeded(model, seed), without_shortcuts():
         try:
             random.seed(seed)
-            np.random.seed(seed)  # noqa: NPY002
+            np.random.seed(seed)
             return work()
         finally:
             random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
+            np.random.set_state(numpy)
             before.restore()
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from verax.training.checks.trial_runs import Losses, loss_per_record, rounding_tolerance
-from verax.training.clipping.flat_buffer import same
+from verax.training.clipping.flat_buffer import same_parameters
 from verax.training.data.microbatch import runs
 from verax.training.gradients.factors import (
     PIECE,
@@ -35,7 +35,7 @@ from verax.training.gradients.factors import (
     row_norms,
     single_precision,
 )
-from verax.training.gradients.mlp import ChainPass, NotAChain
+from verax.training.gradients.mlp import ChainPass, NotAChainError
 
 _TOGETHER = 2**20  # numbers of the gradients that are held at once, unless one alone has more
 _MOST = 256  # gradients that are held at once, however small
@@ -69,11 +69,11 @@ class GroupMeans:
         passed = ChainPass(layers, records, closed=True)
         try:
             g = closed(passed, batch)
-        except NotAChain:
+        except NotAChainError:
             g = None
         if g is None:
             return None
-        if self._rows is None or not same(parameters, self._rows.parameters):
+        if self._rows is None or not same_parameters(parameters, self._rows.parameters):
             self._rows = _Rows(parameters)
         key = *layers, *parameters
         if key not in self._checked:

@@ -27,7 +27,7 @@ from torch.utils.data import (
 
 from verax.mechanism import Batch, Clipping, Mixed
 from verax.samplers import Sampler
-from verax.training.data.collate import CollateCheck
+from verax.training.checks.collate import CollateCheck
 from verax.training.data.containers import Fields, from_array, map_leaves
 from verax.training.data.loaders import refuse_other_batches, warn_unused
 from verax.training.data.microbatch import part
@@ -103,7 +103,7 @@ class Data:
         self._make: Collate = self._fetch
         self._empty: Any = None
         self._workers: Workers | None = None
-        self.watched: CollateCheck | None = None
+        self.collate_check: CollateCheck | None = None
         # The very type: subclasses may change what they return.
         if type(source) is TensorDataset and not self._own_collate:
             source, by_record = source.tensors, False
@@ -133,9 +133,9 @@ class Data:
     def watch(self, in_order: bool) -> None:
         """Check whatever sees several records and is not known to keep them apart."""
         if self._whole is None and self._at_once:
-            self._make = self.watched = CollateCheck(self._make, in_order, self._fetch)
+            self._make = self.collate_check = CollateCheck(self._make, in_order, self._fetch)
         elif self._own_collate:
-            self._collate = self.watched = CollateCheck(self._collate, in_order)
+            self._collate = self.collate_check = CollateCheck(self._collate, in_order)
 
     def take(self, indices: NDArray[np.int64], number: int = 0, mine: Chosen = None) -> Any:
         """The records with these indices, collated; an empty batch has the same structure."""

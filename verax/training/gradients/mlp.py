@@ -36,7 +36,7 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
 _PATCHED = frozenset({"forward", "_conv_forward"})
 
 
-class NotAChain(Exception):  # noqa: N818  control flow
+class NotAChainError(Exception):
     """The loss used the model in another way than calling it once on a tensor of records."""
 
 
@@ -141,7 +141,7 @@ class ChainPass:
             or inputs[0].dim() < 2
             or inputs[0].shape[0] != self._records
         ):
-            raise NotAChain
+            raise NotAChainError
         if torch.is_grad_enabled():
             with torch.no_grad():
                 value = self._through(inputs[0].detach())

@@ -44,7 +44,7 @@ from verax.training.gradients.factors import (
 )
 from verax.training.gradients.hooks import Layers, watching
 from verax.training.gradients.layer_rules.base import LayerCall
-from verax.training.gradients.mlp import ChainPass, NotAChain, linear_chain
+from verax.training.gradients.mlp import ChainPass, NotAChainError, linear_chain
 from verax.training.performance.channels_last import ChannelsLast
 
 FoundGradients = dict[nn.Parameter, AnyFactor]
@@ -56,11 +56,11 @@ _FEWEST = 32  # records worked on at once, whatever the model
 _FIT = 12.0 * 2**20  # bytes that those worked on at once may leave behind
 
 
-class _DoesNotApply(RuntimeError):  # noqa: N818  control flow
+class _RulesDoNotApplyError(RuntimeError):
     """The rules do not fit what the model does."""
 
 
-class _NotYet(Exception):  # noqa: N818  control flow
+class _UnknownDimensionError(Exception):
     """A layer has a gradient, and where its records are is not known so far."""
 
 
@@ -124,7 +124,7 @@ class PerExampleGradients:
                 if found is None and not self._copies:
                     self._copies = True
                     found = self._laid_out(layers, batch, records)
-            except _NotYet:
+            except _UnknownDimensionError:
                 return self._by_func(batch, records)
             if found is not None:
                 return found
@@ -167,7 +167,7 @@ class PerExampleGradients:
                     return None
                 if agrees:
                     self._checked.add(key)
-        except NotAChain:
+        except NotAChainError:
             return None
         except (AttributeError, TypeError, RuntimeError):
             if checked:
@@ -189,7 +189,7 @@ class PerExampleGradients:
         with torch.enable_grad():
             losses = loss_per_record(self.losses(cast(nn.Module, passed), batch), records)
         if passed.output is None or not losses.requires_grad:
-            raise NotAChain
+            raise NotAChainError
         return passed, torch.autograd.grad(losses, passed.output, torch.ones_like(losses))[0]
 
     # --- by rules ---------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class PerExampleGradients:
             return self.channels.tried(
                 self.model, batch, lambda laid: self._by_rules(layers, laid, records)
             )
-        except _DoesNotApply:
+        except _RulesDoNotApplyError:
             return None
 
     def _by_rules(self, layers: Layers, batch: Any, records: int) -> FoundGradients | None:
@@ -211,7 +211,7 @@ class PerExampleGradients:
         if shape in self._checked:
             try:
                 return self._of_uses(uses, losses, records)
-            except _NotYet:
+            except _UnknownDimensionError:
                 self._checked.discard(shape)
                 raise
         del uses, losses
@@ -244,7 +244,7 @@ class PerExampleGradients:
                 layers.trained, factors, losses, records
             )
         except RuntimeError as error:
-            raise _DoesNotApply from error
+            raise _RulesDoNotApplyError from error
 
     def _of_uses(
         self, uses: Sequence[LayerCall], losses: Tensor, records: int, new: bool = False
@@ -281,7 +281,7 @@ class PerExampleGradients:
             whole = [torch.zeros_like(like) if g is None else g for g in mine]
             dim = self._dims.get(use.module)
             if dim is None:
-                raise _NotYet
+                raise _UnknownDimensionError
             for parameter, factor in use.backward(whole, dim if dim >= 0 else -records):
                 if record_count(factor) != records:
                     return None

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate  # noq
 
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed, Shuffle  # noqa: E402
 from verax.training import MixedRecords, PrivateTrainer  # noqa: E402
-from verax.training.data.collate import _FEW, CollateCheck  # noqa: E402
+from verax.training.checks.collate import _FEW, CollateCheck  # noqa: E402
 from verax.training.gradients.loss import PerRecord  # noqa: E402
 
 torch.set_num_threads(1)

@@ -21,9 +21,10 @@ from verax.ledger.run import at_most
 from verax.mechanism import Mechanism
 from verax.privacy.guarantee import Guarantee, shown
 from verax.privacy.pld.composition import UPPER
-from verax.training.checkpoint import refuse_shared
+from verax.training.checkpoint_file import refuse_shared
 from verax.training.checks.validators import refuse_factories
-from verax.training.clipping.clipper import MICRO_BATCH, Inner
+from verax.training.clipping.clipper import MICRO_BATCH
+from verax.training.clipping.local_update import Inner
 from verax.training.data.stream import Collate
 from verax.training.diagnostics import PublicLog
 from verax.training.gradients.loss import Criterion
