@@ -13,8 +13,8 @@ from training import MODELS, data
 from verax import Individual
 from verax.training.clipping.clipper import Clipper
 from verax.training.clipping.flat_buffer import FlatBuffer
-from verax.training.gradients.factors import ROOM
-from verax.training.gradients.loss import PerRecord
+from verax.training.gradients.loss import PerExampleLoss
+from verax.training.gradients.norms import ROOM
 
 NORM = 1e-3  # every gradient is clipped
 
@@ -23,7 +23,7 @@ def moved(name: str, records: int) -> float:
     """The change beyond the record's own part, in clip norms: the largest of some numbers of records taken away."""
     torch.manual_seed(0)
     model, (x, y) = MODELS[name][0](), data(name, records)
-    clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), Individual(NORM))
+    clipper = Clipper(model, PerExampleLoss(nn.CrossEntropyLoss()), Individual(NORM))
 
     def total(start: int, end: int) -> torch.Tensor:
         into = FlatBuffer(model.parameters())

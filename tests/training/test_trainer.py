@@ -28,7 +28,7 @@ from verax.ledger.run import NOT_PRIVATE  # noqa: E402
 from verax.training import LeftMechanism, LocalSteps, PrivateTrainer  # noqa: E402
 from verax.training.clipping.clipper import Clipper  # noqa: E402
 from verax.training.clipping.flat_buffer import FlatBuffer  # noqa: E402
-from verax.training.gradients.loss import PerRecord  # noqa: E402
+from verax.training.gradients.loss import PerExampleLoss  # noqa: E402
 
 torch.set_num_threads(1)
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
@@ -150,8 +150,8 @@ def test_the_reduction_of_the_loss_makes_no_difference(reduction):
 def test_token_losses_are_averaged_or_added_up_within_a_record():
     out, goal = torch.randn(4, 3, 5), torch.randint(0, 3, (4, 5))
     model = nn.Identity()
-    mean = PerRecord(nn.CrossEntropyLoss())(model, (out, goal))
-    total = PerRecord(nn.CrossEntropyLoss(reduction="sum"))(model, (out, goal))
+    mean = PerExampleLoss(nn.CrossEntropyLoss())(model, (out, goal))
+    total = PerExampleLoss(nn.CrossEntropyLoss(reduction="sum"))(model, (out, goal))
     torch.testing.assert_close(
         mean, functional.cross_entropy(out, goal, reduction="none").mean(dim=1)
     )
@@ -385,7 +385,7 @@ def test_bad_input_is_refused_in_words(tmp_path):
             inner=LocalSteps(torch.optim.Adam),
         )
     with pytest.raises(ValueError, match="inner is for"):
-        Clipper(model, PerRecord(LOSS), Individual(), LocalSteps(torch.optim.Adam))
+        Clipper(model, PerExampleLoss(LOSS), Individual(), LocalSteps(torch.optim.Adam))
 
     class Stream(IterableDataset):
         def __iter__(self):

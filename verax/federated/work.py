@@ -18,7 +18,7 @@ from verax.training.clipping.flat_buffer import FlatBuffer
 from verax.training.clipping.local_update import Inner
 from verax.training.data.dataset import Data
 from verax.training.data.microbatch import part, runs
-from verax.training.gradients.loss import Criterion, PerRecord
+from verax.training.gradients.loss import Criterion, PerExampleLoss
 from verax.training.seeds import Draws
 
 
@@ -81,7 +81,7 @@ class Worker:
             parameter.data = piece.view_as(parameter)
         # Clip-groups are clients: many of them can go through one pass.
         clipping: Clipping = Mixed(plan.clip_norm) if plan.unit == "client" else plan.clipping
-        self._clipper = Clipper(model, PerRecord(loss), clipping, inner, micro_batch, draws)
+        self._clipper = Clipper(model, PerExampleLoss(loss), clipping, inner, micro_batch, draws)
         self._micro_batch = micro_batch
         self._flat = FlatBuffer(parameters)
 

@@ -22,7 +22,6 @@ import verax
 from verax import checks
 from verax.durable import append, refuse_device, sync_directory
 from verax.ledger.entries import (
-    DamagedLedger,
     Event,
     Header,
     LedgerError,
@@ -36,18 +35,6 @@ from verax.ledger.entries import (
 from verax.ledger.file import LedgerBusy, LedgerFile, complete, is_unused, locked
 from verax.ledger.run import Run
 from verax.mechanism import UNITS, Mechanism, Phases
-
-__all__ = [
-    "DamagedLedger",
-    "Ledger",
-    "LedgerBusy",
-    "LedgerError",
-    "LeftMechanism",
-    "Run",
-    "RunOver",
-    "locked",
-    "read",
-]
 
 Path = str | os.PathLike[str]
 

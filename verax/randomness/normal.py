@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from verax.randomness.exact import Spot, Uniform, below_curve, nearest
 from verax.randomness.keystream import Keystream, Secret, Words, derive
-from verax.randomness.loops import PLACE, Buffer, fastest
+from verax.randomness.loops import PLACE, Buffer, fastest_loops
 from verax.randomness.tables import PLACE_BITS, Floats, tables
 
 Numbers = NDArray[np.int64]
@@ -135,7 +135,7 @@ class Normals(Secret):
             Keystream(derive(key, "more")),
         )
         self._leftover = Leftover(derive(key, "leftover"), candidate)
-        self._tables, self._loops = tables(), fastest(BLOCK)
+        self._tables, self._loops = tables(), fastest_loops(BLOCK)
         self._bits, self._x = np.empty(BLOCK, dtype=np.uint64), np.empty(BLOCK)
         # which of the draws come from the leftover
         self._late: Numbers = np.empty(0, dtype=np.int64)

@@ -8,9 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from verax.ledger.entries import DamagedLedger, LedgerError
-    from verax.ledger.ledger import Ledger, LedgerBusy, LeftMechanism, RunOver
-    from verax.ledger.run import Run
+    from verax.ledger import (
+        DamagedLedger,
+        Ledger,
+        LedgerBusy,
+        LedgerError,
+        LeftMechanism,
+        Run,
+        RunOver,
+    )
     from verax.training.checks.independence import MixedRecords
     from verax.training.clipping.local_update import LocalSteps
     from verax.training.diagnostics import PublicLog

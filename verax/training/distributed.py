@@ -70,7 +70,7 @@ class Processes:
     def share(self, value: Any) -> Any:
         """The first process's value, in all of them."""
         held = [value if self.first else None]
-        with self._noticing_loss():
+        with self._detect_lost_process():
             dist.broadcast_object_list(held, group_src=0, group=self._group, device=self._device)
         return held[0]
 
@@ -104,7 +104,7 @@ class Processes:
 
     def _share_failure(self, mine: Exception | None) -> None:
         """Raise a departure in all processes, and the text of an error where it did not happen."""
-        with self._noticing_loss():
+        with self._detect_lost_process():
             failed = torch.tensor([int(mine is not None)], device=self._device)
             dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._group)
             if not failed.item():
@@ -122,12 +122,12 @@ class Processes:
 
     def reduce_to_first(self, buffer: Tensor) -> None:
         """Add the buffers of all processes in the first one's."""
-        with self._noticing_loss():
+        with self._detect_lost_process():
             dist.reduce(buffer, group_dst=0, group=self._group)
 
     def broadcast(self, buffer: Tensor) -> None:
         """Copy the first process's buffer to all."""
-        with self._noticing_loss():
+        with self._detect_lost_process():
             dist.broadcast(buffer, group_src=0, group=self._group)
 
     def broadcast_all(self, tensors: Iterable[Tensor]) -> None:
@@ -139,7 +139,7 @@ class Processes:
                 tensor.copy_(copied)
 
     @contextmanager
-    def _noticing_loss(self) -> Iterator[None]:
+    def _detect_lost_process(self) -> Iterator[None]:
         """Raise ``LostProcess`` for a connection that breaks or times out."""
         try:
             yield

@@ -168,7 +168,7 @@ def fit(
         insecure_seed=insecure_seed,
     )
     try:
-        with _bar(len(mechanism.sampler), progress and trainer.first) as show:
+        with _progress_bar(len(mechanism.sampler), progress and trainer.first) as show:
             for batch in trainer.batches(dataset, collate_fn):
                 trainer.step(batch, loss)
                 if log is not None and trainer.first:
@@ -186,7 +186,7 @@ def fit(
 
 
 @contextmanager
-def _bar(rounds: int, wanted: bool) -> Iterator[Callable[[PrivateTrainer, float], None]]:
+def _progress_bar(rounds: int, wanted: bool) -> Iterator[Callable[[PrivateTrainer, float], None]]:
     console = Console(stderr=True)
     if not wanted or not console.is_terminal:
         yield lambda trainer, delta: None

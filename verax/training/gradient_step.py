@@ -13,7 +13,7 @@ from verax.training.clipping.local_update import Inner
 from verax.training.data.round import DrawnBatch
 from verax.training.diagnostics import Diagnostics
 from verax.training.distributed import LeavingMechanismError, add_share
-from verax.training.gradients.loss import Criterion, PerRecord, same_loss
+from verax.training.gradients.loss import Criterion, PerExampleLoss, same_loss
 from verax.training.seeds import Draws
 from verax.training.step_guard import StepGuard
 
@@ -97,7 +97,7 @@ class GradientStep:
     def clipper(self, loss: Criterion) -> Clipper:
         """The clipper of this loss, made anew if the loss is another one than before."""
         if self._clipper is None or not same_loss(self._clipper[0], loss):
-            losses, clipping = PerRecord(loss), self._run.mechanism.clipping
+            losses, clipping = PerExampleLoss(loss), self._run.mechanism.clipping
             made = Clipper(
                 self._model, losses, clipping, self._inner, self._micro_batch, self._draws
             )

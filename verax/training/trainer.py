@@ -160,10 +160,10 @@ class PrivateTrainer:
             collate_fn: for data sets that give records by number, from a list of records to a
                 batch; it must treat each record by itself.
         """
-        with self._caller.taken("batches"):
+        with self._caller.hold("batches"):
             rounds = self._begin(dataset, collate_fn)
         while True:
-            with self._caller.taken("batches"):
+            with self._caller.hold("batches"):
                 self._save_if_due(rounds)
                 batch = self._next_batch(rounds)
             if batch is None:
@@ -243,7 +243,7 @@ class PrivateTrainer:
 
     def step(self, batch: DrawnBatch, loss: Criterion) -> None:
         """Clip, add up, record, add noise, and let the optimizer step; also for an empty batch."""
-        with self._caller.taken("step"):
+        with self._caller.hold("step"):
             if self._stopped is not None:
                 raise self._stopped
             try:
@@ -369,7 +369,7 @@ class PrivateTrainer:
         which batch. (The noise is not in it, unless it came from a seed.) After the last round no
         secret is left in it. Of several processes the first one writes it.
         """
-        with self._caller.taken("save"):
+        with self._caller.hold("save"):
             self._save(path)
 
     def _save(self, path: str | os.PathLike[str]) -> None:
@@ -383,7 +383,7 @@ class PrivateTrainer:
         seeded run, which is not private, repeats itself.) Of several processes, all call this and
         the first one reads the file.
         """
-        with self._caller.taken("load"):
+        with self._caller.hold("load"):
             data = self._open_data(dataset, None)
             rounds = self._rounds or self._round_source(data)
             rounds.data = data

@@ -15,8 +15,8 @@ from verax import Batch, Deterministic, Individual, Mechanism, Mixed, Poisson  #
 from verax.training import LocalSteps, PrivateTrainer, fit  # noqa: E402
 from verax.training.clipping.clipper import Clipper  # noqa: E402
 from verax.training.clipping.flat_buffer import FlatBuffer  # noqa: E402
-from verax.training.gradients.factors import ROOM  # noqa: E402
-from verax.training.gradients.loss import PerRecord  # noqa: E402
+from verax.training.gradients.loss import PerExampleLoss  # noqa: E402
+from verax.training.gradients.norms import ROOM  # noqa: E402
 
 torch.set_num_threads(1)
 RECORDS = 40
@@ -93,7 +93,7 @@ def test_the_clipped_sum_equals_a_loop_to_1e_5(name, clipping, norm):
     sizes = {Individual: [1] * RECORDS, Batch: [RECORDS], Mixed: [7, 1, 12, 20]}[clipping]
     into = FlatBuffer(model.parameters())
     kind, groups = (Mixed(norm, 4), sizes) if clipping is Mixed else (clipping(norm), None)
-    Clipper(model, PerRecord(nn.CrossEntropyLoss()), kind).add((x, y), RECORDS, into, groups)
+    Clipper(model, PerExampleLoss(nn.CrossEntropyLoss()), kind).add((x, y), RECORDS, into, groups)
     want = by_loop(model, x, y, sizes, norm)
     assert float((into.buffer.double() - want).norm()) <= 1e-5 * float(want.norm())
     if norm == 1e-3 and clipping is Batch:
@@ -123,7 +123,7 @@ def test_no_more_records_go_together_than_was_asked_for(clipping, most):
         model.seen.clear()
         into = FlatBuffer(model.parameters())
         clipper = Clipper(
-            model, PerRecord(nn.CrossEntropyLoss()), clipping, micro_batch=micro_batch
+            model, PerExampleLoss(nn.CrossEntropyLoss()), clipping, micro_batch=micro_batch
         )
         clipper.add((x, y), RECORDS, into, [15, 25] if isinstance(clipping, Mixed) else None)
         sums.append(into.buffer)
@@ -139,7 +139,7 @@ def test_clip_groups_that_mix_their_records_stay_whole():
     )
     x, y = torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,))
     into = FlatBuffer(model.parameters())
-    Clipper(model, PerRecord(nn.CrossEntropyLoss()), Batch(0.1), micro_batch=8).add(
+    Clipper(model, PerExampleLoss(nn.CrossEntropyLoss()), Batch(0.1), micro_batch=8).add(
         (x, y), RECORDS, into
     )
     want = by_loop(model, x, y, [RECORDS], 0.1)
@@ -161,7 +161,7 @@ def test_batch_norm_of_a_single_record_adds_nothing_and_goes_on(clipping):
         trainer.step(batch, nn.CrossEntropyLoss())
     assert {0, 1, 2} <= sizes
     into = FlatBuffer(model.parameters())
-    losses = PerRecord(nn.CrossEntropyLoss())
+    losses = PerExampleLoss(nn.CrossEntropyLoss())
     Clipper(model, losses, clipping).add((data[0][:1], data[1][:1]), 1, into, [1])
     assert not bool(into.buffer.any())
 
@@ -202,7 +202,7 @@ def test_clip_groups_that_cannot_be_cut_stay_whole(more, loss):
     model, sums = Counting(), []
     for micro_batch in (8, RECORDS):
         into = FlatBuffer(model.parameters())
-        losses = PerRecord(lambda m, b: loss(m(b["x"]), b))
+        losses = PerExampleLoss(lambda m, b: loss(m(b["x"]), b))
         Clipper(model, losses, Batch(0.1), micro_batch=micro_batch).add(batch, RECORDS, into)
         sums.append(into.buffer)
     assert torch.equal(sums[0], sums[1])

@@ -11,14 +11,9 @@ from torch import nn  # noqa: E402
 from verax import Batch, Individual, Mixed  # noqa: E402
 from verax.training.clipping.clipper import Clipper  # noqa: E402
 from verax.training.clipping.flat_buffer import FlatBuffer  # noqa: E402
-from verax.training.gradients.factors import (  # noqa: E402
-    ROUNDING,
-    EmbeddingRows,
-    OuterProductSum,
-    norm_function,
-    row_norms,
-)
-from verax.training.gradients.loss import PerRecord  # noqa: E402
+from verax.training.gradients.factors import EmbeddingRows, OuterProductSum  # noqa: E402
+from verax.training.gradients.loss import PerExampleLoss  # noqa: E402
+from verax.training.gradients.norms import ROUNDING, norm_function, row_norms  # noqa: E402
 
 WIDTH = 64
 
@@ -151,7 +146,7 @@ def test_the_rounding_of_the_others_stays_within_the_room_that_clipping_leaves(c
     """Without the record of the longest gradients, the sum moves by a clip norm at most."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 5))
-    clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), clipping)
+    clipper = Clipper(model, PerExampleLoss(nn.CrossEntropyLoss()), clipping)
     x, y = torch.randn(records, 40), torch.randint(0, 5, (records,))
     x[-1] *= 100.0
 

@@ -11,10 +11,15 @@ from torch import Tensor, nn
 
 from verax.mechanism import Clipping, Individual, Mechanism, Phases
 from verax.privacy.pricing import pricing
-from verax.training.checks.trial_runs import Losses, require_gradient, run_repeatably
+from verax.training.checks.trial_runs import (
+    MODEL_FAILURES,
+    Losses,
+    require_gradient,
+    run_repeatably,
+)
 from verax.training.clipping.local_update import Inner
 from verax.training.data.containers import Column
-from verax.training.data.microbatch import by_records, part
+from verax.training.data.microbatch import can_be_cut, part
 
 # Records with which it is found out whether a loss has a gradient.
 _FEW = 4
@@ -132,7 +137,7 @@ def refuse_factories(model: nn.Module, optimizer: Any, schedule: Any) -> None:
 
 def refuse_flat(model: nn.Module, losses: Losses, batch: Any, records: int) -> None:
     """Refuse losses without a gradient: a run would be charged and train on noise only."""
-    if not any(p.requires_grad for p in model.parameters()) or not by_records(batch, records):
+    if not any(p.requires_grad for p in model.parameters()) or not can_be_cut(batch, records):
         return
     few = part(batch, slice(_FEW), records)
 
@@ -142,7 +147,7 @@ def refuse_flat(model: nn.Module, losses: Losses, batch: Any, records: int) -> N
 
     try:
         found = run_repeatably(model, connected)
-    except Exception:  # noqa: BLE001  with all records it may work; if not, the step fails
+    except MODEL_FAILURES:  # with all records it may work; if not, the step fails
         return
     require_gradient(found)
 

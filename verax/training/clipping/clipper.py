@@ -29,8 +29,9 @@ from verax.training.clipping.local_update import Inner, MeanGradient
 from verax.training.data.containers import has_target
 from verax.training.data.microbatch import part, runs, slices
 from verax.training.data.microbatch_size import MicroBatchSize
-from verax.training.gradients.factors import ROOM, Clippable, row_norms
+from verax.training.gradients.factors import Clippable
 from verax.training.gradients.mlp import keeps_apart, linear_chain
+from verax.training.gradients.norms import ROOM, row_norms
 from verax.training.gradients.per_example import PerExampleGradients
 from verax.training.seeds import Draws, seeded
 
@@ -219,8 +220,8 @@ class Clipper:
         if not isinstance(self.clipping, Individual):
             self._add_groups(batch, groups or [records], chain, total)
             return
-        layers = self._gradients.look()
-        most = self._gradients.fitting(batch, records, layers, self.micro_batch)
+        layers = self._gradients.find_layers()
+        most = self._gradients.records_at_once(batch, records, layers, self.micro_batch)
         for piece, size in slices(batch, most, records):
             total.add_factors(self._gradients.factors(piece, size, layers), _RECORD)
 
@@ -270,8 +271,8 @@ class Clipper:
             return False
         if not self._gradients.known_independent:
             return False
-        layers, start = self._gradients.look(), 0
-        most = self._gradients.fitting(batch, sum(sizes), layers, self.micro_batch)
+        layers, start = self._gradients.find_layers(), 0
+        most = self._gradients.records_at_once(batch, sum(sizes), layers, self.micro_batch)
         # A group is enough for a pass.
         few = layers.chain is None and _PASSES * sum(sizes) > most * len(sizes)
         if few or self._gradients.slow or too_large_to_form(parameters, sizes, most):
@@ -288,7 +289,7 @@ class Clipper:
         if not self._custom_inner:
             inner = MeanGradient(self._pieces.pieces(group, size))
             with torch.enable_grad():
-                return self._gradients.channels.tried(
+                return self._gradients.channels.run(
                     self.model,
                     group,
                     lambda laid: inner(self.model, self.losses, laid, size, parameters),

@@ -1,4 +1,4 @@
-"""What a clip-group computes before it is clipped: a gradient, or the displacement of local steps."""
+"""What a clip-group computes before clipping: a gradient, or the displacement of local steps."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ def own_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 
 @dataclass(frozen=True)
-class Layers:
+class WatchedLayers:
     """The layers of a model that have trainable parameters, by how they are watched."""
 
-    ruled: list[tuple[nn.Module, Rule]]
-    opaque: list[tuple[nn.Module, Decomposition]]
+    with_rules: list[tuple[nn.Module, Rule]]
+    decomposed: list[tuple[nn.Module, Decomposition]]
     covered: bool
     """Whether every trainable parameter belongs to one of them."""
     trained: list[nn.Parameter]
@@ -37,7 +37,7 @@ class Layers:
     """All layers in order, if the model is taken as a plain chain."""
 
     @classmethod
-    def chained(cls, chain: list[nn.Module]) -> Layers:
+    def of_chain(cls, chain: list[nn.Module]) -> WatchedLayers:
         """Those of a plain chain, which need no watching."""
         return cls(
             [],
@@ -48,10 +48,10 @@ class Layers:
         )
 
     @classmethod
-    def of(cls, model: nn.Module) -> Layers:
+    def of(cls, model: nn.Module) -> WatchedLayers:
         """The layers of a model as it is now: anything may be frozen between batches."""
-        ruled: list[tuple[nn.Module, Rule]] = []
-        opaque: list[tuple[nn.Module, Decomposition]] = []
+        with_rules: list[tuple[nn.Module, Rule]] = []
+        decomposed: list[tuple[nn.Module, Decomposition]] = []
         trained: dict[nn.Parameter, None] = {}
         inside: set[nn.Module] = set()
         covered = True
@@ -61,18 +61,18 @@ class Layers:
             if watched is not None:
                 inside.update(child for child in module.modules() if child is not module)
                 if any(p.requires_grad for p in module.parameters()):
-                    opaque.append((module, watched))
+                    decomposed.append((module, watched))
             elif own:
                 rule = rule_for(module)
                 if rule is not None:
-                    ruled.append((module, rule))
+                    with_rules.append((module, rule))
                 elif module not in inside:
                     covered = False
-        return cls(ruled, opaque, covered, list(trained))
+        return cls(with_rules, decomposed, covered, list(trained))
 
 
 @contextmanager
-def watching(layers: Layers, copies: bool = False) -> Iterator[Tape]:
+def record_calls(layers: WatchedLayers, copies: bool = False) -> Iterator[Tape]:
     """Watch these layers until the block ends.
 
     With ``copies`` outputs that are views are copied first: changing a view in place would cut its
@@ -82,13 +82,13 @@ def watching(layers: Layers, copies: bool = False) -> Iterator[Tape]:
     handles, patched = [], []
     inside: set[nn.Module] = set()
     try:
-        for module, watched in layers.opaque:
+        for module, watched in layers.decomposed:
             forward = watched(tape, module)
             if forward is not None:
                 module.forward = forward
                 patched.append(module)
                 inside.update(module.children())
-        for module, rule in layers.ruled:
+        for module, rule in layers.with_rules:
             if module not in inside:
                 handles.append(
                     module.register_forward_hook(_hook(tape, rule, copies), with_kwargs=True)

@@ -15,11 +15,10 @@ from verax.training.gradients.factors import (
     Explicit,
     UnfoldedConvolution,
     ghost_is_cheaper,
-    row_norms,
-    single_precision,
     trainable,
 )
 from verax.training.gradients.layer_rules.base import Factors, rule
+from verax.training.gradients.norms import row_norms, single_precision
 
 Convolution: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
