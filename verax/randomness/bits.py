@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verax import checks
-from verax.randomness.keystream import KEY_BYTES, Keystream, Words
+from verax.randomness.keystream import KEY_BYTES, Keystream, Secret, Words
 
-FEW = 16  # draws below which word by word is as fast
+# Draws below which word by word is as fast.
+FEW = 16
 NAME = "AES256CTR"
 FIELDS = ("bit_generator", "secure", "key", "position")
 
@@ -41,7 +42,7 @@ class _Interface(ctypes.Structure):
     )
 
 
-class Bits(np.random.BitGenerator):
+class Bits(Secret, np.random.BitGenerator):
     """The words of a keystream as a numpy bit generator.
 
     Args:
@@ -65,11 +66,6 @@ class Bits(np.random.BitGenerator):
         interface = _Interface.from_address(address(self.capsule, b"BitGenerator"))
         interface.next_uint64, interface.next_uint32, interface.next_double = self._functions
         interface.next_raw = self._functions[0]
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a random source must not be copied or pickled: the copy would repeat its randomness"
-        )
 
     @property
     def state(self) -> Mapping[str, Any]:
@@ -136,17 +132,12 @@ def _words_for_c(stream: Keystream) -> Callable[[], int]:
     return word
 
 
-class BulkGenerator(np.random.Generator):
+class BulkGenerator(Secret, np.random.Generator):
     """A numpy Generator whose array draws read the keystream in bulk; the values differ."""
 
     def __init__(self, bits: Bits) -> None:
         super().__init__(bits)
         self._stream = bits.stream
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a random source must not be copied or pickled: the copy would repeat its randomness"
-        )
 
     def _words(self, size: int) -> Words:
         with self.bit_generator.lock:

@@ -26,10 +26,11 @@ Buffer = NDArray[np.float32] | NDArray[np.float64]
 Places = NDArray[np.int64]
 
 COMPILED = _kernel is not None
-CHECKED = 600  # numbers on which the two are compared
+# Numbers on which the two are compared.
+CHECKED = 600
 PLACE = np.uint64(2**PLACE_BITS - 1)
 ONE = np.float64(1).view(np.uint64)
-# a double that is added to this, and less than a quarter of it, loses all but its whole part
+# A double that is added to this, and less than a quarter of it, loses all but its whole part.
 MAGIC = 1.5 * 2.0**52
 
 

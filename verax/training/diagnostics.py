@@ -33,7 +33,8 @@ NOTE = (
     "Computed from private data without noise: NOT covered by the guarantee. For those who may see "
     "the data; do not release, and delete it with them."
 )
-MOST_LINES = 2_000  # of one run: of longer ones every so many rounds are looked at
+# Of one run: of longer ones every so many rounds are looked at.
+MOST_LINES = 2_000
 
 
 class Diagnostics:

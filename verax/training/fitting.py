@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Schedule = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
-_UPDATES = 20  # how often the epsilon so far is computed
+# How often the epsilon so far is computed.
+_UPDATES = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +62,7 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C while a model was trained; the trainer knows what was released, and what it cost.
 
     Args:
-        trainer: closed, so that another can go on from its state.
+        trainer: closed, so that another can resume from its state.
     """
 
     def __init__(self, trainer: PrivateTrainer) -> None:
@@ -174,9 +175,8 @@ def fit(
                 if log is not None and trainer.first:
                     log.after(model, trainer.rounds, last=trainer.rounds == len(mechanism.sampler))
                 show(trainer, delta)
-    except (
-        BaseException
-    ) as error:  # in a notebook its traceback keeps trainer and ledger, otherwise
+    except BaseException as error:
+        # In a notebook its traceback would keep trainer and ledger.
         trainer.close()
         if isinstance(error, KeyboardInterrupt):
             trainer.count_ledger()

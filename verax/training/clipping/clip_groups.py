@@ -39,12 +39,16 @@ from verax.training.gradients.norms import (
     single_precision,
 )
 
-_TOGETHER = 2**20  # numbers of the gradients that are held at once, unless one alone has more
-_MOST = 256  # gradients that are held at once, however small
-# numbers of a cache line: a product is a fifth slower where its result begins within one
+# Numbers of the gradients that are held at once, unless one alone has more.
+_TOGETHER = 2**20
+# Gradients that are held at once, however small.
+_MOST = 256
+# Numbers of a cache line: a product is a fifth slower where its result begins within one.
 _LINE = 16
-_FORMED = 2**24  # numbers that may be formed for small groups
-_NEIGHBOURS = 64  # records between which Gram matrices are taken at once
+# Numbers that may be formed for small groups.
+_FORMED = 2**24
+# Records between which Gram matrices are taken at once.
+_NEIGHBOURS = 64
 
 
 class GroupMeans:

@@ -32,7 +32,7 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
 }
 
 
-# methods of layers that somebody may have replaced
+# Methods of layers that somebody may have replaced.
 _PATCHED = frozenset({"forward", "_conv_forward"})
 
 

@@ -43,8 +43,10 @@ from verax.training.gradients.norms import single_precision
 from verax.training.gradients.record_dims import RecordDims
 from verax.training.performance.channels_last import ChannelsLast
 
-_FEWEST = 32  # records worked on at once, whatever the model
-_FIT = 12.0 * 2**20  # bytes that those worked on at once may leave behind
+# Records worked on at once, whatever the model.
+_FEWEST = 32
+# Bytes that those worked on at once may leave behind.
+_FIT = 12.0 * 2**20
 
 
 class _RulesDoNotApplyError(RuntimeError):

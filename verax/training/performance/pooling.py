@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_WIDE = 16  # channels that lie last in memory from which on torch's own kernel is as quick
-# lower ones are added up in single precision by torch, and here not
+# Channels that lie last in memory from which on torch's own kernel is as quick.
+_WIDE = 16
+# Lower ones are added up in single precision by torch, and here not.
 _PRECISIONS = (torch.float32, torch.float64)
 
 
