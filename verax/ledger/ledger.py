@@ -21,16 +21,15 @@ from typing import Any, NoReturn
 import verax
 from verax import checks
 from verax.durable import append, refuse_device, sync_directory
+from verax.ledger.clip_norms import NormSchedule, schedule_of
 from verax.ledger.entries import (
     Event,
     Header,
     LedgerError,
     Log,
-    Schedule,
     lines_of,
     parse,
     reason_of,
-    schedule_of,
 )
 from verax.ledger.file import LedgerBusy, LedgerFile, complete, is_unused, locked
 from verax.ledger.run import Run
@@ -182,7 +181,7 @@ class Ledger:
         return self._log.header.run
 
     @property
-    def clip_norms(self) -> Schedule | None:
+    def clip_norms(self) -> NormSchedule | None:
         """The declared clip norms and the rounds of each, if they are not the mechanism's own."""
         return self._log.header.clip_norms
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 
 from verax import checks
-from verax.ledger.entries import Norms
+from verax.ledger.clip_norms import Norms
 from verax.ledger.ledger import Ledger
 from verax.ledger.run import at_most
 from verax.mechanism import Mechanism
@@ -33,8 +33,8 @@ from verax.training.trainer import PrivateTrainer
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement
 
-Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-Schedule = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+ScheduleFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 # How often the epsilon so far is computed.
 _UPDATES = 20
 
@@ -78,14 +78,14 @@ def fit(
     loss: Criterion,
     dataset: Any,
     mechanism: Mechanism,
-    optimizer: Optimizer,
+    optimizer: OptimizerFactory,
     *,
     ledger: str | os.PathLike[str] | Ledger | None = None,
     delta: float = 1e-5,
     inner: Inner | None = None,
     micro_batch: int = MICRO_BATCH,
     clip_norms: Norms | None = None,
-    schedule: Schedule | None = None,
+    schedule: ScheduleFactory | None = None,
     state: str | os.PathLike[str] | None = None,
     records: int | None = None,
     processes: Any = None,

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from verax.ledger.entries import schedule_of
+from verax.ledger.clip_norms import schedule_of
 from verax.ledger.ledger import Ledger, LeftMechanism, RunOver, read
 from verax.training.checkpoint import Progress, RunDeclaration, refuse_seed
 from verax.training.checkpoint_file import CheckpointFile

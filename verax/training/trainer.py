@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from verax import checks
-from verax.ledger.entries import Norms, norms_of
+from verax.ledger.clip_norms import Norms, norms_of
 from verax.ledger.ledger import Ledger, read
 from verax.ledger.run import attacked
 from verax.mechanism import Batch, Mechanism
