@@ -43,7 +43,7 @@ def train(folder: Path) -> None:
             if book.exists()
             else Ledger.create(book, RUN, insecure_seed=True)
         )
-    except entries.DamagedLedger:  # the only damage a crash can do: there is no whole first line yet
+    except entries.DamagedLedger:  # all that a crash can do: there is no whole first line yet
         held = Ledger.create(book, RUN, insecure_seed=True)
     done, run = 0, batches()
     if saved.exists():

@@ -642,7 +642,10 @@ def test_windows_that_come_later_are_noticed():
     records = PerExampleGradients(model, losses)
     for windows in (1, 2):
         batch = torch.randn(RECORDS, 3 * windows, 8), torch.randint(0, 3, (RECORDS,))
-        factors, truth = records.factors(batch, RECORDS), records._functional.one_by_one(batch, RECORDS)
+        factors, truth = (
+            records.factors(batch, RECORDS),
+            records._functional.one_by_one(batch, RECORDS),
+        )
         mine, want = (sum(f.squares() for f in found.values()) for found in (factors, truth))
         torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-8)
         assert records._rules_failed is (windows == 2)
