@@ -30,7 +30,7 @@ from scipy.special import ndtri
 
 from verax.randomness import Source, normal
 from verax.randomness.keystream import Keystream
-from verax.randomness.loops import COMPILED, InNumpy
+from verax.randomness.loops import COMPILED, NumpyLoops
 
 SIZES = (248, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 SIGMA = 1.3
@@ -61,7 +61,7 @@ def by_box_muller(stream: Keystream, out: np.ndarray) -> None:
 def pure() -> Source:
     """A source whose loops are in numpy."""
     source = Source.system()
-    with patch.object(normal, "fastest", InNumpy):
+    with patch.object(normal, "fastest_loops", NumpyLoops):
         source.gaussian(np.zeros(1), SIGMA)
     return source
 

@@ -12,9 +12,9 @@ from training import MODELS, data
 
 from verax import Individual
 from verax.training.clipping.clipper import Clipper
-from verax.training.clipping.flat_buffer import Flat
-from verax.training.gradients.factors import ROOM
-from verax.training.gradients.loss import PerRecord
+from verax.training.clipping.flat_buffer import FlatBuffer
+from verax.training.gradients.loss import PerExampleLoss
+from verax.training.gradients.norms import ROOM
 
 NORM = 1e-3  # every gradient is clipped
 
@@ -23,10 +23,10 @@ def moved(name: str, records: int) -> float:
     """The change beyond the record's own part, in clip norms: the largest of some numbers of records taken away."""
     torch.manual_seed(0)
     model, (x, y) = MODELS[name][0](), data(name, records)
-    clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), Individual(NORM))
+    clipper = Clipper(model, PerExampleLoss(nn.CrossEntropyLoss()), Individual(NORM))
 
     def total(start: int, end: int) -> torch.Tensor:
-        into = Flat(model.parameters())
+        into = FlatBuffer(model.parameters())
         clipper.add((x[start:end], y[start:end]), end - start, into)
         return into.buffer.double()
 

@@ -45,7 +45,7 @@ from torch.nn import functional  # noqa: E402
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed  # noqa: E402
 from verax.randomness import Source  # noqa: E402
 from verax.training import PrivateTrainer  # noqa: E402
-from verax.training.gradients.factors import row_norms  # noqa: E402
+from verax.training.gradients.norms import row_norms  # noqa: E402
 
 MICRO = (16, 32, 64, 128, 256, 1024)
 # seconds; such a step is repeated before it is timed: who went before it would still be in the

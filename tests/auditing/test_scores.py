@@ -11,7 +11,7 @@ from verax import (
     RandomAllocation,
     Shuffle,
 )
-from verax.auditing.runs import Source
+from verax.auditing.runs import RunSource
 from verax.auditing.scores import (
     Blocks,
     Subsets,
@@ -77,7 +77,7 @@ def test_subsets_average_over_all_subsets(times):
 )
 def test_placements_are_recognised(sampler, repeats, names):
     rng = np.random.default_rng(0)
-    runs = Source(lambda: sampler.draw(8, rng), len(sampler), 0, 8).draw(500, lambda done: None)
+    runs = RunSource(lambda: sampler.draw(8, rng), len(sampler), 0, 8).draw(500, lambda done: None)
     found = find_placements(runs.present)
     assert (found[0], [placement.name for placement in found[1]]) == (repeats, names)
 

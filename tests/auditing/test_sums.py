@@ -14,13 +14,13 @@ from verax import (
     Shuffle,
     TruncatedPoisson,
 )
-from verax.auditing.runs import Runs, Source
-from verax.auditing.sums import Data
+from verax.auditing.runs import RunSource, SampledRuns
+from verax.auditing.sums import CraftedData
 from verax.auditing.transcript import data_sets, few_records
 
 
 def one_run(sizes, rounds, copies):
-    return Runs(
+    return SampledRuns(
         np.array([sizes]), np.zeros(len(rounds), dtype=int), np.array(rounds), np.array(copies)
     )
 
@@ -41,7 +41,7 @@ def one_run(sizes, rounds, copies):
 def test_sums_of_fixed_vectors(clipping, replaced, opposed, without, target, ghost):
     # the target in the first batch, and twice in the last
     runs = one_run([3, 3, 4], [0, 2], [1, 2])
-    sums = Data(clipping, replaced, opposed).sums(runs, np.random.default_rng(0))
+    sums = CraftedData(clipping, replaced, opposed).sums(runs, np.random.default_rng(0))
     assert sums.without.tolist() == [without]
     assert (sums.target.tolist(), sums.ghost.tolist()) == (target, ghost)
 
@@ -59,10 +59,10 @@ def test_sums_of_clip_groups_follow_a_direct_simulation(replaced):
         "target": 1 - rest,
         "ghost": -1 - rest if replaced else -occupied.sum(axis=1),
     }
-    runs = Runs(
+    runs = SampledRuns(
         np.full((count, 1), others + 1), np.arange(count), np.zeros(count, int), np.ones(count, int)
     )
-    sums = Data(Mixed(groups=groups), replaced, True).sums(runs, rng)
+    sums = CraftedData(Mixed(groups=groups), replaced, True).sums(runs, rng)
     for part, expected in truth.items():
         values = getattr(sums, part).ravel()
         for value in range(-groups, 2):
@@ -90,7 +90,7 @@ def test_runs_find_the_target_across_many_blocks():
     truth = [[rng.integers(0, 300, rng.integers(0, 200)) for _ in range(3)] for _ in range(200)]
     feed = iter(truth)
     heard = []
-    runs = Source(lambda: next(feed), rounds=3, target=5, population=300).draw(200, heard.append)
+    runs = RunSource(lambda: next(feed), rounds=3, target=5, population=300).draw(200, heard.append)
     assert sum(heard) == 200
     assert len(heard) > 1
     assert runs.sizes.tolist() == [[len(batch) for batch in run] for run in truth]

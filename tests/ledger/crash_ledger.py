@@ -1,4 +1,4 @@
-"""Crash a small trainer at random instants, or after every so many instructions, and compare ledger and releases.
+"""Crash a small trainer at random instants or instructions; compare ledger and releases.
 
 Run by test_ledger in a process of its own, which forks the trainers: python crash_ledger.py
 kill|instructions FOLDER.
@@ -35,7 +35,7 @@ def batches() -> Any:
 
 
 def train(folder: Path) -> None:
-    """One life of a trainer: it goes on where the ledger says, with batches from a checkpoint that may be older."""
+    """One life of a trainer: it resumes where the ledger says, perhaps with an older checkpoint."""
     book, saved = folder / "run.ledger", folder / "checkpoint.json"
     try:
         held = (
@@ -43,7 +43,7 @@ def train(folder: Path) -> None:
             if book.exists()
             else Ledger.create(book, RUN, insecure_seed=True)
         )
-    except ledger.DamagedLedger:  # the only damage a crash can do: there is no whole first line yet
+    except entries.DamagedLedger:  # all that a crash can do: there is no whole first line yet
         held = Ledger.create(book, RUN, insecure_seed=True)
     done, run = 0, batches()
     if saved.exists():
@@ -144,7 +144,10 @@ def dying(after: int) -> None:
 
 
 def lives(top: Path, step: int) -> Iterator[int]:
-    """Die after instruction 1, then 1 + step and so on, as far as a life goes; each time live again, undisturbed."""
+    """Die after instruction 1, then 1 + step and so on, as far as a life goes.
+
+    Each time live again, undisturbed.
+    """
     # what a dead process wrote stays written; only the machine's death needs more
     os.fsync = lambda fd: None
     for after in range(1, 10**6, step):

@@ -1,4 +1,4 @@
-"""The file of a ledger: what others do to it while it is written, what is no file, and what a power cut leaves."""
+"""The file of a ledger: other writers, what is no file, and what a power cut leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger: never behind what was released, whatever happens; departures and other writers are noticed."""
+"""The ledger: never behind what was released; departures and other writers are noticed."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_round_is_on_disk_before_release_returns(path, monkeypatch, go_on):
 
 
 def test_nothing_varies_with_the_data_or_the_clock(path, tmp_path, written):
-    """Entries after the first say only what the mechanism and the events fix: no times, no sizes."""
+    """Entries after the first say what mechanism and events fix: no times, no sizes."""
     other = tmp_path / "other.ledger"
     written(path, 5)
     time.sleep(0.01)
@@ -388,7 +388,7 @@ def both(first, second):
 
 
 def test_two_threads_cannot_both_release_a_round(path, monkeypatch):
-    """Each waits, once it has seen that the round is due, until the other has seen it too, or cannot."""
+    """Each waits until the other has seen, too, that the round is due, or cannot."""
     seen = threading.Barrier(2)
     round_line = Log.round_line
 

@@ -13,11 +13,11 @@ import pytest
 pytest.importorskip("cryptography")
 
 from verax.randomness import Source, loops, normal
-from verax.randomness.loops import COMPILED, Compiled, InNumpy
+from verax.randomness.loops import COMPILED, CompiledLoops, NumpyLoops
 from verax.randomness.tables import tables
 
 SIZE = 3000
-WAYS = [InNumpy, Compiled] if COMPILED else [InNumpy]
+WAYS = [NumpyLoops, CompiledLoops] if COMPILED else [NumpyLoops]
 SIZES = (0, 1, 2, 255, 256, 257, 511, 512, 1000, SIZE)
 KINDS = (np.float32, np.float64)
 
@@ -82,7 +82,7 @@ class TestEach:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_buffer_that_is_not_finite_gets_no_noise(self, way, kind, monkeypatch):
-        monkeypatch.setattr(normal, "fastest", type(way))
+        monkeypatch.setattr(normal, "fastest_loops", type(way))
         buffer = sums(SIZE, kind)
         buffer[-1] = np.nan
         before = buffer.copy()
@@ -101,9 +101,9 @@ def test_where_there_is_a_compiler_it_was_used():
 @pytest.fixture
 def unchecked():
     """As if nothing had been compared yet."""
-    loops._trusted.cache_clear()
+    loops._compiled_loops_work.cache_clear()
     yield
-    loops._trusted.cache_clear()
+    loops._compiled_loops_work.cache_clear()
 
 
 class Damaged:
@@ -142,24 +142,24 @@ def test_compiled_loops_that_do_something_else_are_not_used(what, unchecked, mon
     monkeypatch.setattr(loops, "COMPILED", True)
     monkeypatch.setattr(loops, "_kernel", Damaged(what))
     if what == "nothing":
-        assert isinstance(loops.fastest(8), Compiled)
+        assert isinstance(loops.fastest_loops(8), CompiledLoops)
         return
     with pytest.warns(RuntimeWarning, match="install verax again"):
-        assert isinstance(loops.fastest(8), InNumpy)
-    assert isinstance(loops.fastest(8), InNumpy)  # said once
+        assert isinstance(loops.fastest_loops(8), NumpyLoops)
+    assert isinstance(loops.fastest_loops(8), NumpyLoops)  # said once
 
 
 @needs_both
 class TestBoth:
     def test_the_compiled_ones_are_used(self, unchecked):
-        assert isinstance(loops.fastest(8), Compiled)
+        assert isinstance(loops.fastest_loops(8), CompiledLoops)
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("sigma", [1e-3, 1.0, 1.3e9])
     def test_releases_are_the_same(self, kind, sigma, monkeypatch):
         found = []
-        for ours in (InNumpy, Compiled):
-            monkeypatch.setattr(normal, "fastest", ours)
+        for ours in (NumpyLoops, CompiledLoops):
+            monkeypatch.setattr(normal, "fastest_loops", ours)
             # one in 32 in doubt, so that both meet many
             monkeypatch.setattr(normal, "SLACK", 2.0**-6)
             source = Source.insecure(5)

@@ -29,7 +29,7 @@ from verax import (  # noqa: E402
     ledger,
 )
 from verax.training import PrivateTrainer, PublicLog, fit  # noqa: E402
-from verax.training.checkpoint import read_state  # noqa: E402
+from verax.training.checkpoint import RunDeclaration, read_state  # noqa: E402
 
 torch.set_num_threads(1)
 X, Y = torch.randn(60, 5), torch.randint(0, 3, (60,))
@@ -39,7 +39,7 @@ LOSS = nn.CrossEntropyLoss()
 
 @pytest.fixture
 def every_round(monkeypatch):
-    monkeypatch.setattr("verax.training.checkpoint._SHARE", 1e9)
+    monkeypatch.setattr("verax.training.checkpoint_file._SHARE", 1e9)
 
 
 def make(seed=0):
@@ -117,7 +117,7 @@ def test_the_same_call_goes_on_with_the_very_same_run(tmp_path, every_round, mec
 
 def test_rounds_since_the_last_state_are_spent(tmp_path, monkeypatch):
     # saved before the first round, and never again
-    monkeypatch.setattr("verax.training.checkpoint._SHARE", 1e-9)
+    monkeypatch.setattr("verax.training.checkpoint_file._SHARE", 1e-9)
     schedule = SCHEDULES["lambda"]
     interrupted(5, tmp_path, schedule=schedule)
     assert torch.load(tmp_path / "state", weights_only=True)["rounds"] == 0
@@ -233,7 +233,7 @@ def test_a_damaged_state_is_refused_in_words(tmp_path, every_round):
         start = int(rng.integers(len(whole)))
         (tmp_path / "damaged").write_bytes(whole[:start] + rng.bytes(50) + whole[start + 50 :])
         with suppress(ValueError):  # or it hit weights, say, or padding
-            read_state(tmp_path / "damaged", MECHANISM, None, None, None)
+            read_state(tmp_path / "damaged", RunDeclaration(MECHANISM, None, None), None)
 
 
 def test_an_unreadable_state_of_a_schedule_is_found_before_the_first_round(tmp_path):

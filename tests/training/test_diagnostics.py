@@ -15,6 +15,8 @@ pytest.importorskip("cryptography")
 
 from verax.ledger.ledger import Ledger  # noqa: E402
 from verax.training import PrivateTrainer, fit  # noqa: E402
+from verax.training.clipping.flat_buffer import FlatBuffer  # noqa: E402
+from verax.training.data.round import DrawnBatch  # noqa: E402
 from verax.training.diagnostics import NOTE, Diagnostics, PublicLog  # noqa: E402
 
 torch.set_num_threads(1)
@@ -162,7 +164,7 @@ def test_a_resumed_run_goes_on_with_its_file(tmp_path):
     for _ in range(2):
         first.step(next(batches), CLASSES)
     first.save(state)
-    first._ledger.close()
+    first._run.files.ledger.close()
     second = trainer(Ledger.open(ledger, mechanism))
     second.load(state, data())
     for batch in second.batches(data()):
@@ -195,12 +197,14 @@ def test_long_runs_are_looked_at_now_and_then(tmp_path):
     kept = Diagnostics(tmp_path / "run.private", rounds=10_000, noise_multiplier=1.0)
 
     class Clipper:
-        def add(self, *what):
-            """Nothing."""
+        def add(self, data, records, into, groups, norm, observe):
+            observed.append(observe is not None)
 
-    plain = Clipper()
-    assert kept.adding(plain, 3) == plain.add
-    assert kept.adding(plain, 5) != plain.add
+    observed, total = [], FlatBuffer(model().parameters())
+    for number in (3, 5):
+        kept.add(Clipper(), DrawnBatch(number, (), 0), total, 1.0)
+    assert observed == [False, True]
+    assert [line["round"] for line in lines(tmp_path / "run.private")[1:]] == [6]
 
 
 def test_scores_on_public_data_are_logged(tmp_path):

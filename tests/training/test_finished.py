@@ -26,7 +26,7 @@ OVER = "is over: nothing was trained, the last weights that it kept were loaded"
 
 @pytest.fixture(autouse=True)
 def _every_round(monkeypatch):
-    monkeypatch.setattr("verax.training.checkpoint._SHARE", 1e9)
+    monkeypatch.setattr("verax.training.checkpoint_file._SHARE", 1e9)
 
 
 def make(seed=0):

@@ -388,7 +388,9 @@ def test_streams_give_the_batches_of_the_sampler(sampler):
             rounds.append(batch.data[0][:, 0].tolist())
             trainer.step(batch, nn.CrossEntropyLoss())
             if isinstance(data, Passing):
-                assert len(trainer._data._held) <= 2 * 20 // 5  # no more than the buffer holds
+                assert (
+                    len(trainer._rounds.data._held) <= 2 * 20 // 5
+                )  # no more than the buffer holds
         seen.append(rounds)
         if isinstance(data, Passing):
             assert data.passes == sampler.epochs

@@ -104,7 +104,7 @@ def test_gradients_that_happen_to_be_zero_are_no_mistake():
 def test_batches_are_not_taken_apart_and_do_not_print_their_records():
     trainer, _, _ = begun()
     batch = next(trainer.batches((X, Y)))
-    assert repr(batch) == "Round(number=0)"
+    assert repr(batch) == "DrawnBatch(number=0)"
     for wrong in (lambda: [x for x, y in batch], lambda: batch[0], lambda: len(batch)):
         with pytest.raises(
             TypeError, match=r"give it to trainer\.step\(batch, loss\).*batch\.data"

@@ -24,10 +24,11 @@ from verax import (  # noqa: E402
     WithoutReplacement,
     ledger,
 )
+from verax.ledger.run import NOT_PRIVATE  # noqa: E402
 from verax.training import LeftMechanism, LocalSteps, PrivateTrainer  # noqa: E402
 from verax.training.clipping.clipper import Clipper  # noqa: E402
-from verax.training.clipping.flat_buffer import Flat  # noqa: E402
-from verax.training.trainer import NOT_PRIVATE, PerRecord  # noqa: E402
+from verax.training.clipping.flat_buffer import FlatBuffer  # noqa: E402
+from verax.training.gradients.loss import PerExampleLoss  # noqa: E402
 
 torch.set_num_threads(1)
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
@@ -149,8 +150,8 @@ def test_the_reduction_of_the_loss_makes_no_difference(reduction):
 def test_token_losses_are_averaged_or_added_up_within_a_record():
     out, goal = torch.randn(4, 3, 5), torch.randint(0, 3, (4, 5))
     model = nn.Identity()
-    mean = PerRecord(nn.CrossEntropyLoss())(model, (out, goal))
-    total = PerRecord(nn.CrossEntropyLoss(reduction="sum"))(model, (out, goal))
+    mean = PerExampleLoss(nn.CrossEntropyLoss())(model, (out, goal))
+    total = PerExampleLoss(nn.CrossEntropyLoss(reduction="sum"))(model, (out, goal))
     torch.testing.assert_close(
         mean, functional.cross_entropy(out, goal, reduction="none").mean(dim=1)
     )
@@ -228,7 +229,7 @@ def test_two_runs_never_share_noise_unless_seeded():
 
 def test_an_empty_buffer_is_not_mistaken_for_parameters():
     with pytest.raises(ValueError, match="trainable parameter"):
-        Flat([])
+        FlatBuffer([])
 
 
 # --- leaving the mechanism ------------------------------------------------------------------------
@@ -384,7 +385,7 @@ def test_bad_input_is_refused_in_words(tmp_path):
             inner=LocalSteps(torch.optim.Adam),
         )
     with pytest.raises(ValueError, match="inner is for"):
-        Clipper(model, PerRecord(LOSS), Individual(), LocalSteps(torch.optim.Adam))
+        Clipper(model, PerExampleLoss(LOSS), Individual(), LocalSteps(torch.optim.Adam))
 
     class Stream(IterableDataset):
         def __iter__(self):
@@ -459,7 +460,7 @@ def test_rounds_that_the_state_forgot_are_spent_not_repeated(tmp_path):
     trainer.step(next(batches), LOSS)
     trainer.save(tmp_path / "state")
     trainer.step(next(batches), LOSS)  # released, but never saved: a crash follows
-    trainer._ledger.close()
+    trainer._run.files.ledger.close()
     model = make()
     book = ledger.Ledger.open(path, trainer.mechanism)
     later = PrivateTrainer(
@@ -523,7 +524,7 @@ def test_a_state_of_another_run_of_the_same_mechanism_is_refused(tmp_path):
 def test_a_state_goes_on_with_as_many_records_as_it_began_with(tmp_path):
     trainer, model, path = started(tmp_path)
     trainer.batches((X, Y)).__next__()
-    trainer.step(trainer._pending, LOSS)
+    trainer.step(trainer._rounds.pending, LOSS)
     trainer.save(tmp_path / "state")
     trainer.close()
     book = ledger.Ledger.open(path, trainer.mechanism)
@@ -544,9 +545,9 @@ def test_a_state_holds_no_noise_unless_it_came_from_a_seed(tmp_path):
         trainer.step(next(trainer.batches((X, Y))), LOSS)
         trainer.save(tmp_path / "state")
         held = torch.load(tmp_path / "state", weights_only=True)
-        key = trainer._noise.state()["key"]
+        key = trainer._run.sources.noise.state()["key"]
         assert (key in repr(held)) is (seed is not None)
-        assert trainer._sampling.state()["key"] in repr(held)
+        assert trainer._run.sources.sampling.state()["key"] in repr(held)
 
 
 @pytest.mark.parametrize("content", [b"", b"no state", None])
@@ -608,7 +609,7 @@ def test_a_seeded_state_does_not_go_into_a_ledger_that_says_it_is_secret(tmp_pat
 def test_a_run_whose_sampler_state_is_lost_is_not_resumed_with_new_batches(tmp_path):
     trainer, _, path = started(tmp_path, Mechanism(Shuffle(4), 1.0))
     trainer.step(next(trainer.batches((X, Y))), LOSS)
-    trainer._ledger.close()
+    trainer._run.files.ledger.close()
     model = make()
     book = ledger.Ledger.open(path, trainer.mechanism)
     later = PrivateTrainer(
@@ -632,7 +633,7 @@ def test_rounds_spent_before_the_first_batch_of_a_state_are_dropped(tmp_path):
         trainer.step(batch, LOSS)
         if trainer.rounds == 2:
             break
-    trainer._ledger.close()
+    trainer._run.files.ledger.close()
     model = make()
     book = ledger.Ledger.open(path, trainer.mechanism)
     later = PrivateTrainer(
@@ -696,7 +697,7 @@ def test_clip_norms_follow_their_schedule_and_noise_is_in_proportion(tmp_path, c
     for batch in trainer.batches(data):
         before = weights(wide)
         trainer.step(batch, LOSS)
-        scale = trainer._clipper(LOSS).denominator(1.0)
+        scale = trainer._gradient_step.clipper(LOSS).denominator(1.0)
         moved = (before - weights(wide)) * scale
         assert float(moved.std()) == pytest.approx(3.0 * norms[batch.number], rel=0.03)
     run = ledger.read(path)

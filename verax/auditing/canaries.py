@@ -201,8 +201,8 @@ def audit_canaries(
     canaries = checks.count("canaries", canaries, minimum=2)
     delta = checks.probability("delta", delta)
     miss = 1.0 - checks.probability("confidence", confidence)
-    tries = _tries(canaries, guesses)
-    claimed = _claimed(claim, delta)
+    tries = _numbers_of_guesses(canaries, guesses)
+    claimed = _claimed_bracket(claim, delta)
     seed = checks.seed(insecure_seed)
     rng = np.random.default_rng(seed)
     included = rng.random(canaries) < 0.5
@@ -224,7 +224,7 @@ def audit_canaries(
     return CanaryAudit(lower, claimed, delta, float(confidence), canaries, count, right, len(tries))
 
 
-def _tries(canaries: int, guesses: Sequence[int] | None) -> list[int]:
+def _numbers_of_guesses(canaries: int, guesses: Sequence[int] | None) -> list[int]:
     """Even numbers of guesses, fixed before anything runs."""
     if guesses is None:
         return sorted({max(2 * (canaries // (2 * share)), 2) for share in SHARES})
@@ -238,7 +238,7 @@ def _tries(canaries: int, guesses: Sequence[int] | None) -> list[int]:
     return chosen
 
 
-def _claimed(claim: Guarantee | float, delta: float) -> Bracket:
+def _claimed_bracket(claim: Guarantee | float, delta: float) -> Bracket:
     if not isinstance(claim, Guarantee):
         return Bracket(
             0.0, checks.nonnegative("claim", claim), "stated", "none", "stated by the caller"

@@ -20,7 +20,7 @@ FLUSH = 2**14
 
 
 @dataclass(frozen=True)
-class Runs:
+class SampledRuns:
     """Batch sizes of several runs, and one entry per round that the target was in."""
 
     sizes: Indices
@@ -39,7 +39,7 @@ class Runs:
 
 
 @dataclass(frozen=True)
-class Source:
+class RunSource:
     """A factory, what its runs must look like, and the record that is watched."""
 
     factory: Factory
@@ -47,8 +47,8 @@ class Source:
     target: int
     population: int | None
 
-    def draw(self, count: int, tell: Callable[[int], None]) -> Runs:
-        """``count`` runs; ``tell`` hears how many more are done, every now and then."""
+    def draw(self, count: int, report: Callable[[int], None]) -> SampledRuns:
+        """``count`` runs; ``report`` hears how many more are done, every now and then."""
         sizes = np.empty((count, self.rounds), dtype=np.int64)
         places: list[Indices] = []
         batches: list[Any] = []
@@ -61,12 +61,12 @@ class Source:
             if held >= FLUSH or number == count:
                 sizes[done:number] = np.array(lengths).reshape(-1, self.rounds)
                 places.append(self._find(batches, sizes[done:number].ravel()) + done * self.rounds)
-                tell(number - done)
+                report(number - done)
                 done, held = number, 0
                 batches.clear()
                 lengths.clear()
         where, copies = np.unique(np.concatenate(places), return_counts=True)
-        return Runs(
+        return SampledRuns(
             sizes, where // self.rounds, where % self.rounds, copies.astype(np.int64, copy=False)
         )
 

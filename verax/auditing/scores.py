@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from verax.auditing.runs import Runs
-from verax.auditing.sums import Data, Floats, Sums
+from verax.auditing.runs import SampledRuns
+from verax.auditing.sums import CraftedData, Floats, Sums
 
 # Values of a distribution of clean sums; rarer ones are left out of the model.
 MOST_VALUES = 16
@@ -119,7 +119,7 @@ Placement = Blocks | Subsets
 class Score:
     """The log likelihood ratio of target against ghost, for one data set and one placement."""
 
-    data: Data
+    data: CraftedData
     placement: Placement
     repeats: int
     """How many times in a run the placement is repeated identically."""
@@ -151,7 +151,7 @@ class Score:
         return total
 
 
-def learn(runs: Runs, data: Data, sums: Sums, noise: float) -> Iterator[Score]:
+def learn_scores(runs: SampledRuns, data: CraftedData, sums: Sums, noise: float) -> Iterator[Score]:
     """The scores worth trying, learned from these runs."""
     present = runs.present
     elsewhere = ~present

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from verax.auditing.runs import Runs
+from verax.auditing.runs import SampledRuns
 from verax.mechanism import Batch, Clipping, Mixed
 from verax.samplers.base import Indices
 
@@ -32,7 +32,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Data:
+class CraftedData:
     """A data set the attacker chose, and the ghost it is told apart from."""
 
     clipping: Clipping
@@ -44,7 +44,7 @@ class Data:
         """In words."""
         return "others opposed" if self.opposed else "others silent"
 
-    def sums(self, runs: Runs, rng: np.random.Generator) -> Sums:
+    def sums(self, runs: SampledRuns, rng: np.random.Generator) -> Sums:
         """The sums before noise; ``rng`` draws the clip-groups of mixed clipping."""
         groups = _clip_groups(self.clipping)
         copies = runs.copies.astype(float)

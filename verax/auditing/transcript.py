@@ -17,9 +17,9 @@ import numpy as np
 
 from verax import checks
 from verax.auditing.confidence import Threshold, best_threshold, epsilon_at_least
-from verax.auditing.runs import Factory, Runs, Source
-from verax.auditing.scores import Score, learn
-from verax.auditing.sums import Data, Floats, Sums
+from verax.auditing.runs import Factory, RunSource, SampledRuns
+from verax.auditing.scores import Score, learn_scores
+from verax.auditing.sums import CraftedData, Floats, Sums
 from verax.mechanism import Clipping, Individual, Mechanism, Mixed
 from verax.privacy.guarantee import Bracket, format_bound
 from verax.privacy.pld.composition import LOWER, UPPER
@@ -179,10 +179,10 @@ def audit_sampler(
     miss = 1.0 - checks.probability("confidence", confidence)
     trials = checks.count("trials", trials, minimum=100)
     seed = checks.seed(insecure_seed)
-    claimed = _claimed(claim, epsilon, delta)
+    claimed = _claimed_bracket(claim, epsilon, delta)
     drawing, playing = np.random.default_rng(seed).spawn(2)
-    source = _source(batches, claim, population, target, drawing)
-    audit = _Audit(source, claim, trials, playing, progress)
+    source = _run_source(batches, claim, population, target, drawing)
+    audit = _AttackRunner(source, claim, trials, playing, progress)
     score, threshold = audit.choose(trials // CHOOSING, delta, miss)
     tested = trials - trials // CHOOSING
     hits, false_hits = audit.test(tested, score, threshold)
@@ -207,18 +207,18 @@ def audit_sampler(
     )
 
 
-class _Audit:
+class _AttackRunner:
     """Draws runs in blocks, adds noise, scores; counts how far it has come."""
 
     def __init__(
         self,
-        source: Source,
+        source: RunSource,
         claim: Mechanism,
         trials: int,
         rng: np.random.Generator,
         progress: Progress | None,
     ) -> None:
-        self._source, self._claim, self._rng = source, claim, rng
+        self._run_source, self._claim, self._rng = source, claim, rng
         self._trials, self._progress = trials, progress
         self._done = 0
         self.appearances = 0
@@ -231,7 +231,9 @@ class _Audit:
         for runs in self._blocks(count):
             if not scores:
                 scores = [
-                    score for data in data_sets(self._claim) for score in self._learn(runs, data)
+                    score
+                    for data in data_sets(self._claim)
+                    for score in self._learn_scores(runs, data)
                 ]
                 seen = [[] for _ in scores]
             for score, values in zip(scores, seen, strict=True):
@@ -250,10 +252,10 @@ class _Audit:
             hits, false_hits = hits + right, false_hits + wrong
         return hits, false_hits
 
-    def _learn(self, runs: Runs, data: Data) -> Iterator[Score]:
-        return learn(runs, data, data.sums(runs, self._rng), self._claim.noise_multiplier)
+    def _learn_scores(self, runs: SampledRuns, data: CraftedData) -> Iterator[Score]:
+        return learn_scores(runs, data, data.sums(runs, self._rng), self._claim.noise_multiplier)
 
-    def _play(self, runs: Runs, score: Score) -> tuple[Floats, Floats]:
+    def _play(self, runs: SampledRuns, score: Score) -> tuple[Floats, Floats]:
         """Scores of the runs' noisy sums with the target and with its ghost.
 
         Both worlds share the batches and the noise. Inside each world the runs are independent, and
@@ -270,23 +272,24 @@ class _Audit:
             worlds.append(score(transcripts))
         return worlds[0], worlds[1]
 
-    def _blocks(self, count: int) -> Iterator[Runs]:
-        size = max(BLOCK // self._source.rounds, FEWEST)
+    def _blocks(self, count: int) -> Iterator[SampledRuns]:
+        size = max(BLOCK // self._run_source.rounds, FEWEST)
         for start in range(0, count, size):
-            runs = self._source.draw(min(size, count - start), self._tell)
+            runs = self._run_source.draw(min(size, count - start), self._report_progress)
             self.appearances += len(runs.run)
             yield runs
 
-    def _tell(self, more: int) -> None:
+    def _report_progress(self, more: int) -> None:
         self._done += more
         if self._progress is not None:
             self._progress(self._done, self._trials)
 
 
-def data_sets(claim: Mechanism) -> list[Data]:
+def data_sets(claim: Mechanism) -> list[CraftedData]:
     """The data sets the attacker may choose from under the claim's relation."""
     silent, opposed = (
-        Data(claim.clipping, claim.relation == "replace", opposed) for opposed in (False, True)
+        CraftedData(claim.clipping, claim.relation == "replace", opposed)
+        for opposed in (False, True)
     )
     if claim.relation == "add-remove" and not claim.sampler.independent_records:
         # removing the record may move others: only where they are silent is that like zeroing it
@@ -307,7 +310,7 @@ def few_records(sampler: Sampler, clipping: Clipping) -> int:
     return max(2, math.ceil(wanted * many / sampler.expected_batch(many) * (1.0 - 1e-12)))
 
 
-def _claimed(claim: Mechanism, epsilon: float | None, delta: float) -> Bracket:
+def _claimed_bracket(claim: Mechanism, epsilon: float | None, delta: float) -> Bracket:
     if epsilon is not None:
         return Bracket(
             0.0, checks.nonnegative("epsilon", epsilon), "stated", "none", "stated by the caller"
@@ -320,13 +323,13 @@ def _claimed(claim: Mechanism, epsilon: float | None, delta: float) -> Bracket:
         ) from error
 
 
-def _source(
+def _run_source(
     batches: Sampler | Factory,
     claim: Mechanism,
     population: int | None,
     target: int,
     rng: np.random.Generator,
-) -> Source:
+) -> RunSource:
     """The checked source of runs, with the number of records it draws from."""
     known = population if population is None else checks.count("population", population)
     for sampler in (batches, claim.sampler):
@@ -341,7 +344,7 @@ def _source(
         sampler = batches
         records = few_records(batches, claim.clipping) if known is None else known
         target = checks.count("target", target, minimum=0, maximum=records - 1)
-        return Source(lambda: sampler.draw(records, rng), rounds, target, records)
+        return RunSource(lambda: sampler.draw(records, rng), rounds, target, records)
     if not callable(batches):
         raise ValueError(
             "batches must be a verax sampler or a function that starts a run and returns its "
@@ -349,4 +352,4 @@ def _source(
         )
     most = checks.MAX_COUNT if known is None else known - 1
     target = checks.count("target", target, minimum=0, maximum=most)
-    return Source(batches, rounds, target, known)
+    return RunSource(batches, rounds, target, known)

@@ -22,7 +22,8 @@ from verax.privacy.guarantee import Guarantee
 from verax.privacy.renyi.filter import Budget
 from verax.randomness import Source
 from verax.training.checkpoint import refuse_seed
-from verax.training.clipping.clipper import MICRO_BATCH, Inner
+from verax.training.clipping.clipper import MICRO_BATCH
+from verax.training.clipping.local_update import Inner
 from verax.training.data.dataset import Data
 from verax.training.gradients.loss import Criterion
 from verax.training.seeds import Draws
@@ -146,7 +147,7 @@ class Client:
         draws = Draws(source.spawn(f"draws of client {self.number}"))
         self._worker = Worker(model, loss, plan, inner, micro_batch, draws=draws)
         # a first look before any round, where a refusal tells that it takes part
-        if self._data.watched is not None:
+        if self._data.collate_check is not None:
             self._worker.take(self._data, np.arange(min(len(self._data), _LOOK)))
         self._noise = source.spawn(f"noise of client {self.number}")
         self._ledger = self._opened(ledger)

@@ -22,7 +22,8 @@ from verax.federated.work import Worker, weights_of
 from verax.ledger.ledger import Ledger
 from verax.privacy.guarantee import Bracket, Guarantee
 from verax.randomness import Source
-from verax.training.clipping.clipper import MICRO_BATCH, Inner
+from verax.training.clipping.clipper import MICRO_BATCH
+from verax.training.clipping.local_update import Inner
 from verax.training.data.dataset import Data
 from verax.training.gradients.loss import Criterion
 from verax.training.seeds import Draws

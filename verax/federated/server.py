@@ -21,8 +21,8 @@ from verax.ledger.ledger import Ledger, read
 from verax.mechanism import Phases
 from verax.privacy.guarantee import Guarantee
 from verax.randomness import Source
-from verax.training.checkpoint import plain, refuse_seed, refuse_shared, settings_of
-from verax.training.checkpoint_file import write_secret
+from verax.training.checkpoint import plain, refuse_seed, settings_of
+from verax.training.checkpoint_file import refuse_shared, write_secret
 from verax.training.checks.validators import refuse_factory, refuse_optimizer
 
 if TYPE_CHECKING:

@@ -13,11 +13,12 @@ from verax.federated.messages import Values
 from verax.federated.plan import Plan
 from verax.mechanism import Clipping, Mixed
 from verax.training.checks.validators import refuse_inner, refuse_loss, refuse_model
-from verax.training.clipping.clipper import MICRO_BATCH, Clipper, Inner, NotFinite
-from verax.training.clipping.flat_buffer import Flat
+from verax.training.clipping.clipper import MICRO_BATCH, Clipper, NotFiniteError
+from verax.training.clipping.flat_buffer import FlatBuffer
+from verax.training.clipping.local_update import Inner
 from verax.training.data.dataset import Data
 from verax.training.data.microbatch import part, runs
-from verax.training.gradients.loss import Criterion, PerRecord
+from verax.training.gradients.loss import Criterion, PerExampleLoss
 from verax.training.seeds import Draws
 
 
@@ -80,9 +81,9 @@ class Worker:
             parameter.data = piece.view_as(parameter)
         # Clip-groups are clients: many of them can go through one pass.
         clipping: Clipping = Mixed(plan.clip_norm) if plan.unit == "client" else plan.clipping
-        self._clipper = Clipper(model, PerRecord(loss), clipping, inner, micro_batch, draws)
+        self._clipper = Clipper(model, PerExampleLoss(loss), clipping, inner, micro_batch, draws)
         self._micro_batch = micro_batch
-        self._flat = Flat(parameters)
+        self._flat = FlatBuffer(parameters)
 
     @property
     def dimension(self) -> int:
@@ -96,8 +97,8 @@ class Worker:
     def take(self, data: Data, chosen: Numbers) -> Any:
         """These records as a batch; refused if making it mixes records (``Data.watch``)."""
         batch = data.take(chosen)
-        if data.watched is not None:
-            data.watched.refuse_mixing(self.model, self._clipper.losses)
+        if data.collate_check is not None:
+            data.collate_check.refuse_mixing(self.model, self._clipper.losses)
         return batch
 
     def total(self, batch: Any, records: int) -> Values:
@@ -106,7 +107,7 @@ class Worker:
         self._flat.buffer.zero_()
         try:
             self._clipper.add(batch, records, self._flat)
-        except NotFinite:
+        except NotFiniteError:
             self._flat.buffer.zero_()
             self._add_finite(
                 batch, [records] if isinstance(self._clipper.clipping, Mixed) else [1] * records
@@ -135,7 +136,7 @@ class Worker:
         before, records = self._flat.buffer.clone(), sum(sizes)
         try:
             self._clipper.add(batch, records, self._flat, sizes)
-        except NotFinite:
+        except NotFiniteError:
             self._flat.buffer.copy_(before)
             if len(sizes) > 1:
                 half = len(sizes) // 2

@@ -1,27 +1,9 @@
-"""The ledger: what a run released, recorded before it is released, and what it proves.
+"""The ledger: what a run released, recorded before it is released, and what it proves; no torch."""
 
-It needs no torch. Importing this package loads nothing: names are imported on first use.
-"""
-
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from verax.ledger.entries import DamagedLedger, LedgerError
-    from verax.ledger.file import LedgerBusy
-    from verax.ledger.ledger import Ledger, LeftMechanism, RunOver, read
-    from verax.ledger.run import Run
-
-_HOME = {
-    "DamagedLedger": "entries",
-    "Ledger": "ledger",
-    "LedgerBusy": "file",
-    "LedgerError": "entries",
-    "LeftMechanism": "ledger",
-    "Run": "run",
-    "RunOver": "ledger",
-    "read": "ledger",
-}
+from verax.ledger.entries import DamagedLedger, LedgerError
+from verax.ledger.file import LedgerBusy
+from verax.ledger.ledger import Ledger, LeftMechanism, RunOver, read
+from verax.ledger.run import Run
 
 __all__ = [
     "DamagedLedger",
@@ -33,10 +15,3 @@ __all__ = [
     "RunOver",
     "read",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Import a public name from the module it lives in."""
-    if name in _HOME:
-        return getattr(import_module(f"verax.ledger.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'verax.ledger' has no attribute {name!r}")

@@ -13,16 +13,17 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from io import IOBase
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import Any
 
 from verax import checks
 from verax.description import describe, restore
 from verax.display import visible
 from verax.durable import FIRST_HASH, chain_line, encode
+from verax.ledger.clip_norms import NormSchedule
 from verax.mechanism import UNITS, Phases
 
 # Formats: the first; with a clip norm for every round; with another unit than records.
@@ -47,10 +48,6 @@ _CUT = "cut short by a crash"
 _RUN = "[0-9a-f]{32}"
 _TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00"
 _VERSION = r"[\w.+!-]{1,100}"
-# Clip norms of all rounds: norms, and for how many rounds each.
-Schedule = tuple[tuple[float, int], ...]
-# Clip norms of the rounds, by their numbers from 0.
-Norms = Callable[[int], float] | Sequence[float]
 _RESTORE = "Restore the file from a copy; without one, charge the whole declared run"
 
 
@@ -61,41 +58,13 @@ class LedgerError(ValueError):
         super().__init__(visible(message))  # file names and contents are others' words
 
 
-class DamagedLedger(LedgerError):  # noqa: N818 - public name, says what is wrong
+class DamagedLedger(LedgerError):
     """The file is not what a ledger wrote: names the file, the line, and what is wrong with it."""
 
 
 def damaged_line_error(name: str, line: int, what: str) -> DamagedLedger:
     """The error for one line of one file."""
     return DamagedLedger(f"{name}, line {line}: {what}. {_RESTORE}")
-
-
-def schedule_of(norms: Sequence[float], rounds: int) -> Schedule:
-    """A clip norm for every round, as a ledger declares it.
-
-    >>> schedule_of([2.0, 2.0, 1.0], 3)
-    ((2.0, 2), (1.0, 1))
-    """
-    if len(norms) != rounds:
-        raise ValueError(
-            f"clip_norms must have one norm for each of the {rounds} rounds, got {len(norms)}"
-        )
-    each = (
-        checks.positive(f"clip_norms of round {number}", norm) for number, norm in enumerate(norms)
-    )
-    return tuple((norm, len(list(same))) for norm, same in groupby(each))
-
-
-def norms_of(norms: Norms, rounds: int) -> list[float]:
-    """The clip norm of every round; a function is called for all rounds at once."""
-    if not callable(norms) and not isinstance(norms, Iterable):
-        raise ValueError(
-            f"clip_norms must be a list of {rounds} norms or a function of the round's number, "
-            f"got {norms!r}: one norm for all rounds is the clipping's own, such as "
-            "Individual(norm=1.0)"
-        )
-    found = [norms(number) for number in range(rounds)] if callable(norms) else list(norms)
-    return [norm for norm, times in schedule_of(found, rounds) for _ in range(times)]
 
 
 @dataclass(frozen=True)
@@ -109,7 +78,7 @@ class Header:
     verax: str
     population: int | None = None
     insecure_seed: bool = False
-    clip_norms: Schedule | None = None
+    clip_norms: NormSchedule | None = None
     """If the clip norm changes; the noise of a round is the multiplier times its norm."""
     unit: str = "record"
     """Who is protected as a whole: a record, or a client."""
@@ -396,7 +365,7 @@ def _header_text(entry: dict[str, Any], name: str, pattern: str) -> str:
     return found
 
 
-def _schedule(found: Any, phases: Phases) -> Schedule:
+def _schedule(found: Any, phases: Phases) -> NormSchedule:
     """The declared clip norms, for all rounds and no more."""
     schedule = tuple(
         (checks.positive("clip_norms", norm), checks.count("clip_norms", rounds))

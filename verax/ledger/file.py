@@ -15,7 +15,7 @@ if sys.platform != "win32":
     import fcntl
 
 
-class LedgerBusy(LedgerError):  # noqa: N818 - public name, says what is wrong
+class LedgerBusy(LedgerError):
     """Another process, another object of this process or a running call is writing the ledger."""
 
 

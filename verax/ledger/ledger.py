@@ -21,42 +21,28 @@ from typing import Any, NoReturn
 import verax
 from verax import checks
 from verax.durable import append, refuse_device, sync_directory
+from verax.ledger.clip_norms import NormSchedule, schedule_of
 from verax.ledger.entries import (
-    DamagedLedger,
     Event,
     Header,
     LedgerError,
     Log,
-    Schedule,
     lines_of,
     parse,
     reason_of,
-    schedule_of,
 )
 from verax.ledger.file import LedgerBusy, LedgerFile, complete, is_unused, locked
 from verax.ledger.run import Run
 from verax.mechanism import UNITS, Mechanism, Phases
 
-__all__ = [
-    "DamagedLedger",
-    "Ledger",
-    "LedgerBusy",
-    "LedgerError",
-    "LeftMechanism",
-    "Run",
-    "RunOver",
-    "locked",
-    "read",
-]
-
 Path = str | os.PathLike[str]
 
 
-class LeftMechanism(LedgerError):  # noqa: N818 - public name, says what happened
+class LeftMechanism(LedgerError):
     """The run did something its mechanism does not describe. The round was not released."""
 
 
-class RunOver(LedgerError):  # noqa: N818 - public name, says what is wrong
+class RunOver(LedgerError):
     """The run was finished or stopped, and nothing can be added to it."""
 
 
@@ -195,7 +181,7 @@ class Ledger:
         return self._log.header.run
 
     @property
-    def clip_norms(self) -> Schedule | None:
+    def clip_norms(self) -> NormSchedule | None:
         """The declared clip norms and the rounds of each, if they are not the mechanism's own."""
         return self._log.header.clip_norms
 

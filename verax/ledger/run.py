@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from verax import checks
 from verax.display import visible
-from verax.ledger.entries import Event, LedgerError, Log, Schedule
+from verax.ledger.clip_norms import NormSchedule
+from verax.ledger.entries import Event, LedgerError, Log
 from verax.mechanism import Individual, Mechanism, Phases
 from verax.privacy.curves.exposure import NoiselessRounds
 from verax.privacy.guarantee import Bracket, Guarantee
@@ -55,7 +56,7 @@ class Run:
     insecure_seed: bool
     torn: bool
     """Whether a crash cut the last line short. If it may have been a round, it counts as one."""
-    clip_norms: Schedule | None = None
+    clip_norms: NormSchedule | None = None
     """The declared clip norms and for how many rounds each, if they are not the mechanism's own."""
     unit: str = "record"
     """Who is protected as a whole: a record, or a client."""

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verax import checks
-from verax.randomness.keystream import KEY_BYTES, Keystream, Words
+from verax.randomness.keystream import KEY_BYTES, Keystream, Secret, Words
 
-FEW = 16  # draws below which word by word is as fast
+# Draws below which word by word is as fast.
+FEW = 16
 NAME = "AES256CTR"
 FIELDS = ("bit_generator", "secure", "key", "position")
 
@@ -41,7 +42,7 @@ class _Interface(ctypes.Structure):
     )
 
 
-class Bits(np.random.BitGenerator):
+class Bits(Secret, np.random.BitGenerator):
     """The words of a keystream as a numpy bit generator.
 
     Args:
@@ -53,7 +54,7 @@ class Bits(np.random.BitGenerator):
     def __init__(self, stream: Keystream, secure: bool) -> None:
         super().__init__(0)  # the seed is not used
         self.stream, self.secure = stream, secure
-        word = _unfailing(stream)
+        word = _words_for_c(stream)
         # numpy keeps pointers to these functions, so they must live as long as this object.
         self._functions = (
             _Word64(lambda _: word()),
@@ -65,11 +66,6 @@ class Bits(np.random.BitGenerator):
         interface = _Interface.from_address(address(self.capsule, b"BitGenerator"))
         interface.next_uint64, interface.next_uint32, interface.next_double = self._functions
         interface.next_raw = self._functions[0]
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a random source must not be copied or pickled: the copy would repeat its randomness"
-        )
 
     @property
     def state(self) -> Mapping[str, Any]:
@@ -119,7 +115,7 @@ def key_from(text: Any) -> bytes:
         ) from None
 
 
-def _unfailing(stream: Keystream) -> Callable[[], int]:
+def _words_for_c(stream: Keystream) -> Callable[[], int]:
     """Words for C, which cannot be told of an exception: it would take the word for zero.
 
     After a failure, a fork or an interrupt, C gets fresh words from the operating system, and the
@@ -129,24 +125,19 @@ def _unfailing(stream: Keystream) -> Callable[[], int]:
     def word() -> int:
         try:
             return stream.word()
-        except BaseException as error:  # noqa: BLE001 - kept, and raised by the stream's next check
+        except BaseException as error:  # kept, and raised by the stream's next check
             stream.failure = stream.failure or error
             return int.from_bytes(os.urandom(8), "little")
 
     return word
 
 
-class BulkGenerator(np.random.Generator):
+class BulkGenerator(Secret, np.random.Generator):
     """A numpy Generator whose array draws read the keystream in bulk; the values differ."""
 
     def __init__(self, bits: Bits) -> None:
         super().__init__(bits)
         self._stream = bits.stream
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a random source must not be copied or pickled: the copy would repeat its randomness"
-        )
 
     def _words(self, size: int) -> Words:
         with self.bit_generator.lock:
@@ -183,7 +174,7 @@ class BulkGenerator(np.random.Generator):
         while True:
             keys = self._words(size)
             if bits <= 18:  # key and place in one word: sorting is faster than argsorting
-                keys, order = _sorted(np.right_shift(keys, bits), bits)
+                keys, order = _sort_with_places(np.right_shift(keys, bits), bits)
             else:
                 order = np.argsort(keys)
                 keys = keys[order]
@@ -199,7 +190,7 @@ class BulkGenerator(np.random.Generator):
             missing = size - first.size
             more = self._below(population, missing + missing * size // population + 8)
             drawn = np.concatenate((drawn, more.astype(np.uint64, copy=False)))
-            numbers, places = _sorted(drawn, drawn.size.bit_length())
+            numbers, places = _sort_with_places(drawn, drawn.size.bit_length())
             first = places[np.concatenate(([True], numbers[1:] != numbers[:-1]))]
         first.sort()
         return drawn[first[:size]].astype(np.int64)
@@ -215,7 +206,12 @@ class BulkGenerator(np.random.Generator):
         """As numpy's; in bulk for one range of any integer type."""
         bottom, top = (0, low) if high is None else (low, high)
         kind = np.dtype(dtype)
-        if kind.kind in "iu" and _whole(bottom) and _whole(top) and (count := _count(size)) >= FEW:
+        if (
+            kind.kind in "iu"
+            and _is_whole_number(bottom)
+            and _is_whole_number(top)
+            and (count := _number_of_draws(size)) >= FEW
+        ):
             bottom, span = int(bottom), int(top) - int(bottom) + bool(endpoint)
             if np.iinfo(kind).min <= bottom and 1 <= span <= np.iinfo(kind).max - bottom + 1:
                 drawn = self._below(span, count)
@@ -226,13 +222,17 @@ class BulkGenerator(np.random.Generator):
 
     def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
         """As numpy's, multiples of 2^-53; in bulk for arrays of doubles."""
-        if np.dtype(dtype) == np.float64 and out is None and (count := _count(size)) >= FEW:
+        if (
+            np.dtype(dtype) == np.float64
+            and out is None
+            and (count := _number_of_draws(size)) >= FEW
+        ):
             return (np.right_shift(self._words(count), 11) * 2.0**-53).reshape(size)
         return super().random(size, dtype, out)
 
     def permutation(self, x: Any, axis: int = 0) -> Any:
         """As numpy's; in bulk for numbers and flat arrays."""
-        if _whole(x) and x >= FEW:
+        if _is_whole_number(x) and x >= FEW:
             return self._order(int(x))
         if isinstance(x, np.ndarray) and x.ndim == 1 and len(x) >= FEW:
             return x[self._order(len(x))]
@@ -255,24 +255,24 @@ class BulkGenerator(np.random.Generator):
         shuffle: bool = True,
     ) -> Any:
         """As numpy's; in bulk for a flat draw of different numbers."""
-        plain = not replace and p is None and _whole(a) and _whole(size)
+        plain = not replace and p is None and _is_whole_number(a) and _is_whole_number(size)
         if plain and FEW <= size <= a and int(a).bit_length() + int(size).bit_length() <= 60:
             return self._subset(int(a), int(size))
         return super().choice(a, size, replace, p, axis, shuffle)
 
 
-def _sorted(keys: Words, bits: int) -> tuple[Words, NDArray[np.int64]]:
+def _sort_with_places(keys: Words, bits: int) -> tuple[Words, NDArray[np.int64]]:
     """The keys in increasing order and their places, by a stable sort of one word for both."""
     packed = np.left_shift(keys, bits) | np.arange(keys.size, dtype=np.uint64)
     packed.sort()
     return np.right_shift(packed, bits), (packed & np.uint64((1 << bits) - 1)).astype(np.int64)
 
 
-def _whole(value: Any) -> bool:
+def _is_whole_number(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _count(size: Any) -> int:
+def _number_of_draws(size: Any) -> int:
     """How many draws a numpy ``size`` asks for; 0 for none that is an array's."""
     shape = size if isinstance(size, tuple | list) else (size,)
-    return math.prod(map(int, shape)) if all(map(_whole, shape)) else 0
+    return math.prod(map(int, shape)) if all(map(_is_whole_number, shape)) else 0

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]
 KEY_BYTES = 32
-AHEAD = 512  # words kept for single draws
-CHUNK = 2**15  # words of zeros to encrypt at a time
+# Words kept for single draws.
+AHEAD = 512
+# Words of zeros to encrypt at a time.
+CHUNK = 2**15
 ZEROS = memoryview(bytes(8 * CHUNK))
 
 _forks = 0
@@ -118,9 +120,8 @@ class Keystream(Secret):
                 stop = min(start + len(ZEROS), 8 * size)
                 self._cipher.update_into(ZEROS[: stop - start], target[start:stop])
             self._position += size
-        except (
-            BaseException
-        ) as error:  # an interrupt may have left the cipher and the position apart
+        except BaseException as error:
+            # An interrupt may have left the cipher and the position apart.
             self.failure = error
             raise
 

@@ -26,10 +26,11 @@ Buffer = NDArray[np.float32] | NDArray[np.float64]
 Places = NDArray[np.int64]
 
 COMPILED = _kernel is not None
-CHECKED = 600  # numbers on which the two are compared
+# Numbers on which the two are compared.
+CHECKED = 600
 PLACE = np.uint64(2**PLACE_BITS - 1)
 ONE = np.float64(1).view(np.uint64)
-# a double that is added to this, and less than a quarter of it, loses all but its whole part
+# A double that is added to this, and less than a quarter of it, loses all but its whole part.
 MAGIC = 1.5 * 2.0**52
 
 
@@ -51,7 +52,7 @@ class Loops(Protocol):
         """
 
 
-class InNumpy:
+class NumpyLoops:
     """One operation after the other."""
 
     def __init__(self, size: int) -> None:
@@ -98,7 +99,7 @@ class InNumpy:
         return doubts
 
 
-class Compiled:
+class CompiledLoops:
     """One pass for each of the three."""
 
     def __init__(self, size: int) -> None:
@@ -121,7 +122,7 @@ class Compiled:
         return self._places[:count].tolist() if count else []
 
 
-def agree(one: Loops, other: Loops) -> bool:
+def loops_agree(one: Loops, other: Loops) -> bool:
     """Whether both treat some hundred numbers alike, also those that show how sums round."""
     rng, t = np.random.default_rng(0), tables()
     words = rng.integers(0, 2**64, CHECKED, dtype=np.uint64)
@@ -147,11 +148,11 @@ def agree(one: Loops, other: Loops) -> bool:
 
 
 @cache
-def _trusted() -> bool:
+def _compiled_loops_work() -> bool:
     """Whether what the compiler made, of this source or an older one, does what it should."""
     if not COMPILED:
         return False
-    fine = agree(Compiled(CHECKED), InNumpy(CHECKED))
+    fine = loops_agree(CompiledLoops(CHECKED), NumpyLoops(CHECKED))
     if not fine:
         warnings.warn(
             "the compiled loops of the noise do not do what numpy does, so numpy does it: "
@@ -162,6 +163,6 @@ def _trusted() -> bool:
     return fine
 
 
-def fastest(size: int) -> Loops:
+def fastest_loops(size: int) -> Loops:
     """The compiled ones, if there are any and they do the same."""
-    return Compiled(size) if _trusted() else InNumpy(size)
+    return CompiledLoops(size) if _compiled_loops_work() else NumpyLoops(size)

@@ -19,16 +19,18 @@ from numpy.typing import NDArray
 
 from verax.randomness.exact import Spot, Uniform, below_curve, nearest
 from verax.randomness.keystream import Keystream, Secret, Words, derive
-from verax.randomness.loops import PLACE, Buffer, fastest
+from verax.randomness.loops import PLACE, Buffer, fastest_loops
 from verax.randomness.tables import PLACE_BITS, Floats, tables
 
 Numbers = NDArray[np.int64]
 
-# values at a time: enough to make the cost of a call small, little enough for the second-level
-# caches
+# Values at a time: enough to make the cost of a call small, little enough for the second-level
+# caches.
 BLOCK = 2**16
-FIRST = 2**8  # values that are drawn ahead at first; twice as many every time, up to a block
-FINENESS = 20  # the grid's step is more than 2^-21 and at most 2^-20 standard deviations
+# Values that are drawn ahead at first; twice as many every time, up to a block.
+FIRST = 2**8
+# The grid's step is more than 2^-21 and at most 2^-20 standard deviations.
+FINENESS = 20
 SLACK = 2.0**-24
 """Bounds the error, in steps, of a computed draw. The draw is off by less than 2^-46 standard
 deviations: at most 66 units of 2^-53 for the product, the sum and the scaling of a number below 32,
@@ -37,9 +39,10 @@ DOUBT = 2.0**-40
 """Bounds the relative error of the leftover's comparison: a number below 32 that is off by 2^-47,
 its square and the exponential of that make less than 2^-41; the few other roundings are of the
 order of 2^-53."""
-# steps; where the buffer reaches farther, whole steps are set aside before the noise is added
+# Steps; where the buffer reaches farther, whole steps are set aside before the noise is added.
 FAR = 2.0**32
-READ_AHEAD = 2**16  # words reserved for the further bits of one number
+# Words reserved for the further bits of one number.
+READ_AHEAD = 2**16
 
 
 def grid(sigma: float) -> float:
@@ -135,7 +138,7 @@ class Normals(Secret):
             Keystream(derive(key, "more")),
         )
         self._leftover = Leftover(derive(key, "leftover"), candidate)
-        self._tables, self._loops = tables(), fastest(BLOCK)
+        self._tables, self._loops = tables(), fastest_loops(BLOCK)
         self._bits, self._x = np.empty(BLOCK, dtype=np.uint64), np.empty(BLOCK)
         # which of the draws come from the leftover
         self._late: Numbers = np.empty(0, dtype=np.int64)

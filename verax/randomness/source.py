@@ -74,7 +74,7 @@ class Source(Secret):
         True
         """
         self._guard.check()
-        label = _word(label)
+        label = _checked_label(label)
         with self._lock:
             if label in self._spawned:
                 raise ValueError(
@@ -104,7 +104,7 @@ class Source(Secret):
         >>> round(float(Source.insecure(0).gaussian(np.empty(10_000), sigma=2.0).std()), 1)
         2.0
         """
-        flat, sigma = _flat("out", out), _deviation(sigma)
+        flat, sigma = _flat_view("out", out), _checked_deviation(sigma)
         self._guard.check()
         with self._lock:
             self._stream().fill(flat, sigma)
@@ -117,7 +117,7 @@ class Source(Secret):
         arithmetic did: a post-processing of the Gaussian mechanism, so it is exactly as private.
         See docs/noise.md. If it is interrupted, part of the buffer has no noise: throw it away.
         """
-        flat, sigma = _flat("buffer", buffer), _deviation(sigma)
+        flat, sigma = _flat_view("buffer", buffer), _checked_deviation(sigma)
         self._guard.check()
         with self._lock:
             self._stream().add(flat, sigma)
@@ -130,7 +130,7 @@ class Source(Secret):
         >>> Source.grid(1.0) == 2.0**-20
         True
         """
-        return grid(_deviation(sigma))
+        return grid(_checked_deviation(sigma))
 
     def state(self) -> dict[str, Any]:
         """Everything :meth:`restore` needs, JSON-able.
@@ -152,7 +152,7 @@ class Source(Secret):
         Only for repeating interrupted work exactly: the same noise on another sum would give both
         sums away.
         """
-        state = _fields(state)
+        state = _checked_state(state)
         source = cls(key_from(state["key"]), state["secure"])
         source._spawned = set(state["spawned"])
         if state["normals"] is not None:
@@ -170,13 +170,13 @@ class Source(Secret):
         return self._normals
 
 
-def _word(label: Any) -> str:
+def _checked_label(label: Any) -> str:
     if not isinstance(label, str) or not label:
         raise ValueError(f"label must be a word, got {label!r}")
     return label
 
 
-def _fields(state: Any) -> dict[str, Any]:
+def _checked_state(state: Any) -> dict[str, Any]:
     if (
         not isinstance(state, dict)
         or set(state) != set(FIELDS)
@@ -189,14 +189,14 @@ def _fields(state: Any) -> dict[str, Any]:
     return state
 
 
-def _deviation(sigma: Any) -> float:
+def _checked_deviation(sigma: Any) -> float:
     value = checks.positive("sigma", sigma)
     if not 1e-200 <= value <= 1e200:
         raise ValueError(f"sigma must lie between 1e-200 and 1e200, got {sigma!r}")
     return value
 
 
-def _flat(name: str, array: Any) -> Any:
+def _flat_view(name: str, array: Any) -> Any:
     """The array's own memory as a flat array; a silent copy would leave the caller unnoised."""
     if not isinstance(array, np.ndarray) or array.dtype not in _KINDS:
         kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__

@@ -24,9 +24,11 @@ INDEX_BITS = 12
 PLACE_BITS = 52
 MASS = 2.0**-INDEX_BITS
 GRAIN = 2.0**-44
-LAST = 32.0  # the law ends here: beyond lies a probability below 2e-224
-STRIP = 0.25  # width of the strips of the tail
-# the rectangles stay this much below the curve, the envelope above: far more than rounding errors
+# The law ends here: beyond lies a probability below 2e-224.
+LAST = 32.0
+# Width of the strips of the tail.
+STRIP = 0.25
+# The rectangles stay this much below the curve, the envelope above: far more than rounding errors.
 MARGIN = 2.0**-30
 
 

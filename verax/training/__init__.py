@@ -8,22 +8,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from verax.ledger.entries import DamagedLedger, LedgerError
-    from verax.ledger.ledger import Ledger, LedgerBusy, LeftMechanism, RunOver
-    from verax.ledger.run import Run
+    from verax.ledger import (
+        DamagedLedger,
+        Ledger,
+        LedgerBusy,
+        LedgerError,
+        LeftMechanism,
+        Run,
+        RunOver,
+    )
     from verax.training.checks.independence import MixedRecords
-    from verax.training.clipping.clipper import LocalSteps
+    from verax.training.clipping.local_update import LocalSteps
     from verax.training.diagnostics import PublicLog
     from verax.training.distributed import LostProcess
-    from verax.training.loop import Fitted, Interrupted, fit
+    from verax.training.fitting import Fitted, Interrupted, fit
     from verax.training.trainer import PrivateTrainer
 
 _HOME = {
-    "Fitted": "training.loop",
-    "Interrupted": "training.loop",
-    "LocalSteps": "training.clipping.clipper",
+    "Fitted": "training.fitting",
+    "Interrupted": "training.fitting",
+    "LocalSteps": "training.clipping.local_update",
     "LostProcess": "training.distributed",
-    "fit": "training.loop",
+    "fit": "training.fitting",
     "MixedRecords": "training.checks.independence",
     "PrivateTrainer": "training.trainer",
     "PublicLog": "training.diagnostics",

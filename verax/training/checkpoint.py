@@ -1,31 +1,25 @@
-"""Saved states of a training run: which run may load them, and the file that keeps them."""
+"""What a checkpoint holds of a training run, and which run may resume from it."""
 
 from __future__ import annotations
 
 import os
-import sys
-import time
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from verax import checks
-from verax.ledger.entries import schedule_of
-from verax.ledger.ledger import Ledger, LedgerBusy, RunOver, locked
+from verax.ledger.ledger import Ledger
 from verax.mechanism import Mechanism
-from verax.randomness import Source
-from verax.training.checkpoint_file import UNREADABLE_ERRORS, temporary_path
+from verax.training.checkpoint_file import UNREADABLE_ERRORS
 
-_SHARE = 0.05  # of the time that may be spent on writing states
+Schedule: TypeAlias = torch.optim.lr_scheduler.LRScheduler
+
 _PLAIN = (bool, int, float, str, type(None))
-_HELD = {
+_FIELDS = {
     "mechanism",
     "clip_norms",
     "run",
@@ -39,13 +33,49 @@ _HELD = {
 }
 
 
+@dataclass(frozen=True)
+class RunDeclaration:
+    """What a run declares before its first round: public facts only."""
+
+    mechanism: Mechanism
+    clip_norms: list[float] | None
+    """One for every round, if they are not the clipping's own."""
+    records: int | None
+    """By which updates are scaled, if that is not the data set's own number."""
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the whole run has."""
+        return len(self.mechanism.sampler)
+
+    def clip_norm(self, number: int) -> float:
+        """The clip norm of a round."""
+        return self.mechanism.clipping.norm if self.clip_norms is None else self.clip_norms[number]
+
+
+@dataclass
+class Progress:
+    """How far a run is, and what must be said of it."""
+
+    rounds: int = 0
+    resumed: bool = False
+    """Whether there is a checkpoint to resume from."""
+    secure: bool = True
+    """Whether nobody chose the seed."""
+    unrecorded: bool = False
+    """Whether rounds may have been released that no ledger knows."""
+
+    def set_from(self, state: dict[str, Any]) -> None:
+        """Be where a checkpoint is, with the rounds that the ledger knows beyond it."""
+        self.rounds = state["rounds"] + state["spent"]
+        self.unrecorded, self.secure = state["blind"], state["secure"]
+
+
 def read_state(
     path: str | os.PathLike[str],
-    mechanism: Mechanism,
-    norms: list[float] | None,
-    records: int | None,
+    run: RunDeclaration,
     ledger: Ledger | None,
-    schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+    schedule: Schedule | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:
     """A state that ``PrivateTrainer.save`` wrote, if it is of this very run.
@@ -53,28 +83,28 @@ def read_state(
     "spent" is how many rounds the ledger knows beyond it, "blind" whether there may be some that no
     ledger knows, and "secure" whether nobody chose the seed.
     """
+    name = os.fspath(path)
     try:
         state: Any = torch.load(path, weights_only=True, map_location=device)
     except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
     except UNREADABLE_ERRORS:
         state = None
-    if not isinstance(state, dict) or not state.keys() >= _HELD:
+    if not isinstance(state, dict) or not state.keys() >= _FIELDS:
         raise ValueError(
-            f"path must be a state that save() wrote, got {os.fspath(path)!r}, which is none, or a "
+            f"path must be a state that save() wrote, got {name!r}, which is none, or a "
             "damaged one: name another file; a run whose state is lost cannot go on"
         )
-    for what, mine in (("mechanism", repr(mechanism)), ("clip_norms", norms)):
+    for what, mine in (("mechanism", repr(run.mechanism)), ("clip_norms", run.clip_norms)):
         if state[what] != mine:
             raise ValueError(f"path must hold a run of {what} {mine}, got one of {state[what]}")
-    if state.setdefault("population", records) != records:
+    if state.setdefault("population", run.records) != run.records:
         raise ValueError(
-            f"records must be {state['population']} as in the run of {os.fspath(path)!r}, got "
-            f"{records}"
+            f"records must be {state['population']} as in the run of {name!r}, got {run.records}"
         )
     if (state.setdefault("schedule", None) is None) != (schedule is None):
         raise ValueError(
-            f"schedule must be given as it was in the run of {os.fspath(path)!r}, got {schedule!r}"
+            f"schedule must be given as it was in the run of {name!r}, got {schedule!r}"
         )
     state["spent"] = 0
     if ledger is not None:
@@ -82,8 +112,8 @@ def read_state(
         state["spent"] = ledger.released - state["rounds"]
     elif state["run"] is not None:
         raise ValueError(
-            f"ledger must be that of the run in {os.fspath(path)!r}, got None: rounds would be "
-            "released that its ledger does not know"
+            f"ledger must be that of the run in {name!r}, got None: rounds would be released that "
+            "its ledger does not know"
         )
     elif state["sampling"] is not None:  # after the last round nothing can be released any more
         state["blind"] = True
@@ -112,33 +142,29 @@ def _refuse_ledger(state: dict[str, Any], ledger: Ledger) -> None:
         )
 
 
-def random_sources(seeds: dict[str, Any] | None) -> dict[str, Source]:
-    """The sources of noise, clip-groups and dropout: fresh, or as a seeded run saved them."""
-    if seeds is not None:
-        return {use: Source.restore(seed) for use, seed in seeds.items()}
-    fresh = Source.system()
-    return {use: fresh.spawn(use) for use in ("noise", "clip-groups", "draws")}
-
-
-def skip_rounds(
-    drawn: Iterator[Any], schedule: torch.optim.lr_scheduler.LRScheduler | None, rounds: int
-) -> None:
-    """Draw and drop the batches of rounds that were released after the state was saved."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch misses the optimizer's own step
-        for _ in range(rounds):
-            next(drawn)
-            if schedule is not None:
-                schedule.step()
+def training_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule | None
+) -> dict[str, Any]:
+    """What ``restore_state`` needs of weights, optimizer and schedule."""
+    return {
+        "model": model.state_dict(),
+        "optimizer": plain(optimizer.state_dict()),
+        "schedule": None if schedule is None else plain(schedule.state_dict()),
+        "kinds": {"optimizer": type(optimizer).__name__, "schedule": type(schedule).__name__},
+        "settings": settings_of(optimizer),
+    }
 
 
 def restore_state(
     state: dict[str, Any],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    schedule: torch.optim.lr_scheduler.LRScheduler | None,
+    schedule: Schedule | None,
 ) -> None:
-    """Restore weights, optimizer and schedule, which must be of the saved kinds."""
+    """Restore weights, optimizer and schedule, which must be of the saved kinds.
+
+    The schedule is stepped as in the rounds that were released after the state was saved.
+    """
     for what, now in (("optimizer", optimizer), ("schedule", schedule)):
         kind = state.get("kinds", {}).get(what)
         if kind not in (None, type(now).__name__):
@@ -164,19 +190,23 @@ def restore_state(
         model.load_state_dict(state["model"])
     except RuntimeError as error:
         raise ValueError(
-            f"model must be that of the saved run, got another: {_line(error)}"
+            f"model must be that of the saved run, got another: {_in_one_line(error)}"
         ) from error
     try:
         optimizer.load_state_dict(state["optimizer"])
     except ValueError as error:
         raise ValueError(
-            f"optimizer must be over the parameters of the saved run: {_line(error)}"
+            f"optimizer must be over the parameters of the saved run: {_in_one_line(error)}"
         ) from error
     if schedule is not None:
         schedule.load_state_dict(state["schedule"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch misses the optimizer's own step
+            for _ in range(state["spent"]):
+                schedule.step()
 
 
-def _line(error: Exception) -> str:
+def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
@@ -196,147 +226,6 @@ def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {
         name: made[name] for name, found in leaves.items() if all(type(x) in _PLAIN for x in found)
     }
-
-
-def refuse_shared(state: str | os.PathLike[str], others: Mapping[str, Any]) -> None:
-    """Refuse a state that is another file of the run, too: it would be overwritten."""
-    mine = {os.path.realpath(path) for path in (state, temporary_path(state))}
-    for what, path in others.items():
-        if path is not None and os.path.realpath(path) in mine:
-            raise ValueError(
-                f"state must be a file of its own, got {os.fspath(state)!r}, which is the {what}, "
-                "too"
-            )
-
-
-class StateFile:
-    """Where a run keeps its state while it goes on; writing takes at most a twentieth of the time.
-
-    It is held by one process: two that went on from the same state would release the same batches.
-
-    Args:
-        path: of the file; if it is there, the run goes on from it.
-        others: files of the same run by what they are.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], others: Mapping[str, Any]) -> None:
-        self.path = Path(path)
-        checks.writable("state", path)
-        refuse_shared(path, others)
-        self._due = 0.0
-        self._closed = False
-        self._new = False  # whether there was no file
-        self._fd: int | None = None  # of the file that is there, as far as this process knows
-        self._let_go: Callable[[], Any] = lambda: None
-        _FILES.add(self)
-
-    def hold(self) -> bool:
-        """Lock the file, which is created empty if needed; whether it holds a run to resume."""
-        if sys.platform == "win32":
-            return self.path.exists()
-        self._new = not self.path.exists()
-        fd = locked(str(self.path), os.O_CREAT)
-        self._let_go()
-        self._fd, self._let_go = fd, weakref.finalize(self, os.close, fd)
-        return os.fstat(fd).st_size > 0
-
-    def keep(self, save: Callable[[Path], None], late: bool) -> None:
-        """Save if it is time, or ``late`` and there will be no other time."""
-        started = time.monotonic()
-        if self._closed if late else started < self._due:
-            return
-        if self._closed or not self._mine():
-            raise LedgerBusy(
-                f"{self.path} was let go, or replaced by another process: this trainer cannot go on"
-            )
-        save(self.path)
-        ended = time.monotonic()
-        self._due = ended + (ended - started) / _SHARE
-
-    def _mine(self) -> bool:
-        if sys.platform == "win32" or not self.path.exists():
-            return True
-        return self._fd is not None and os.path.samestat(os.fstat(self._fd), self.path.stat())
-
-    def tell_over(self) -> None:
-        """Warn that the run is over, so that no other setting can have an effect."""
-        warnings.warn(
-            f"the run in {self.path} is over: nothing was trained, the last weights that it kept "
-            "were loaded",
-            UserWarning,
-            stacklevel=4,
-        )
-
-    def written(self, path: str | os.PathLike[str]) -> None:
-        """A state was put there, which is a new file: if it is this one, hold that."""
-        if not self._closed and os.path.realpath(path) == os.path.realpath(self.path):
-            self.hold()
-
-    def close(self) -> None:
-        """Let others go on from it."""
-        if self._new and self._fd is not None and os.fstat(self._fd).st_size == 0 and self._mine():
-            self.path.unlink(missing_ok=True)
-        self.forget()
-
-    def forget(self) -> None:
-        """Have no more to do with it."""
-        self._closed, self._fd = True, None
-        self._let_go()
-
-    def ledger(
-        self, path: Path, mechanism: Mechanism, begin: Callable[[], Ledger], goes_on: bool
-    ) -> Ledger:
-        """The ledger of the run that is kept here, or that of one that begins."""
-        if not goes_on:
-            return begin()
-        if not path.exists():
-            raise ValueError(
-                f"ledger must be that of the run in {self.path}, got {path}, which is not there: "
-                "bring it back, leave it out if that run had none, or take the state away to begin "
-                "anew"
-            )
-        try:
-            return Ledger.open(path, mechanism, finished=True)
-        except RunOver as error:
-            error.add_note(f'The last weights that were kept are in {self.path}, under "model".')
-            raise
-
-
-_FILES: weakref.WeakSet[StateFile] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    """Let go in a forked child, which must not keep the lock if its parent dies."""
-    for file in list(_FILES):
-        file.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
-
-
-def refuse_other_run(
-    ledger: Ledger,
-    mechanism: Mechanism,
-    norms: list[float] | None,
-    records: int | None,
-    secure: bool,
-) -> None:
-    """Refuse a ledger that declares another run than the one to be trained."""
-    declared = None if norms is None else schedule_of(norms, len(mechanism.sampler))
-    for what, theirs, mine in (
-        ("mechanism", ledger.mechanism.mechanisms, (mechanism,)),
-        ("clip_norms", ledger.clip_norms, declared),
-    ):
-        if theirs != mine:
-            raise ValueError(
-                f"ledger must declare the {what} that is trained, {mine!r}, got one with {theirs!r}"
-            )
-    if ledger.population != records and (ledger.released > 0 or ledger.population is not None):
-        raise ValueError(
-            f"records must be the {ledger.population} that {ledger.path} declares, got {records}"
-        )
-    refuse_seed(ledger, secure)
 
 
 def refuse_seed(ledger: Ledger, secure: bool) -> None:

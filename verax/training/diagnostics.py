@@ -16,7 +16,6 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,15 +24,17 @@ from torch import Tensor, nn
 from verax import checks
 from verax.training.checks.trial_runs import mean_loss, without_shortcuts
 from verax.training.clipping.clipper import Clipper
-from verax.training.clipping.flat_buffer import Flat
+from verax.training.clipping.flat_buffer import FlatBuffer
 from verax.training.data.containers import has_target
 from verax.training.data.microbatch import slices
+from verax.training.data.round import DrawnBatch
 
 NOTE = (
     "Computed from private data without noise: NOT covered by the guarantee. For those who may see "
     "the data; do not release, and delete it with them."
 )
-MOST_LINES = 2_000  # of one run: of longer ones every so many rounds are looked at
+# Of one run: of longer ones every so many rounds are looked at.
+MOST_LINES = 2_000
 
 
 class Diagnostics:
@@ -65,34 +66,35 @@ class Diagnostics:
                 f"diagnostics must be a new file in an existing directory, got {self._path!r}: "
                 f"{error.strerror}"
             ) from error
-        _append(self._path, {"note": NOTE})
+        _append_line(self._path, {"note": NOTE})
 
-    def adding(self, clipper: Clipper, number: int) -> Callable[..., None]:
-        """The clipper's ``add`` for this round, which also writes a line if one is due."""
-        return clipper.add if number % self._every else partial(self._add, clipper, number)
-
-    def _add(
-        self, clipper: Clipper, number: int, batch: Any, records: int, into: Flat, groups: Any
-    ) -> None:
+    def add(self, clipper: Clipper, batch: DrawnBatch, into: FlatBuffer, norm: float) -> None:
+        """Add the clipped sum of the batch, and write a line if one is due."""
+        due = batch.number % self._every == 0
         norms: list[Tensor] = []
-        clipper.norms = norms.append
-        try:
-            clipper.add(batch, records, into, groups)
-        finally:
-            clipper.norms = None
-        bound = clipper.clipping.norm
-        found: dict[str, float] = {"clip_norm": bound}
+        observe = norms.append if due else None
+        clipper.add(batch.data, batch.records, into, batch.groups, norm, observe)
+        if due:
+            self._write(clipper, batch, into, norm, norms)
+
+    def _write(
+        self,
+        clipper: Clipper,
+        batch: DrawnBatch,
+        into: FlatBuffer,
+        norm: float,
+        norms: list[Tensor],
+    ) -> None:
+        found: dict[str, float] = {"clip_norm": norm}
         if self._noise > 0.0:
-            length = self._noise * bound * math.sqrt(len(into.buffer))  # about that of the noise
+            length = self._noise * norm * math.sqrt(len(into.buffer))  # about that of the noise
             found["signal_to_noise"] = (
                 into.denominator * float(torch.linalg.vector_norm(into.buffer)) / length
             )
         if norms:
-            found |= _norms(torch.cat([some.reshape(-1).float() for some in norms]), bound)
-            found |= _scores(clipper, batch, records)
-        _append(
-            self._path, {"round": number + 1} | {k: v for k, v in found.items() if math.isfinite(v)}
-        )
+            found |= _norms(torch.cat([some.reshape(-1).float() for some in norms]), norm)
+            found |= _scores(clipper, batch.data, batch.records)
+        _append(self._path, batch.number + 1, found)
 
 
 def _norms(norms: Tensor, bound: float) -> dict[str, float]:
@@ -106,27 +108,27 @@ def _norms(norms: Tensor, bound: float) -> dict[str, float]:
 def _scores(clipper: Clipper, batch: Any, records: int) -> dict[str, float]:
     """Mean loss of the batch, and accuracy where outputs are classes, before the step."""
     losses, right = 0.0, 0
-    with torch.random.fork_rng(devices=[]):  # whoever looks changes nothing
+    with torch.random.fork_rng(devices=[]):  # diagnostics change no later draw
         for piece, size in slices(batch, clipper.micro_batch, records):
             outputs: list[Any] = []
-            handle = clipper.model.register_forward_hook(_keep(outputs))
+            handle = clipper.model.register_forward_hook(_collect(outputs))
             try:
                 losses += size * float(mean_loss(clipper.losses(clipper.model, piece), size))
             finally:
                 handle.remove()
-            hits = _hits(piece, outputs)
+            hits = _right_classes(piece, outputs)
             right = -1 if hits is None or right < 0 else right + hits
     return {"loss": losses / records} | ({"accuracy": right / records} if right >= 0 else {})
 
 
-def _keep(outputs: list[Any]) -> Callable[[nn.Module, Any, Any], None]:
+def _collect(outputs: list[Any]) -> Callable[[nn.Module, Any, Any], None]:
     def hook(module: nn.Module, inputs: Any, output: Any) -> None:
         outputs.append(output)
 
     return hook
 
 
-def _hits(batch: Any, outputs: list[Any]) -> int | None:
+def _right_classes(batch: Any, outputs: list[Any]) -> int | None:
     """How many outputs name the right class; None if they are not scores of classes."""
     if not has_target(batch) or len(outputs) != 1:
         return None
@@ -181,11 +183,14 @@ class PublicLog:
         """Write a line, if it is time for one: after ``rounds`` rounds."""
         if last or rounds % self.every == 0:
             found = {name: float(value) for name, value in self.score(model).items()}
-            _append(
-                self.path, {"round": rounds} | {k: v for k, v in found.items() if math.isfinite(v)}
-            )
+            _append(self.path, rounds, found)
 
 
-def _append(path: str | os.PathLike[str], entry: Mapping[str, Any]) -> None:
+def _append(path: str | os.PathLike[str], rounds: int, numbers: Mapping[str, float]) -> None:
+    finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+    _append_line(path, {"round": rounds} | finite)
+
+
+def _append_line(path: str | os.PathLike[str], entry: Mapping[str, Any]) -> None:
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from verax.ledger.ledger import Ledger
 from verax.mechanism import Batch, Clipping, Mixed
-from verax.training.clipping.clipper import NORM_MARGIN, Clipper, NotFinite
-from verax.training.clipping.flat_buffer import Flat
+from verax.training.clipping.clipper import NORM_MARGIN, Clipper, NotFiniteError
+from verax.training.clipping.flat_buffer import FlatBuffer
+from verax.training.clipping.local_update import Inner
 from verax.training.data.microbatch_size import has_batch_norm
 
 T = TypeVar("T")
@@ -33,11 +34,11 @@ _LOST = re.compile(
 """What backends say of a broken or silent connection: gloo has no exception of its own for it."""
 
 
-class LostProcess(RuntimeError):  # noqa: N818  it says what happened
+class LostProcess(RuntimeError):
     """Another process of the run was lost, so this one stopped; the ledger is complete."""
 
 
-class LeavingMechanism(Exception):  # noqa: N818  it says what is about to happen
+class LeavingMechanismError(Exception):
     """The run is about to leave its mechanism: raised in all processes, and recorded."""
 
     def __init__(self, reason: str, private: bool = False) -> None:
@@ -69,7 +70,7 @@ class Processes:
     def share(self, value: Any) -> Any:
         """The first process's value, in all of them."""
         held = [value if self.first else None]
-        with self._noticing_loss():
+        with self._detect_lost_process():
             dist.broadcast_object_list(held, group_src=0, group=self._group, device=self._device)
         return held[0]
 
@@ -89,51 +90,44 @@ class Processes:
 
     def together(self, work: Callable[[], T]) -> T:
         """Do something in every process. If it fails in one of them it fails in all."""
-        failure: Exception | None = None
         try:
             done = work()
-        except Exception as error:  # noqa: BLE001  whatever it is, the others must hear of it before it is raised
-            failure = error
-        with self._noticing_loss():
-            failed = torch.tensor([int(failure is not None)], device=self._device)
-            dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._group)
-            anywhere = bool(failed.item())
-        if anywhere:
-            self._fail(failure)
+        except Exception as error:
+            self._share_failure(error)
+            raise
+        self._share_failure(None)
         return done
 
     def on_first(self, work: Callable[[], None]) -> None:
         """Do something in the first process only, while the others wait for it."""
         self.together(work if self.first else lambda: None)
 
-    def _fail(self, mine: Exception | None) -> None:
-        """Raise a departure in all processes, an error where it happened, its text elsewhere."""
-        said = (
-            mine
-            if isinstance(mine, LeavingMechanism)
-            else None
-            if mine is None
-            else f"{type(mine).__name__}: {mine}"
-        )
-        heard: list[Any] = [None] * self.size
-        with self._noticing_loss():
-            dist.all_gather_object(heard, said, group=self._group)
-        for departure in heard:
-            if isinstance(departure, LeavingMechanism):
-                raise departure from mine
-        if mine is not None:
-            raise mine
-        failed = next(rank for rank, words in enumerate(heard) if words is not None)
-        raise LostProcess(f"process {failed} of this run failed, so all stopped: {heard[failed]}")
+    def _share_failure(self, mine: Exception | None) -> None:
+        """Raise a departure in all processes, and the text of an error where it did not happen."""
+        with self._detect_lost_process():
+            failed = torch.tensor([int(mine is not None)], device=self._device)
+            dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._group)
+            if not failed.item():
+                return
+            departure = isinstance(mine, LeavingMechanismError)
+            message = None if mine is None else f"{type(mine).__name__}: {mine}"
+            heard: list[Any] = [None] * self.size
+            dist.all_gather_object(heard, mine if departure else message, group=self._group)
+        for found in heard:
+            if isinstance(found, LeavingMechanismError):
+                raise found from mine
+        if mine is None:
+            rank = next(rank for rank, words in enumerate(heard) if words is not None)
+            raise LostProcess(f"process {rank} of this run failed, so all stopped: {heard[rank]}")
 
     def reduce_to_first(self, buffer: Tensor) -> None:
         """Add the buffers of all processes in the first one's."""
-        with self._noticing_loss():
+        with self._detect_lost_process():
             dist.reduce(buffer, group_dst=0, group=self._group)
 
     def broadcast(self, buffer: Tensor) -> None:
         """Copy the first process's buffer to all."""
-        with self._noticing_loss():
+        with self._detect_lost_process():
             dist.broadcast(buffer, group_src=0, group=self._group)
 
     def broadcast_all(self, tensors: Iterable[Tensor]) -> None:
@@ -145,7 +139,7 @@ class Processes:
                 tensor.copy_(copied)
 
     @contextmanager
-    def _noticing_loss(self) -> Iterator[None]:
+    def _detect_lost_process(self) -> Iterator[None]:
         """Raise ``LostProcess`` for a connection that breaks or times out."""
         try:
             yield
@@ -160,15 +154,11 @@ class Processes:
 
     # --- who works on what ------------------------------------------------------------------------
 
-    def split(self, clipping: Clipping, inner: Any, model: nn.Module) -> bool:
-        """Whether the batch's one clip-group can be split: the mean of independent records."""
-        return isinstance(clipping, Batch) and inner is None and not has_batch_norm(model)
-
-    def mine(
+    def share_of(
         self, records: int, clipping: Clipping, labels: NDArray[np.int64] | None, split: bool
     ) -> Any:
         """The places in the batch of this process's records."""
-        # a clip-group belongs to one process
+        # A clip-group belongs to one process.
         if isinstance(clipping, Mixed) and labels is not None:
             return np.flatnonzero(labels % self.size == self.rank)
         if isinstance(clipping, Batch) and not split:
@@ -190,24 +180,22 @@ def is_lost_connection(error: RuntimeError) -> bool:
     return type(error) is RuntimeError and _LOST.search(str(error)) is not None
 
 
-def find_processes(given: Any, device: torch.device) -> Processes | None:
+def find_processes(given: Any, model: nn.Module) -> Processes | None:
     """The processes to train in: those of a group, all there are, or none but this one.
 
     Args:
         given: None for all processes if ``torch.distributed`` was initialised, 1 for this one
             alone, or a group.
-        device: where the model is.
+        model: what they train.
     """
     if isinstance(given, int) and given == 1:
         return None
     ready = dist.is_available() and dist.is_initialized()
-    if given is not None:
-        if not ready or not isinstance(given, dist.ProcessGroup):
-            raise ValueError(
-                "processes must be None (all processes of torch.distributed), 1 (this one alone) "
-                f"or a process group, got {given!r}"
-            )
-        return Processes(given, device) if dist.get_world_size(given) > 1 else None
+    if given is not None and (not ready or not isinstance(given, dist.ProcessGroup)):
+        raise ValueError(
+            "processes must be None (all processes of torch.distributed), 1 (this one alone) "
+            f"or a process group, got {given!r}"
+        )
     if not ready:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ValueError(
@@ -218,7 +206,8 @@ def find_processes(given: Any, device: torch.device) -> Processes | None:
                 "runs"
             )
         return None
-    return Processes(None, device) if dist.get_world_size() > 1 else None
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    return Processes(given, device) if dist.get_world_size(given) > 1 else None
 
 
 @contextmanager
@@ -239,7 +228,12 @@ def launched() -> Iterator[bool]:
         dist.destroy_process_group()
 
 
-def add_share(clipper: Clipper, batch: Any, records: int, share: float, into: Flat) -> None:
+def can_split(clipping: Clipping, inner: Inner | None, model: nn.Module) -> bool:
+    """Whether the batch's one clip-group can be split: the mean of independent records."""
+    return isinstance(clipping, Batch) and inner is None and not has_batch_norm(model)
+
+
+def add_share(clipper: Clipper, batch: Any, records: int, share: float, into: FlatBuffer) -> None:
     """Add these records' share of the whole batch's mean gradient, not clipped yet."""
     if records == 0:
         return
@@ -252,7 +246,7 @@ def clip_aggregate(buffer: Tensor, norm: float) -> None:
     """Clip a batch's aggregate that was added up over the processes."""
     size = math.sqrt(float(buffer.double().square().sum()))
     if not math.isfinite(size):
-        raise NotFinite("the aggregate of a clip-group is not finite")
+        raise NotFiniteError("the aggregate of a clip-group is not finite")
     if size > norm * NORM_MARGIN:
         buffer.mul_(norm * NORM_MARGIN / size)
 

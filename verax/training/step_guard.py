@@ -13,7 +13,7 @@ class SingleCaller:
     """Lets one call in at a time; whoever comes meanwhile is refused, and changes nothing.
 
     >>> turn = SingleCaller()
-    >>> with turn.taken("step"), turn.taken("save"):
+    >>> with turn.hold("step"), turn.hold("save"):
     ...     pass
     Traceback (most recent call last):
     RuntimeError: save was called while the trainer is in step, by another thread...
@@ -23,7 +23,7 @@ class SingleCaller:
         self._lock, self._doing = threading.Lock(), ""
 
     @contextmanager
-    def taken(self, call: str) -> Iterator[None]:
+    def hold(self, call: str) -> Iterator[None]:
         """Take the turn until the block ends."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
@@ -58,7 +58,7 @@ class StepGuard:
         self._optimizer, self._mine, self._others = optimizer, False, False
         if hasattr(optimizer, "register_step_post_hook"):
             me = weakref.ref(self)
-            hook = optimizer.register_step_post_hook(lambda *_: _stepped(me()))
+            hook = optimizer.register_step_post_hook(lambda *_: _note_step(me()))
             weakref.finalize(self, hook.remove)
 
     def step(self) -> None:
@@ -69,7 +69,7 @@ class StepGuard:
         finally:
             self._mine = False
 
-    def noticed(self) -> None:
+    def note_step(self) -> None:
         """The optimizer stepped."""
         self._others = self._others or not self._mine
 
@@ -90,6 +90,6 @@ class StepGuard:
         return None
 
 
-def _stepped(watching: StepGuard | None) -> None:
+def _note_step(watching: StepGuard | None) -> None:
     if watching is not None:
-        watching.noticed()
+        watching.note_step()

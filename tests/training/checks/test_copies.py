@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from verax.training.checks.copies import independent_copies  # noqa: E402
-from verax.training.gradients.loss import PerRecord  # noqa: E402
+from verax.training.gradients.loss import PerExampleLoss  # noqa: E402
 
 
 def test_what_functions_close_over_is_copied_with_what_it_refers_to():
@@ -22,7 +22,7 @@ def test_what_functions_close_over_is_copied_with_what_it_refers_to():
     def loss(_, batch):
         return inner(batch)
 
-    twin, copied = independent_copies((model, PerRecord(loss)))
+    twin, copied = independent_copies((model, PerExampleLoss(loss)))
     assert copied._criterion(None, 1) is twin
     assert twin is not model
     assert seen == []
@@ -66,7 +66,7 @@ def test_other_peoples_objects_are_shared():
 
     held = Training()
     _, method, closing = independent_copies(
-        (nn.Linear(1, 1), PerRecord(held.loss), lambda model, batch: held.data)
+        (nn.Linear(1, 1), PerExampleLoss(held.loss), lambda model, batch: held.data)
     )
     assert method._criterion(None, None) is held.data
     assert closing(None, None) is held.data

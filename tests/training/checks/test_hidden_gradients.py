@@ -12,9 +12,10 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed  # noqa: E402
 from verax.training import LocalSteps, PrivateTrainer  # noqa: E402
-from verax.training.clipping.clipper import Clipper, MeanGradient  # noqa: E402
-from verax.training.clipping.flat_buffer import Flat  # noqa: E402
-from verax.training.gradients.loss import PerRecord  # noqa: E402
+from verax.training.clipping.clipper import Clipper  # noqa: E402
+from verax.training.clipping.flat_buffer import FlatBuffer  # noqa: E402
+from verax.training.clipping.local_update import MeanGradient  # noqa: E402
+from verax.training.gradients.loss import PerExampleLoss  # noqa: E402
 
 torch.set_num_threads(1)
 MADE = torch.Generator().manual_seed(3)
@@ -152,7 +153,7 @@ def test_looking_for_memory_leaves_randomness_alone():
     torch.manual_seed(0)
     first = torch.rand(3)
     torch.manual_seed(0)
-    clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), Batch(0.5))
+    clipper = Clipper(model, PerExampleLoss(nn.CrossEntropyLoss()), Batch(0.5))
     clipper._hidden_check.refuse((X, Y), len(X), list(model.parameters()))
     assert torch.equal(torch.rand(3), first)
 
@@ -289,8 +290,8 @@ class Anneals(nn.Module):
 def test_a_counter_counts_rounds_whatever_the_batch(clipping, records):
     """Not pieces, records or clip-groups: their number is a secret."""
     model = Anneals()
-    clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), clipping, micro_batch=4)
-    into = Flat(list(model.parameters()))
+    clipper = Clipper(model, PerExampleLoss(nn.CrossEntropyLoss()), clipping, micro_batch=4)
+    into = FlatBuffer(list(model.parameters()))
     sizes = [3, records - 3] if records > 3 else [records]
     for number in range(1, 6):
         into.buffer.zero_()

@@ -9,7 +9,7 @@ from torch import nn  # noqa: E402
 
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed, Shuffle  # noqa: E402
 from verax.training import LocalSteps, PrivateTrainer  # noqa: E402
-from verax.training.clipping.clipper import MeanGradient  # noqa: E402
+from verax.training.clipping.local_update import MeanGradient  # noqa: E402
 
 torch.set_num_threads(1)
 MADE = torch.Generator().manual_seed(3)

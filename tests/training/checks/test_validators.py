@@ -12,7 +12,7 @@ from torch.nn import functional  # noqa: E402
 
 from verax import Batch, Deterministic, Mechanism  # noqa: E402
 from verax.training import LocalSteps, PrivateTrainer, fit  # noqa: E402
-from verax.training.clipping.clipper import MeanGradient  # noqa: E402
+from verax.training.clipping.local_update import MeanGradient  # noqa: E402
 
 torch.set_num_threads(1)
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))

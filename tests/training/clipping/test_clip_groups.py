@@ -11,9 +11,10 @@ from torch import nn  # noqa: E402
 
 from verax import Batch, Individual, Mixed  # noqa: E402
 from verax.training.clipping import clip_groups as grouped  # noqa: E402
-from verax.training.clipping.clipper import Clipper, MeanGradient, NotFinite  # noqa: E402
-from verax.training.clipping.flat_buffer import Flat  # noqa: E402
-from verax.training.gradients.loss import PerRecord  # noqa: E402
+from verax.training.clipping.clipper import Clipper, NotFiniteError  # noqa: E402
+from verax.training.clipping.flat_buffer import FlatBuffer  # noqa: E402
+from verax.training.clipping.local_update import MeanGradient  # noqa: E402
+from verax.training.gradients.loss import PerExampleLoss  # noqa: E402
 from verax.training.gradients.per_example import PerExampleGradients  # noqa: E402
 
 
@@ -46,10 +47,10 @@ def logistic():
 
 def total(model, loss, batch, clipping, labels=None, inner=None, parameters=None):
     """The clipped sum, and whether one pass served all groups."""
-    clipper = Clipper(model, PerRecord(loss), clipping, inner)
+    clipper = Clipper(model, PerExampleLoss(loss), clipping, inner)
     alone, usual = [], clipper._aggregate
     clipper._aggregate = lambda *given: alone.append(1) or usual(*given)
-    into = Flat(parameters or [p for p in model.parameters() if p.requires_grad])
+    into = FlatBuffer(parameters or [p for p in model.parameters() if p.requires_grad])
     if labels is None:
         labels = np.random.default_rng(0).integers(0, getattr(clipping, "groups", 1), len(batch[1]))
     order, sizes = (
@@ -178,7 +179,7 @@ def test_a_layer_that_is_no_link_of_a_chain_goes_group_by_group():
 def test_an_aggregate_that_is_not_finite_is_refused():
     x, y = data(30)
     x[7] = float("nan")
-    with pytest.raises(NotFinite, match="clip-group"):
+    with pytest.raises(NotFiniteError, match="clip-group"):
         total(logistic(), nn.CrossEntropyLoss(), (x, y), Mixed(0.01, 3))
 
 
@@ -243,10 +244,10 @@ def test_small_groups_by_way_of_their_records(monkeypatch, make, by_records, fit
     """The same as one pass after the other, also where records cannot be told apart."""
     model, batch, clipping = make(), data(40), Mixed(norm, groups)
     took = []
-    monkeypatch.setattr(PerExampleGradients, "fitting", lambda *_: fit)
-    usual = Clipper._add_small
+    monkeypatch.setattr(PerExampleGradients, "records_at_once", lambda *_: fit)
+    usual = Clipper._add_small_groups
     monkeypatch.setattr(
-        Clipper, "_add_small", lambda *given: took.append(usual(*given)) or took[-1]
+        Clipper, "_add_small_groups", lambda *given: took.append(usual(*given)) or took[-1]
     )
     mine, _ = total(model, nn.CrossEntropyLoss(), batch, clipping)
     assert any(took) == (
@@ -270,8 +271,10 @@ def test_tiny_groups_of_a_wide_layer_are_not_formed(monkeypatch, near):
         nn.Linear(300, 3),
     )
     labels, clipping, used = np.repeat(np.arange(20), 2), Mixed(0.02, 20), []
-    usual = grouped._Means.squares
-    monkeypatch.setattr(grouped._Means, "squares", lambda one: used.append(one) or usual(one))
+    usual = grouped._UnformedMeans.squares
+    monkeypatch.setattr(
+        grouped._UnformedMeans, "squares", lambda one: used.append(one) or usual(one)
+    )
     batch = data(40)
     mine, _ = total(model, nn.CrossEntropyLoss(), batch, clipping, labels)
     want, _ = total(model, nn.CrossEntropyLoss(), batch, clipping, labels, MeanGradient())
@@ -286,7 +289,7 @@ def test_tiny_groups_whose_gradients_cancel_are_clipped_all_the_same():
         for _ in range(50):
             long, short, x = torch.randn(3, 64, generator=rng) / 8.0
             g = torch.stack([size * long, 10.0 * short - size * long])
-            means = grouped._Means(
+            means = grouped._UnformedMeans(
                 grouped.OuterProduct(torch.stack([x, x]), grouped.Explicit(g)),
                 [2],
                 torch.full((1, 2), 0.5),
@@ -353,11 +356,11 @@ def test_no_record_reaches_another_clip_group_whatever_the_model_does_later(make
     """One record is replaced: the sum moves by at most twice the clip norm."""
     model, norm, groups = make(), 1e-2, 40
     x, y = data(4 * groups)
-    clipper = Clipper(model, PerRecord(loss), Mixed(norm, groups))
+    clipper = Clipper(model, PerExampleLoss(loss), Mixed(norm, groups))
 
     def clipped_sum(records, seed):
         torch.manual_seed(seed)
-        into = Flat(model.parameters())
+        into = FlatBuffer(model.parameters())
         clipper.add((records, y), len(y), into, [4] * groups)
         return into.buffer
 
@@ -384,8 +387,8 @@ def test_gradients_of_an_earlier_batch_do_not_come_back():
     """A layer that is taken out or frozen leaves nothing behind."""
     first, between, last = nn.Linear(12, 4), nn.Linear(4, 4), nn.Linear(4, 3)
     model, out = nn.Sequential(nn.Flatten(), first, nn.Identity(), last), nn.Identity()
-    into = Flat([*first.parameters(), *between.parameters(), *last.parameters()])
-    clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), Mixed(100.0, 2))
+    into = FlatBuffer([*first.parameters(), *between.parameters(), *last.parameters()])
+    clipper = Clipper(model, PerExampleLoss(nn.CrossEntropyLoss()), Mixed(100.0, 2))
 
     def longest(parameter):
         into.buffer.zero_()

@@ -14,9 +14,9 @@ from torch.nn import functional  # noqa: E402
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed, Poisson  # noqa: E402
 from verax.training import LocalSteps, PrivateTrainer, fit  # noqa: E402
 from verax.training.clipping.clipper import Clipper  # noqa: E402
-from verax.training.clipping.flat_buffer import Flat  # noqa: E402
-from verax.training.gradients.factors import ROOM  # noqa: E402
-from verax.training.gradients.loss import PerRecord  # noqa: E402
+from verax.training.clipping.flat_buffer import FlatBuffer  # noqa: E402
+from verax.training.gradients.loss import PerExampleLoss  # noqa: E402
+from verax.training.gradients.norms import ROOM  # noqa: E402
 
 torch.set_num_threads(1)
 RECORDS = 40
@@ -91,9 +91,9 @@ def test_the_clipped_sum_equals_a_loop_to_1e_5(name, clipping, norm):
     model, x = (make() for make in CASES[name])
     y = torch.randint(0, 5, (RECORDS,))
     sizes = {Individual: [1] * RECORDS, Batch: [RECORDS], Mixed: [7, 1, 12, 20]}[clipping]
-    into = Flat(model.parameters())
+    into = FlatBuffer(model.parameters())
     kind, groups = (Mixed(norm, 4), sizes) if clipping is Mixed else (clipping(norm), None)
-    Clipper(model, PerRecord(nn.CrossEntropyLoss()), kind).add((x, y), RECORDS, into, groups)
+    Clipper(model, PerExampleLoss(nn.CrossEntropyLoss()), kind).add((x, y), RECORDS, into, groups)
     want = by_loop(model, x, y, sizes, norm)
     assert float((into.buffer.double() - want).norm()) <= 1e-5 * float(want.norm())
     if norm == 1e-3 and clipping is Batch:
@@ -121,9 +121,9 @@ def test_no_more_records_go_together_than_was_asked_for(clipping, most):
     sums = []
     for micro_batch in (most, RECORDS):
         model.seen.clear()
-        into = Flat(model.parameters())
+        into = FlatBuffer(model.parameters())
         clipper = Clipper(
-            model, PerRecord(nn.CrossEntropyLoss()), clipping, micro_batch=micro_batch
+            model, PerExampleLoss(nn.CrossEntropyLoss()), clipping, micro_batch=micro_batch
         )
         clipper.add((x, y), RECORDS, into, [15, 25] if isinstance(clipping, Mixed) else None)
         sums.append(into.buffer)
@@ -138,8 +138,8 @@ def test_clip_groups_that_mix_their_records_stay_whole():
         nn.Linear(6, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3)
     )
     x, y = torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,))
-    into = Flat(model.parameters())
-    Clipper(model, PerRecord(nn.CrossEntropyLoss()), Batch(0.1), micro_batch=8).add(
+    into = FlatBuffer(model.parameters())
+    Clipper(model, PerExampleLoss(nn.CrossEntropyLoss()), Batch(0.1), micro_batch=8).add(
         (x, y), RECORDS, into
     )
     want = by_loop(model, x, y, [RECORDS], 0.1)
@@ -160,8 +160,8 @@ def test_batch_norm_of_a_single_record_adds_nothing_and_goes_on(clipping):
         sizes.add(batch.records)
         trainer.step(batch, nn.CrossEntropyLoss())
     assert {0, 1, 2} <= sizes
-    into = Flat(model.parameters())
-    losses = PerRecord(nn.CrossEntropyLoss())
+    into = FlatBuffer(model.parameters())
+    losses = PerExampleLoss(nn.CrossEntropyLoss())
     Clipper(model, losses, clipping).add((data[0][:1], data[1][:1]), 1, into, [1])
     assert not bool(into.buffer.any())
 
@@ -201,8 +201,8 @@ def test_clip_groups_that_cannot_be_cut_stay_whole(more, loss):
     batch = {"x": torch.randn(RECORDS, 6), "y": torch.randint(0, 3, (RECORDS,)), **more}
     model, sums = Counting(), []
     for micro_batch in (8, RECORDS):
-        into = Flat(model.parameters())
-        losses = PerRecord(lambda m, b: loss(m(b["x"]), b))
+        into = FlatBuffer(model.parameters())
+        losses = PerExampleLoss(lambda m, b: loss(m(b["x"]), b))
         Clipper(model, losses, Batch(0.1), micro_batch=micro_batch).add(batch, RECORDS, into)
         sums.append(into.buffer)
     assert torch.equal(sums[0], sums[1])

@@ -21,7 +21,7 @@ from torch.utils.data import default_collate  # noqa: E402
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed, Poisson  # noqa: E402
 from verax.training import MixedRecords, PrivateTrainer  # noqa: E402
 from verax.training.data.containers import Column, Fields, has_target, plain_containers  # noqa: E402
-from verax.training.data.microbatch import by_records, part, slices  # noqa: E402
+from verax.training.data.microbatch import can_be_cut, part, slices  # noqa: E402
 
 torch.set_num_threads(1)
 RECORDS, WIDTH, CLASSES = 24, 5, 3
@@ -429,7 +429,7 @@ def test_as_many_texts_as_records_are_one_each_and_others_are_for_all():
     some = part(batch, slice(1, 3), 3)
     assert some["text"] == ["b", "c"]
     assert some["names"] == ["height", "weight"]
-    assert by_records(some, 2)
+    assert can_be_cut(some, 2)
     assert has_target(["a", "b"])
     assert not has_target(plain_containers(["a", "b"], 2))
 

@@ -14,9 +14,9 @@ from torch.nn import functional  # noqa: E402
 
 from verax import Batch  # noqa: E402
 from verax.training.clipping.clipper import Clipper  # noqa: E402
-from verax.training.clipping.flat_buffer import Flat  # noqa: E402
+from verax.training.clipping.flat_buffer import FlatBuffer  # noqa: E402
 from verax.training.data.microbatch_size import MicroBatchSize  # noqa: E402
-from verax.training.gradients.loss import PerRecord  # noqa: E402
+from verax.training.gradients.loss import PerExampleLoss  # noqa: E402
 
 torch.set_num_threads(1)
 RECORDS = 100
@@ -147,8 +147,8 @@ def data(records=RECORDS):
 
 
 def clipped(model, x, y, **options):
-    into = Flat(model.parameters())
-    Clipper(model, PerRecord(nn.CrossEntropyLoss()), Batch(1e3), **options).add(
+    into = FlatBuffer(model.parameters())
+    Clipper(model, PerExampleLoss(nn.CrossEntropyLoss()), Batch(1e3), **options).add(
         (x, y), len(x), into
     )
     return into.buffer
@@ -289,7 +289,8 @@ def test_asking_leaves_model_and_randomness_as_they_were():
     model = Large(nn.Dropout(0.5), Gate(nn.Linear(8, 8)))
     before, generator = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     assert (
-        MicroBatchSize(model, PerRecord(nn.CrossEntropyLoss()), 1024).pieces((x, y), RECORDS) == 25
+        MicroBatchSize(model, PerExampleLoss(nn.CrossEntropyLoss()), 1024).pieces((x, y), RECORDS)
+        == 25
     )
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(generator, torch.get_rng_state())
@@ -303,7 +304,7 @@ def test_small_models_are_asked_once():
             return self.last(self.more(self.first(x)))
 
     model = Small()
-    cuts = MicroBatchSize(model, PerRecord(nn.CrossEntropyLoss()), 1024)
+    cuts = MicroBatchSize(model, PerExampleLoss(nn.CrossEntropyLoss()), 1024)
     x, y = data(1000)
     assert [cuts.pieces((x, y), 1000), cuts.pieces((x[:300], y[:300]), 300)] == [1000, 300]
     assert model.seen == [4, 9]
@@ -315,7 +316,7 @@ def test_small_models_are_asked_once():
 def test_no_more_go_together_than_was_asked_for(most, size, want):
     model = Large()
     assert (
-        MicroBatchSize(model, PerRecord(nn.CrossEntropyLoss()), most).pieces(data(size), size)
+        MicroBatchSize(model, PerExampleLoss(nn.CrossEntropyLoss()), most).pieces(data(size), size)
         == want
     )
     assert max(model.seen, default=0) <= 2 * most + 1

@@ -10,15 +10,10 @@ from torch import nn  # noqa: E402
 
 from verax import Batch, Individual, Mixed  # noqa: E402
 from verax.training.clipping.clipper import Clipper  # noqa: E402
-from verax.training.clipping.flat_buffer import Flat  # noqa: E402
-from verax.training.gradients.factors import (  # noqa: E402
-    ROUNDING,
-    EmbeddingRows,
-    OuterProductSum,
-    norm_function,
-    row_norms,
-)
-from verax.training.gradients.loss import PerRecord  # noqa: E402
+from verax.training.clipping.flat_buffer import FlatBuffer  # noqa: E402
+from verax.training.gradients.factors import EmbeddingRows, OuterProductSum  # noqa: E402
+from verax.training.gradients.loss import PerExampleLoss  # noqa: E402
+from verax.training.gradients.norms import ROUNDING, norm_function, row_norms  # noqa: E402
 
 WIDTH = 64
 
@@ -100,7 +95,7 @@ def test_norms_of_memory_that_is_written_again(size):
 
 
 def contribution(model, losses, batch, clipping):
-    into = Flat(model.parameters())
+    into = FlatBuffer(model.parameters())
     Clipper(model, losses, clipping).add(batch, 1, into)
     return float(into.buffer.double().norm()) / clipping.norm
 
@@ -126,7 +121,7 @@ def test_a_gradient_whose_square_vanishes_may_meet_a_large_input():
     def losses(m, batch):
         return (m(batch) * 2e-23).sum(1)
 
-    clipper, into = Clipper(model, losses, Individual(1e-4)), Flat(model.parameters())
+    clipper, into = Clipper(model, losses, Individual(1e-4)), FlatBuffer(model.parameters())
     clipper.add(torch.full((2, 1), 1e19), 2, into)
     assert float(into.buffer.double().norm()) <= 2e-4
 
@@ -138,7 +133,7 @@ def test_autocast_around_a_step_does_not_reach_the_norms():
     def losses(m, batch):
         return (100.0 * m(batch)).sum(dim=(1, 2))
 
-    clipper, into = Clipper(model, losses, Individual(1.0)), Flat(model.parameters())
+    clipper, into = Clipper(model, losses, Individual(1.0)), FlatBuffer(model.parameters())
     x = torch.randn(1, 2, 64).expand(4, 2, 64)
     with torch.autocast("cpu", torch.bfloat16):
         clipper.add(x, 4, into)
@@ -151,12 +146,12 @@ def test_the_rounding_of_the_others_stays_within_the_room_that_clipping_leaves(c
     """Without the record of the longest gradients, the sum moves by a clip norm at most."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 5))
-    clipper = Clipper(model, PerRecord(nn.CrossEntropyLoss()), clipping)
+    clipper = Clipper(model, PerExampleLoss(nn.CrossEntropyLoss()), clipping)
     x, y = torch.randn(records, 40), torch.randint(0, 5, (records,))
     x[-1] *= 100.0
 
     def total(end):
-        into, rest = Flat(model.parameters()), end - 3 * (records // 4)
+        into, rest = FlatBuffer(model.parameters()), end - 3 * (records // 4)
         clipper.add((x[:end], y[:end]), end, into, [*[records // 4] * 3, rest])
         return into.buffer.double()
 

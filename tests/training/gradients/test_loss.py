@@ -13,7 +13,7 @@ from torch.nn import functional  # noqa: E402
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed  # noqa: E402
 from verax.training import PrivateTrainer  # noqa: E402
 from verax.training.clipping.clipper import Clipper  # noqa: E402
-from verax.training.gradients.loss import PerRecord, same_loss  # noqa: E402
+from verax.training.gradients.loss import PerExampleLoss, same_loss  # noqa: E402
 
 torch.set_num_threads(1)
 MADE = torch.Generator().manual_seed(4)
@@ -65,7 +65,9 @@ class Wrapped(nn.Module):
 def test_reduced_losses_of_outputs_that_are_more_than_a_tensor(wrap, open_):
     model = Wrapped(wrap)
     want = functional.cross_entropy(model.layer(X), Y, reduction="none")
-    found = PerRecord(lambda out, goal: functional.cross_entropy(open_(out), goal))(model, (X, Y))
+    found = PerExampleLoss(lambda out, goal: functional.cross_entropy(open_(out), goal))(
+        model, (X, Y)
+    )
     torch.testing.assert_close(found, want)
 
 
@@ -77,12 +79,12 @@ def test_a_reduced_loss_that_looks_at_values_goes_record_by_record():
     model = nn.Linear(4, 3)
     each = functional.cross_entropy(model(X), Y, reduction="none")
     torch.testing.assert_close(
-        PerRecord(loss)(model, (X, Y)), torch.where(each > 1.0, 2.0 * each, each)
+        PerExampleLoss(loss)(model, (X, Y)), torch.where(each > 1.0, 2.0 * each, each)
     )
 
 
 def test_a_reduced_loss_of_an_output_that_nobody_can_take_apart_is_refused_in_words():
-    loss = PerRecord(lambda out, goal: functional.cross_entropy(out.logits, goal))
+    loss = PerExampleLoss(lambda out, goal: functional.cross_entropy(out.logits, goal))
     with pytest.raises(ValueError, match="output of type Output: use reduction='none'"):
         loss(Wrapped(Output), (X, Y))
 
@@ -96,7 +98,7 @@ def test_ignored_classes_do_not_count_in_a_records_mean(kind):
     goal[4] = 0
     loss = kind(ignore_index=0)
     want = [loss(out[i : i + 1], goal[i : i + 1]) for i in range(4)]
-    found = PerRecord(loss)(nn.Identity(), (out, goal))
+    found = PerExampleLoss(loss)(nn.Identity(), (out, goal))
     torch.testing.assert_close(found[:4], torch.stack(want))
     assert float(found[4]) == 0.0  # nothing counts: no loss, in place of torch's 0 / 0
 

@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from verax.training.gradients.loss import PerRecord  # noqa: E402
+from verax.training.gradients.functional import FunctionalGradients  # noqa: E402
+from verax.training.gradients.loss import PerExampleLoss  # noqa: E402
 from verax.training.gradients.mlp import keeps_apart, linear_chain  # noqa: E402
 from verax.training.gradients.per_example import PerExampleGradients  # noqa: E402
 
@@ -26,8 +27,8 @@ def agree(model, losses, batch, chained=True):
     records = PerExampleGradients(model, losses)
     for _ in range(2):  # the first is checked against autograd, the second is not
         factors = records.factors(batch, RECORDS)
-    assert (records.look().chain is not None) is chained
-    truth = PerExampleGradients(model, losses)._one_by_one(batch, RECORDS)
+    assert (records.find_layers().chain is not None) is chained
+    truth = FunctionalGradients(model, losses).one_by_one(batch, RECORDS)
     weights = torch.rand(RECORDS)
     assert {p for p in truth if truth[p].squares().any()} <= set(factors)
     for parameter, factor in factors.items():
@@ -87,7 +88,7 @@ def test_activations_in_place_leave_the_data_alone():
     for first in (nn.ReLU(), nn.Tanh(), nn.Sigmoid()):
         model, x = nn.Sequential(first, nn.Linear(4, 3)), torch.randn(RECORDS, 4)
         before = x.clone()
-        PerExampleGradients(model, PerRecord(nn.CrossEntropyLoss())).factors(
+        PerExampleGradients(model, PerExampleLoss(nn.CrossEntropyLoss())).factors(
             (x, torch.arange(RECORDS) % 3), RECORDS
         )
         assert torch.equal(x, before)
@@ -99,13 +100,17 @@ def test_activations_in_place_leave_the_data_alone():
 )
 @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.MultiMarginLoss()])
 def test_chains_equal_a_loop(make, loss):
-    agree(make(), PerRecord(loss), (torch.randn(RECORDS, 3, 4), torch.randint(0, 3, (RECORDS,))))
+    agree(
+        make(), PerExampleLoss(loss), (torch.randn(RECORDS, 3, 4), torch.randint(0, 3, (RECORDS,)))
+    )
 
 
 def test_a_chain_on_sequences():
     batch = torch.randn(RECORDS, 5, 4), torch.randn(RECORDS, 5, 2)
     agree(
-        nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)), PerRecord(nn.MSELoss()), batch
+        nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)),
+        PerExampleLoss(nn.MSELoss()),
+        batch,
     )
 
 
@@ -133,14 +138,14 @@ MANY = torch.rand(RECORDS, 3)
 def test_closed_forms_of_losses_equal_autograd(kind, options, target, reduction):
     agree(
         nn.Linear(4, 3),
-        PerRecord(kind(reduction=reduction, **options)),
+        PerExampleLoss(kind(reduction=reduction, **options)),
         (torch.randn(RECORDS, 4), target),
     )
 
 
 def test_targets_to_be_ignored_may_come_later():
     """The first batch has none, so the closed form was checked without them."""
-    model, losses = nn.Linear(4, 3), PerRecord(nn.CrossEntropyLoss())
+    model, losses = nn.Linear(4, 3), PerExampleLoss(nn.CrossEntropyLoss())
     records = PerExampleGradients(model, losses)
     x = torch.randn(RECORDS, 4)
     records.factors((x, CLASSES), RECORDS)
@@ -190,7 +195,7 @@ def test_watched_or_unknown_models_are_no_chains():
 
 
 def test_a_mistake_in_a_later_batch_is_not_hidden():
-    records = PerExampleGradients(nn.Linear(4, 3), PerRecord(nn.CrossEntropyLoss()))
+    records = PerExampleGradients(nn.Linear(4, 3), PerExampleLoss(nn.CrossEntropyLoss()))
     records.factors((torch.randn(RECORDS, 4), CLASSES), RECORDS)
     with pytest.raises(RuntimeError):
         records.factors((torch.randn(RECORDS, 5), CLASSES), RECORDS)

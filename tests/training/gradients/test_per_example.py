@@ -12,7 +12,8 @@ from torch.nn import functional  # noqa: E402
 from verax import Batch, Individual, Mixed  # noqa: E402
 from verax.training.checks.trial_runs import loss_per_record  # noqa: E402
 from verax.training.clipping.clipper import Clipper  # noqa: E402
-from verax.training.clipping.flat_buffer import Flat  # noqa: E402
+from verax.training.clipping.flat_buffer import FlatBuffer  # noqa: E402
+from verax.training.gradients.functional import FunctionalGradients  # noqa: E402
 from verax.training.gradients.per_example import PerExampleGradients  # noqa: E402
 
 RECORDS = 5
@@ -33,8 +34,8 @@ def check(model, x, classes, general=False, tolerance=1e-5):
     batch = x, torch.randint(0, classes, (len(x),))
     keys, records = list(model.state_dict()), PerExampleGradients(model, losses)
     factors = records.factors(batch, len(x))
-    assert records._general is general
-    truth = PerExampleGradients(model, losses)._one_by_one(batch, len(x))
+    assert records._rules_failed is general
+    truth = FunctionalGradients(model, losses).one_by_one(batch, len(x))
     weights = torch.rand(len(x))
     squares = sum(factor.squares() for factor in truth.values())
     torch.testing.assert_close(
@@ -202,7 +203,7 @@ def test_positions_folded_into_the_first_dimension():
     for size in (RECORDS, 3, 8):  # batches of all sizes, as Poisson sampling draws them
         batch = torch.randn(size, 6, 4), torch.randint(0, 3, (size,))
         factors = records.factors(batch, size)
-        truth = records._one_by_one(batch, size)
+        truth = records._functional.one_by_one(batch, size)
         torch.testing.assert_close(
             sum(f.squares() for f in factors.values()),
             sum(f.squares() for f in truth.values()),
@@ -313,7 +314,7 @@ def test_layers_without_rules_go_through_torch_func(model):
 def test_control_flow_that_cannot_be_vectorised_goes_record_by_record():
     records = PerExampleGradients(Branching(), losses)
     records.factors((torch.randn(RECORDS, 6), torch.randint(0, 3, (RECORDS,))), RECORDS)
-    assert records._loop
+    assert records._functional.not_vectorisable
 
 
 @given(
@@ -374,8 +375,8 @@ def test_half_precision():
     batch = torch.randn(RECORDS, 7, dtype=torch.bfloat16), torch.randint(0, 3, (RECORDS,))
     records = PerExampleGradients(model, losses)
     factors = records.factors(batch, RECORDS)
-    truth = records._one_by_one(batch, RECORDS)
-    assert not records._general
+    truth = records._functional.one_by_one(batch, RECORDS)
+    assert not records._rules_failed
     torch.testing.assert_close(
         sum(f.squares() for f in factors.values()),
         sum(f.squares() for f in truth.values()),
@@ -438,7 +439,7 @@ def test_images_lie_in_the_order_that_the_model_bears(last):
     check(model, x, 3)
     for _ in range(2):
         records.factors((x, torch.zeros(RECORDS, dtype=torch.int64)), RECORDS)
-    assert records.channels._borne is last
+    assert records.channels._accepted is last
 
 
 @pytest.mark.parametrize("last", [True, False])
@@ -448,9 +449,9 @@ def test_clip_groups_of_images_do_too(last):
         (torch.randn(6, 2, 7, 7), torch.zeros(6, dtype=torch.int64)),
         list(model.parameters()),
     )
-    clipper, into = Clipper(model, losses, Batch(1e6)), Flat(parameters)
+    clipper, into = Clipper(model, losses, Batch(1e6)), FlatBuffer(parameters)
     clipper.add(batch, 6, into)
-    assert clipper._records.channels._borne is last
+    assert clipper._gradients.channels._accepted is last
     exact = torch.autograd.grad(losses(model, batch).mean(), parameters)
     torch.testing.assert_close(
         into.buffer, torch.cat([g.flatten() for g in exact]), rtol=1e-4, atol=1e-6
@@ -484,7 +485,7 @@ def test_a_chain_whose_loss_calls_it_in_pieces_takes_another_way():
     records = PerExampleGradients(model, in_pieces)
     mine = sum(f.squares() for f in records.factors(batch, 200).values())
     torch.testing.assert_close(
-        mine, sum(f.squares() for f in records._one_by_one(batch, 200).values())
+        mine, sum(f.squares() for f in records._functional.one_by_one(batch, 200).values())
     )
 
 
@@ -510,7 +511,7 @@ def test_one_bad_record_does_not_change_the_way_of_the_next_batches():
     bad[-1] = float("nan")
     records.factors((bad, y), 8)
     records.factors((x, y), 8)
-    assert not records._general
+    assert not records._rules_failed
 
 
 # --- where the rules do not apply -----------------------------------------------------------------
@@ -564,7 +565,7 @@ def test_the_first_record_is_checked_as_the_last_is():
     )
     order = g.abs().amax(dim=1).argsort()
     batch, records = (x[order], y[order]), PerExampleGradients(model, losses)
-    factors, truth = records.factors(batch, 8), records._one_by_one(batch, 8)
+    factors, truth = records.factors(batch, 8), records._functional.one_by_one(batch, 8)
     for parameter, factor in truth.items():
         torch.testing.assert_close(
             factors[parameter].squares(), factor.squares(), rtol=1e-4, atol=1e-9
@@ -641,10 +642,13 @@ def test_windows_that_come_later_are_noticed():
     records = PerExampleGradients(model, losses)
     for windows in (1, 2):
         batch = torch.randn(RECORDS, 3 * windows, 8), torch.randint(0, 3, (RECORDS,))
-        factors, truth = records.factors(batch, RECORDS), records._one_by_one(batch, RECORDS)
+        factors, truth = (
+            records.factors(batch, RECORDS),
+            records._functional.one_by_one(batch, RECORDS),
+        )
         mine, want = (sum(f.squares() for f in found.values()) for found in (factors, truth))
         torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-8)
-        assert records._general is (windows == 2)
+        assert records._rules_failed is (windows == 2)
 
 
 def test_gradients_of_an_embedding_may_be_sparse():
@@ -678,7 +682,7 @@ def test_group_norms_before_the_first_trained_layer(clipping, first, keyword):
             return self.head(torch.relu(self.conv(x)).mean(dim=(2, 3)))
 
     model, batch = Model(), (torch.randn(12, 3, 8, 8), torch.randint(0, 3, (12,)))
-    into = Flat([p for p in model.parameters() if p.requires_grad])
+    into = FlatBuffer([p for p in model.parameters() if p.requires_grad])
     Clipper(model, losses, clipping).add(
         batch, 12, into, [6, 6] if isinstance(clipping, Mixed) else None
     )
@@ -712,7 +716,7 @@ def test_a_head_that_begins_at_zero_hides_nothing(folded, times):
     model, x, y = TimeMajor(folded), torch.randn(8, times, 6), torch.randint(0, 3, (8,))
     records = PerExampleGradients(model, losses)
     for _ in range(3):
-        factors, truth = records.factors((x, y), 8), records._one_by_one((x, y), 8)
+        factors, truth = records.factors((x, y), 8), records._functional.one_by_one((x, y), 8)
         for parameter, factor in truth.items():
             mine = factors[parameter].squares() if parameter in factors else torch.zeros(8)
             torch.testing.assert_close(mine, factor.squares(), rtol=1e-4, atol=1e-9)
@@ -742,7 +746,7 @@ def test_a_branch_that_is_connected_later_is_looked_at_then():
     records = PerExampleGradients(model, losses)
     for number in range(5):
         model.open = number >= 2
-        factors, truth = records.factors((x, y), 8), records._one_by_one((x, y), 8)
+        factors, truth = records.factors((x, y), 8), records._functional.one_by_one((x, y), 8)
         for parameter, factor in truth.items():
             mine = factors[parameter].squares() if parameter in factors else torch.zeros(8)
             torch.testing.assert_close(mine, factor.squares(), rtol=1e-4, atol=1e-9)
@@ -780,8 +784,8 @@ def test_models_with_spectral_norms_are_vectorised(normed):
     clipper = Clipper(model, losses, Individual(1.0))
     for _ in range(2):
         batch = torch.randn(RECORDS, 3), torch.zeros(RECORDS, dtype=torch.long)
-        clipper.add(batch, RECORDS, Flat(model.parameters()))
-    assert not clipper._records._loop
+        clipper.add(batch, RECORDS, FlatBuffer(model.parameters()))
+    assert not clipper._gradients._functional.not_vectorisable
 
 
 def test_one_looks_again_with_few_records():

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from verax.training.performance.pooling import _Means, in_slices  # noqa: E402
+from verax.training.performance.pooling import _WindowMeans, pool_by_slices  # noqa: E402
 
 
 def images(shape, last=False, dtype=None, seed=0):
@@ -19,13 +19,15 @@ def images(shape, last=False, dtype=None, seed=0):
 
 def both(layer, x):
     """Output and input's gradient both ways, and whether slices were used."""
-    found, calls, usual = [], [], _Means.apply
+    found, calls, usual = [], [], _WindowMeans.apply
     weights = images(layer(x).shape, dtype=torch.float64, seed=1)
     for patch in (False, True):
         seen = x.clone().requires_grad_()
         if patch:
-            with pytest.MonkeyPatch.context() as patched, in_slices(layer):
-                patched.setattr(_Means, "apply", lambda *given: calls.append(1) or usual(*given))
+            with pytest.MonkeyPatch.context() as patched, pool_by_slices(layer):
+                patched.setattr(
+                    _WindowMeans, "apply", lambda *given: calls.append(1) or usual(*given)
+                )
                 y = layer(seen)
         else:
             y = layer(seen)
@@ -59,7 +61,7 @@ def test_nothing_is_written_to_the_input():
     before = x.clone()
     for window in (1, 2, (1, 2), (2, 1)):
         layer = nn.AvgPool2d(window)
-        with in_slices(layer):
+        with pool_by_slices(layer):
             layer(x).zero_()
         assert torch.equal(x, before)
 
@@ -69,7 +71,7 @@ def test_sizes_as_torch_takes_them(size):
     layer = nn.AvgPool2d(size)
     x = images((2, 3, 4, 4))
     usual = layer(x)
-    with in_slices(layer):
+    with pool_by_slices(layer):
         torch.testing.assert_close(layer(input=x), usual)
 
 
@@ -102,8 +104,8 @@ def test_other_pooling_stays_with_torch(layer, shape, dtype):
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 def test_second_gradients():
     x = images((1, 2, 4, 6), dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: _Means.apply(x, 2, 3), x, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(lambda x: _Means.apply(x, 2, 3).square(), x)
+    assert torch.autograd.gradcheck(lambda x: _WindowMeans.apply(x, 2, 3), x, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(lambda x: _WindowMeans.apply(x, 2, 3).square(), x)
 
 
 # of torch, on forward-mode gradients
@@ -116,7 +118,7 @@ def test_function_transforms():
         return layer(x).square().sum()
 
     usual = torch.func.vmap(torch.func.grad(one))(x), torch.func.jvp(layer, (x[0],), (y[0],))
-    with in_slices(layer):
+    with pool_by_slices(layer):
         sliced = torch.func.vmap(torch.func.grad(one))(x), torch.func.jvp(layer, (x[0],), (y[0],))
     torch.testing.assert_close(sliced, usual)
 
@@ -126,9 +128,9 @@ def test_the_model_is_left_as_it_was():
     own.forward = lambda x: x + 1.0
     model = nn.Sequential(nn.AvgPool2d(2), own, nn.Conv2d(1, 1, 1))
 
-    with pytest.raises(RuntimeError, match="channels"), in_slices(model):
+    with pytest.raises(RuntimeError, match="channels"), pool_by_slices(model):
         model(torch.zeros(1, 2, 4, 4))
-    with in_slices(model):
+    with pool_by_slices(model):
         assert "forward" in vars(model[0])
         assert torch.equal(own(torch.zeros(1)), torch.ones(1))
     assert "forward" not in vars(model[0])

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from verax.training.checks.copies import independent_copies
 from verax.training.checks.snapshot import Snapshot
 from verax.training.checks.trial_runs import (
+    MODEL_FAILURES,
     Entries,
     blank_records,
     check_is_due,
@@ -62,7 +63,7 @@ class HiddenGradientCheck:
             some = map_records(batch, records, partial(_rows, start=0, count=few))
             try:
                 trouble = self._trouble(some, few, parameters)
-            except Exception:  # noqa: BLE001
+            except MODEL_FAILURES:
                 # The batch cannot be cut, say; what cannot be computed at all fails in the step.
                 continue
             if trouble:
@@ -137,7 +138,7 @@ class HiddenGradientCheck:
                 before.restore()
 
         for first in earlier:
-            with suppress(Exception):  # the model may refuse a batch of copies
+            with suppress(*MODEL_FAILURES):  # the model may refuse a batch of copies
                 run(*first)
         return run(*then)
 

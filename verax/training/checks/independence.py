@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from verax.training.checks.trial_runs import (
+    MODEL_FAILURES,
     Losses,
     check_is_due,
     eval_mode,
@@ -29,10 +30,10 @@ from verax.training.checks.trial_runs import (
     run_without_randomness,
 )
 from verax.training.data.containers import has_column
-from verax.training.data.microbatch import by_records, part
-from verax.training.gradients.layer_rules import trainable
+from verax.training.data.microbatch import can_be_cut, part
+from verax.training.gradients.factors import trainable
 from verax.training.gradients.mlp import keeps_apart
-from verax.training.performance.channels_last import bearing_channels_last
+from verax.training.performance.channels_last import contiguous_group_norms
 
 # Records that are compared again, where as many were compared before.
 _AGAIN = 16
@@ -40,22 +41,12 @@ _AGAIN = 16
 _COMPARISONS = 3
 # Weights move by this share of the rounding tolerance when asking what rounding can do.
 _ROUNDED = 1e-2
-# What a model may raise on other records than it was given.
-_FAILURES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 Gradient = list[Tensor]
 """One tensor per trainable parameter; empty if the loss has no gradient."""
 
 
-class MixedRecords(ValueError):  # noqa: N818  it says what is wrong
+class MixedRecords(ValueError):
     """One record's loss depends on other records: per-record clipping would protect nobody."""
 
 
@@ -143,14 +134,14 @@ class IndependenceCheck:
         Leaving out one changes parity. In eval mode, since what is drawn at random depends on
         shapes. Where that fails, or is random still, nothing can be told.
         """
-        if not by_records(batch, records):
+        if not can_be_cut(batch, records):
             return
         ends = 0, records - 1
         with eval_mode(self.model):
             try:
                 usual, gradients = self._losses_and_gradients(batch, records, ends)
                 again, _ = self._losses_and_gradients(batch, records, seed=1)
-            except _FAILURES:
+            except MODEL_FAILURES:
                 return
             allowed = rounding_tolerance([usual, *self.model.parameters()])
             if not torch.allclose(usual, again, rtol=allowed, atol=1e-5, equal_nan=True):
@@ -162,7 +153,7 @@ class IndependenceCheck:
                 some = part(batch, slice(start, start + few), records)
                 try:
                     _, (other,) = self._losses_and_gradients(some, few, [record - start])
-                except _FAILURES:
+                except MODEL_FAILURES:
                     continue
                 if self._differs(mine, other, batch, records, record, allowed):
                     raise MixedRecords(
@@ -178,7 +169,7 @@ class IndependenceCheck:
         parameters = [p for p in self.model.parameters() if trainable(p)]
 
         def work() -> tuple[Tensor, list[Gradient]]:
-            with torch.set_grad_enabled(bool(asked)), bearing_channels_last(self.model):
+            with torch.set_grad_enabled(bool(asked)), contiguous_group_norms(self.model):
                 losses = loss_per_record(self.losses(self.model, batch), records)
                 return losses.detach(), [_gradient(losses, parameters, record) for record in asked]
 
@@ -213,7 +204,7 @@ class IndependenceCheck:
 
 def _few_of(batch: Any, records: int) -> tuple[Any, int]:
     """The first and last records and their number; the whole batch if it cannot be cut."""
-    if records <= _AGAIN or not by_records(batch, records):
+    if records <= _AGAIN or not can_be_cut(batch, records):
         return batch, records
     half = _AGAIN // 2
     places = [*range(half), *range(records - half, records)]

@@ -62,14 +62,14 @@ class Snapshot:
         """
         # .keys(): the containers of TorchScript cannot be iterated over
         for module, children, attributes in self._children if new else ():
-            for key in [key for key in module._modules.keys() if key not in children]:  # noqa: SIM118
+            for key in set(module._modules.keys()) - children:
                 del module._modules[key]
                 # the attribute was no module, None say, until a forward pass made it one
                 if key in attributes:
                     vars(module)[key] = attributes[key]
         for module, kind, held in self._places:
             now: Any = getattr(module, kind)
-            for key in [key for key in now.keys() if new and key not in held]:  # noqa: SIM118
+            for key in set(now.keys()) - set(held) if new else ():
                 del now[key]
             for key, x in held.items():
                 if key not in now or now[key] is not x:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from verax.training.checks.snapshot import Snapshot, tensors_equal
 from verax.training.checks.trial_runs import (
+    MODEL_FAILURES,
     Entries,
     Losses,
     blank_records,
@@ -123,7 +124,7 @@ class StatefulnessCheck:
             return
         some = map_records(empty, 0, partial(blank_records, count=_STAND_INS))
         # A model that cannot take zeros has no such buffers.
-        with torch.no_grad(), suppress(Exception):
+        with torch.no_grad(), suppress(*MODEL_FAILURES):
             self._losses(self._model, some)
 
     def _data_dependent(self, before: Snapshot, batch: Any, records: int) -> set[str]:
@@ -143,7 +144,7 @@ class StatefulnessCheck:
             for change in others:
                 try:
                     other = self._buffers_after(before, map_records(batch, records, change))
-                except Exception:  # noqa: BLE001  the model may refuse copies, or half a batch
+                except MODEL_FAILURES:  # the model may refuse copies, or half a batch
                     continue
                 dependent |= {
                     name

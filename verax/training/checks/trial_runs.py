@@ -16,14 +16,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from verax.training.checks.snapshot import Snapshot
 from verax.training.data.containers import Column
 from verax.training.data.microbatch import has_entries
-from verax.training.gradients.factors import HALF
-from verax.training.gradients.layer_rules import trainable
+from verax.training.gradients.factors import trainable
 from verax.training.seeds import seeded
 
 Losses = Callable[[nn.Module, Any], Tensor]
 """From the model and a batch to one loss per record."""
 
 Result = TypeVar("Result")
+
+_HALF = (torch.bfloat16, torch.float16)
+
+# What a model may raise on other records than it was given.
+MODEL_FAILURES = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(RuntimeError, TypeError, ValueError),
+)
 
 # Relative difference from plain autograd that is still rounding, in single and in half precision.
 _AGREE = 1e-3
@@ -91,16 +98,30 @@ def run_repeatably(model: nn.Module, work: Callable[[], Result], seed: int = 0) 
     """The result of the work under a fixed seed, without gradients; generators and buffers stay."""
     before = Snapshot(model)
     # The model may draw from the global generators.
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    python, numpy = random.getstate(), np.random.get_state()
     with torch.no_grad(), seeded(model, seed), without_shortcuts():
         try:
             random.seed(seed)
-            np.random.seed(seed)  # noqa: NPY002
+            np.random.seed(seed)
             return work()
         finally:
             random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
+            np.random.set_state(numpy)
             before.restore()
+
+
+def seed_all(seed: int) -> None:
+    """Seed the global generators of torch, numpy and Python."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def generator_states() -> tuple[Any, ...]:
+    """The states of the global generators, to be compared."""
+    _, keys, *rest = np.random.get_state()
+    torch_state = torch.get_rng_state().numpy().tobytes()
+    return random.getstate(), np.asarray(keys).tobytes(), rest, torch_state
 
 
 def run_without_randomness(work: Callable[[], Result], drawn: list[int] | None = None) -> Result:
@@ -173,7 +194,7 @@ def map_records(batch: Any, records: int, change: Callable[[Any], Any]) -> Any:
 
 def rounding_tolerance(tensors: Sequence[Tensor]) -> float:
     """The relative difference that rounding may cause in computations with these tensors."""
-    return _AGREE_HALF if any(x.dtype in HALF for x in tensors) else _AGREE
+    return _AGREE_HALF if any(x.dtype in _HALF for x in tensors) else _AGREE
 
 
 def loss_per_record(losses: Tensor, records: int) -> Tensor:

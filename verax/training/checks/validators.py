@@ -9,12 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from verax.mechanism import Individual, Mechanism, Phases
+from verax.mechanism import Clipping, Individual, Mechanism, Phases
 from verax.privacy.samplers.base import pricing
-from verax.training.checks.trial_runs import Losses, require_gradient, run_repeatably
-from verax.training.clipping.clipper import Inner
+from verax.training.checks.trial_runs import (
+    MODEL_FAILURES,
+    Losses,
+    require_gradient,
+    run_repeatably,
+)
+from verax.training.clipping.local_update import Inner
 from verax.training.data.containers import Column
-from verax.training.data.microbatch import by_records, part
+from verax.training.data.microbatch import can_be_cut, part
 
 # Records with which it is found out whether a loss has a gradient.
 _FEW = 4
@@ -35,11 +40,7 @@ def refuse_run(model: nn.Module, optimizer: Any, mechanism: Any, inner: Inner | 
     pricing(type(mechanism.sampler))
     refuse_model(model)
     refuse_optimizer(optimizer)
-    if inner is not None and isinstance(mechanism.clipping, Individual):
-        raise ValueError(
-            "inner is for batch and mixed clipping: individual clipping clips every record's "
-            "gradient"
-        )
+    refuse_inner_for(mechanism.clipping, inner)
     refuse_inner(inner)
     mine = set(model.parameters())
     for group in optimizer.param_groups:
@@ -136,7 +137,7 @@ def refuse_factories(model: nn.Module, optimizer: Any, schedule: Any) -> None:
 
 def refuse_flat(model: nn.Module, losses: Losses, batch: Any, records: int) -> None:
     """Refuse losses without a gradient: a run would be charged and train on noise only."""
-    if not any(p.requires_grad for p in model.parameters()) or not by_records(batch, records):
+    if not any(p.requires_grad for p in model.parameters()) or not can_be_cut(batch, records):
         return
     few = part(batch, slice(_FEW), records)
 
@@ -146,7 +147,7 @@ def refuse_flat(model: nn.Module, losses: Losses, batch: Any, records: int) -> N
 
     try:
         found = run_repeatably(model, connected)
-    except Exception:  # noqa: BLE001  with all records it may work; if not, the step fails
+    except MODEL_FAILURES:  # with all records it may work; if not, the step fails
         return
     require_gradient(found)
 
@@ -188,6 +189,29 @@ def refuse_inner(inner: Any) -> None:
             "function of model, losses, batch, records and parameters that returns a tensor per "
             f"parameter, got {_named(inner)}"
         )
+
+
+def refuse_inner_for(clipping: Clipping, inner: Inner | None) -> None:
+    """Refuse an inner algorithm under individual clipping."""
+    if inner is not None and isinstance(clipping, Individual):
+        raise ValueError(
+            "inner is for batch and mixed clipping: individual clipping clips every record's "
+            "gradient"
+        )
+
+
+def refuse_statistics(model: nn.Module) -> None:
+    """Refuse running statistics of a batch norm, which no clipping or noise protects."""
+    for name, module in model.named_modules():
+        if (
+            isinstance(module, nn.modules.batchnorm._NormBase)
+            and module.training
+            and module.track_running_stats
+        ):
+            raise ValueError(
+                f"{name or 'the model'} ({type(module).__name__}) keeps running statistics of "
+                "private data that no noise protects: set track_running_stats=False"
+            )
 
 
 def _named(value: Any) -> str:

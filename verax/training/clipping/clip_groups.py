@@ -18,10 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from verax.training.checks.trial_runs import Losses, loss_per_record, rounding_tolerance
-from verax.training.clipping.flat_buffer import same
+from verax.training.clipping.flat_buffer import same_parameters
 from verax.training.data.microbatch import runs
 from verax.training.gradients.factors import (
-    PIECE,
     Clippable,
     ConvolutionGradients,
     Explicit,
@@ -29,20 +28,27 @@ from verax.training.gradients.factors import (
     OuterProduct,
     OuterProductSum,
     UnfoldedConvolution,
+)
+from verax.training.gradients.mlp import ChainPass, NotAChainError
+from verax.training.gradients.norms import (
+    PIECE,
     gram,
     norm_function,
     rounded_up,
     row_norms,
     single_precision,
 )
-from verax.training.gradients.mlp import ChainPass, NotAChain
 
-_TOGETHER = 2**20  # numbers of the gradients that are held at once, unless one alone has more
-_MOST = 256  # gradients that are held at once, however small
-# numbers of a cache line: a product is a fifth slower where its result begins within one
+# Numbers of the gradients that are held at once, unless one alone has more.
+_TOGETHER = 2**20
+# Gradients that are held at once, however small.
+_MOST = 256
+# Numbers of a cache line: a product is a fifth slower where its result begins within one.
 _LINE = 16
-_FORMED = 2**24  # numbers that may be formed for small groups
-_NEIGHBOURS = 64  # records between which Gram matrices are taken at once
+# Numbers that may be formed for small groups.
+_FORMED = 2**24
+# Records between which Gram matrices are taken at once.
+_NEIGHBOURS = 64
 
 
 class GroupMeans:
@@ -50,7 +56,7 @@ class GroupMeans:
 
     def __init__(self, model: nn.Module, losses: Losses) -> None:
         self._model, self._losses = model, losses
-        self._rows: _Rows | None = None
+        self._rows: _GradientRows | None = None
         self._checked: set[tuple[nn.Module | nn.Parameter, ...]] = set()
         self._not_a_chain = False
 
@@ -69,12 +75,12 @@ class GroupMeans:
         passed = ChainPass(layers, records, closed=True)
         try:
             g = closed(passed, batch)
-        except NotAChain:
+        except NotAChainError:
             g = None
         if g is None:
             return None
-        if self._rows is None or not same(parameters, self._rows.parameters):
-            self._rows = _Rows(parameters)
+        if self._rows is None or not same_parameters(parameters, self._rows.parameters):
+            self._rows = _GradientRows(parameters)
         key = *layers, *parameters
         if key not in self._checked:
             whole, _ = next(self._rows.gradients(passed, g, [records]))
@@ -100,7 +106,7 @@ class GroupMeans:
         )
 
 
-class _Rows:
+class _GradientRows:
     """Flat gradients of a few groups, one a row, with a view of each parameter in each row."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
@@ -130,7 +136,7 @@ class _Rows:
             (
                 self._views.get(layer.weight),
                 self._views.get(layer.bias),
-                *self._cut(sizes, _flat(x), _flat(g)),
+                *self._cut(sizes, _flat_positions(x), _flat_positions(g)),
             )
             for layer, x, g in passed.backward(g)
         ]
@@ -151,10 +157,10 @@ class _Rows:
                     if bias is not None:
                         bias[row].addmv_(outs[group], ones[group], beta=old[1], alpha=share)
                 begun.update((id(weight), id(bias)))
-            columns, norms = self._first(len(some))
+            columns, norms = self._columns_and_norms(len(some))
             yield columns, norms()
 
-    def _first(self, count: int) -> tuple[Tensor, Callable[[], Tensor]]:
+    def _columns_and_norms(self, count: int) -> tuple[Tensor, Callable[[], Tensor]]:
         """So many rows as columns, and what takes their norms."""
         if count not in self._firsts:
             rows = self._rows[:count]
@@ -214,12 +220,12 @@ def _group_gradient(
 ) -> Clippable:
     match factor:
         case ConvolutionGradients():
-            return factor.of(shares @ factor.rows)
+            return factor.with_rows(shares @ factor.rows)
         case OuterProduct() if _unformed(parameter, sizes):
-            return _Means(factor, sizes, shares)
+            return _UnformedMeans(factor, sizes, shares)
         case UnfoldedConvolution():
             rows = _products(factor.x, factor.g, sizes).flatten(1)
-            return ConvolutionGradients(rows, row_norms(rows), factor.lying, factor.order)
+            return ConvolutionGradients(rows, row_norms(rows), factor.product_shape, factor.order)
         case OuterProduct():
             return Explicit(_products(factor.g.gradients, factor.x, sizes))
         case OuterProductSum():
@@ -233,12 +239,14 @@ def _products(left: Tensor, right: Tensor, sizes: list[int]) -> Tensor:
     """For each group the mean over its records of left^T right."""
     found = left.new_empty(len(sizes), left.shape[-1], right.shape[-1])
     for row, a, b, size in zip(found, left.split(sizes), right.split(sizes), sizes, strict=True):
-        torch.addmm(row, _flat(a).t(), _flat(b), beta=0.0, alpha=1.0 / size, out=row)
+        torch.addmm(
+            row, _flat_positions(a).t(), _flat_positions(b), beta=0.0, alpha=1.0 / size, out=row
+        )
     return found
 
 
 @dataclass
-class _Means:
+class _UnformedMeans:
     """Mean gradients of a weight over groups, not formed; ``shares`` are (groups, records)."""
 
     each: OuterProduct
@@ -268,6 +276,6 @@ class _Means:
         self.each.add(weights @ self.shares, total)
 
 
-def _flat(x: Tensor) -> Tensor:
+def _flat_positions(x: Tensor) -> Tensor:
     x = single_precision(x)
     return x if x.dim() == 2 else x.flatten(0, -2)

@@ -6,142 +6,102 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from verax import checks
 from verax.mechanism import Batch, Clipping, Individual, Mixed
 from verax.training.checks.hidden_gradients import Aggregate, HiddenGradientCheck
 from verax.training.checks.snapshot import Snapshot
 from verax.training.checks.statefulness import StatefulnessCheck
-from verax.training.checks.trial_runs import Losses, mean_loss, require_gradient, without_shortcuts
+from verax.training.checks.trial_runs import Losses, without_shortcuts
+from verax.training.checks.validators import refuse_inner_for, refuse_statistics
 from verax.training.clipping.clip_groups import (
     GroupMeans,
     any_unformed,
     group_gradients,
     too_large_to_form,
 )
-from verax.training.clipping.flat_buffer import Flat
+from verax.training.clipping.flat_buffer import FlatBuffer
+from verax.training.clipping.local_update import Inner, MeanGradient
 from verax.training.data.containers import has_target
 from verax.training.data.microbatch import part, runs, slices
 from verax.training.data.microbatch_size import MicroBatchSize
-from verax.training.gradients.factors import ROOM, Clippable, row_norms
-from verax.training.gradients.hooks import Layers
+from verax.training.gradients.factors import Clippable
 from verax.training.gradients.mlp import keeps_apart, linear_chain
+from verax.training.gradients.norms import ROOM, row_norms
 from verax.training.gradients.per_example import PerExampleGradients
 from verax.training.seeds import Draws, seeded
 
 MICRO_BATCH = 1024
-# records of a clip-group up to which a pass of its own is slower than gradients of its records
+# Records of a clip-group up to which a pass of its own is slower than gradients of its records.
 _SMALL_GROUP = 96
-# the same for plain chains with a large weight, which have a pass for all groups anyway
+# The same for plain chains with a large weight, which have a pass for all groups anyway.
 _TINY_GROUP = 8
-_FEW = 16  # numbers that are faster computed one after the other
-_PASSES = 4  # so many groups at least must go through one pass
-_AGGREGATE = "aggregate of a clip-group"
-NORM_MARGIN = (
-    1.0 - ROOM
-)  # of the clip norm: what single precision may add to a norm stays within it
+# Numbers that are faster computed one after the other.
+_FEW = 16
+# So many groups at least must go through one pass.
+_PASSES = 4
+_RECORD, _AGGREGATE = "gradient of a record", "aggregate of a clip-group"
+# Of the clip norm: what single precision may add to a norm stays within it.
+NORM_MARGIN = 1.0 - ROOM
 
 
-class NotFinite(ValueError):  # noqa: N818  it says what is wrong
+class NotFiniteError(ValueError):
     """A gradient is infinite or not a number, so it cannot be clipped."""
 
 
-class Inner(Protocol):
-    """What a clip-group computes before clipping: a gradient or a displacement.
+@dataclass
+class _ClippedSum:
+    """Where a batch's gradients are added, and the norm that each is clipped to before."""
 
-    It may move weights and buffers: they are put back.
-    """
+    into: FlatBuffer
+    norm: float
+    observe: Callable[[Tensor], None] | None
+    """Told the norms before clipping."""
 
-    def __call__(
-        self,
-        model: nn.Module,
-        losses: Losses,
-        batch: Any,
-        records: int,
-        parameters: list[nn.Parameter],
-    ) -> list[Tensor]:
-        """From a clip-group to its aggregate."""
+    def add_factors(self, factors: Mapping[nn.Parameter, Clippable], what: str) -> None:
+        """Take norms over all parameters, then add the clipped sum."""
+        with _in_single_precision(self.into.buffer.device.type):
+            views = self.into.views
+            used = [(factor, views[p]) for p, factor in factors.items() if p in views]
+            if not used:
+                return
+            squares = used[0][0].squares()
+            for factor, _ in used[1:]:
+                squares = squares + factor.squares()
+            weights = self._clip_factors(squares.sqrt(), what)
+            for factor, view in used:
+                factor.add(weights, view)
 
+    def add_aggregates(self, columns: Tensor, norms: Tensor) -> None:
+        """Add clip-groups' flat aggregates, one a column, with these norms."""
+        self.into.buffer.addmv_(columns, self._clip_factors(norms, _AGGREGATE))
 
-@dataclass(frozen=True)
-class MeanGradient:
-    """The gradient of the clip-group's mean loss, in micro-batches or (None) all at once."""
-
-    micro_batch: int | None = None
-
-    def __call__(
-        self,
-        model: nn.Module,
-        losses: Losses,
-        batch: Any,
-        records: int,
-        parameters: list[nn.Parameter],
-    ) -> list[Tensor]:
-        """One backward pass."""
-        total: list[Tensor | None] = [None] * len(parameters)
-        for piece, size in slices(batch, self.micro_batch or records, records):
-            with torch.enable_grad():
-                loss = require_gradient(mean_loss(losses(model, piece), size) * (size / records))
-            found = [
-                g.to_dense() if g is not None and g.is_sparse else g
-                for g in torch.autograd.grad(loss, parameters, allow_unused=True)
-            ]
-            total = [
-                g if old is None else old if g is None else old + g
-                for old, g in zip(total, found, strict=True)
-            ]
-        return [
-            torch.zeros_like(p) if g is None else g for g, p in zip(total, parameters, strict=True)
-        ]
-
-
-@dataclass(frozen=True)
-class LocalSteps:
-    """Steps of a local optimiser on the clip-group, whose displacement is clipped.
-
-    Args:
-        optimizer: from parameters to a fresh ``torch.optim`` optimiser, such as ``lambda p: Adam(p,
-            0.01)``.
-        steps: how many steps, each on the whole clip-group.
-    """
-
-    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-    steps: int = 1
-
-    def __post_init__(self) -> None:
-        checks.count("steps", self.steps)
-
-    def __call__(
-        self,
-        model: nn.Module,
-        losses: Losses,
-        batch: Any,
-        records: int,
-        parameters: list[nn.Parameter],
-    ) -> list[Tensor]:
-        """Weights before minus weights after; the clipper puts them back."""
-        before = [p.detach().clone() for p in parameters]
-        local = self.optimizer(parameters)
-        if local is self.optimizer(parameters) or any(
-            float(kept.get("step", 0)) > 0 or "momentum_buffer" in kept
-            for kept in local.state.values()
-        ):
-            raise ValueError(
-                "optimizer must be made anew for every clip-group, got one "
-                f"({type(local).__name__}) for several: what it remembers of other records would "
-                "not be protected; use a function such as lambda p: torch.optim.Adam(p, 0.01)"
+    def _clip_factors(self, norms: Tensor, what: str) -> Tensor:
+        """The clip factors of vectors with these norms, below ``NORM_MARGIN`` of the clip norm."""
+        few = norms.shape[0] <= _FEW
+        values = norms.tolist() if few else [float(norms.sum())]
+        if not all(map(math.isfinite, values)) and not bool(torch.isfinite(norms).all()):
+            raise NotFiniteError(
+                f"the {what} is not finite: look for NaN, infinite or huge values in the data, and "
+                "scale them by public constants"
             )
-        for _ in range(self.steps):
-            local.zero_grad()
-            with torch.enable_grad():
-                require_gradient(mean_loss(losses(model, batch), records)).backward()
-            local.step()
-        return [old - p.detach() for old, p in zip(before, parameters, strict=True)]
+        if self.observe is not None:
+            self.observe(norms)
+        most, whole = self.norm * NORM_MARGIN, 1.0 / self.into.denominator
+        if few:
+            factors = [whole if norm <= most else most / norm * whole for norm in values]
+            return torch.from_numpy(np.array(factors, dtype=np.float32)).to(norms.device)
+        return norms.reciprocal().mul_(most * whole).clamp_(max=whole)  # that of 0
+
+
+def _in_single_precision(device: str) -> AbstractContextManager[object]:
+    """Norms are not for autocast, which somebody may have begun around the step."""
+    on: bool = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
 class Clipper:
@@ -166,23 +126,17 @@ class Clipper:
         micro_batch: int = MICRO_BATCH,
         draws: Draws | None = None,
     ) -> None:
-        if inner is not None and isinstance(clipping, Individual):
-            raise ValueError(
-                "inner is for batch and mixed clipping: individual clipping clips every record's "
-                "gradient"
-            )
+        refuse_inner_for(clipping, inner)
         self.model, self.losses, self.clipping = model, losses, clipping
         self.micro_batch, self._draws = micro_batch, draws
-        self._records = PerExampleGradients(model, losses)
-        self._cuts = MicroBatchSize(model, losses, micro_batch)
+        self._gradients = PerExampleGradients(model, losses)
+        self._pieces = MicroBatchSize(model, losses, micro_batch)
         self._stateful_check = StatefulnessCheck(model, losses)
         self._inner: Inner = inner or MeanGradient()
-        # and may do what it likes: that is undone
+        # One of the user's may do to the model what it likes: that is undone.
         self._custom_inner = not isinstance(self._inner, MeanGradient)
         self._means = GroupMeans(model, losses) if inner is None else None
         self._hidden_check = HiddenGradientCheck((model, losses, self._inner), self._computing)
-        # told the norms before clipping, if somebody watches
-        self.norms: Callable[[Tensor], None] | None = None
 
     def denominator(self, expected_batch: float) -> float:
         """What sum and noise are divided by: the expected batch, or the clip-groups."""
@@ -196,7 +150,15 @@ class Clipper:
 
     @without_shortcuts()
     @torch.no_grad()
-    def add(self, batch: Any, records: int, into: Flat, groups: list[int] | None = None) -> None:
+    def add(
+        self,
+        batch: Any,
+        records: int,
+        into: FlatBuffer,
+        groups: list[int] | None = None,
+        norm: float | None = None,
+        observe: Callable[[Tensor], None] | None = None,
+    ) -> None:
         """Add the clipped sum, divided as ``into`` says.
 
         Args:
@@ -205,85 +167,76 @@ class Clipper:
             into: what to add to.
             groups: sizes of the clip-groups of mixed clipping, which lie one behind the other;
                 without, there is one.
+            norm: the clip norm, if it is not that of the clipping.
+            observe: told the norms before clipping, some at a time.
         """
         chain = linear_chain(self.model)
-        known = getattr(self.losses, "apart", False) and (
-            chain is not None or keeps_apart(self.model)
+        # Model and loss keep records apart, and keep nothing of them.
+        stateless = (
+            not self._custom_inner
+            and getattr(self.losses, "apart", False)
+            and (chain is not None or keeps_apart(self.model))
         )
-        # model and loss keep records apart, and keep nothing of them
-        known = known and not self._custom_inner
         if records == 0:
-            if not (known or self._custom_inner):
+            if not (stateless or self._custom_inner):
                 self._stateful_check.advance(batch)
-        elif known:
-            with nullcontext() if chain is not None else self._drawing():
-                self._add(batch, records, chain, into, groups)
-        else:
-            with self._drawing():
-                self._hidden_check.refuse(batch, records, into.parameters)
-                with (
-                    nullcontext()
-                    if self._custom_inner
-                    else self._stateful_check.watching(batch, records)
-                ):
-                    self._add(batch, records, chain, into, groups)
+            return
+        total = _ClippedSum(into, self.clipping.norm if norm is None else norm, observe)
+        if stateless:
+            with self._seeded() if chain is None else nullcontext():
+                self._add(batch, records, chain, total, groups)
+            return
+        with self._seeded():
+            self._hidden_check.refuse(batch, records, into.parameters)
+            with self._state_watched(batch, records):
+                self._add(batch, records, chain, total, groups)
 
-    def _drawing(self) -> AbstractContextManager[None]:
+    @without_shortcuts()
+    def aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
+        """What a clip-group computes, before clipping; the model stays as it was."""
+        with self._seeded():
+            self._hidden_check.refuse(group, size, parameters)
+            with self._state_watched(group, size):
+                return self._aggregate(group, size, parameters)
+
+    def _seeded(self) -> AbstractContextManager[None]:
         """Dropout and the like under a seed of this batch."""
         return nullcontext() if self._draws is None else seeded(self.model, self._draws.next())
+
+    def _state_watched(self, batch: Any, records: int) -> AbstractContextManager[None]:
+        """Refuse what the model keeps of the batch, unless the model is restored anyway."""
+        return (
+            nullcontext() if self._custom_inner else self._stateful_check.watching(batch, records)
+        )
 
     def _add(
         self,
         batch: Any,
         records: int,
         chain: list[nn.Module] | None,
-        into: Flat,
+        total: _ClippedSum,
         groups: list[int] | None,
     ) -> None:
-        match self.clipping:
-            case Individual(norm=norm):
-                layers = self._records.look()
-                most = self._records.fitting(batch, records, layers, self.micro_batch)
-                for piece, size in slices(batch, most, records):
-                    self._add_records(piece, size, layers, norm, into)
-            case Batch(norm=norm) | Mixed(norm=norm):
-                self._add_groups(batch, groups or [records], chain, norm, into)
-
-    def _add_records(
-        self, batch: Any, records: int, layers: Layers, norm: float, into: Flat
-    ) -> None:
-        self._add_factors(
-            self._records.factors(batch, records, layers), norm, into, "gradient of a record"
-        )
-
-    def _add_factors(
-        self, factors: Mapping[nn.Parameter, Clippable], norm: float, into: Flat, what: str
-    ) -> None:
-        """Of records or of clip-groups: norms over all parameters, then the clipped sum."""
-        with _in_single_precision(into.buffer.device.type):
-            used = [(factor, into.views[p]) for p, factor in factors.items() if p in into.views]
-            if not used:
-                return
-            squares = used[0][0].squares()
-            for factor, _ in used[1:]:
-                squares = squares + factor.squares()
-            weights = self._weights(squares.sqrt(), norm, into.denominator, what)
-            for factor, view in used:
-                factor.add(weights, view)
+        if not isinstance(self.clipping, Individual):
+            self._add_groups(batch, groups or [records], chain, total)
+            return
+        layers = self._gradients.find_layers()
+        most = self._gradients.records_at_once(batch, records, layers, self.micro_batch)
+        for piece, size in slices(batch, most, records):
+            total.add_factors(self._gradients.factors(piece, size, layers), _RECORD)
 
     def _add_groups(
-        self, batch: Any, sizes: list[int], chain: list[nn.Module] | None, norm: float, into: Flat
+        self, batch: Any, sizes: list[int], chain: list[nn.Module] | None, total: _ClippedSum
     ) -> None:
         """Clip-groups that lie one behind the other."""
+        parameters = total.into.parameters
         if self._means is not None:
-            if self._add_small(batch, sizes, chain, norm, into):
+            if self._add_small_groups(batch, sizes, chain, total):
                 return
-            means = None if chain is None else self._means.of(chain, batch, sizes, into.parameters)
+            means = None if chain is None else self._means.of(chain, batch, sizes, parameters)
             if means is not None:
                 for columns, norms in means:
-                    into.buffer.addmv_(
-                        columns, self._weights(norms, norm, into.denominator, _AGGREGATE)
-                    )
+                    total.add_aggregates(columns, norms)
                 return
         refuse_statistics(self.model)
         start, records = 0, sum(sizes)
@@ -291,19 +244,18 @@ class Clipper:
             group = batch if len(sizes) == 1 else part(batch, slice(start, start + size), records)
             start += size
             try:
-                found = self._aggregate(group, size, into.parameters)
+                found = self._aggregate(group, size, parameters)
             except ValueError as error:
                 if size > 1 or "more than 1 value per channel" not in str(error):
                     raise
-                # batch norm of one value; such a group adds nothing, an aggregate like any other
+                # Batch norm of one value: such a group adds nothing, an aggregate like any other.
                 continue
-            row = torch.cat([g.detach().to(into.buffer.dtype).reshape(1, -1) for g in found], dim=1)
-            into.buffer.addmv_(
-                row.t(), self._weights(row_norms(row), norm, into.denominator, _AGGREGATE)
-            )
+            flat = [g.detach().to(total.into.buffer.dtype).reshape(1, -1) for g in found]
+            row = torch.cat(flat, dim=1)
+            total.add_aggregates(row.t(), row_norms(row))
 
-    def _add_small(
-        self, batch: Any, sizes: list[int], chain: list[nn.Module] | None, norm: float, into: Flat
+    def _add_small_groups(
+        self, batch: Any, sizes: list[int], chain: list[nn.Module] | None, total: _ClippedSum
     ) -> bool:
         """Add small clip-groups through their records' gradients; False if it was not done.
 
@@ -311,101 +263,47 @@ class Clipper:
         layers one after the other, and a known loss. All others may mix the records of a
         clip-group, and each has a pass of its own.
         """
+        parameters = total.into.parameters
         small = _SMALL_GROUP if chain is None else _TINY_GROUP
         if len(sizes) == 1 or max(sizes) > small or not has_target(batch):
             return False
-        if chain is not None and not any_unformed(into.parameters, sizes):
+        if chain is not None and not any_unformed(parameters, sizes):
             return False
-        if not self._records.known_independent:
+        if not self._gradients.known_independent:
             return False
-        layers, start = self._records.look(), 0
-        most = self._records.fitting(batch, sum(sizes), layers, self.micro_batch)
-        # a group is enough for a pass
+        layers, start = self._gradients.find_layers(), 0
+        most = self._gradients.records_at_once(batch, sum(sizes), layers, self.micro_batch)
+        # A group is enough for a pass.
         few = layers.chain is None and _PASSES * sum(sizes) > most * len(sizes)
-        if few or self._records.slow or too_large_to_form(into.parameters, sizes, most):
+        if few or self._gradients.slow or too_large_to_form(parameters, sizes, most):
             return False
         for some in runs(sizes, most):
             records = sum(some)
-            factors = self._records.factors(
-                part(batch, slice(start, start + records)), records, layers
-            )
-            self._add_factors(group_gradients(factors, some), norm, into, _AGGREGATE)
+            piece = part(batch, slice(start, start + records))
+            factors = self._gradients.factors(piece, records, layers)
+            total.add_factors(group_gradients(factors, some), _AGGREGATE)
             start += records
         return True
 
-    @without_shortcuts()
-    def aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
-        """What a clip-group computes, before clipping; the model stays as it was."""
-        with self._drawing():
-            self._hidden_check.refuse(group, size, parameters)
-            with (
-                nullcontext() if self._custom_inner else self._stateful_check.watching(group, size)
-            ):
-                return self._aggregate(group, size, parameters)
-
     def _aggregate(self, group: Any, size: int, parameters: list[nn.Parameter]) -> list[Tensor]:
         if not self._custom_inner:
-            inner = MeanGradient(self._cuts.pieces(group, size))
+            inner = MeanGradient(self._pieces.pieces(group, size))
             with torch.enable_grad():
-                return self._records.channels.tried(
+                return self._gradients.channels.run(
                     self.model,
                     group,
                     lambda laid: inner(self.model, self.losses, laid, size, parameters),
                 )
-        kept = Snapshot(self.model, weights=True)
+        before = Snapshot(self.model, weights=True)
         try:
             with torch.enable_grad():
-                return [
-                    g.detach().clone()
-                    for g in self._inner(self.model, self.losses, group, size, parameters)
-                ]
+                found = self._inner(self.model, self.losses, group, size, parameters)
+                return [g.detach().clone() for g in found]
         finally:  # what it did to the model is released with noise or not at all
-            kept.restore()
+            before.restore()
             for parameter in self.model.parameters():
                 parameter.grad = None
 
     def _computing(self, model: nn.Module, losses: Losses, inner: Inner) -> Aggregate:
         """What computes aggregates with another model, loss and inner algorithm."""
         return Clipper(model, losses, Batch(1.0), inner, self.micro_batch)._aggregate
-
-    def _weights(self, found: Tensor, norm: float, denominator: float, what: str) -> Tensor:
-        """The clip factors of vectors with these norms, below ``NORM_MARGIN`` of the clip norm."""
-        few = found.shape[0] <= _FEW
-        norms = found.tolist() if few else [float(found.sum())]
-        if not all(map(math.isfinite, norms)) and not bool(torch.isfinite(found).all()):
-            raise NotFinite(
-                f"the {what} is not finite: look for NaN, infinite or huge values in the data, and "
-                "scale them by public constants"
-            )
-        if self.norms is not None:
-            self.norms(found)
-        most, whole = norm * NORM_MARGIN, 1.0 / denominator
-        if few:
-            weights = np.array(
-                [whole if one <= most else most / one * whole for one in norms], dtype=np.float32
-            )
-            return torch.from_numpy(weights).to(found.device)
-        return found.reciprocal().mul_(most * whole).clamp_(max=whole)  # that of 0
-
-
-def _in_single_precision(device: str) -> AbstractContextManager[object]:
-    """Norms are not for autocast, which somebody may have begun around the step."""
-    return (
-        torch.autocast(device, enabled=False)
-        if torch.is_autocast_enabled(device)
-        else nullcontext()
-    )
-
-
-def refuse_statistics(model: nn.Module) -> None:
-    """Refuse running statistics of a batch norm, which no clipping or noise protects."""
-    for name, module in model.named_modules():
-        if (
-            isinstance(module, nn.modules.batchnorm._NormBase)
-            and module.training
-            and module.track_running_stats
-        ):
-            raise ValueError(
-                f"{name or 'the model'} ({type(module).__name__}) keeps running statistics of "
-                "private data that no noise protects: set track_running_stats=False"
-            )

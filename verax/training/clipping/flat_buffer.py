@@ -11,12 +11,12 @@ from torch import nn
 from verax.randomness import Source
 
 
-def same(parameters: list[nn.Parameter], others: list[nn.Parameter]) -> bool:
+def same_parameters(parameters: list[nn.Parameter], others: list[nn.Parameter]) -> bool:
     """Whether these are the very same parameters, in order."""
     return len(parameters) == len(others) and all(map(operator.is_, parameters, others))
 
 
-class Flat:
+class FlatBuffer:
     """One buffer for all trained parameters, with a view of each.
 
     Args:
@@ -39,10 +39,10 @@ class Flat:
             for p, piece in zip(self.parameters, self.buffer.split(sizes), strict=True)
         }
 
-    def again(self, parameters: list[nn.Parameter], denominator: float) -> Flat:
+    def reset_for(self, parameters: list[nn.Parameter], denominator: float) -> FlatBuffer:
         """Empty, for these parameters: the same buffer if they are the same."""
-        if not same(parameters, self.parameters):
-            return Flat(parameters, denominator)
+        if not same_parameters(parameters, self.parameters):
+            return FlatBuffer(parameters, denominator)
         self.denominator = denominator
         self.buffer.zero_()
         return self

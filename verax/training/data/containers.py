@@ -63,7 +63,7 @@ class Column(list[Any]):
 
     def __init__(self, entries: Iterable[Any] = (), blank: Any = None) -> None:
         super().__init__(entries)
-        self.blank = _blank(self[0]) if self else blank
+        self.blank = _blank_like(self[0]) if self else blank
         """In place of an entry where there is none."""
 
     @overload
@@ -77,7 +77,7 @@ class Column(list[Any]):
         return Column(found, self.blank) if isinstance(places, slice) else found
 
 
-def _blank(entry: Any) -> Any:
+def _blank_like(entry: Any) -> Any:
     known = isinstance(entry, str | bytes | int | float) and not isinstance(entry, Enum)
     return type(entry)() if known else entry
 
@@ -89,7 +89,7 @@ def plain_containers(batch: Any, records: int) -> Any:
     >>> plain_containers(UserDict(x=np.zeros((2, 3)), text=["a", "b"]), 2)["x"].shape
     torch.Size([2, 3])
     """
-    return map_leaves(batch, lambda leaf, where: _leaf(leaf, where, records), records)
+    return map_leaves(batch, lambda leaf, where: _plain_leaf(leaf, where, records), records)
 
 
 def map_leaves(
@@ -115,20 +115,20 @@ def map_leaves(
         if records and len(entries) == records and all(isinstance(x, _ATOMS) for x in entries):
             return Column(entries)
         if pytree.is_namedtuple_instance(value):
-            return _named(type(value))(*entries)
+            return _plain_namedtuple(type(value))(*entries)
         return tuple(entries) if isinstance(value, tuple) else entries
     return leaf(value, where)
 
 
-def _named(kind: type) -> Callable[..., Any]:
+def _plain_namedtuple(kind: type) -> Callable[..., Any]:
     """The base class that ``namedtuple`` made, which holds nothing but its fields."""
     return next(base for base in reversed(kind.__mro__) if "_fields" in vars(base))
 
 
-def _leaf(value: Any, where: str, records: int) -> Any:
+def _plain_leaf(value: Any, where: str, records: int) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "OSU":  # texts, say
         return map_leaves(
-            value.tolist(), lambda leaf, place: _leaf(leaf, place, records), records, where
+            value.tolist(), lambda leaf, place: _plain_leaf(leaf, place, records), records, where
         )
     if isinstance(value, np.ndarray):
         return from_array(value, what=f"batch{where}")

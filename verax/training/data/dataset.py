@@ -1,4 +1,4 @@
-"""Data sets whose records are taken by index: tensors, arrays, tables, map-style data sets.
+"""Data sets whose records are taken by index: tensors, arrays, tables, map-style ones, loaders.
 
 Batches are always the mechanism's: data never bring their own. Empty batches have the structure of
 the others.
@@ -6,6 +6,7 @@ the others.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -17,25 +18,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
+    RandomSampler,
+    SequentialSampler,
     Subset,
     TensorDataset,
     default_collate,
 )
 
 from verax.mechanism import Batch, Clipping, Mixed
-from verax.samplers import Sampler
-from verax.training.data.collate import CollateCheck
+from verax.samplers import Deterministic, Sampler, Shuffle
+from verax.training.checks.collate import CollateCheck
 from verax.training.data.containers import Fields, from_array, map_leaves
-from verax.training.data.loaders import refuse_other_batches, warn_unused
 from verax.training.data.microbatch import part
 from verax.training.data.stream import Chosen, Collate, Stream, collated
 from verax.training.data.workers import Workers
 
 # Libraries whose tables are dictionaries of columns in memory.
 _TABLES = ("pandas", "pyarrow", "polars")
+_REMEDY = (
+    "Pass loader.dataset (and collate_fn=loader.collate_fn, if it has one of its own), and let the "
+    "mechanism's sampler draw the batches"
+)
 
 
 def open_dataset(
@@ -103,7 +110,7 @@ class Data:
         self._make: Collate = self._fetch
         self._empty: Any = None
         self._workers: Workers | None = None
-        self.watched: CollateCheck | None = None
+        self.collate_check: CollateCheck | None = None
         # The very type: subclasses may change what they return.
         if type(source) is TensorDataset and not self._own_collate:
             source, by_record = source.tensors, False
@@ -133,9 +140,9 @@ class Data:
     def watch(self, in_order: bool) -> None:
         """Check whatever sees several records and is not known to keep them apart."""
         if self._whole is None and self._at_once:
-            self._make = self.watched = CollateCheck(self._make, in_order, self._fetch)
+            self._make = self.collate_check = CollateCheck(self._make, in_order, self._fetch)
         elif self._own_collate:
-            self._collate = self.watched = CollateCheck(self._collate, in_order)
+            self._collate = self.collate_check = CollateCheck(self._collate, in_order)
 
     def take(self, indices: NDArray[np.int64], number: int = 0, mine: Chosen = None) -> Any:
         """The records with these indices, collated; an empty batch has the same structure."""
@@ -249,3 +256,79 @@ def _tensor(column: Any, where: str = "") -> Tensor:
             f"dataset must hold the records along the first dimension, got a single number{where}"
         )
     return column
+
+
+# --- loaders --------------------------------------------------------------------------------------
+
+
+def refuse_other_batches(loader: Any, sampler: Sampler) -> None:
+    """Refuse a loader unless its batches are distributed as the mechanism's, which draws them."""
+    found = sampler_of(loader)
+    if found is None:
+        raise ValueError(
+            "dataset must not bring batches of its own, got a DataLoader with "
+            f"{type(loader.batch_sampler).__name__} of {type(loader.sampler).__name__}, which "
+            f"follow no law that can be priced{_uneven(loader)}. {_REMEDY}"
+        )
+    same = type(found) is type(sampler) and found.batches == getattr(sampler, "batches", None)
+    if not same or not getattr(sampler, "reshuffle", True):
+        raise ValueError(
+            "dataset must not bring batches of its own, got a DataLoader whose batches are those "
+            f"of {found!r} while the mechanism has {sampler!r}. {_REMEDY}, or use the sampler "
+            f"{type(found).__name__}(batches={found.batches}, epochs=...)"
+        )
+
+
+def warn_unused(loader: Any, in_memory: bool) -> None:
+    """Warn of a loader's settings that have no effect, since only its data set is used."""
+    no_workers = in_memory or not loader.num_workers
+    settings = {
+        "num_workers": loader.num_workers and in_memory,
+        "worker_init_fn": loader.worker_init_fn and no_workers,
+        "pin_memory": loader.pin_memory,
+        "generator": loader.generator and no_workers,
+    }
+    unused = [name for name, value in settings.items() if value]
+    if unused:
+        why = "its records are tensors in memory, " if in_memory else ""
+        warnings.warn(
+            f"of the DataLoader, {' and '.join(unused)} will not be used: {why}in batches that the "
+            "mechanism's sampler draws",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _uneven(loader: Any) -> str:
+    """The reason, if it is the size of the batches."""
+    streamed = isinstance(loader.dataset, IterableDataset)
+    if type(loader.batch_sampler) is not BatchSampler or streamed:
+        return ""
+    if len(loader.dataset) % int(loader.batch_size) == 0:
+        return ""
+    return (
+        f" ({loader.batch_size} does not divide the number of records, so that one batch is "
+        "smaller)"
+    )
+
+
+def sampler_of(loader: Any) -> Shuffle | Deterministic | None:
+    """The sampler that draws batches as one pass of a DataLoader does; None if none is known to.
+
+    >>> import torch
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> sampler_of(DataLoader(TensorDataset(torch.zeros(12, 2)), batch_size=4, shuffle=True))
+    Shuffle(batches=3, epochs=1, reshuffle=True)
+    """
+    batches, order = loader.batch_sampler, loader.sampler
+    if type(batches) is not BatchSampler or isinstance(loader.dataset, IterableDataset):
+        return None
+    records, size = len(loader.dataset), int(loader.batch_size)
+    # The last batch would be smaller, or left out: ours are balanced.
+    if records == 0 or records % size:
+        return None
+    if type(order) is SequentialSampler:
+        return Deterministic(records // size)
+    if type(order) is RandomSampler and not order.replacement and order.num_samples == records:
+        return Shuffle(records // size)
+    return None

@@ -39,7 +39,7 @@ def obtain(name: str, address: str, digest: str) -> bytes:
             f"{name} could not be fetched from {address} ({error}); put it into a folder and name "
             "that by VERAX_DATA"
         ) from error
-    if not _fits(content, digest):
+    if not _has_digest(content, digest):
         raise ValueError(
             f"{name} as fetched from {address} is not the official file (its SHA-256 differs)"
         )
@@ -60,10 +60,10 @@ def checked(path: Path, digest: str) -> bytes:
         content = path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    if not _fits(content, digest):
+    if not _has_digest(content, digest):
         raise ValueError(f"{path} is not the official file (its SHA-256 differs)")
     return content
 
 
-def _fits(content: bytes, digest: str) -> bool:
+def _has_digest(content: bytes, digest: str) -> bool:
     return hashlib.sha256(content).hexdigest() == digest

@@ -42,13 +42,13 @@ def has_entries(leaf: Any, records: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == records
 
 
-def by_records(batch: Any, records: int) -> bool:
+def can_be_cut(batch: Any, records: int) -> bool:
     """Whether every tensor of a batch has one entry for each record, so that it can be cut.
 
     >>> import torch
     >>> (
-    ...     by_records((torch.ones(3, 2), "a name"), 3),
-    ...     by_records((torch.ones(3, 2), torch.tensor(1.0)), 3),
+    ...     can_be_cut((torch.ones(3, 2), "a name"), 3),
+    ...     can_be_cut((torch.ones(3, 2), torch.tensor(1.0)), 3),
     ... )
     (True, False)
     """

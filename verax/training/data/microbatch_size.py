@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from verax.training.checks.independence import norm_of
 from verax.training.checks.trial_runs import (
+    MODEL_FAILURES,
     Losses,
     graph_nodes,
     loss_per_record,
@@ -27,7 +28,7 @@ from verax.training.checks.trial_runs import (
     run_without_randomness,
 )
 from verax.training.data.microbatch import has_entries, part
-from verax.training.gradients.layer_rules import trainable
+from verax.training.gradients.factors import trainable
 
 # Records of a piece at least, whatever the model.
 _FEWEST = 32
@@ -68,20 +69,20 @@ class MicroBatchSize:
 
     def pieces(self, group: Any, size: int) -> int:
         """Records to take at once: what they hold stays near the cache."""
-        if size <= min(_WORTH * (self._fitting() if self._bytes else _FEWEST), self._most):
+        if size <= min(_WORTH * (self._piece_size() if self._bytes else _FEWEST), self._most):
             return size
         if not all(has_entries(x, size) for x in pytree.tree_leaves(group)):
             return size
         few = min(_TRIED, (size - 1) // 2, self._most)
-        if few == 0 or has_batch_norm(self.model) or not self._apart(group, few):
+        if few == 0 or has_batch_norm(self.model) or not self._records_independent(group, few):
             return size
-        count = -(-size // self._fitting())
+        count = -(-size // self._piece_size())
         return -(-size // count)
 
-    def _fitting(self) -> int:
+    def _piece_size(self) -> int:
         return min(max(int(_HELD_BYTES / self._bytes), _FEWEST), self._most)
 
-    def _apart(self, group: Any, few: int) -> bool:
+    def _records_independent(self, group: Any, few: int) -> bool:
         """Whether a few records' losses are the same alone and among others.
 
         With perturbed weights, since a branch that begins at zero has no effect so far. Where that
@@ -106,8 +107,8 @@ class MicroBatchSize:
                         return not first.custom_backward or self._gradients_add_up(
                             among, count, few, chance, allowed
                         )
-        except Exception:  # noqa: BLE001  a model may raise anything on so few records
-            pass
+        except MODEL_FAILURES:  # on so few records
+            return False
         return False
 
     def _forward(self, piece: Any, records: int, chance: bool, seed: int) -> _ForwardPass:
@@ -118,12 +119,12 @@ class MicroBatchSize:
             nonlocal held
             held += float(x.numel() * x.element_size())
 
-        def look() -> Tensor:
+        def forward() -> Tensor:
             with torch.enable_grad(), saved_tensors_hooks(count, lambda _: None):
                 return loss_per_record(self.losses(self.model, piece), records)
 
         losses = run_repeatably(
-            self.model, look if chance else lambda: run_without_randomness(look, drawn), seed
+            self.model, forward if chance else lambda: run_without_randomness(forward, drawn), seed
         )
         custom = any(isinstance(x, BackwardCFunction) for x in graph_nodes(losses))
         return _ForwardPass(losses.detach(), held, sum(drawn), custom)
@@ -135,7 +136,7 @@ class MicroBatchSize:
         parameters = [p for p in self.model.parameters() if trainable(p)]
 
         def gradients(places: slice, size: int) -> list[Tensor]:
-            def look() -> list[Tensor]:
+            def forward() -> list[Tensor]:
                 with torch.enable_grad():
                     loss = loss_per_record(self.losses(self.model, part(group, places)), size).sum()
                 grad = torch.autograd.grad
@@ -143,7 +144,7 @@ class MicroBatchSize:
                 return [g.to_dense() for g in found]
 
             return run_repeatably(
-                self.model, look if chance else lambda: run_without_randomness(look)
+                self.model, forward if chance else lambda: run_without_randomness(forward)
             )
 
         both = gradients(slice(0, records), records)

@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from verax import checks
 from verax.samplers import Sampler
-from verax.training.data.collate import CollateCheck
+from verax.training.checks.collate import CollateCheck
 from verax.training.data.containers import plain_containers
 
 Collate = Callable[[list[Any]], Any]
@@ -20,7 +20,7 @@ Chosen = slice | NDArray[np.int64] | None
 """Which of a batch's records are wanted: all, or a process's share of them."""
 
 
-class WrongLength(ValueError):  # noqa: N818  it says what is wrong
+class StreamLengthError(ValueError):
     """A stream does not have as many records as was declared."""
 
 
@@ -58,7 +58,7 @@ class Stream:
             )
         self._source = source
         # Loaders of streams are refused, and so are their collate functions.
-        self.watched: CollateCheck | None = None
+        self.collate_check: CollateCheck | None = None
         self._size = checks.count("records", size)
         self._batches = len(sampler) // getattr(sampler, sampler.repeats)
         self._epoch = -1
@@ -82,11 +82,11 @@ class Stream:
             try:
                 self._held[self._read] = next(self._items)
             except StopIteration:
-                raise WrongLength("the stream has fewer records than was declared") from None
+                raise StreamLengthError("the stream has fewer records than was declared") from None
             self._read += 1
         found = [self._held.pop(i) for i in indices.tolist()]
         if within == self._batches - 1 and next(self._items, self) is not self:
-            raise WrongLength("the stream has more records than was declared")
+            raise StreamLengthError("the stream has more records than was declared")
         if isinstance(mine, slice):
             found = found[mine]
         elif mine is not None:

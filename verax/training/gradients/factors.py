@@ -8,29 +8,37 @@ work in another order, plus the norms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-# more than single precision can make of a product of vectors, as a part of their norms' product
-ROUNDING = 2.0**-16
-# of the clip norm, left free for the rounding of norms, which are within half of it, and weights
-ROOM = ROUNDING / 2.0
-PIECE = 1024  # numbers whose squares are added up in one go
-_MANY = 2**17  # numbers whose norms are taken with numpy, where it can reach them
-_TINY = 2.0**-100  # more than the squares of 2^26 numbers can be of which each became zero
-# numbers of a product that single precision may add up within ROUNDING, with room to spare
-_WIDE = 2**12
-# bytes of numbers raised to double precision at once: they are used while in the cache
+from verax.training.gradients.norms import (
+    double_gram_squares,
+    gram,
+    gram_squares,
+    rounded_up,
+    row_norms,
+    row_squares,
+    single_precision,
+)
+
+# Bytes of numbers raised to double precision at once: they are used while in the cache.
 _NEAR = 2**21
-# form no per-record gradient that is this many times larger than the Gram matrices it would save
+# No per-example gradient is formed that is this many times larger than the Gram matrices it saves.
 _GHOST = 4.0
+
+
+def trainable(parameter: Tensor | None) -> bool:
+    """Whether a layer has this parameter and it is being trained."""
+    return parameter is not None and parameter.requires_grad
+
+
+def ghost_is_cheaper(positions: int, rows: int, columns: int, times: float) -> bool:
+    """Whether a product over positions is ``times`` larger than its Gram matrices."""
+    return rows * columns > times * positions * (positions + rows + columns)
 
 
 class Clippable(Protocol):
@@ -66,19 +74,17 @@ class Explicit:
     def squares(self) -> Tensor:
         """Squared norms, kept: a bias shares them with the weight beside it."""
         if self._squares is None:
-            self._squares = _squares(_rows(self.gradients))
+            self._squares = row_squares(_flat_rows(self.gradients))
         return self._squares
 
     def add(self, weights: Tensor, total: Tensor) -> None:
         """A matrix-vector product."""
-        total.view(-1).addmv_(_rows(self.gradients).t(), weights)
+        total.view(-1).addmv_(_flat_rows(self.gradients).t(), weights)
 
     def numbers_formed(self) -> int:
-        """All of them."""
         return int(self.gradients.numel())
 
     def explicit(self) -> Tensor:
-        """The gradients themselves."""
         return self.gradients
 
 
@@ -88,29 +94,26 @@ class ConvolutionGradients:
 
     rows: Tensor
     norms: Tensor
-    lying: list[int]
+    product_shape: list[int]
     order: list[int]
     """Where in a row the weight's own dimensions lie."""
 
-    def of(self, rows: Tensor) -> ConvolutionGradients:
+    def with_rows(self, rows: Tensor) -> ConvolutionGradients:
         """Other gradients of the same weight."""
-        return ConvolutionGradients(rows, row_norms(rows), self.lying, self.order)
+        return ConvolutionGradients(rows, row_norms(rows), self.product_shape, self.order)
 
     def squares(self) -> Tensor:
-        """Squared norms."""
         return self.norms.square()
 
     def add(self, weights: Tensor, total: Tensor) -> None:
         """A matrix-vector product, put in the weight's own order."""
-        total.add_((weights @ self.rows).view(self.lying).permute(self.order))
+        total.add_((weights @ self.rows).view(self.product_shape).permute(self.order))
 
     def numbers_formed(self) -> int:
-        """All of them."""
         return int(self.rows.numel())
 
     def explicit(self) -> Tensor:
-        """The gradients themselves."""
-        return self.rows.view(-1, *self.lying).permute(0, *(1 + at for at in self.order))
+        return self.rows.view(-1, *self.product_shape).permute(0, *(1 + at for at in self.order))
 
 
 @dataclass
@@ -122,14 +125,14 @@ class UnfoldedConvolution:
 
     x: Tensor
     g: Tensor
-    lying: list[int]
+    product_shape: list[int]
     order: list[int]
 
     def squares(self) -> Tensor:
         """From Gram matrices in double precision, in which cancelling places lose nothing."""
         few = max(_NEAR // (8 * self.x.shape[1] * (self.x.shape[2] + self.g.shape[2])), 1)
         found = [
-            _double_squares(x.double(), g.double())
+            double_gram_squares(x.double(), g.double())
             for x, g in zip(self.x.split(few), self.g.split(few), strict=True)
         ]
         return torch.cat(found).float()
@@ -138,16 +141,15 @@ class UnfoldedConvolution:
         """The usual product of a backward pass, weighted, put in the weight's own order."""
         scaled = self.g * weights.view(-1, 1, 1)
         summed = self.x.flatten(0, 1).t() @ scaled.flatten(0, 1)
-        total.add_(summed.view(self.lying).permute(self.order))
+        total.add_(summed.view(self.product_shape).permute(self.order))
 
     def numbers_formed(self) -> int:
         """What places look at."""
         return int(self.x.numel())
 
     def explicit(self) -> Tensor:
-        """The gradients themselves."""
         rows = torch.bmm(self.x.transpose(1, 2), self.g)
-        return rows.view(-1, *self.lying).permute(0, *(1 + at for at in self.order))
+        return rows.view(-1, *self.product_shape).permute(0, *(1 + at for at in self.order))
 
 
 @dataclass
@@ -162,18 +164,16 @@ class OuterProduct:
 
     def squares(self) -> Tensor:
         """The norm factorises."""
-        return _squares(self.x).mul_(self.g.squares())
+        return row_squares(self.x).mul_(self.g.squares())
 
     def add(self, weights: Tensor, total: Tensor) -> None:
         """The usual product of a backward pass, weighted."""
         total.addmm_((self.g.gradients * weights.unsqueeze(1)).t(), self.x)
 
     def numbers_formed(self) -> int:
-        """None."""
         return 0
 
     def explicit(self) -> Tensor:
-        """The gradients themselves."""
         return self.g.gradients.unsqueeze(2) * self.x.unsqueeze(1)
 
 
@@ -193,14 +193,14 @@ class OuterProductSum:
         return ghost_is_cheaper(self.x.shape[1], self.x.shape[2], self.g.shape[2], _GHOST)
 
     @property
-    def _turned(self) -> bool:
+    def _input_first(self) -> bool:
         """Whether the product is (in, out): 10 to 15 % faster with the longer side last."""
         return bool(self.g.shape[2] > self.x.shape[2])
 
-    def _form(self) -> Tensor:
+    def _form_gradients(self) -> Tensor:
         """The product over positions, kept for the weighted sum."""
         if self._formed is None:
-            left, right = (self.x, self.g) if self._turned else (self.g, self.x)
+            left, right = (self.x, self.g) if self._input_first else (self.g, self.x)
             self._formed = torch.bmm(left.transpose(1, 2), right)
         return self._formed
 
@@ -209,18 +209,19 @@ class OuterProductSum:
         return 0 if self._ghost else len(self.x) * self.x.shape[2] * self.g.shape[2]
 
     def explicit(self) -> Tensor:
-        """The gradients themselves."""
-        return self._form().transpose(1, 2) if self._turned else self._form()
+        return (
+            self._form_gradients().transpose(1, 2) if self._input_first else self._form_gradients()
+        )
 
     def squares(self) -> Tensor:
         """From the product over positions, or from Gram matrices where that is less."""
         if self._ghost:
             return gram_squares(gram(self.x), gram(self.g))
-        return _squares(self._form().flatten(1))
+        return row_squares(self._form_gradients().flatten(1))
 
     def add(self, weights: Tensor, total: Tensor) -> None:
         """A matrix-vector product if gradients were formed, else a weighted backward product."""
-        if self._formed is not None and self._turned:
+        if self._formed is not None and self._input_first:
             total.add_(
                 (weights @ self._formed.flatten(1)).view(self._formed.shape[1:]).t().contiguous()
             )
@@ -310,101 +311,5 @@ def merge_uses(uses: Sequence[AnyFactor]) -> AnyFactor:
     return Explicit(total)
 
 
-def _rows(x: Tensor) -> Tensor:
+def _flat_rows(x: Tensor) -> Tensor:
     return x if x.dim() == 2 else x.reshape(len(x), -1)
-
-
-def row_norms(rows: Tensor) -> Tensor:
-    """The norm of each row."""
-    return norm_function(rows)()
-
-
-def norm_function(rows: Tensor) -> Callable[[], Tensor]:
-    """What takes the norm of each row, now or whenever other numbers were written there.
-
-    It is a norm of norms, since what single precision adds up in one go must be short: a plain norm
-    of ten million numbers can be off by a hundredth, which is far more than ROUNDING.
-    """
-    size = rows.shape[1]
-    if size <= 2 * PIECE:
-        return partial(torch.linalg.vector_norm, rows, dim=1)
-    rest = size % PIECE
-    whole = (rows[:, : size - rest] if rest else rows).view(len(rows), size // PIECE, PIECE)
-    many = rows.is_cpu and rows.numel() >= _MANY
-    norms = partial(_of_many, whole.detach().numpy()) if many else partial(_of_pieces, whole)
-    if not rest:
-        return norms
-    last = partial(torch.linalg.vector_norm, rows[:, size - rest :], dim=1)
-    return lambda: torch.hypot(norms(), last())
-
-
-def _of_pieces(rows: Tensor) -> Tensor:
-    """The norm of each row, (rows, pieces, PIECE)."""
-    return row_norms(torch.linalg.vector_norm(rows, dim=2))
-
-
-def _of_many(rows: NDArray[np.float32]) -> Tensor:
-    """The same by numpy, which takes half the time for many numbers."""
-    with np.errstate(all="ignore"):  # what is too large is infinite, and refused as that
-        squares = np.vecdot(rows, rows).sum(axis=1, dtype=np.float64)
-    return torch.from_numpy(np.sqrt(squares).astype(np.float32))
-
-
-def _squares(rows: Tensor) -> Tensor:
-    """Squared norm of each row, never zero: underflow may meet large factors in a product."""
-    norms = row_norms(rows)
-    return torch.addcmul(constant(_TINY, norms.dtype, norms.device), norms, norms)
-
-
-@cache
-def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A number as a tensor, made once."""
-    return torch.tensor(value, dtype=dtype, device=device)
-
-
-def ghost_is_cheaper(positions: int, rows: int, columns: int, times: float) -> bool:
-    """Whether a product over positions is ``times`` larger than its Gram matrices."""
-    return rows * columns > times * positions * (positions + rows + columns)
-
-
-def gram(x: Tensor) -> Tensor:
-    """The products of all pairs of rows; wide rows are added up in double precision."""
-    if x.shape[-1] <= _WIDE:
-        return x @ x.transpose(-1, -2)
-    total = x.new_zeros(*x.shape[:-1], x.shape[-2], dtype=torch.float64)
-    for piece in x.split(_WIDE, dim=-1):
-        total += piece @ piece.transpose(-1, -2)
-    return total.float()
-
-
-def gram_squares(inputs: Tensor, outputs: Tensor, rounding: float = ROUNDING) -> Tensor:
-    """Squared norms of sum_t g_t x_t^T, from the Gram matrices of x and g."""
-    row_norms = (inputs.diagonal(dim1=-2, dim2=-1) * outputs.diagonal(dim1=-2, dim2=-1)).sqrt()
-    return rounded_up(
-        (inputs * outputs).sum(dim=(-2, -1)), row_norms.sum(dim=-1).square(), rounding
-    )
-
-
-def _double_squares(x: Tensor, g: Tensor) -> Tensor:
-    """The same in double precision, with an error of 2^-53 for each number added."""
-    inputs, outputs = x @ x.transpose(1, 2), g @ g.transpose(1, 2)
-    added = x.shape[2] + g.shape[2] + x.shape[1] ** 2 + 8
-    return gram_squares(inputs, outputs, added * 2.0**-53)
-
-
-def rounded_up(squares: Tensor, most: Tensor, rounding: float = ROUNDING) -> Tensor:
-    """Squared norms from Gram matrices plus their rounding; ``most`` if nothing cancels.
-
-    Where the terms cancel, the sum of a Gram matrix is small and its rounding is not: that goes
-    with ``most``. Without it a record whose parts are 10,000 clip norms long and cancel could pass
-    with nine of them.
-    """
-    return squares.clamp_(min=0.0).add_(most, alpha=rounding)
-
-
-def single_precision(x: Tensor) -> Tensor:
-    """Half precision raised to single, for sums of many records; double lowered to it."""
-    return x if x.dtype is torch.float32 else x.float()
-
-
-HALF = (torch.bfloat16, torch.float16)

@@ -9,61 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from verax.training.gradients.layer_rules import Factors, Rule, rule_for
-
-
-@dataclass
-class LayerCall:
-    """One call of a layer: where its output's gradients arrive, and how they become factors.
-
-    ``inputs`` must not be changed in place before that; ``versions`` tell.
-    """
-
-    module: nn.Module
-    edges: list[GradientEdge]
-    inputs: list[Tensor]
-    finish: Callable[[Sequence[Tensor], int], Factors]
-    versions: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.versions = [x._version for x in self.inputs]
-
-    @property
-    def intact(self) -> bool:
-        """Whether the inputs are still what the layer saw."""
-        return all(
-            x._version == version for x, version in zip(self.inputs, self.versions, strict=True)
-        )
-
-
-Decomposition = Callable[["Tape", nn.Module], Callable[..., Any] | None]
-DECOMPOSED: dict[type[nn.Module], Decomposition] = {}
-
-
-@dataclass
-class Tape:
-    """The uses seen during one forward pass."""
-
-    uses: list[LayerCall] = field(default_factory=list)
-
-    def watch(
-        self,
-        module: nn.Module,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        finish: Callable[[Sequence[Tensor], int], Factors],
-    ) -> None:
-        """Remember a use, if gradients will come by."""
-        if all(output.requires_grad for output in outputs):
-            edges = [get_gradient_edge(output) for output in outputs]
-            self.uses.append(LayerCall(module, edges, [x.detach() for x in inputs], finish))
+from verax.training.gradients.layer_rules import DECOMPOSITIONS, rule_for
+from verax.training.gradients.layer_rules.base import Decomposition, Factors, Rule, Tape
 
 
 def own_parameters(module: nn.Module) -> list[nn.Parameter]:
@@ -72,11 +25,11 @@ def own_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 
 @dataclass(frozen=True)
-class Layers:
+class WatchedLayers:
     """The layers of a model that have trainable parameters, by how they are watched."""
 
-    ruled: list[tuple[nn.Module, Rule]]
-    opaque: list[tuple[nn.Module, Decomposition]]
+    with_rules: list[tuple[nn.Module, Rule]]
+    decomposed: list[tuple[nn.Module, Decomposition]]
     covered: bool
     """Whether every trainable parameter belongs to one of them."""
     trained: list[nn.Parameter]
@@ -84,7 +37,7 @@ class Layers:
     """All layers in order, if the model is taken as a plain chain."""
 
     @classmethod
-    def chained(cls, chain: list[nn.Module]) -> Layers:
+    def of_chain(cls, chain: list[nn.Module]) -> WatchedLayers:
         """Those of a plain chain, which need no watching."""
         return cls(
             [],
@@ -95,31 +48,31 @@ class Layers:
         )
 
     @classmethod
-    def of(cls, model: nn.Module) -> Layers:
+    def of(cls, model: nn.Module) -> WatchedLayers:
         """The layers of a model as it is now: anything may be frozen between batches."""
-        ruled: list[tuple[nn.Module, Rule]] = []
-        opaque: list[tuple[nn.Module, Decomposition]] = []
+        with_rules: list[tuple[nn.Module, Rule]] = []
+        decomposed: list[tuple[nn.Module, Decomposition]] = []
         trained: dict[nn.Parameter, None] = {}
         inside: set[nn.Module] = set()
         covered = True
         for module in model.modules():
-            watched, own = DECOMPOSED.get(type(module)), own_parameters(module)
+            watched, own = DECOMPOSITIONS.get(type(module)), own_parameters(module)
             trained.update(dict.fromkeys(own))
             if watched is not None:
                 inside.update(child for child in module.modules() if child is not module)
                 if any(p.requires_grad for p in module.parameters()):
-                    opaque.append((module, watched))
+                    decomposed.append((module, watched))
             elif own:
                 rule = rule_for(module)
                 if rule is not None:
-                    ruled.append((module, rule))
+                    with_rules.append((module, rule))
                 elif module not in inside:
                     covered = False
-        return cls(ruled, opaque, covered, list(trained))
+        return cls(with_rules, decomposed, covered, list(trained))
 
 
 @contextmanager
-def watching(layers: Layers, copies: bool = False) -> Iterator[Tape]:
+def record_calls(layers: WatchedLayers, copies: bool = False) -> Iterator[Tape]:
     """Watch these layers until the block ends.
 
     With ``copies`` outputs that are views are copied first: changing a view in place would cut its
@@ -129,13 +82,13 @@ def watching(layers: Layers, copies: bool = False) -> Iterator[Tape]:
     handles, patched = [], []
     inside: set[nn.Module] = set()
     try:
-        for module, watched in layers.opaque:
+        for module, watched in layers.decomposed:
             forward = watched(tape, module)
             if forward is not None:
                 module.forward = forward
                 patched.append(module)
                 inside.update(module.children())
-        for module, rule in layers.ruled:
+        for module, rule in layers.with_rules:
             if module not in inside:
                 handles.append(
                     module.register_forward_hook(_hook(tape, rule, copies), with_kwargs=True)
@@ -148,7 +101,7 @@ def watching(layers: Layers, copies: bool = False) -> Iterator[Tape]:
             del module.forward
 
 
-def by_record(x: Tensor, dim: int) -> Tensor:
+def records_first(x: Tensor, dim: int) -> Tensor:
     """Records first: from dimension ``dim``, or from -dim blocks of the first one."""
     if dim == 0:
         return x
@@ -162,12 +115,12 @@ def _hook(tape: Tape, rule: Rule, copies: bool) -> Callable[..., Tensor | None]:
         if torch.is_grad_enabled() and output.requires_grad:
             x = args[0] if args else next(iter(kwargs.values()))
 
-            def finish(gradients: Sequence[Tensor], dim: int) -> Factors:
-                return rule(module, by_record(seen, dim))(by_record(gradients[0], dim))
+            def backward(gradients: Sequence[Tensor], dim: int) -> Factors:
+                return rule(module, records_first(inputs, dim), records_first(gradients[0], dim))
 
-            seen = x.detach()
+            inputs = x.detach()
             result = output.clone() if copies and output._is_view() else output
-            tape.watch(module, [x], [result], finish)
+            tape.record(module, [x], [result], backward)
             return result
         return None
 

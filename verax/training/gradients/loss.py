@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from verax.training.data.containers import Column, has_target
 from verax.training.data.microbatch import has_entries
-from verax.training.gradients.factors import constant
+from verax.training.gradients.norms import constant
 
 Criterion = Callable[..., Tensor]
 """A loss: from outputs and targets (tuples of data), or from the model and the batch
@@ -20,7 +20,7 @@ Criterion = Callable[..., Tensor]
 """
 
 
-class PerRecord:
+class PerExampleLoss:
     """A criterion as one loss per record, whatever its own reduction is.
 
     Tuples are (inputs..., target): the criterion gets the model's output and the target. For other
@@ -38,7 +38,7 @@ class PerRecord:
     @property
     def apart(self) -> bool:
         """Whether a record's loss is known to depend on no other record's output."""
-        return type(self._criterion) in _CLOSED and _plain(self._criterion)
+        return type(self._criterion) in _CLOSED_FORMS and _is_unmodified(self._criterion)
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """One loss per record."""
@@ -62,7 +62,7 @@ class PerRecord:
             found = (
                 found.sum(dim=1)
                 if self._reduction == "sum"
-                else found.sum(dim=1) / self._counted(found, target)
+                else found.sum(dim=1) / self._parts_counted(found, target)
             )
         return found
 
@@ -79,7 +79,7 @@ class PerRecord:
                 "reshape the targets, or flatten the outputs"
             )
 
-    def _counted(self, found: Tensor, target: Any) -> Tensor | int:
+    def _parts_counted(self, found: Tensor, target: Any) -> Tensor | int:
         """Over how many parts a record's mean is taken, without ignored classes."""
         ignored = getattr(self._criterion, "ignore_index", None)
         if ignored is None or not isinstance(target, Tensor) or target.is_floating_point():
@@ -88,7 +88,7 @@ class PerRecord:
 
     def gradient(self, model: Callable[..., Tensor], batch: Any) -> Tensor | None:
         """The gradient of each record's loss at the output; None without a closed form."""
-        closed = _CLOSED.get(type(self._criterion))
+        closed = _CLOSED_FORMS.get(type(self._criterion))
         if closed is None or not has_target(batch):
             return None
         *inputs, target = batch
@@ -125,14 +125,14 @@ def same_loss(first: Criterion, second: Criterion) -> bool:
     ]
     tensors = any(isinstance(value, Tensor) for value in settings[0].values())
     plain = all(
-        _plain(loss) and not list(loss.buffers())
+        _is_unmodified(loss) and not list(loss.buffers())
         for loss in (first, second)
         if isinstance(loss, nn.Module)
     )
     return plain and not tensors and settings[0] == settings[1]
 
 
-def _plain(loss: Any) -> bool:
+def _is_unmodified(loss: Any) -> bool:
     """Whether nobody changed what a torch loss computes."""
     return not (loss._forward_hooks or loss._forward_pre_hooks or "forward" in vars(loss))
 
@@ -195,19 +195,14 @@ def _square(loss: Any, outputs: Tensor, target: Tensor) -> Tensor | None:
     return 2.0 * (outputs - target) if outputs.shape == target.shape else None
 
 
-_CLOSED: dict[type, Callable[[Any, Tensor, Tensor], Tensor | None]] = {
+_CLOSED_FORMS: dict[type, Callable[[Any, Tensor, Tensor], Tensor | None]] = {
     nn.CrossEntropyLoss: _cross_entropy,
     nn.BCEWithLogitsLoss: _logistic,
     nn.MSELoss: _square,
 }
 _ELEMENTWISE = frozenset(
-    {
-        nn.MSELoss,
-        nn.L1Loss,
-        nn.SmoothL1Loss,
-        nn.HuberLoss,
-        nn.BCELoss,
-        nn.BCEWithLogitsLoss,
-        nn.SoftMarginLoss,
-    }
+    (
+        *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
+        *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss),
+    )
 )

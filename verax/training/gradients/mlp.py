@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.modules import module as module_hooks
 
 from verax.training.gradients.factors import AnyFactor
-from verax.training.gradients.layer_rules import affine
+from verax.training.gradients.layer_rules.linear import affine
 
 Activation = tuple[
     Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]
@@ -32,25 +32,26 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
 }
 
 
-# methods of layers that somebody may have replaced
+# Methods of layers that somebody may have replaced.
 _PATCHED = frozenset({"forward", "_conv_forward"})
 
 
-class NotAChain(Exception):  # noqa: N818  control flow
+class NotAChainError(Exception):
     """The loss used the model in another way than calling it once on a tensor of records."""
 
 
 def linear_chain(model: nn.Module) -> list[nn.Module] | None:
     """The layers in order, if the model is a chain of linear layers and activations."""
-    layers = in_order(model)
+    layers = layers_in_order(model)
     if layers is None or not all(
-        type(one) is nn.Linear or type(one) in ACTIVATIONS or _flat(one) for one in layers
+        type(one) is nn.Linear or type(one) in ACTIVATIONS or _flattens_records(one)
+        for one in layers
     ):
         return None
     return layers
 
 
-def in_order(model: nn.Module) -> list[nn.Module] | None:
+def layers_in_order(model: nn.Module) -> list[nn.Module] | None:
     """The layers of a model that calls one after the other, without hooks."""
     if module_hooks._has_any_global_hook():
         return None
@@ -74,36 +75,17 @@ def in_order(model: nn.Module) -> list[nn.Module] | None:
     return layers
 
 
-_APART = frozenset(
-    {
-        nn.Linear,
-        nn.Conv1d,
-        nn.Conv2d,
-        nn.Conv3d,
-        nn.GroupNorm,
-        nn.AvgPool1d,
-        nn.AvgPool2d,
-        nn.AvgPool3d,
-        nn.MaxPool1d,
-        nn.MaxPool2d,
-        nn.MaxPool3d,
-        nn.AdaptiveAvgPool1d,
-        nn.AdaptiveAvgPool2d,
-        nn.AdaptiveAvgPool3d,
-        nn.ReLU,
-        nn.Tanh,
-        nn.Sigmoid,
-        nn.GELU,
-        nn.SiLU,
-        nn.ELU,
-        nn.LeakyReLU,
-        nn.Softplus,
-        nn.Hardtanh,
-        nn.Dropout,
-        nn.Upsample,
-        nn.ZeroPad2d,
-    }
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_POOLINGS = (
+    *(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
 )
+_POINTWISE = (
+    *(nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus),
+    *(nn.Hardtanh, nn.Dropout),
+)
+_OTHER_LAYERS = (nn.Linear, nn.GroupNorm, nn.Upsample, nn.ZeroPad2d)
+_RECORD_BY_RECORD = frozenset((*_CONVOLUTIONS, *_POOLINGS, *_POINTWISE, *_OTHER_LAYERS))
 
 
 def keeps_apart(model: nn.Module) -> bool:
@@ -116,11 +98,13 @@ def keeps_apart(model: nn.Module) -> bool:
     >>> keeps_apart(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
     False
     """
-    layers = in_order(model)
-    return layers is not None and all(type(layer) in _APART or _flat(layer) for layer in layers)
+    layers = layers_in_order(model)
+    return layers is not None and all(
+        type(layer) in _RECORD_BY_RECORD or _flattens_records(layer) for layer in layers
+    )
 
 
-def _flat(module: nn.Module) -> bool:
+def _flattens_records(module: nn.Module) -> bool:
     """Whether it flattens each record by itself."""
     return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
 
@@ -141,16 +125,16 @@ class ChainPass:
             or inputs[0].dim() < 2
             or inputs[0].shape[0] != self._records
         ):
-            raise NotAChain
+            raise NotAChainError
         if torch.is_grad_enabled():
             with torch.no_grad():
-                value = self._through(inputs[0].detach())
+                value = self._forward(inputs[0].detach())
         else:
-            value = self._through(inputs[0].detach())
+            value = self._forward(inputs[0].detach())
         self.output = value if self._closed else value.detach().requires_grad_()
         return self.output
 
-    def _through(self, value: Tensor) -> Tensor:
+    def _forward(self, value: Tensor) -> Tensor:
         once = False  # whether nobody asks for the value again
         for layer in self._layers:
             self._values.append(value)

@@ -9,15 +9,12 @@ mixes records (batch norm in any disguise), or a loss that counts them, is refus
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-import verax.training.gradients.attention_rules  # noqa: F401  registers attention and recurrent layers
 from verax.training.checks.independence import (
     IndependenceCheck,
     gradients_of,
@@ -33,34 +30,30 @@ from verax.training.checks.trial_runs import (
     rounding_tolerance,
     run_repeatably,
 )
-from verax.training.data.containers import has_column
-from verax.training.data.microbatch import has_entries, part
 from verax.training.gradients.factors import (
     AnyFactor,
-    Explicit,
     merge_uses,
     record_count,
-    single_precision,
 )
-from verax.training.gradients.hooks import LayerCall, Layers, watching
-from verax.training.gradients.layer_rules import trainable
-from verax.training.gradients.mlp import ChainPass, NotAChain, linear_chain
+from verax.training.gradients.functional import FoundGradients, FunctionalGradients
+from verax.training.gradients.hooks import WatchedLayers, record_calls
+from verax.training.gradients.layer_rules.base import LayerCall
+from verax.training.gradients.mlp import ChainPass, NotAChainError, linear_chain
+from verax.training.gradients.norms import single_precision
+from verax.training.gradients.record_dims import RecordDims
 from verax.training.performance.channels_last import ChannelsLast
 
-FoundGradients = dict[nn.Parameter, AnyFactor]
-"""The per-record gradients of every trainable parameter."""
-
-_FOLDED = -1
-_ASKED = 8  # records at most that are asked where layers have them
-_FEWEST = 32  # records worked on at once, whatever the model
-_FIT = 12.0 * 2**20  # bytes that those worked on at once may leave behind
+# Records worked on at once, whatever the model.
+_FEWEST = 32
+# Bytes that those worked on at once may leave behind.
+_FIT = 12.0 * 2**20
 
 
-class _DoesNotApply(RuntimeError):  # noqa: N818  control flow
+class _RulesDoNotApplyError(RuntimeError):
     """The rules do not fit what the model does."""
 
 
-class _NotYet(Exception):  # noqa: N818  control flow
+class _UnknownDimensionError(Exception):
     """A layer has a gradient, and where its records are is not known so far."""
 
 
@@ -74,64 +67,66 @@ class PerExampleGradients:
     def __init__(self, model: nn.Module, losses: Losses) -> None:
         self.model = model
         self.losses = losses
-        self._dims: dict[nn.Module, int] = {}
+        self._dims = RecordDims()
         self._checked: set[Any] = set()
         self._mixing = IndependenceCheck(model, losses)
         self._bytes: float | None = None
         self._not_a_chain = False
-        self._copies = False
-        self._general = False
-        self._loop = False
+        self._copy_views = False
+        self._rules_failed = False
+        self._functional = FunctionalGradients(model, losses)
         self.channels = ChannelsLast()
 
-    def look(self) -> Layers:
+    def find_layers(self) -> WatchedLayers:
         """The model's layers as they are now; to be called once a round."""
         self._mixing.begin()
         chain = None if self._not_a_chain else linear_chain(self.model)
         if chain is not None:
-            return Layers.chained(chain)
+            return WatchedLayers.of_chain(chain)
         refuse_mixing(self.model)
-        return Layers.of(self.model)
+        return WatchedLayers.of(self.model)
 
     @property
     def slow(self) -> bool:
         """Whether the rules were found not to apply."""
-        return self._general
+        return self._rules_failed
 
     @property
     def known_independent(self) -> bool:
         """Whether no record can have a say in another's loss, whatever the weights are."""
         return self._mixing.known_independent
 
-    def factors(self, batch: Any, records: int, layers: Layers | None = None) -> FoundGradients:
+    def factors(
+        self, batch: Any, records: int, layers: WatchedLayers | None = None
+    ) -> FoundGradients:
         """Per-example gradients of this batch; ``layers`` if they were looked up already."""
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self.factors(batch, records, layers)
-        layers = layers or self.look()
+        layers = layers or self.find_layers()
         self._mixing.refuse(batch, records)
         if records == 1:
-            return self._one_by_one(batch, 1)
+            return self._functional.one_by_one(batch, 1)
         if layers.chain is not None:
-            found = self._by_chain(layers, batch, records)
+            found = self._by_chain(layers.chain, layers.trained, batch, records)
             if found is not None:
                 return found
             self._not_a_chain = True
-            layers = self.look()
-        if not self._general and layers.covered:
+            layers = self.find_layers()
+        if not self._rules_failed and layers.covered:
             try:
-                found = self._laid_out(layers, batch, records)
-                if found is None and not self._copies:
-                    self._copies = True
-                    found = self._laid_out(layers, batch, records)
-            except _NotYet:
-                return self._by_func(batch, records)
+                found = self._by_rules_channels_last(layers, batch, records)
+                if found is None and not self._copy_views:
+                    self._copy_views = True
+                    found = self._by_rules_channels_last(layers, batch, records)
+            except _UnknownDimensionError:
+                return self._functional.factors(batch, records)
             if found is not None:
                 return found
-            self._general = True
-        return self._by_func(batch, records)
+            self._rules_failed = True
+        return self._functional.factors(batch, records)
 
-    def fitting(self, batch: Any, records: int, layers: Layers, most: int) -> int:
+    def records_at_once(self, batch: Any, records: int, layers: WatchedLayers, most: int) -> int:
         """How many records to work on at once, so that they stay near the cache."""
         if layers.chain is not None or records <= min(_FEWEST, most):
             return min(records, most)
@@ -139,22 +134,24 @@ class PerExampleGradients:
             # unless the rules apply, and know better
             self._bytes = 4.0 * sum(p.numel() for p in layers.trained)
             few = min(_FEWEST, most)
-            self.factors(_few(batch, records, few), few, layers)
+            self.factors(_first_records(batch, records, few), few, layers)
         return min(max(int(_FIT / self._bytes), _FEWEST), most)
 
     # --- as a chain -------------------------------------------------------------------------------
 
-    def _by_chain(self, layers: Layers, batch: Any, records: int) -> FoundGradients | None:
+    def _by_chain(
+        self, chain: list[nn.Module], trained: list[nn.Parameter], batch: Any, records: int
+    ) -> FoundGradients | None:
         """Without a graph, if the loss does nothing with the model but call it once."""
-        assert layers.chain is not None  # noqa: S101
-        key = tuple(layers.chain), tuple(layers.trained), self.model.training
+        key = tuple(chain), tuple(trained), self.model.training
         checked = key in self._checked
         if not checked and records > _FEWEST:
-            if self._by_chain(layers, _few(batch, records), _FEWEST) is None:
+            few = _first_records(batch, records)
+            if self._by_chain(chain, trained, few, _FEWEST) is None:
                 return None
             checked = True
         try:
-            passed, g = self._to_output(layers.chain, batch, records)
+            passed, g = self._to_output(chain, batch, records)
             factors = {
                 p: kinds[0] if len(kinds) == 1 else merge_uses(kinds)
                 for p, kinds in passed.factors(g).items()
@@ -162,12 +159,12 @@ class PerExampleGradients:
             if not checked:
                 with torch.enable_grad():
                     usual = loss_per_record(self.losses(self.model, batch), records)
-                agrees = self._agrees(layers.trained, factors, usual, records)
+                agrees = self._autograd_agrees(trained, factors, usual, records)
                 if agrees is False:
                     return None
                 if agrees:
                     self._checked.add(key)
-        except NotAChain:
+        except NotAChainError:
             return None
         except (AttributeError, TypeError, RuntimeError):
             if checked:
@@ -189,140 +186,112 @@ class PerExampleGradients:
         with torch.enable_grad():
             losses = loss_per_record(self.losses(cast(nn.Module, passed), batch), records)
         if passed.output is None or not losses.requires_grad:
-            raise NotAChain
+            raise NotAChainError
         return passed, torch.autograd.grad(losses, passed.output, torch.ones_like(losses))[0]
 
     # --- by rules ---------------------------------------------------------------------------------
 
-    def _laid_out(self, layers: Layers, batch: Any, records: int) -> FoundGradients | None:
+    def _by_rules_channels_last(
+        self, layers: WatchedLayers, batch: Any, records: int
+    ) -> FoundGradients | None:
         try:
-            return self.channels.tried(
+            return self.channels.run(
                 self.model, batch, lambda laid: self._by_rules(layers, laid, records)
             )
-        except _DoesNotApply:
+        except _RulesDoNotApplyError:
             return None
 
-    def _by_rules(self, layers: Layers, batch: Any, records: int) -> FoundGradients | None:
+    def _by_rules(self, layers: WatchedLayers, batch: Any, records: int) -> FoundGradients | None:
         before = torch.get_rng_state()
-        uses, losses = self._watched(layers, batch, records)
+        calls, losses = self._recorded_forward(layers, batch, records)
         if not losses.requires_grad:
             return {}
-        shape = tuple(use.module for use in uses), tuple(layers.trained), self.model.training
+        shape = tuple(call.module for call in calls), tuple(layers.trained), self.model.training
         if shape in self._checked:
             try:
-                return self._of_uses(uses, losses, records)
-            except _NotYet:
+                return self._gradients_of_calls(calls, losses, records)
+            except _UnknownDimensionError:
                 self._checked.discard(shape)
                 raise
-        del uses, losses
+        del calls, losses
 
         def tried() -> bool | None:
-            return self._tried(layers, batch, records)[1]
+            return self._try_rules(layers, batch, records)[1]
 
         # a branch that begins at zero has no gradient so far, and shows nothing
         with perturbed_weights(self.model):
             apply = run_repeatably(self.model, tried)
         torch.set_rng_state(before)  # looking changes nothing
-        factors, agrees = self._tried(layers, batch, records)
+        factors, agrees = self._try_rules(layers, batch, records)
         if apply and agrees:
             self._checked.add(shape)
         return None if apply is False or agrees is False else factors
 
-    def _watched(self, layers: Layers, batch: Any, records: int) -> tuple[list[LayerCall], Tensor]:
-        with torch.enable_grad(), watching(layers, self._copies) as tape:
+    def _recorded_forward(
+        self, layers: WatchedLayers, batch: Any, records: int
+    ) -> tuple[list[LayerCall], Tensor]:
+        with torch.enable_grad(), record_calls(layers, self._copy_views) as tape:
             losses = loss_per_record(self.losses(self.model, batch), records)
-        return tape.uses, losses
+        return tape.calls, losses
 
-    def _tried(
-        self, layers: Layers, batch: Any, records: int
+    def _try_rules(
+        self, layers: WatchedLayers, batch: Any, records: int
     ) -> tuple[FoundGradients | None, bool | None]:
         """What the rules find, and whether plain autograd agrees."""
-        uses, losses = self._watched(layers, batch, records)
+        calls, losses = self._recorded_forward(layers, batch, records)
         try:
-            factors = self._of_uses(uses, losses, records, new=True)
-            return factors, False if factors is None else self._agrees(
+            factors = self._gradients_of_calls(calls, losses, records, new=True)
+            return factors, False if factors is None else self._autograd_agrees(
                 layers.trained, factors, losses, records
             )
         except RuntimeError as error:
-            raise _DoesNotApply from error
+            raise _RulesDoNotApplyError from error
 
-    def _of_uses(
-        self, uses: Sequence[LayerCall], losses: Tensor, records: int, new: bool = False
+    def _gradients_of_calls(
+        self, calls: Sequence[LayerCall], losses: Tensor, records: int, new: bool = False
     ) -> FoundGradients | None:
         """The factors of the watched calls; None if the rules do not apply."""
-        if not uses or (new and not self._find_dims(uses, losses)):
+        if not calls or (new and not self._dims.find(calls, losses)):
             return None
-        edges = [edge for use in uses for edge in use.edges]
+        edges = [edge for call in calls for edge in call.edges]
         each = torch.ones_like(losses)
         gradients = torch.autograd.grad(losses, edges, each, allow_unused=True, retain_graph=new)
-        if not all(use.intact for use in uses):
+        if not all(call.intact for call in calls):
             return None
-        factors = self._finish(uses, gradients, records)
+        factors = self._merge_calls(calls, gradients, records)
         if new and factors is not None:
-            held = [x for use in uses for x in use.inputs] + [g for g in gradients if g is not None]
+            held = [x for call in calls for x in call.inputs] + [
+                g for g in gradients if g is not None
+            ]
             numbers = sum(x.numel() for x in held) + sum(
                 factor.numbers_formed() for factor in factors.values()
             )
             self._bytes = 4.0 * numbers / records
         return factors
 
-    def _finish(
-        self, uses: Sequence[LayerCall], gradients: Sequence[Tensor | None], records: int
+    def _merge_calls(
+        self, calls: Sequence[LayerCall], gradients: Sequence[Tensor | None], records: int
     ) -> FoundGradients | None:
-        """All uses of each parameter as one factor; None if the numbers of records differ."""
+        """All calls of each parameter as one factor; None if the numbers of records differ."""
         found: dict[nn.Parameter, list[AnyFactor]] = {}
         at = 0
-        for use in uses:
-            mine = gradients[at : at + len(use.edges)]
-            at += len(use.edges)
+        for call in calls:
+            mine = gradients[at : at + len(call.edges)]
+            at += len(call.edges)
             like = next((g for g in mine if g is not None), None)
             if like is None:
                 continue
             whole = [torch.zeros_like(like) if g is None else g for g in mine]
-            dim = self._dims.get(use.module)
+            dim = self._dims.of(call.module)
             if dim is None:
-                raise _NotYet
-            for parameter, factor in use.finish(whole, dim if dim >= 0 else -records):
+                raise _UnknownDimensionError
+            for parameter, factor in call.backward(whole, dim if dim >= 0 else -records):
                 if record_count(factor) != records:
                     return None
                 found.setdefault(parameter, []).append(factor)
         return {parameter: merge_uses(kinds) for parameter, kinds in found.items()}
 
-    def _find_dims(self, uses: Sequence[LayerCall], losses: Tensor) -> bool:
-        """Find each layer's record dimension, from one record's gradient; False if none.
-
-        A layer in which no record that is asked has any gradient remains to be found.
-        """
-        asked = list(dict.fromkeys((len(losses) - 1, 0, len(losses) // 2)))
-        for turn in range(_ASKED):
-            some = [use for use in uses if use.module not in self._dims]
-            if not some:
-                return True
-            edges = [use.edges[0] for use in some]
-            if turn >= len(asked):  # most records are dead there: ask one that is not
-                all_of = torch.ones_like(losses)
-                whole = torch.autograd.grad(
-                    losses, edges, all_of, allow_unused=True, retain_graph=True
-                )
-                found = _alive(whole, len(losses))
-                if found is None:
-                    return True
-                asked.append(found)
-            record = asked[turn]
-            pick = one_hot(losses, record)
-            gradients = torch.autograd.grad(
-                losses, edges, pick, allow_unused=True, retain_graph=True
-            )
-            for use, g in zip(some, gradients, strict=True):
-                if g is None or not bool(g.any()):
-                    continue
-                dim = _dim_of(g, record, len(losses))
-                if dim is None:
-                    return False
-                self._dims[use.module] = dim
-        return True
-
-    def _agrees(
+    def _autograd_agrees(
         self, parameters: list[nn.Parameter], factors: FoundGradients, losses: Tensor, records: int
     ) -> bool | None:
         """Whether plain autograd agrees on the sum, the first and the last; None if not finite."""
@@ -351,93 +320,7 @@ class PerExampleGradients:
                     return False
         return True
 
-    # --- without rules ----------------------------------------------------------------------------
 
-    def _by_func(self, batch: Any, records: int) -> FoundGradients:
-        """One record at a time, vectorised by torch.func if it can be."""
-        if not self._loop and not has_column(batch):
-            try:
-                return self._vectorised(batch, records)
-            except (RuntimeError, NotImplementedError, ValueError):
-                # data-dependent control flow, or an operation that cannot be vectorised
-                self._loop = True
-        return self._one_by_one(batch, records)
-
-    def _vectorised(self, batch: Any, records: int) -> FoundGradients:
-        whole = _Whole(self.model, self.losses)
-        named = {name: p for name, p in whole.named_parameters() if p.requires_grad}
-
-        def one(values: dict[str, Tensor], record: Any) -> Tensor:
-            single = pytree.tree_map(
-                lambda x, dim: x if dim is None else x.unsqueeze(0), record, dims
-            )
-            return loss_per_record(torch.func.functional_call(whole, values, (single,)), 1)[0]
-
-        values = {name: p.detach() for name, p in named.items()}
-        dims = pytree.tree_map(lambda x: 0 if has_entries(x, records) else None, batch)
-        derivative = torch.func.grad(one)
-        with warnings.catch_warnings():
-            # that some operation is vectorised by a loop is no concern of the caller's
-            warnings.simplefilter("ignore")
-            gradients = torch.func.vmap(derivative, in_dims=(None, dims), randomness="different")(
-                values, batch
-            )
-        return {named[name]: Explicit(g.detach()) for name, g in gradients.items()}
-
-    def _one_by_one(self, batch: Any, records: int) -> FoundGradients:
-        parameters = [p for p in self.model.parameters() if trainable(p)]
-        rows: list[list[Tensor]] = [[] for _ in parameters]
-        for i in range(records):
-            single = part(batch, slice(i, i + 1), records)
-            with torch.enable_grad():
-                loss = loss_per_record(self.losses(self.model, single), 1)[0]
-            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-            for row, g, parameter in zip(rows, gradients, parameters, strict=True):
-                row.append(torch.zeros_like(parameter) if g is None else g.to_dense())
-        return {p: Explicit(torch.stack(row)) for p, row in zip(parameters, rows, strict=True)}
-
-
-class _Whole(nn.Module):
-    """The model and its loss as one module, for functional calls."""
-
-    def __init__(self, model: nn.Module, losses: Losses) -> None:
-        super().__init__()
-        self.model = model
-        self._losses = losses
-
-    def forward(self, batch: Any) -> Tensor:
-        return self._losses(self.model, batch)
-
-
-def _few(batch: Any, records: int, few: int = _FEWEST) -> Any:
+def _first_records(batch: Any, records: int, few: int = _FEWEST) -> Any:
     """The first records of the batch."""
     return map_records(batch, records, lambda x: x[:few])
-
-
-def _dim_of(g: Tensor, record: int, records: int) -> int | None:
-    """Where the records are: dimension 0 or 1, or _FOLDED if they are blocks of dimension 0."""
-    for dim in range(min(g.dim(), 2)):
-        if g.shape[dim] == records and _only(g, dim, record):
-            return dim
-    if g.shape[0] % records == 0 and _only(g.unflatten(0, (records, -1)), 0, record):
-        return _FOLDED
-    return None
-
-
-def _alive(gradients: Sequence[Tensor | None], records: int) -> int | None:
-    """A record that has a gradient in one of these, if there is one."""
-    for g in gradients:
-        if g is None or not bool(g.any()):
-            continue
-        if g.shape[0] % records == 0:
-            return int(g.reshape(records, -1).any(dim=1).nonzero()[0])
-        if g.dim() > 1 and g.shape[1] == records:
-            return int(g.movedim(1, 0).reshape(records, -1).any(dim=1).nonzero()[0])
-    return None
-
-
-def _only(g: Tensor, dim: int, record: int) -> bool:
-    """Whether the gradient vanishes for all records but one."""
-    rest = g.detach().clone()
-    rest.select(dim, record).zero_()
-    return not bool(rest.any())

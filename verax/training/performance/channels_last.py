@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from verax.training.performance.pooling import in_slices
+from verax.training.performance.pooling import pool_by_slices
 
 Result = TypeVar("Result")
 
@@ -23,32 +23,34 @@ class ChannelsLast:
     """
 
     def __init__(self) -> None:
-        self._borne = True
+        self._accepted = True
 
-    def tried(self, model: nn.Module, batch: Any, work: Callable[[Any], Result]) -> Result:
+    def run(self, model: nn.Module, batch: Any, work: Callable[[Any], Result]) -> Result:
         """What the work makes of the batch."""
-        with bearing_channels_last(model):
-            if not self._borne or not any(
+        with contiguous_group_norms(model):
+            if not self._accepted or not any(
                 isinstance(module, nn.Conv2d) for module in model.modules()
             ):
                 return work(batch)
             try:
-                with in_slices(model):
+                with pool_by_slices(model):
                     return work(pytree.tree_map(_channels_last, batch))
             except RuntimeError:
-                self._borne = False
+                self._accepted = False
                 return work(batch)
 
 
 @contextmanager
-def bearing_channels_last(model: nn.Module) -> Iterator[None]:
+def contiguous_group_norms(model: nn.Module) -> Iterator[None]:
     """Group norms get what needs no gradient in the usual order, until the block ends.
 
     On a processor torch's derivative of a group norm reads memory that is not there if its input
     has the channels last and needs no gradient, and takes the process with it.
     """
     norms = [module for module in model.modules() if isinstance(module, nn.GroupNorm)]
-    handles = [norm.register_forward_pre_hook(_in_usual_order, with_kwargs=True) for norm in norms]
+    handles = [
+        norm.register_forward_pre_hook(_contiguous_inputs, with_kwargs=True) for norm in norms
+    ]
     try:
         yield
     finally:
@@ -56,7 +58,9 @@ def bearing_channels_last(model: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-def _in_usual_order(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+def _contiguous_inputs(
+    _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
     def usual(x: Any) -> Any:
         return x.contiguous() if isinstance(x, Tensor) and not x.requires_grad else x
 

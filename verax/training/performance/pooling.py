@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_WIDE = 16  # channels that lie last in memory from which on torch's own kernel is as quick
-# lower ones are added up in single precision by torch, and here not
+# Channels that lie last in memory from which on torch's own kernel is as quick.
+_WIDE = 16
+# Lower ones are added up in single precision by torch, and here not.
 _PRECISIONS = (torch.float32, torch.float64)
 
 
 @contextmanager
-def in_slices(model: nn.Module) -> Iterator[None]:
+def pool_by_slices(model: nn.Module) -> Iterator[None]:
     """The model's average pooling taken this way where it can be, until the block ends."""
     pools = [
         module
@@ -41,7 +42,7 @@ def in_slices(model: nn.Module) -> Iterator[None]:
 def _forward(module: nn.AvgPool2d) -> Callable[[Tensor], Tensor]:
     """What the layer does, by slices if windows lie side by side and cover all places."""
     window, step, around = (
-        _both(size) for size in (module.kernel_size, module.stride, module.padding)
+        _rows_and_columns(size) for size in (module.kernel_size, module.stride, module.padding)
     )
     side_by_side = (1, 1) != window == step and around == (0, 0) and module.divisor_override is None
     usual = module.forward
@@ -55,26 +56,26 @@ def _forward(module: nn.AvgPool2d) -> Callable[[Tensor], Tensor]:
         )
         if not fits or not input.is_cpu or input.dtype not in _PRECISIONS:
             return usual(input)
-        means: Tensor = _Means.apply(input, *window)
+        means: Tensor = _WindowMeans.apply(input, *window)
         return means
 
     return forward
 
 
-def _both(size: Any) -> tuple[int, int]:
+def _rows_and_columns(size: Any) -> tuple[int, int]:
     """Rows and columns of a size as torch takes it: a number, or one or two of them."""
     first, *rest = size if isinstance(size, tuple | list) else (size,)
     return int(first), int(rest[0] if rest else first)
 
 
-class _Means(torch.autograd.Function):
+class _WindowMeans(torch.autograd.Function):
     """Means over windows of so many rows and columns that lie side by side."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, rows: int, columns: int) -> Tensor:
-        return _sum(_sum(x, 2, rows), 3, columns).div_(rows * columns)
+        return _sum_neighbours(_sum_neighbours(x, 2, rows), 3, columns).div_(rows * columns)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int, int], output: Tensor) -> None:
@@ -98,10 +99,10 @@ class _Means(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return _Means.forward(tangent, ctx.rows, ctx.columns)
+        return _WindowMeans.forward(tangent, ctx.rows, ctx.columns)
 
 
-def _sum(x: Tensor, dim: int, each: int) -> Tensor:
+def _sum_neighbours(x: Tensor, dim: int, each: int) -> Tensor:
     """Of so many neighbours along the dimension, as a fresh tensor."""
     return reduce(
         torch.add, [x[(slice(None),) * dim + (slice(at, None, each),)] for at in range(each)]

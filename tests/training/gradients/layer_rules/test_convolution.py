@@ -24,7 +24,7 @@ CONVOLUTIONS = {
 
 
 def factors(module, x, g):
-    return dict(RULES[type(module)](module, x)(g))
+    return dict(RULES[type(module)](module, x, g))
 
 
 def case(name, images=()):
@@ -42,7 +42,7 @@ def test_gradients_that_are_not_formed_are_those_that_are(monkeypatch, name, ima
     module, x, g = case(name, images)
     found = []
     for large, kind in ((1e9, ConvolutionGradients), (0.0, UnfoldedConvolution)):
-        monkeypatch.setattr("verax.training.gradients.layer_rules._LARGE", large)
+        monkeypatch.setattr("verax.training.gradients.layer_rules.convolution._LARGE", large)
         found.append(factors(module, x, g)[module.weight])
         assert isinstance(found[-1], kind)
     numbers_formed, not_formed = found
@@ -76,7 +76,7 @@ def test_large_weights_at_few_places_are_not_formed(places, kind):
 
 
 def test_no_gradient_is_formed_of_a_separable_convolution(monkeypatch):
-    monkeypatch.setattr("verax.training.gradients.layer_rules._LARGE", 0.0)
+    monkeypatch.setattr("verax.training.gradients.layer_rules.convolution._LARGE", 0.0)
     module = nn.Conv2d(8, 8, 3, groups=8)
     assert isinstance(
         factors(module, torch.randn(2, 8, 4, 4), torch.randn(2, 8, 2, 2))[module.weight],

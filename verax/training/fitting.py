@@ -15,15 +15,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 
 from verax import checks
-from verax.ledger.entries import Norms
+from verax.ledger.clip_norms import Norms
 from verax.ledger.ledger import Ledger
 from verax.ledger.run import at_most
 from verax.mechanism import Mechanism
 from verax.privacy.guarantee import Guarantee, format_bound
 from verax.privacy.pld.composition import UPPER
-from verax.training.checkpoint import refuse_shared
+from verax.training.checkpoint_file import refuse_shared
 from verax.training.checks.validators import refuse_factories
-from verax.training.clipping.clipper import MICRO_BATCH, Inner
+from verax.training.clipping.clipper import MICRO_BATCH
+from verax.training.clipping.local_update import Inner
 from verax.training.data.stream import Collate
 from verax.training.diagnostics import PublicLog
 from verax.training.gradients.loss import Criterion
@@ -32,9 +33,10 @@ from verax.training.trainer import PrivateTrainer
 if TYPE_CHECKING:
     from verax.reporting.statement import Statement
 
-Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-Schedule = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
-_UPDATES = 20  # how often the epsilon so far is computed
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+ScheduleFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+# How often the epsilon so far is computed.
+_UPDATES = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +62,7 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C while a model was trained; the trainer knows what was released, and what it cost.
 
     Args:
-        trainer: closed, so that another can go on from its state.
+        trainer: closed, so that another can resume from its state.
     """
 
     def __init__(self, trainer: PrivateTrainer) -> None:
@@ -76,14 +78,14 @@ def fit(
     loss: Criterion,
     dataset: Any,
     mechanism: Mechanism,
-    optimizer: Optimizer,
+    optimizer: OptimizerFactory,
     *,
     ledger: str | os.PathLike[str] | Ledger | None = None,
     delta: float = 1e-5,
     inner: Inner | None = None,
     micro_batch: int = MICRO_BATCH,
     clip_norms: Norms | None = None,
-    schedule: Schedule | None = None,
+    schedule: ScheduleFactory | None = None,
     state: str | os.PathLike[str] | None = None,
     records: int | None = None,
     processes: Any = None,
@@ -167,15 +169,14 @@ def fit(
         insecure_seed=insecure_seed,
     )
     try:
-        with _bar(len(mechanism.sampler), progress and trainer.first) as show:
+        with _progress_bar(len(mechanism.sampler), progress and trainer.first) as show:
             for batch in trainer.batches(dataset, collate_fn):
                 trainer.step(batch, loss)
                 if log is not None and trainer.first:
                     log.after(model, trainer.rounds, last=trainer.rounds == len(mechanism.sampler))
                 show(trainer, delta)
-    except (
-        BaseException
-    ) as error:  # in a notebook its traceback keeps trainer and ledger, otherwise
+    except BaseException as error:
+        # In a notebook its traceback would keep trainer and ledger.
         trainer.close()
         if isinstance(error, KeyboardInterrupt):
             trainer.count_ledger()
@@ -185,7 +186,7 @@ def fit(
 
 
 @contextmanager
-def _bar(rounds: int, wanted: bool) -> Iterator[Callable[[PrivateTrainer, float], None]]:
+def _progress_bar(rounds: int, wanted: bool) -> Iterator[Callable[[PrivateTrainer, float], None]]:
     console = Console(stderr=True)
     if not wanted or not console.is_terminal:
         yield lambda trainer, delta: None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +18,14 @@ from verax.training.checks.trial_runs import (
     Losses,
     check_is_due,
     eval_mode,
+    generator_states,
     loss_per_record,
     map_records,
     perturbed_weights,
     repeat_record,
     rounding_tolerance,
     run_repeatably,
+    seed_all,
 )
 from verax.training.data.containers import Column
 
@@ -63,63 +64,63 @@ class CollateCheck:
         self._batches += len(records) > 1
         checked = len(records) > 1 and check_is_due(self._batches)
         places = np.linspace(0, len(records) - 1, min(len(records), _FEW)).astype(int).tolist()
-        self._few = _copied([records[place] for place in places]) if checked else []
+        self._few = _copy_records([records[place] for place in places]) if checked else []
         return self._make(records)
 
     def refuse_mixing(self, model: nn.Module, losses: Losses) -> None:
         """Refuse a function that makes a record's part of the batch depend on other records."""
         few, self._few = self._few, []
         decided = not few
-        values = losses if self._in_order else _each(losses, len(few))
+        values = losses if self._in_order else _loss_of_each(losses, len(few))
         same_loss = partial(_same_losses, model, values)
         for seed in range(_SEEDS * self._batches, _SEEDS * (self._batches + 1)) if few else ():
-            among, drawn = self._made(few, seed, model)
-            again, _ = self._made(few, seed, model)
+            among, drawn = self._make_batch(few, seed, model)
+            again, _ = self._make_batch(few, seed, model)
             if not _same(among, again):
-                _refuse("changes from one call to the next although all seeds are set again")
+                raise _mixing_error(
+                    "changes from one call to the next although all seeds are set again"
+                )
             for place, record in enumerate(few):
-                alone, theirs = self._made([record] * len(few), seed, model)
+                alone, theirs = self._make_batch([record] * len(few), seed, model)
                 stays = self._in_order or drawn != theirs
-                if _agree([among, alone], len(few), place, stays, same_loss):
+                if _record_agrees([among, alone], len(few), place, stays, same_loss):
                     decided = True
                 # Otherwise the record may have had other random numbers, which is no mixing.
                 elif drawn == theirs:
                     order = " or changes their order" if self._in_order else ""
-                    _refuse(
+                    raise _mixing_error(
                         "lets what a record becomes depend on the other records of its "
                         f"batch{order}"
                     )
             if drawn is None:
                 break
         if not decided:
-            _refuse(
+            raise _mixing_error(
                 "draws as many random numbers as depends on the records: nobody can tell whether "
                 "it mixes them"
             )
 
-    def _made(self, records: list[Any], seed: int, model: nn.Module) -> tuple[Any, Any]:
+    def _make_batch(self, records: list[Any], seed: int, model: nn.Module) -> tuple[Any, Any]:
         """A batch under a fixed seed; the generators' state after it, or None if unchanged."""
 
         def made() -> tuple[Any, Any]:
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed)  # noqa: NPY002
-            before = _randomness()
+            seed_all(seed)
+            before = generator_states()
             try:
-                batch = self._trial(_copied(records))
+                batch = self._trial(_copy_records(records))
             except Exception as error:
                 error.add_note(
                     f"verax made a batch of {len(records)} records to see whether collate_fn mixes "
                     "them"
                 )
                 raise
-            after = _randomness()
+            after = generator_states()
             return batch, None if after == before else after
 
         return run_repeatably(model, made)
 
 
-def _agree(
+def _record_agrees(
     batches: list[Any],
     records: int,
     place: int,
@@ -130,7 +131,7 @@ def _agree(
 
     If it does not stay in its place, any record of the one may have the loss of any of the other.
     """
-    first, second = (_row(batch, records, place) for batch in batches)
+    first, second = (_one_record(batch, records, place) for batch in batches)
     if _same(first, second):
         return True
     if stays:
@@ -144,7 +145,7 @@ def _agree(
     return same_loss(*batches)
 
 
-def _each(losses: Losses, records: int) -> Losses:
+def _loss_of_each(losses: Losses, records: int) -> Losses:
     """The same losses, or an error if there is not one for each record."""
     return lambda model, batch: loss_per_record(losses(model, batch), records)
 
@@ -160,18 +161,18 @@ def _same_losses(model: nn.Module, losses: Losses, first: Any, second: Any) -> b
     return bool(torch.isclose(x[:, None], y, rtol=allowed, atol=1e-5, equal_nan=True).any())
 
 
-def _refuse(what: str) -> NoReturn:
-    raise MixedRecords(
+def _mixing_error(what: str) -> MixedRecords:
+    return MixedRecords(
         "what makes batches of records (the loader's collate_fn, or the data set's __getitems__) "
         f"{what}, so that clipping would protect nobody: change each record by itself in the data "
         "set's __getitem__, drawing from the generators of torch, numpy or Python; what has no "
-        "entry for each record must be the "
-        "same whatever they are; where it pads, let the model skip the padding (a mask, or packed "
-        "sequences), or pad to a fixed length; or use batch clipping (Batch)"
+        "entry for each record must be the same whatever they are; where it pads, let the model "
+        "skip the padding (a mask, or packed sequences), or pad to a fixed length; or use batch "
+        "clipping (Batch)"
     )
 
 
-def _copied(records: list[Any]) -> list[Any]:
+def _copy_records(records: list[Any]) -> list[Any]:
     """A copy of each record, or the records themselves if one cannot be copied."""
     try:
         return [copy.deepcopy(record) for record in records]
@@ -179,14 +180,7 @@ def _copied(records: list[Any]) -> list[Any]:
         return records
 
 
-def _randomness() -> tuple[Any, ...]:
-    """The states of the global generators."""
-    _, keys, *rest = np.random.get_state()  # noqa: NPY002
-    torch_state = torch.get_rng_state().numpy().tobytes()
-    return random.getstate(), np.asarray(keys).tobytes(), rest, torch_state
-
-
-def _row(batch: Any, records: int, place: int) -> Any:
+def _one_record(batch: Any, records: int, place: int) -> Any:
     """One record's part of a batch, and what belongs to all."""
     return map_records(batch, records, lambda x: x[place : place + 1])
 

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate  # noq
 
 from verax import Batch, Deterministic, Individual, Mechanism, Mixed, Shuffle  # noqa: E402
 from verax.training import MixedRecords, PrivateTrainer  # noqa: E402
-from verax.training.data.collate import _FEW, CollateCheck  # noqa: E402
-from verax.training.gradients.loss import PerRecord  # noqa: E402
+from verax.training.checks.collate import _FEW, CollateCheck  # noqa: E402
+from verax.training.gradients.loss import PerExampleLoss  # noqa: E402
 
 torch.set_num_threads(1)
 RECORDS, WIDTH, CLASSES = 32, 6, 3
@@ -104,7 +104,7 @@ def test_mixing_is_seen_through_weights_that_are_zero():
     watched = CollateCheck(centred, in_order=False)
     watched(ROWS)
     with pytest.raises(MixedRecords):
-        watched.refuse_mixing(model, PerRecord(LOSS))
+        watched.refuse_mixing(model, PerExampleLoss(LOSS))
     assert not model.weight.any()
 
 
@@ -374,7 +374,7 @@ def test_a_look_does_not_touch_anybody_s_randomness_or_the_model():
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(MixedRecords):
-        watched.refuse_mixing(model, PerRecord(LOSS))
+        watched.refuse_mixing(model, PerExampleLoss(LOSS))
     assert torch.get_rng_state().equal(states[0])
     assert random.getstate() == states[1]
     assert (np.random.get_state()[1] == states[2]).all()  # noqa: NPY002

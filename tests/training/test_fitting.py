@@ -18,7 +18,7 @@ from verax import (  # noqa: E402
     ledger,
 )
 from verax.privacy.guarantee import Bracket, Guarantee  # noqa: E402
-from verax.training import Interrupted, Ledger, PrivateTrainer, RunOver, fit, loop  # noqa: E402
+from verax.training import Interrupted, Ledger, PrivateTrainer, RunOver, fit, fitting  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -64,7 +64,7 @@ def shown(monkeypatch):
             shown.append(description)
 
     monkeypatch.setattr(Console, "is_terminal", True)
-    monkeypatch.setattr(loop.Progress, "update", update)
+    monkeypatch.setattr(fitting.Progress, "update", update)
     return shown
 
 
