@@ -17,12 +17,12 @@ from torch import nn
 
 from verax import checks
 from verax.federated.client import Client
+from verax.federated.coins import Numbers
 from verax.federated.embedded import Embedded
 from verax.federated.flower import Waiting, client_app, server_app
 from verax.federated.flower_keys import new_certificates, new_key
 from verax.federated.flower_link import serve
 from verax.federated.flower_node import join
-from verax.federated.lots import Numbers
 from verax.federated.plan import Plan
 from verax.federated.server import Optimizer, Server
 from verax.training.gradients.loss import Criterion
