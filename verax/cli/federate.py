@@ -60,7 +60,7 @@ def federate(
         str | None, typer.Option(help="Clients are writers (mnist), or a column of the .csv.")
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="Deal records out to so many clients; default 20.")
+        int | None, typer.Option(help="Deal records out to this many clients; default 20.")
     ] = None,
     model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.mlp,
     client_rate: Annotated[
@@ -90,7 +90,8 @@ def federate(
         ),
     ] = NoiseName.central,
     bins: Annotated[
-        int | None, typer.Option(help="Each client picks one round of so many; for --unit client.")
+        int | None,
+        typer.Option(help="Each client picks one round out of this many; for --unit client."),
     ] = None,
     clip_norm: Annotated[
         float, typer.Option(help="The norm that records, or clients, are clipped to.")
@@ -126,7 +127,7 @@ def federate(
     ] = None,
     json: common.AsJson = False,
 ) -> None:
-    """Plan, train across clients and state: every client's epsilon, accuracy on held-out records, what it cost.
+    """Plan, train across clients, and state accuracy and every client's epsilon.
 
     Example: verax federate --data digits --clients 36 --client-rate .5 --record-rate .5 --rounds
         100 --epsilon 4
@@ -226,13 +227,13 @@ def federate(
 
 def _flower() -> type[Embedded]:
     try:
-        from verax.federated.flower_local import OneHost
+        from verax.federated.flower.engine import LocalFlower
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"--engine flower needs {error.name}, which is not installed: pip install "
             "'verax[federated]'"
         ) from error
-    return OneHost
+    return LocalFlower
 
 
 def _planned(plan: Plan, epsilon: float, delta: float) -> Plan:
