@@ -15,7 +15,7 @@ NEEDS = {
     "randomness/*": "cryptography",
     "training/*": "torch",
     "federated/*": "torch",
-    "federated/flower*": "flwr",
+    "federated/flower/*": "flwr",
     "web/*": "fastapi",
 }
 

@@ -25,7 +25,7 @@ from flwr.simulation import run_simulation
 from torch import nn
 
 from verax.federated import Plan, Server, Update, unpack, weights_of
-from verax.federated.work import Worker
+from verax.federated.worker import Worker
 
 NODES = 64  # of Flower's; each stands for many clients
 WORKERS: dict[str, Worker] = {}

@@ -35,7 +35,7 @@ from pfl.stats import MappedVectorStatistics
 from torch import nn
 
 from verax.federated import Plan
-from verax.federated.work import Worker
+from verax.federated.worker import Worker
 from verax.training.performance.malloc import keep_freed_blocks
 
 UNITS = ("client", "record")

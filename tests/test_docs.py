@@ -158,6 +158,7 @@ def test_figures_are_small_and_shown():
         "verax.training",
         "verax.auditing",
         "verax.federated",
+        "verax.federated.flower",
         "verax.randomness",
     ],
 )

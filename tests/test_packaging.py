@@ -84,6 +84,21 @@ def test_a_room_imports_what_its_extra_declares(room):
     assert undeclared(files, declared(ROOM_EXTRAS.get(room, set())), {"verax"}) == {}
 
 
+PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
+
+
+def test_of_flower_only_what_it_documents_is_imported():
+    modules = set()
+    for path in [*(ROOT / "verax").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                modules.add(node.module)
+    flower = {module for module in modules if module.partition(".")[0] == "flwr"}
+    assert {"flwr.app", "flwr.clientapp", "flwr.serverapp"} <= flower <= PUBLIC_FLOWER
+
+
 def test_modules_outside_the_rooms_import_the_plain_dependencies():
     assert undeclared(sorted((ROOT / "verax").glob("*.py")), declared(set()), {"verax"}) == {}
 
@@ -92,6 +107,15 @@ def test_tests_import_what_the_extras_and_the_tools_declare():
     files = [ROOT / "conftest.py", *sorted((ROOT / "tests").rglob("*.py"))]
     helpers = {path.stem for path in files}
     assert undeclared(files, declared({*OPTIONAL, "dev", "docs"}), {"verax"} | helpers) == {}
+
+
+def test_a_project_to_start_from_imports_what_it_declares():
+    for project in sorted((ROOT / "examples").glob("*/pyproject.toml")):
+        needed = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
+        own = {"verax"} | {path.name for path in project.parent.iterdir() if path.is_dir()}
+        files = sorted(project.parent.rglob("*.py"))
+        assert files
+        assert undeclared(files, names_of(needed), own) == {}
 
 
 def test_the_build_imports_what_the_build_declares():

@@ -42,7 +42,7 @@ def test_the_formatter_has_the_last_word():
     mark = "fmt: " + "skip"
     sources = [
         file
-        for room in ("verax", "tests", "benchmarks", "studies")
+        for room in ("verax", "tests", "benchmarks", "studies", "examples")
         for file in (ROOT / room).rglob("*.py")
     ]
     assert not [file for file in sources if mark in text(file)]

@@ -136,6 +136,23 @@ def test_a_rough_epsilon_so_far_is_never_above_that_of_the_whole_run():
     assert federate_module._Spent(Rough(), 1e-5, None).shown(2.345672) == "2.3457"
 
 
+def test_flower_ends_with_the_weights_of_the_embedded_engine(table, tmp_path):
+    pytest.importorskip("flwr", reason="the engine needs flwr: pip install 'verax[federated]'")
+    words = ("--data", table, "--clients", 2, "-z", 4, *FEW, "--rounds", 2, "--insecure-seed", 7)
+    found = {}
+    for engine in ("embedded", "flower"):
+        book, out = tmp_path / f"{engine}.ledger", tmp_path / f"{engine}.pt"
+        done = run(*words, "--engine", engine, "--ledger", book, "--out", out, "--json")
+        assert done.exit_code == 0
+        assert ledger.read(book).complete
+        found[engine] = json.loads(done.stdout), torch.load(out)
+    (one, weights), (other, same) = found.values()
+    assert [entry["round"] for entry in other["log"]] == [1, 2]
+    assert other["epsilon"] == one["epsilon"]
+    for name, values in weights.items():
+        torch.testing.assert_close(same[name], values, rtol=2e-5, atol=2e-6)
+
+
 def test_progress_never_tells_who_or_how_many_took_part(table):
     words = (
         "--data",

@@ -56,12 +56,12 @@ def world():
     def server(run, seed=5, **options):
         return Server(run, weights_of(make()), sgd, insecure_seed=seed, **options)
 
-    def one_round(head, hands):
+    def one_round(head, clients):
         """Everybody answers, over bytes, and the server steps."""
-        for hand in hands:
-            answer = hand.answer(unpack(head.model().pack()))
+        for client in clients:
+            answer = client.answer(unpack(head.model().pack()))
             if answer is not None:
-                assert head.receive(unpack(answer.pack()), sender=hand.number) is None
+                assert head.receive(unpack(answer.pack()), sender=client.number) is None
         head.step()
 
     return SimpleNamespace(

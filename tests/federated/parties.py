@@ -1,14 +1,12 @@
-"""Processes of a federation for test_flower.py, forked from one that has imported everything once.
+"""The parties of a small federation: in this process, or in those of a Flower run.
 
-It reads orders from its standard input, a JSON object a line, and answers each with the number of
-the new process. What the process prints goes to the order's log.
+Run as a program it is a client, which gets its part as JSON.
 """
 
 import json
 import os
 import signal
 import sys
-import traceback
 from types import SimpleNamespace
 
 SIZES = (3, 8, 4)
@@ -67,17 +65,15 @@ def world(change):
     )
 
 
-def server(folder, port, plan, seed=None, again=False, asynchronous=False, dies_at=None, **waiting):
-    """Serve, and leave the weights in a file; or die after this round or a later one."""
+def server(grid, folder, plan, seed=None, again=False, asynchronous=False, dies_at=None, **waiting):
+    """Run rounds in a ServerApp, and save the weights; or die after this round or a later one."""
     import numpy as np
 
     from verax.federated import AsyncServer, Diminishing, Server, weights_of
     from verax.federated.asynchronous import Behind
-    from verax.federated.flower import Waiting, server_app
-    from verax.federated.flower_keys import read_public_keys
-    from verax.federated.flower_link import serve
+    from verax.federated.flower import Waiting, read_public_keys, run_rounds
 
-    here, keys = world(plan), read_public_keys(f"{folder}/keys.pem")
+    here, keys = world(plan), read_public_keys(f"{folder}/clients.pub")
     first, files = (
         weights_of(here.make()),
         {"ledger": f"{folder}/server.ledger", "state": f"{folder}/server.state"},
@@ -94,34 +90,23 @@ def server(folder, port, plan, seed=None, again=False, asynchronous=False, dies_
         head = Server(here.plan, first, here.sgd, insecure_seed=seed, **files)
 
     def after(found):
-        print(f"round {found.round}", flush=True)
+        with open(f"{folder}/rounds", "a") as log:
+            log.write(f"{found.round}\n")
         if dies_at is not None and found.round >= dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    app = server_app(
-        head,
-        keys,
-        Waiting(**{"gather": 600.0, "answers": 600.0, "farewell": 600.0, **waiting}),
-        after,
-    )
-    serve(
-        app,
-        keys,
-        f"{folder}/server.pem",
-        f"{folder}/server.key",
-        port=port,
-        ready=lambda port: print(f"port {port}", flush=True),
-    )
+    patient = {"gather": 600.0, "answers": 600.0, "farewell": 600.0, **waiting}
+    run_rounds(grid, head, keys, Waiting(**patient), after)
     np.save(f"{folder}/weights.npy", head.model().weights)
-    print(f"refused {json.dumps(dict(head.refused))}")
+    with open(f"{folder}/refused", "w") as log:
+        json.dump(dict(head.refused), log)
 
 
-def client(folder, port, plan, number, seed=None, asynchronous=False, pace=0.05, dies_at=None):
-    """Join, with a ledger of its own; or die when it is asked for this round."""
+def client(folder, plan, number, address, seed=None, asynchronous=False, dies_at=None):
+    """Serve, with a ledger; or die when it is asked for this round."""
     from verax.federated import AsyncClient, Diminishing
     from verax.federated.asynchronous import Behind
-    from verax.federated.flower import client_app
-    from verax.federated.flower_node import join
+    from verax.federated.flower import serve
     from verax.ledger.ledger import Ledger
 
     path = f"{folder}/{number}.ledger"
@@ -135,49 +120,9 @@ def client(folder, port, plan, number, seed=None, asynchronous=False, pace=0.05,
         return answer(model)
 
     me.answer = dying
-    hand = AsyncClient(me, Diminishing(0.1, 0.1), Behind(0)) if asynchronous else None
-    app = client_app(me, hand, lambda model: print(f"last model {model.round}", flush=True))
-    join(
-        app,
-        f"{folder}/{number}.key",
-        f"{folder}/ca.pem",
-        f"127.0.0.1:{port}",
-        pace,
-        poll=0.1,
-        patience=180.0,
-    )
-
-
-def main():
-    import torch
-
-    import verax.federated.flower_link
-    import verax.federated.flower_node  # noqa: F401
-
-    # imports more than a second's worth, once for all
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
-
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        order = json.loads(line)
-        process = os.fork()
-        if process:
-            print(process, flush=True)
-            continue
-        log = os.open(order.pop("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        try:
-            {"server": server, "client": client}[order.pop("role")](**order)
-            print("ended", flush=True)
-        except BaseException:  # noqa: BLE001 - whatever it is, the test reads it
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
+    waits = AsyncClient(me, Diminishing(0.1, 0.1), Behind(0)) if asynchronous else None
+    serve(me, address, waits, pace=0.05)
 
 
 if __name__ == "__main__":
-    main()
+    client(**json.loads(sys.argv[1]))

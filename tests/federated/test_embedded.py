@@ -42,9 +42,9 @@ def engine(world, run, seed=5, model=None, **options):
 @pytest.mark.parametrize("seed", [5, 6])
 def test_the_same_seed_gives_the_weights_of_the_objects(world, change, seed):
     run = world.plan(**change)
-    head, hands = world.server(run, seed), world.clients(run, seed)
+    head, clients = world.server(run, seed), world.clients(run, seed)
     for _ in range(run.rounds):
-        world.one_round(head, hands)
+        world.one_round(head, clients)
     whole = engine(world, run, seed)
     whole.run()
     np.testing.assert_allclose(
@@ -60,9 +60,9 @@ def test_local_steps_too(world):
         world.plan(unit="client", clip_norm=0.05),
         LocalSteps(lambda p: torch.optim.SGD(p, 0.5), steps=2),
     )
-    head, hands = world.server(run), world.clients(run, inner=inner)
+    head, clients = world.server(run), world.clients(run, inner=inner)
     for _ in range(run.rounds):
-        world.one_round(head, hands)
+        world.one_round(head, clients)
     whole = engine(world, run, inner=inner)
     whole.run()
     np.testing.assert_allclose(
@@ -188,14 +188,14 @@ def test_clients_with_rates_of_their_own(world, kind, unit):
     every = [np.broadcast_to(rates, (6, 8)) for rates in (p, q)]
     amounts = every[0] * (every[1] * world.sizes if unit == "record" else 1.0)
     head = world.server(run, expected=amounts.sum(axis=1).tolist())
-    hands = [
+    clients = [
         world.client(
             i, run, client_rates=every[0][:, i].tolist(), record_rates=every[1][:, i].tolist()
         )
         for i in range(8)
     ]
     for _ in range(run.rounds):
-        world.one_round(head, hands)
+        world.one_round(head, clients)
     whole = engine(world, run, client_rates=p, record_rates=q)
     whole.run()
     np.testing.assert_allclose(
@@ -204,7 +204,7 @@ def test_clients_with_rates_of_their_own(world, kind, unit):
     low, high = (guarantee.epsilon(1e-5).upper for guarantee in whole.guarantees())
     for i in (0, 4, 6):
         mine = whole.guarantee_of(i)
-        assert mine.mechanism == hands[i].mechanism  # from its own numbers only
+        assert mine.mechanism == clients[i].mechanism  # from its own numbers only
         assert low <= mine.epsilon(1e-5).upper * (1 + 1e-3)
         assert mine.epsilon(1e-5).upper <= high * (1 + 1e-3)
     assert high <= whole.server.guarantee.epsilon(1e-5).upper * (1 + 1e-3)

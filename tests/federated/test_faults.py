@@ -70,21 +70,21 @@ HOWS = ("not finite", "shape", "early", "large", "another run", "unknown client"
 def test_spoilt_answers_are_refused_and_the_rest_is_the_round(world, faults):
     run = world.plan(noise_multiplier=0.0, client_rate=1.0, record_rate=1.0)
     head, other = world.server(run), world.server(run)
-    hands, wrong = world.clients(run), dict(faults)
+    clients, wrong = world.clients(run), dict(faults)
     refused = 0
-    for hand in hands:
-        good = hand.answer(head.model())
-        how = wrong.get(hand.number)
+    for client in clients:
+        good = client.answer(head.model())
+        how = wrong.get(client.number)
         if how in HOWS:
             assert (
                 head.receive(
-                    spoilt(good, how), sender=99 if how == "unknown client" else hand.number
+                    spoilt(good, how), sender=99 if how == "unknown client" else client.number
                 )
                 == how
             )
             refused += 1
         elif how == "forged":
-            assert head.receive(good, sender=(hand.number + 1) % 8) == "forged sender"
+            assert head.receive(good, sender=(client.number + 1) % 8) == "forged sender"
             refused += 1
         elif how != "dead":
             assert head.receive(good) is None
@@ -96,7 +96,7 @@ def test_spoilt_answers_are_refused_and_the_rest_is_the_round(world, faults):
     other.step()
     assert sum(head.refused.values()) == refused
     assert np.array_equal(head.weights.numpy(), other.weights.numpy())
-    assert all(hand.spent == 1 for hand in hands)  # also those that were refused
+    assert all(client.spent == 1 for client in clients)  # also those that were refused
 
 
 def in_two_threads(call, place, name, monkeypatch):
@@ -136,10 +136,10 @@ def test_an_update_that_two_threads_deliver_is_used_once(world, monkeypatch):
 
 def test_two_threads_do_not_get_two_answers_to_one_round(world, monkeypatch):
     run = world.plan(client_rate=1.0, noise="local")
-    model, hand = world.server(run).model(), world.client(0, run, seed=None)
-    found = in_two_threads(lambda: hand.answer(model), Client, "refuse_weights", monkeypatch)
+    model, client = world.server(run).model(), world.client(0, run, seed=None)
+    found = in_two_threads(lambda: client.answer(model), Client, "refuse_weights", monkeypatch)
     assert sorted(type(one).__name__ for one in found) == ["Refused", "Update"]
-    assert hand.spent == 1
+    assert client.spent == 1
 
 
 def test_two_threads_do_not_end_one_round_twice(world, monkeypatch, tmp_path):
@@ -171,9 +171,9 @@ def test_two_threads_do_not_add_up_one_embedded_round_twice(world, monkeypatch):
 def test_an_asynchronous_update_that_two_threads_deliver_is_used_once(world, monkeypatch):
     run = world.plan(client_rate=1.0, noise="local")
     head = AsyncServer(run, weights_of(world.make()), Diminishing(0.1))
-    hand = AsyncClient(world.client(0, run), Diminishing(0.1))
-    hand.receive(head.model())
-    update = hand.work()
+    client = AsyncClient(world.client(0, run), Diminishing(0.1))
+    client.receive(head.model())
+    update = client.work()
     found = in_two_threads(
         lambda: head.receive(update), asynchronous_module, "objection", monkeypatch
     )
@@ -182,16 +182,16 @@ def test_an_asynchronous_update_that_two_threads_deliver_is_used_once(world, mon
 
 def test_two_threads_do_not_work_on_one_asynchronous_round(world, monkeypatch):
     run = world.plan(client_rate=1.0, noise="local")
-    hand = AsyncClient(world.client(0, run, seed=None), Diminishing(0.1))
-    hand.receive(AsyncServer(run, weights_of(world.make()), Diminishing(0.1)).model())
-    found = in_two_threads(hand.work, Client, "charge", monkeypatch)
+    client = AsyncClient(world.client(0, run, seed=None), Diminishing(0.1))
+    client.receive(AsyncServer(run, weights_of(world.make()), Diminishing(0.1)).model())
+    found = in_two_threads(client.work, Client, "charge", monkeypatch)
     assert sorted(one.round for one in found) == [0, 1]
 
 
 def test_late_answers_are_not_used_in_the_next_round(world):
     run = world.plan(client_rate=1.0)
-    head, hand = world.server(run), world.client(0, run)
-    slow = hand.answer(head.model())
+    head, client = world.server(run), world.client(0, run)
+    slow = client.answer(head.model())
     head.step()
     assert head.receive(slow) == "late"
     assert head.round == 1
@@ -211,9 +211,9 @@ def test_local_noise_does_not_get_honest_clients_refused(world):
     run = world.plan(
         noise="local", noise_multiplier=5.0, client_rate=1.0, record_rate=1.0, rounds=6
     )
-    head, hands = world.server(run), world.clients(run)
+    head, clients = world.server(run), world.clients(run)
     for _ in range(6):
-        world.one_round(head, hands)
+        world.one_round(head, clients)
     assert not head.refused
 
 
@@ -221,8 +221,8 @@ def test_the_server_restarts_from_its_ledger_and_spends_no_round_twice(world, tm
     run = world.plan()
     files = {"ledger": tmp_path / "server.ledger", "state": tmp_path / "server.state"}
     head = world.server(run, seed=None, **files)
-    hands = world.clients(run, seed=None)
-    world.one_round(head, hands)
+    clients = world.clients(run, seed=None)
+    world.one_round(head, clients)
     kept = head.weights.numpy().copy()
     # It dies after writing the ledger, before the model of the round was kept.
     head._ledger.release(1, clip_norm=0.5, noise_multiplier=1.0)
@@ -232,10 +232,10 @@ def test_the_server_restarts_from_its_ledger_and_spends_no_round_twice(world, tm
     assert np.array_equal(again.weights.numpy(), kept)
     assert again.model().run == head.model().run
     for _ in range(4):
-        world.one_round(again, hands)
+        world.one_round(again, clients)
     again.finish()
     assert ledger.read(files["ledger"]).released == 6
-    assert [hand.spent for hand in hands] == [6] * 8  # the lost round is counted
+    assert [client.spent for client in clients] == [6] * 8  # the lost round is counted
     with pytest.raises(ValueError, match="6 planned rounds are over"):
         again.step()
 
@@ -244,14 +244,14 @@ def test_a_server_that_asks_again_after_a_restart_is_refused_by_those_who_answer
     run = world.plan(client_rate=1.0)
     files = {"ledger": tmp_path / "server.ledger", "state": tmp_path / "server.state"}
     head = world.server(run, seed=None, **files)
-    hands = world.clients(run, seed=None)
-    assert head.receive(hands[0].answer(head.model())) is None
+    clients = world.clients(run, seed=None)
+    assert head.receive(clients[0].answer(head.model())) is None
     head.close()
     again = Server.restart(run, world.sgd, **files)
     assert again.round == 0
     with pytest.raises(Refused):
-        hands[0].answer(again.model())
-    assert again.receive(hands[1].answer(again.model())) is None
+        clients[0].answer(again.model())
+    assert again.receive(clients[1].answer(again.model())) is None
     again.step()
 
 
@@ -266,10 +266,10 @@ def test_a_state_of_another_plan_or_a_seed_in_a_secret_run_is_refused(world, tmp
 
 def test_a_ledger_that_cannot_be_written_stops_the_answer_before_it_leaves(world, tmp_path):
     run = world.plan(client_rate=1.0)
-    hand = world.client(0, run, ledger=tmp_path / "c.ledger")
-    hand._ledger.close()
+    client = world.client(0, run, ledger=tmp_path / "c.ledger")
+    client._ledger.close()
     with pytest.raises(ValueError, match="cannot be written"):
-        hand.answer(world.server(run).model())
+        client.answer(world.server(run).model())
 
 
 def test_a_model_with_weights_that_are_not_finite_is_not_begun_with(world):
@@ -283,11 +283,11 @@ def test_a_model_with_weights_that_are_not_finite_is_not_begun_with(world):
 
 def test_a_malicious_model_cannot_make_a_client_send_more_than_its_bound(world):
     run = world.plan(client_rate=1.0, record_rate=1.0)
-    hand: Client = world.client(4, run)
-    wild = np.full(hand.dimension, 1e30, np.float32)
-    values = hand.answer(Model(bytes(16), 0, wild)).values
+    client: Client = world.client(4, run)
+    wild = np.full(client.dimension, 1e30, np.float32)
+    values = client.answer(Model(bytes(16), 0, wild)).values
     assert np.isfinite(values).all()
-    assert np.linalg.norm(values) <= run.longest(hand.dimension)
+    assert np.linalg.norm(values) <= run.longest(client.dimension)
 
 
 KILLED = """
@@ -384,7 +384,7 @@ def test_a_record_that_is_not_finite_counts_as_nothing_wherever_it_is_found(worl
         torch.manual_seed(0)
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter)
-        hand = Client(0, records, run, model, world.loss, insecure_seed=5)
-        return hand.contribution(0).copy()
+        client = Client(0, records, run, model, world.loss, insecure_seed=5)
+        return client.contribution(0).copy()
 
     np.testing.assert_allclose(answer((x, y)), answer((x[kept], y[kept])), rtol=1e-5, atol=1e-6)

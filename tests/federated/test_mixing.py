@@ -60,10 +60,10 @@ def test_a_client_whose_records_are_protected_must_not_mix_them(world, tmp_path)
 
 def test_a_client_that_begins_to_mix_later_is_refused_in_a_round(world):
     run = world.plan(client_rate=1.0, record_rate=1.0)
-    hand, model = client(world, run, alone), world.server(run).model()
-    hand._data._one.__self__.change = mixed
+    found, model = client(world, run, alone), world.server(run).model()
+    found._data._one.__self__.change = mixed
     with pytest.raises(MixedRecords):
-        hand.answer(model)
+        found.answer(model)
 
 
 def test_a_client_that_is_protected_as_a_whole_may_mix_its_records(world):
@@ -96,9 +96,9 @@ def test_records_of_many_clients_are_not_mixed_in_one_process(world, unit, tmp_p
 
 def test_flower_on_one_host_refuses_before_anything_starts(world):
     pytest.importorskip("flwr")
-    from verax.federated.flower_local import OneHost
+    from verax.federated.flower.engine import LocalFlower
 
     with pytest.raises(MixedRecords):
-        embedded(world, world.plan(), mixed, OneHost).run()
-    own, _ = embedded(world, world.plan(unit="client"), mixed, OneHost)._own(4)
+        embedded(world, world.plan(), mixed, LocalFlower).run()
+    own, _ = embedded(world, world.plan(unit="client"), mixed, LocalFlower)._own(4)
     np.testing.assert_allclose(own.mean(0).numpy(), np.zeros(6), atol=1e-6)

@@ -214,7 +214,7 @@ def test_every_statement_of_a_plan_for_clients_protects_clients(world, tmp_path,
     assert run.guarantee().unit == "client"
     assert run.guarantee(unit="record").unit == "record"
     head = world.server(run, ledger=tmp_path / "server.ledger")
-    hand = world.client(0, run, ledger=tmp_path / "client.ledger")
+    client = world.client(0, run, ledger=tmp_path / "client.ledger")
     budgeted = world.client(1, run, budget=Budget(9.0, 1e-5, relation=run.mechanism().relation))
     whole = Embedded(
         run, world.make(), world.loss, (world.x, world.y), world.sizes, world.sgd, insecure_seed=5
@@ -222,7 +222,7 @@ def test_every_statement_of_a_plan_for_clients_protects_clients(world, tmp_path,
     found = [
         run.guarantee().statement(1e-5),
         head.statement(1e-5),
-        hand.statement(1e-5),
+        client.statement(1e-5),
         budgeted.statement(1e-5),
         whole.statement(1e-5),
         *(guarantee.statement(1e-5) for guarantee in whole.guarantees()),

@@ -13,7 +13,7 @@ from torch.nn import functional  # noqa: E402
 from verax import ledger  # noqa: E402
 from verax.federated import Client, Model, Refused, Server, Update, put_weights, weights_of  # noqa: E402
 from verax.federated.client import taking_part, used  # noqa: E402
-from verax.federated.lots import Lots  # noqa: E402
+from verax.federated.coins import Coins  # noqa: E402
 from verax.randomness import Source  # noqa: E402
 from verax.training import Ledger, LocalSteps  # noqa: E402
 
@@ -31,7 +31,7 @@ def clipped_sum(world, model, records, norm):
 
 def sampled(world, run, number, seed=5):
     """The records that the seed's coins choose, worked out apart."""
-    coins = Lots(Source.insecure(seed).spawn("lots"))
+    coins = Coins(Source.insecure(seed).spawn("lots"))
     here = taking_part(coins, run, number, np.arange(8), run.client_rate)
     return here, used(coins, run.record_rate, number, here, world.sizes[here], world.starts[here])
 
@@ -45,19 +45,19 @@ def test_weights_there_and_back(world):
 
 def test_a_round_without_noise_is_the_clipped_sum_over_the_expected_size(world):
     run = world.plan(noise_multiplier=0.0)
-    head, hands = world.server(run), world.clients(run)
+    head, clients = world.server(run), world.clients(run)
     before = head.weights.numpy().copy()
     model = world.make()
     want = clipped_sum(world, model, sampled(world, run, 0)[1], 0.5) / (0.5 * 0.4 * 50)
-    world.one_round(head, hands)
+    world.one_round(head, clients)
     np.testing.assert_allclose(head.weights.numpy(), before - 0.3 * want, rtol=1e-4, atol=1e-6)
 
 
 def test_clients_that_stay_away_send_nothing_and_rates_are_as_planned(world):
     run = world.plan(noise_multiplier=0.0)
-    head, hands = world.server(run), world.clients(run)
+    head, clients = world.server(run), world.clients(run)
     here, _ = sampled(world, run, 0)
-    assert [h.number for h in hands if h.answer(head.model()) is not None] == here.tolist()
+    assert [h.number for h in clients if h.answer(head.model()) is not None] == here.tolist()
 
 
 def test_a_clients_aggregate_is_clipped_where_clients_are_protected(world):
@@ -65,10 +65,10 @@ def test_a_clients_aggregate_is_clipped_where_clients_are_protected(world):
         unit="client", noise_multiplier=0.0, client_rate=1.0, record_rate=1.0, clip_norm=0.01
     )
     head = world.server(run)
-    for hand in world.clients(run):
-        values = hand.answer(head.model()).values
+    for client in world.clients(run):
+        values = client.answer(head.model()).values
         assert np.linalg.norm(values) == pytest.approx(0.01, rel=1e-3)
-        assert head.receive(Update(head.model().run, hand.number, 0, values)) is None
+        assert head.receive(Update(head.model().run, client.number, 0, values)) is None
 
 
 def test_local_steps_move_a_client_by_at_most_the_clip_norm(world):
@@ -83,9 +83,9 @@ def test_local_steps_move_a_client_by_at_most_the_clip_norm(world):
 def test_who_adds_which_noise(world, noise):
     wide = torch.nn.Linear(400, 50, bias=False)  # 20,000 coordinates tell a standard deviation
     run = world.plan(noise=noise, client_rate=2.0**-60, noise_multiplier=3.0)
-    hand = Client(0, (torch.zeros(1, 400), torch.zeros(1).long()), run, wide, world.loss)
+    client = Client(0, (torch.zeros(1, 400), torch.zeros(1).long()), run, wide, world.loss)
     head = Server(run, weights_of(wide) * 0.0, lambda p: torch.optim.SGD(p, 1.0), expected=1.0)
-    answer = hand.answer(head.model())
+    answer = client.answer(head.model())
     assert (answer is not None) == (noise == "local")
     if answer is not None:  # away, and yet it sends
         assert np.std(answer.values) == pytest.approx(3.0 * 0.5, rel=0.03)
@@ -97,8 +97,8 @@ def test_who_adds_which_noise(world, noise):
 
 def test_an_absent_clients_message_looks_like_any_other(world):
     run = world.plan(noise="local", client_rate=0.5, noise_multiplier=2.0)
-    head, hands = world.server(run), world.clients(run)
-    answers = [hand.answer(head.model()) for hand in hands]
+    head, clients = world.server(run), world.clients(run)
+    answers = [client.answer(head.model()) for client in clients]
     assert len({len(a.pack()) for a in answers}) == 1
     assert all(np.isfinite(a.values).all() and a.values.any() for a in answers)
 
@@ -117,12 +117,12 @@ def test_two_clients_of_one_seed_have_different_noise_and_two_of_none_different_
 
 def test_every_round_is_counted_whether_or_not_the_client_took_part(world, tmp_path):
     run = world.plan()
-    hands = [world.client(i, run, ledger=tmp_path / f"{i}.ledger") for i in range(8)]
+    clients = [world.client(i, run, ledger=tmp_path / f"{i}.ledger") for i in range(8)]
     head = world.server(run, ledger=tmp_path / "server.ledger")
     for _ in range(run.rounds):
-        world.one_round(head, hands)
-    for hand in hands:
-        hand.finish()
+        world.one_round(head, clients)
+    for client in clients:
+        client.finish()
     head.finish()
     files = [tmp_path / f"{i}.ledger" for i in range(8)]
     assert [ledger.read(f).released for f in files] == [6] * 8
@@ -134,39 +134,39 @@ def test_every_round_is_counted_whether_or_not_the_client_took_part(world, tmp_p
 
 def test_missed_rounds_are_charged_and_none_is_answered_twice(world, tmp_path):
     run = world.plan()
-    hand = world.client(1, run, ledger=tmp_path / "c.ledger")
+    client = world.client(1, run, ledger=tmp_path / "c.ledger")
     model = world.server(run).model()
-    hand.answer(Model(model.run, 3, model.weights))
-    assert hand.spent == 4
+    client.answer(Model(model.run, 3, model.weights))
+    assert client.spent == 4
     assert ledger.read(tmp_path / "c.ledger").released == 4
     for number in (0, 3):
         with pytest.raises(Refused, match="to repeat one would cost again"):
-            hand.answer(Model(model.run, number, model.weights))
+            client.answer(Model(model.run, number, model.weights))
     with pytest.raises(Refused, match="beyond the 6 planned rounds"):
-        hand.answer(Model(model.run, 6, model.weights))
-    assert hand.spent == 4
+        client.answer(Model(model.run, 6, model.weights))
+    assert client.spent == 4
 
 
 def test_a_client_refuses_models_that_are_not_for_it_before_it_spends_anything(world):
     run = world.plan()
-    hand, model = world.client(1, run), world.server(run).model()
-    hand.answer(model)
+    client, model = world.client(1, run), world.server(run).model()
+    client.answer(model)
     for bad in (
         Model(b"another run 1234", 1, model.weights),
         Model(model.run, 1, model.weights[:-1]),
         Model(model.run, 1, np.full_like(model.weights, np.nan)),
     ):
         with pytest.raises(Refused):
-            hand.answer(bad)
-    assert hand.spent == 1
+            client.answer(bad)
+    assert client.spent == 1
 
 
 def test_a_client_goes_on_from_its_ledger(world, tmp_path):
     run, path = world.plan(), tmp_path / "c.ledger"
     head = world.server(run)
-    hand = world.client(4, run, seed=None, ledger=path)
-    hand.answer(head.model())
-    hand._ledger.close()  # dies
+    client = world.client(4, run, seed=None, ledger=path)
+    client.answer(head.model())
+    client._ledger.close()  # dies
     again = world.client(4, run, seed=None, ledger=Ledger.open(path))
     assert again.spent == 1
     with pytest.raises(Refused, match="round 0 is spent"):
@@ -248,9 +248,9 @@ def test_what_a_client_cannot_compute_is_refused_before_the_first_round(world):
     with pytest.raises(ValueError, match="model must be the module itself"):
         Client(4, world.own(4), by_client, torch.nn.DataParallel(world.make()), world.loss)
     x, y = world.own(4)
-    hand = Client(4, {"x": x, "y": y}, world.plan(client_rate=1.0), world.make(), world.loss)
+    client = Client(4, {"x": x, "y": y}, world.plan(client_rate=1.0), world.make(), world.loss)
     with pytest.raises(ValueError, match="loss must be a function of model and batch"):
-        hand.rehearse()
+        client.rehearse()
 
 
 def test_a_client_that_remembers_its_last_round_is_refused(world):
@@ -264,10 +264,10 @@ def test_a_client_that_remembers_its_last_round_is_refused(world):
             return y
 
     run = world.plan(unit="client", client_rate=1.0, record_rate=1.0)
-    hand = Client(4, world.own(4), run, Remembers(), world.loss, insecure_seed=5)
+    client = Client(4, world.own(4), run, Remembers(), world.loss, insecure_seed=5)
     model = Server(run, weights_of(Remembers()), world.sgd, insecure_seed=5).model()
     with pytest.raises(ValueError, match="depend on earlier batches"):
-        hand.answer(model)
+        client.answer(model)
 
 
 # --- records that cannot be clipped ---------------------------------------------------------------
@@ -280,14 +280,14 @@ def test_a_record_that_is_not_finite_counts_as_nothing_and_moves_no_other(world)
     bad[5] = float("inf")
     model = world.server(run).model()
     for micro_batch in (3, 256):
-        hand = Client(
+        client = Client(
             4, (bad, y), run, world.make(), world.loss, micro_batch=micro_batch, insecure_seed=5
         )
         keep = [i for i in range(12) if i != 5]
         want = Client(4, (x[keep], y[keep]), run, world.make(), world.loss, insecure_seed=5).answer(
             model
         )
-        np.testing.assert_allclose(hand.answer(model).values, want.values, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(client.answer(model).values, want.values, rtol=1e-4, atol=1e-6)
 
 
 # --- secrets --------------------------------------------------------------------------------------
@@ -295,11 +295,11 @@ def test_a_record_that_is_not_finite_counts_as_nothing_and_moves_no_other(world)
 
 def test_nothing_secret_is_shown(world, tmp_path):
     run = world.plan()
-    hand = world.client(4, run, seed=None, ledger=tmp_path / "c.ledger")
+    client = world.client(4, run, seed=None, ledger=tmp_path / "c.ledger")
     head = world.server(run, seed=None, state=tmp_path / "state")
-    world.one_round(head, [hand])
-    shown = repr(vars(hand)) + repr(vars(head)) + (tmp_path / "c.ledger").read_text()
-    for source in (hand._noise, head._noise):
+    world.one_round(head, [client])
+    shown = repr(vars(client)) + repr(vars(head)) + (tmp_path / "c.ledger").read_text()
+    for source in (client._noise, head._noise):
         assert source.state()["key"] not in shown
     held = torch.load(tmp_path / "state", weights_only=True)
     assert set(held) == {
@@ -311,14 +311,14 @@ def test_nothing_secret_is_shown(world, tmp_path):
         "optimizer_kind",
         "settings",
     }
-    assert not re.search("seed|key|lots", " ".join(held))
+    assert not re.search("seed|key|coins", " ".join(held))
 
 
 @pytest.mark.parametrize("stop", range(5))
 def test_whoever_restarts_within_an_epoch_of_bins_has_no_second_turn(world, stop):
     """The epoch's picks are lost with the old key: the rest of it is silent, later ones are not."""
     run = world.plan(unit="client", bins=3, client_rate=1.0 / 3.0)
-    before, after = Lots(Source.insecure(1)), Lots(Source.insecure(2), since=stop)
+    before, after = Coins(Source.insecure(1)), Coins(Source.insecure(2), since=stop)
     everybody = np.arange(8)
     turns = [
         taking_part(
@@ -338,11 +338,11 @@ def test_a_client_that_goes_on_from_its_ledger_knows_that_its_key_is_new(world, 
     run = world.plan(unit="client", bins=3, client_rate=1.0 / 3.0)
     first = Client(0, world.own(0), run, world.make(), world.loss, ledger=tmp_path / "a.ledger")
     first.charge(0)
-    assert first._lots.since == 0
+    assert first._coins.since == 0
     first._ledger.close()
     again = Client(
         0, world.own(0), run, world.make(), world.loss, ledger=Ledger.open(tmp_path / "a.ledger")
     )
-    assert again._lots.since == 1
+    assert again._coins.since == 1
     assert again.contribution(1) is None
     assert again.contribution(2) is None

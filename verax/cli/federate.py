@@ -64,7 +64,7 @@ class FederateOptions:
         "digits, mnist, heart (see VERAX_DATA), or a .csv, class last.", default="digits"
     )
     by: str | None = option("Clients are writers (mnist), or a column of the .csv.")
-    clients: int | None = option("Deal records out to so many clients; default 20.")
+    clients: int | None = option("Deal records out to this many clients; default 20.")
     model: ModelName = option("What to train.", default=ModelName.mlp)
     client_rate: float = option("Probability that a client takes part in a round.", default=0.5)
     record_rate: float = option("Probability that it then uses a record.", default=0.5)
@@ -77,7 +77,7 @@ class FederateOptions:
         "Added by a trusted server, by clients that always send, or by those that do.",
         default=NoiseName.central,
     )
-    bins: int | None = option("Each client picks one round of so many; for --unit client.")
+    bins: int | None = option("Each client picks one round out of this many; for --unit client.")
     clip_norm: float = option("The norm that records, or clients, are clipped to.", default=1.0)
     optimizer: OptimizerName = option("What uses the noisy sums.", default=OptimizerName.adam)
     learning_rate: float = option("Its step size.", "--learning-rate", "--lr", default=3e-3)
@@ -97,7 +97,7 @@ class FederateOptions:
 
 @flat
 def federate(options: FederateOptions) -> None:
-    """Plan, train across clients and state: epsilon of every client, accuracy on held-out records.
+    """Plan, train across clients, and state accuracy and every client's epsilon.
 
     Example: verax federate --data digits --clients 36 --client-rate .5 --record-rate .5 --rounds
         100 --epsilon 4
@@ -191,13 +191,13 @@ def federate(options: FederateOptions) -> None:
 
 def _flower() -> type[Embedded]:
     try:
-        from verax.federated.flower_local import OneHost
+        from verax.federated.flower.engine import LocalFlower
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"--engine flower needs {error.name}, which is not installed: pip install "
             "'verax[federated]'"
         ) from error
-    return OneHost
+    return LocalFlower
 
 
 def _planned(plan: Plan, epsilon: float, delta: float) -> Plan:

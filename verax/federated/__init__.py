@@ -7,21 +7,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from verax.federated.asynchronous import AsyncClient, AsyncServer, together
+    from verax.federated.asynchronous import AsyncClient, AsyncServer, Diminishing, together
     from verax.federated.client import Client, Refused
     from verax.federated.embedded import Embedded
     from verax.federated.messages import BadMessage, Model, Receipt, Update, unpack
     from verax.federated.plan import Plan
     from verax.federated.server import Server
-    from verax.federated.steps import Diminishing
-    from verax.federated.work import put_weights, weights_of
+    from verax.federated.worker import put_weights, weights_of
 
 _HOME = {
     "AsyncClient": "asynchronous",
     "AsyncServer": "asynchronous",
     "BadMessage": "messages",
     "Client": "client",
-    "Diminishing": "steps",
+    "Diminishing": "asynchronous",
     "Embedded": "embedded",
     "Model": "messages",
     "Plan": "plan",
@@ -29,10 +28,10 @@ _HOME = {
     "Refused": "client",
     "Server": "server",
     "Update": "messages",
-    "put_weights": "work",
+    "put_weights": "worker",
     "together": "asynchronous",
     "unpack": "messages",
-    "weights_of": "work",
+    "weights_of": "worker",
 }
 
 __all__ = [

@@ -7,6 +7,7 @@ each client once.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import threading
@@ -22,8 +23,8 @@ from verax import checks
 from verax.federated.client import Client, Refused
 from verax.federated.messages import RUN_BYTES, Model, Receipt, Update, Values
 from verax.federated.plan import Plan
+from verax.federated.saved_state import read_state
 from verax.federated.server import Reason, objection
-from verax.federated.states import read_state
 from verax.training.checkpoint_file import write_secret
 
 Delay = Callable[[int, int], bool]
@@ -58,12 +59,40 @@ class Behind:
 ONE_BEHIND = Behind(1)
 
 
+@dataclass(frozen=True)
+class Diminishing:
+    """Step size after t records: ``first / (1 + beta t)``, with ``root`` sqrt(t) for t.
+
+    Args:
+        first: the step size of the first round, for each record.
+        beta: how fast it diminishes; 0 for a constant.
+        root: whether with the square root of t, as for objectives that are not strongly convex.
+
+    >>> Diminishing(0.1, beta=0.01)(100.0)
+    0.05
+    >>> Diminishing(0.1, beta=0.1, root=True)(100.0)
+    0.05
+    """
+
+    first: float
+    beta: float = 0.0
+    root: bool = False
+
+    def __post_init__(self) -> None:
+        checks.positive("first", self.first)
+        checks.nonnegative("beta", self.beta)
+
+    def __call__(self, records: float) -> float:
+        """The step size after this many records."""
+        return self.first / (1.0 + self.beta * (math.sqrt(records) if self.root else records))
+
+
 class AsyncClient:
     """A client that works while its model is fresh, and sends updates until acknowledged.
 
     Args:
         client: the client, of a plan with local noise.
-        step: the step size of a record, known to everybody: such as ``Diminishing(0.1,
+        step: the step size of a record, known to all parties, such as ``Diminishing(0.1,
             beta=0.01)``.
         permitted: how far its model may be behind.
         record_rate: for a client with a budget: from the round's number and how far the model is
@@ -193,7 +222,7 @@ class AsyncServer:
         self._below = dict.fromkeys(range(plan.clients), 0)
         self._ahead: dict[int, set[int]] = {client: set() for client in range(plan.clients)}
         self._gone: set[int] = set()
-        self._told = -1
+        self._broadcast = -1
         self.refused: Counter[Reason] = Counter()
         self._lock = threading.RLock()
         self._state = None if state is None else os.fspath(state)
@@ -233,9 +262,9 @@ class AsyncServer:
     def fresh(self) -> Model | None:
         """The model to broadcast, if its number has risen since the last time; otherwise None."""
         k = self.round
-        if k <= self._told:
+        if k <= self._broadcast:
             return None
-        self._told = k
+        self._broadcast = k
         return self.model()
 
     def receipt(self, client: int) -> Receipt:
@@ -300,17 +329,17 @@ class AsyncServer:
 
 def together(
     server: AsyncServer,
-    hands: Sequence[AsyncClient],
+    clients: Sequence[AsyncClient],
     turns: Iterable[int] | None = None,
     after: Callable[[AsyncServer], None] | None = None,
 ) -> None:
-    """The embedded engine: all parties in one process, one client at a time.
+    """Run all parties in one process, one client at a time.
 
     Args:
         server: the server.
-        hands: client 0, 1, and so on.
+        clients: client 0, 1, and so on.
         turns: whose turn it is, again and again: a client comes as often as it is fast. By default
-            everybody in order.
+            all clients in order.
         after: called with the server whenever the model's number has risen.
 
     A client whose turn it is gets the last model that was broadcast and its receipt, works if it
@@ -328,38 +357,38 @@ def together(
     ...     noise_multiplier=1.0,
     ...     noise="local",
     ... )
-    >>> def hand(i):
+    >>> def client(i):
     ...     own = torch.randn(20, 3), torch.randint(0, 2, (20,))
     ...     return AsyncClient(
     ...         Client(i, own, plan, torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss()),
     ...         Diminishing(0.1),
     ...     )
     >>> server = AsyncServer(plan, weights_of(torch.nn.Linear(3, 2)), Diminishing(0.1))
-    >>> together(server, [hand(0), hand(1)], turns=[0, 0, 1, 0, 1, 1])
+    >>> together(server, [client(0), client(1)], turns=[0, 0, 1, 0, 1, 1])
     >>> server.round
     3
     """
     model, idle = server.fresh() or server.model(), 0
-    for client in cycle(range(len(hands))) if turns is None else turns:
-        hand = hands[client]
-        hand.receive(model)
-        hand.receive(server.receipt(client))
+    for number in cycle(range(len(clients))) if turns is None else turns:
+        client = clients[number]
+        client.receive(model)
+        client.receive(server.receipt(number))
         idle += 1
-        if hand.ready:
-            hand.work()
+        if client.ready:
+            client.work()
             idle = 0
-        for update in hand.outbox:
-            server.receive(update, sender=client)
-        hand.receive(server.receipt(client))
+        for update in client.outbox:
+            server.receive(update, sender=number)
+        client.receive(server.receipt(number))
         if (newer := server.fresh()) is not None:
             model = newer
             if after is not None:
                 after(server)
         if server.done:
             return
-        if turns is None and idle > len(hands):
+        if turns is None and idle > len(clients):
             raise ValueError(
-                f"permitted must let somebody work with model {server.round}, "
+                f"permitted must let a client work with model {server.round}, "
                 "the newest there can be"
             )
 

@@ -13,10 +13,10 @@ import numpy as np
 from torch import nn
 
 from verax import checks
-from verax.federated.lots import Lots, Numbers, Rates
+from verax.federated.coins import Coins, Numbers, Rates
 from verax.federated.messages import Model, Update, Values
 from verax.federated.plan import Plan
-from verax.federated.work import Worker
+from verax.federated.worker import Worker
 from verax.ledger.ledger import Ledger
 from verax.privacy.guarantee import Guarantee
 from verax.privacy.renyi.filter import Budget
@@ -157,7 +157,7 @@ class Client:
             self._rates[: len(spent)] = spent
             self._spent = len(budget.phases)
         # a seed gives the same key again
-        self._lots = Lots(source.spawn("lots"), self._spent if self.private else 0)
+        self._coins = Coins(source.spawn("lots"), self._spent if self.private else 0)
         self._run: bytes | None = None
         self._lock = threading.RLock()
 
@@ -207,7 +207,7 @@ class Client:
             Refused: the round was answered before or is not part of the plan, or the model is of
                 another run, another shape or not finite.
         """
-        with self._lock:  # a round is answered once, whoever asks
+        with self._lock:  # a round is answered once, also if two threads ask
             self._refuse(model)
             self._worker.load(model.weights)
             self.charge(model.round)
@@ -258,10 +258,10 @@ class Client:
         if weights is not None:
             self._worker.load(weights)
         me = np.array([self.number])
-        if not taking_part(self._lots, self.plan, number, me, self._client_rates[number]).size:
+        if not taking_part(self._coins, self.plan, number, me, self._client_rates[number]).size:
             return None
         chosen = used(
-            self._lots,
+            self._coins,
             self._rates[number],
             number,
             me,
@@ -334,21 +334,21 @@ class Client:
             self._ledger.finish()
 
 
-def taking_part(lots: Lots, plan: Plan, number: int, clients: Numbers, rate: Rates) -> Numbers:
+def taking_part(coins: Coins, plan: Plan, number: int, clients: Numbers, rate: Rates) -> Numbers:
     """Indices of the clients that take part in a round; with bins the rate is theirs."""
     if plan.bins is not None:
         epoch, now = divmod(number, plan.bins)
-        # under an earlier key some had their turn: nobody may have a second one
-        if epoch * plan.bins < lots.since:
+        # under an earlier key some may have taken part: none may do so twice
+        if epoch * plan.bins < coins.since:
             return np.empty(0, dtype=np.int64)
-        return np.flatnonzero(lots.picks(plan.bins, epoch, clients) == now)
-    return np.flatnonzero(lots.clients(rate, number, clients))
+        return np.flatnonzero(coins.picks(plan.bins, epoch, clients) == now)
+    return np.flatnonzero(coins.clients(rate, number, clients))
 
 
 def used(
-    lots: Lots, rate: Rates, number: int, clients: Numbers, sizes: Numbers, starts: Numbers
+    coins: Coins, rate: Rates, number: int, clients: Numbers, sizes: Numbers, starts: Numbers
 ) -> Numbers:
     """Indices of the records used by participants; ``starts`` are their first records."""
-    chosen = np.flatnonzero(lots.records(rate, number, clients, sizes))
+    chosen = np.flatnonzero(coins.records(rate, number, clients, sizes))
     owners = np.searchsorted(np.cumsum(sizes), chosen, side="right")
     return chosen - (np.cumsum(sizes) - sizes)[owners] + starts[owners]

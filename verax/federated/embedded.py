@@ -15,10 +15,10 @@ from torch import nn
 
 from verax import checks
 from verax.federated.client import taking_part, used
-from verax.federated.lots import Lots, Numbers
+from verax.federated.coins import Coins, Numbers
 from verax.federated.plan import LEAST_RATE, Plan
 from verax.federated.server import Optimizer, Server
-from verax.federated.work import Worker, weights_of
+from verax.federated.worker import Worker, weights_of
 from verax.ledger.ledger import Ledger
 from verax.privacy.guarantee import Bracket, Guarantee
 from verax.randomness import Source
@@ -142,7 +142,7 @@ class Embedded:
                 f"got one with {size}"
             )
         # a seed: the same key again
-        self._lots = Lots(source.spawn("lots"), self.server.round if source.secure else 0)
+        self._coins = Coins(source.spawn("lots"), self.server.round if source.secure else 0)
         self._noise = source.spawn("noise of all clients")
         now = self.server.weights.clone()
         draws = Draws(source.spawn("draws"))
@@ -213,10 +213,10 @@ class Embedded:
     def _step(self) -> None:
         plan, number = self.plan, self.server.round
         client_rate, record_rate = self._rates.at(number)
-        here = taking_part(self._lots, plan, number, self._clients, client_rate)
+        here = taking_part(self._coins, plan, number, self._clients, client_rate)
         if here.size:
             rate = record_rate[here] if record_rate.size > 1 else record_rate
-            chosen = used(self._lots, rate, number, here, self.sizes[here], self._starts[here])
+            chosen = used(self._coins, rate, number, here, self.sizes[here], self._starts[here])
             if plan.unit == "record":
                 self.server.add(
                     self._worker.total(self._worker.take(self._data, chosen), len(chosen))

@@ -1,4 +1,4 @@
-"""What clients and servers say to each other: three frozen messages, and their bytes.
+"""Messages between clients and server: three frozen kinds, and their bytes.
 
 Bytes are a fixed header and little-endian single precision: nothing in them is ever executed, and
 whatever is not exactly one message is refused. Who sent a message is for the transport to know.
@@ -28,7 +28,7 @@ class BadMessage(ValueError):  # noqa: N818 - public name, says what it is
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """From the server to everybody: the weights that round ``round`` starts from."""
+    """From the server to all clients: the weights that round ``round`` starts from."""
 
     run: bytes
     round: int
@@ -124,7 +124,7 @@ def unpack(content: bytes) -> Message:
 
 
 def _frozen(values: Any) -> Values:
-    """The numbers, in memory that nobody writes to."""
+    """The numbers, in memory that is not writable."""
     if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.ndim != 1:
         kind = (
             f"{values.dtype} of shape {values.shape}"

@@ -44,9 +44,9 @@ class Plan:
             client's aggregate.
         unit: who is protected: one "record" of a client, or a whole "client".
         noise: who adds it. "central": the server, which is trusted; a client that stays away sends
-            nothing. "local": every client, so that nobody need be trusted; a client that stays away
-            sends noise alone. "visible": every client, but one that stays away sends nothing, which
-            everybody may see.
+            nothing. "local": every client, so that no party need be trusted; a client that stays
+            away sends noise alone. "visible": every client, but one that stays away sends nothing,
+            which all parties may see.
         bins: instead of tossing a coin every round, each client takes part in one round out of
             every ``bins``, chosen at random; for ``unit="client"``, and ``client_rate`` must be 1 /
             bins.

@@ -16,7 +16,7 @@ from torch import nn
 from verax import checks
 from verax.federated.messages import RUN_BYTES, Model, Update, Values
 from verax.federated.plan import Plan
-from verax.federated.states import load_optimizer, read_state, refuse_other_ledger
+from verax.federated.saved_state import load_optimizer, read_state, refuse_other_ledger
 from verax.ledger.ledger import Ledger, read
 from verax.mechanism import Phases
 from verax.privacy.guarantee import Guarantee

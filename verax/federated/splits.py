@@ -28,7 +28,7 @@ _SCALES = (100.0, 1.0, 4.0, 200.0, 600.0, 1.0, 2.0, 220.0, 1.0, 6.0, 3.0, 3.0, 7
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Records to train on, client after client, and records to test on, which belong to nobody."""
+    """Records to train on, client after client, and records to test on, of no client."""
 
     examples: Examples
     sizes: NDArray[np.int64]

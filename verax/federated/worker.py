@@ -1,4 +1,4 @@
-"""The work of a client: clipped sums of its records at given weights."""
+"""A worker: clipped sums of records at given weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from verax.federated.lots import Numbers
+from verax.federated.coins import Numbers
 from verax.federated.messages import Values
 from verax.federated.plan import Plan
 from verax.mechanism import Clipping, Mixed

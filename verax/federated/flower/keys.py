@@ -1,4 +1,4 @@
-"""Keys by which a server knows its clients, and certificates by which clients know their server."""
+"""Keys by which a server knows its clients, and certificates by which they know the server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -17,8 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
-    load_pem_public_key,
-    load_ssh_private_key,
+    load_ssh_public_key,
 )
 from cryptography.x509.oid import NameOID
 
@@ -26,54 +26,37 @@ AnyPath = str | os.PathLike[str]
 _DAYS = 365
 
 
-def new_key(path: AnyPath) -> bytes:
-    """Write a new private key to a file that only its owner can read; return the public one.
+def new_key(path: AnyPath) -> None:
+    """Write a new private key for a SuperNode, and its public half to a file with ``.pub`` added.
+
+    The same as ``ssh-keygen -t ecdsa -b 384``. Only the owner can read the private key.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     public = new_key(f"{folder}/client.key")
-    ...     public == public_key(read_key(f"{folder}/client.key"))
-    True
+    ...     new_key(f"{folder}/client.key")
+    ...     len(read_public_keys(f"{folder}/client.key.pub"))
+    1
     """
     key = ec.generate_private_key(ec.SECP384R1())
     _write_secret(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    return public_key(key)
-
-
-def read_key(path: AnyPath) -> Any:
-    """The private key in a file of :func:`new_key`."""
-    try:
-        key = load_ssh_private_key(Path(path).read_bytes(), None)
-    except (ValueError, OSError) as error:
-        raise ValueError(
-            f"key must be a file with a private key of OpenSSH, got {os.fspath(path)}: {error}"
-        ) from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError(
-            f"key must be on an elliptic curve, such as new_key makes, got {type(key).__name__}"
-        )
-    return key
-
-
-def public_key(key: Any) -> bytes:
-    """The public half of a private key, in the form in which a server is told it."""
-    found: bytes = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    return found
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    Path(f"{os.fspath(path)}.pub").write_bytes(public + b"\n")
 
 
 def read_public_keys(path: AnyPath) -> list[bytes]:
-    """The public keys of clients 0, 1, ... that :func:`new_key` returned, from one file."""
-    end = b"-----END PUBLIC KEY-----\n"
-    pieces = Path(path).read_bytes().split(end)[:-1]
+    """The public keys of clients 0, 1, ... in a file, in the form in which Flower names them.
+
+    Args:
+        path: a file with the contents of their ``.pub`` files, a key a line.
+    """
+    lines = [line for line in Path(path).read_bytes().splitlines() if line.strip()]
     try:
-        return [
-            load_pem_public_key(piece + end).public_bytes(
-                Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
-            )
-            for piece in pieces
-        ]
-    except ValueError as error:
-        raise ValueError(f"{os.fspath(path)} must hold public keys in PEM form: {error}") from error
+        keys = [load_ssh_public_key(line) for line in lines]
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ValueError(
+            f"{os.fspath(path)} must hold a public key a line, such as ssh-keygen writes: {error}"
+        ) from error
+    return [key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo) for key in keys]
 
 
 def new_certificates(folder: AnyPath, hosts: Sequence[str] = ("localhost", "127.0.0.1")) -> None:

@@ -2,7 +2,7 @@
 
 Bits are the AES-256 encryption of (round, client, place), so any set of coins is found in one call
 without drawing the others: an engine tosses those of all clients at once, and a client its own,
-from the same key if it is shared (a simulation) or from a key nobody else has. Nothing is kept
+from the same key if it is shared (a simulation) or from a key of its own. Nothing is kept
 between rounds, so there is no state to save or to lose.
 """
 
@@ -23,17 +23,17 @@ _ITSELF = 0  # place of the client's own coin; its records follow from 1
 _LAST = 2**32 - 1  # places of the picks of a round, from here downwards
 
 
-class Lots(Secret):
-    """Coins that nobody can guess who does not have the key.
+class Coins(Secret):
+    """Coins that cannot be predicted without the key.
 
     Args:
         source: where the key comes from. Sources in the same state give the same coins.
         since: the first round it is used in.
 
     >>> from verax.randomness import Source
-    >>> lots = Lots(Source.insecure(1))
-    >>> heads = lots.clients(0.25, 7, np.arange(8))
-    >>> np.array_equal(heads[3:5], lots.clients(0.25, 7, np.array([3, 4])))
+    >>> coins = Coins(Source.insecure(1))
+    >>> heads = coins.clients(0.25, 7, np.arange(8))
+    >>> np.array_equal(heads[3:5], coins.clients(0.25, 7, np.array([3, 4])))
     True
     """
 

@@ -1,4 +1,4 @@
-"""States of servers: what a restart may go on from."""
+"""The saved state of a server, from which a restart resumes."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Federated DP-SGD on handwritten digits with verax and Flower."""
