@@ -20,7 +20,7 @@ def encode(content: dict[str, Any]) -> bytes:
 def chain_line(body: bytes, previous: str) -> tuple[bytes, str]:
     """A whole line, and its hash, which covers all lines before it.
 
-    >>> line, digest = chain_line(encode({"round": 1}), START)
+    >>> line, digest = chain_line(encode({"round": 1}), FIRST_HASH)
     >>> line.decode().strip() == f'{{"round":1,"hash":"{digest}"}}'
     True
     """

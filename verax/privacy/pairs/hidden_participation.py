@@ -49,9 +49,10 @@ class HiddenParticipationPair(DominatingPair):
     ``error`` bounds the relative error of the chances. ``sign`` is -1 for the other direction:
     without the record against with it.
 
-    >>> from verax.privacy.pairs.gaussian_mixture import Pair
+    >>> from verax.privacy.pairs.gaussian_mixture import MixturePair
     >>> poisson = HiddenParticipationPair(0.5, 0.1, (1.0,), (1.0,), (1.0,), (0.0,))
-    >>> [round(bound, 8) for bound in (*poisson.delta(0.5), *Pair.subsampled(0.05, 1.0).delta(0.5))]
+    >>> same = MixturePair.subsampled(0.05, 1.0)
+    >>> [round(bound, 8) for bound in (*poisson.delta(0.5), *same.delta(0.5))]
     [0.00021864, 0.00021864, 0.00021864, 0.00021864]
     """
 

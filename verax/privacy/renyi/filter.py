@@ -94,8 +94,9 @@ class Budget:
     ...     Poisson(rate=0.02, steps=1000), noise_multiplier=1.2
     ... )  # chosen after looking at the model
     >>> budget.spend(more)
-    Traceback (most recent call last): ... verax.privacy.renyi.filter.OverBudget: the phase would
-    need epsilon 3.5... 278 steps of it fit, or noise...
+    Traceback (most recent call last):
+    ...
+    verax.privacy.renyi.filter.OverBudget: the phase would need epsilon 3.5... 278 steps of it fit...
     >>> budget.most_rounds(more)
     278
     """
