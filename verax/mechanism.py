@@ -110,7 +110,13 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class Phases:
-    """Mechanisms run one after the other on the same data, all declared in advance.
+    """Mechanisms run one after the other, all declared before the first one starts.
+
+    They protect the same records, with ``RandomParticipation`` the same client's. The rest of the
+    data may change from phase to phase: neighbours then differ in the group's records in every
+    phase, so populations that phases declare may differ. The records that ``RandomParticipation``
+    declares are the most that the client has: upper bounds take each phase at its word, attacks
+    count on the least of them in every phase.
 
     >>> from verax import Mechanism, Poisson
     >>> warm_up = Mechanism(Poisson(rate=0.01, steps=100), noise_multiplier=2.0)

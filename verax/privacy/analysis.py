@@ -14,7 +14,12 @@ from verax.mechanism import Phases
 from verax.privacy.curves import low_noise
 from verax.privacy.curves.base import Curve
 from verax.privacy.curves.black_box import BlackBox, BlackBoxCurve
-from verax.privacy.curves.empty_groups import account_for_empty_groups, declared_population
+from verax.privacy.curves.empty_groups import (
+    account_for_empty_groups,
+    declared_other_records,
+    declared_population,
+    with_records_of_one_client,
+)
 from verax.privacy.curves.exposure import NoiselessRounds
 from verax.privacy.curves.low_noise import LEAST_NOISE
 from verax.privacy.curves.refined_attack import RefinedAttack
@@ -41,8 +46,7 @@ def analyse(phases: Phases, group: ProtectedGroup) -> Guarantee:
     """Price every phase and compose them, direction by direction."""
     for mechanism in phases.mechanisms:
         pricing(type(mechanism.sampler))  # what nobody can price is refused here
-    population = declared_population(phases) if group.population is None else group.population
-    group = replace(group, population=population, phases=len(set(phases.mechanisms)))
+    group = replace(_with_declared_numbers(group, phases), phases=len(set(phases.mechanisms)))
     guarantee = replace(_analyse(phases, group), extra_records=group.extra_records)
     if (
         group.size > 1
@@ -53,6 +57,16 @@ def analyse(phases: Phases, group: ProtectedGroup) -> Guarantee:
     if group.orthogonal and group.size > 1:
         return replace(guarantee, assuming=orthogonality_assumption(phases.relation))
     return guarantee
+
+
+def _with_declared_numbers(group: ProtectedGroup, phases: Phases) -> ProtectedGroup:
+    """The group with what the phases declare, unless it is known from more phases than these."""
+    population, others = group.population, group.other_records
+    return replace(
+        group,
+        population=declared_population(phases) if population is None else population,
+        other_records=declared_other_records(phases) if others is None else others,
+    )
 
 
 def analyse_strong(phases: Phases, group: ProtectedGroup, population: int | None) -> Guarantee:
@@ -92,16 +106,22 @@ def _with_further_bounds(guarantee: Guarantee, group: ProtectedGroup) -> Guarant
 
 def _record_by_record(phases: Phases, group: ProtectedGroup) -> tuple[BlackBoxCurve, str]:
     """The triangle inequality, from one record to the group, and its name."""
-    one = analyse(
-        phases,
-        ProtectedGroup(extra_records=group.extra_records + group.size - 1, for_triangle=True),
-    )
+    one = analyse(phases, replace(_one_record(group), for_triangle=True))
     how = (
         f"black box: {group.size} steps by the triangle inequality with the best shares of epsilon"
     )
     return BlackBoxCurve(
         BlackBox(one), group.size
     ), f"{how} (docs/proofs.md, lemma 5), each: {one.upper_by}"
+
+
+def _one_record(group: ProtectedGroup) -> ProtectedGroup:
+    """Any record of the group, the others of which may be there or not."""
+    return ProtectedGroup(
+        extra_records=group.extra_records + group.size - 1,
+        population=group.population,
+        other_records=group.other_records,
+    )
 
 
 def _analyse(phases: Phases, group: ProtectedGroup) -> Guarantee:
@@ -120,10 +140,15 @@ def _analyse(phases: Phases, group: ProtectedGroup) -> Guarantee:
         return _hardly_any_signal(phases, group)
     try:
         found = _compose_phases(phases, group)
+        attacked = with_records_of_one_client(phases, group.other_records)
+        if attacked != phases:
+            lowers = _compose_phases(attacked, group).lowers
+            found = replace(found, mechanism=attacked, lowers=lowers)
         size = group.size + group.extra_records
-        return account_for_empty_groups(
+        found = account_for_empty_groups(
             found, size, group.population, lambda quiet: _compose_phases(quiet, group).lowers
         )
+        return replace(found, mechanism=phases)
     except OneRecordOnly as limit:
         return _by_triangle_inequality(phases, group, limit.absent)
 
@@ -229,7 +254,7 @@ def _by_triangle_inequality(phases: Phases, group: ProtectedGroup, absent: bool)
     size = group.size
     if absent:
         present = Phases(tuple(replace(m, relation="zero-out") for m in phases.mechanisms))
-        one = analyse(present, ProtectedGroup(extra_records=group.extra_records + size - 1))
+        one = analyse(present, _one_record(group))
         chain = TriangleInequality(((one.uppers[0], size), (one.uppers[-1], size)))
         curve: Curve = SmallestBound((chain, BlackBoxCurve(BlackBox(one), 2 * size)))
         how = f"black box: {size} removed and {size} added by the triangle inequality"
@@ -239,7 +264,7 @@ def _by_triangle_inequality(phases: Phases, group: ProtectedGroup, absent: bool)
         shared, upper_by = _record_by_record(phases, group)
         curve, one = (
             shared,
-            analyse(phases, ProtectedGroup(extra_records=group.extra_records + size - 1)),
+            analyse(phases, _one_record(group)),
         )
     exposure = min(up(size * one.exposure, OPS_8M), 1.0)
     return Guarantee(

@@ -38,6 +38,32 @@ def declared_population(phases: Phases) -> int | None:
     return min((count for count in known if count is not None), default=None)
 
 
+def with_records_of_one_client(phases: Phases, records: int | None) -> Phases:
+    """The phases, in each of which the client has at most so many other records.
+
+    What attacks count on: a declared number of records is the most that there are, so one client
+    must do with the least of them in every phase.
+    """
+    if records is None:
+        return phases
+    return Phases(
+        tuple(
+            replace(m, sampler=replace(m.sampler, records=records))
+            if isinstance(m.sampler, RandomParticipation) and m.sampler.records > records
+            else m
+            for m in phases.mechanisms
+        )
+    )
+
+
+def declared_other_records(phases: Phases) -> int | None:
+    """The most other records that a client can have, if a phase says it is one's records."""
+    samplers = [m.sampler for m in phases.mechanisms]
+    own = [s.records for s in samplers if isinstance(s, RandomParticipation)]
+    population = declared_population(phases)
+    return min([*own, *([] if population is None else [population - 1])]) if own else None
+
+
 def has_independent_records(sampler: RandomParticipation) -> bool:
     """Whether the client's records are independent: a Poisson run with the product of the rates."""
     return sampler.client_rate == 1.0 or (sampler.records == 0 and not sampler.revealed)

@@ -44,6 +44,7 @@ class ProtectedGroup:
         extra_records: how many more records than declared there may be: the rest of a group that
             is added one by one.
         population: the number of all records, if a phase declares it.
+        other_records: the most other records of the same client, if a phase declares it.
         phases: how many different phases there are: the more, the less accurate each may be.
         for_triangle: whether the triangle inequality goes on from one record's bound: tiny deltas
             count then, and attacks are left out.
@@ -54,6 +55,7 @@ class ProtectedGroup:
     orthogonal: bool = False
     extra_records: int = 0
     population: int | None = None
+    other_records: int | None = None
     phases: int = 1
     for_triangle: bool = False
     cells: int = CELLS
