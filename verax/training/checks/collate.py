@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from verax.training.checks.batch_size import alike_at_both_sizes
 from verax.training.checks.independence import MixedRecords
 from verax.training.checks.snapshot import tensors_equal
 from verax.training.checks.trial_runs import (
@@ -32,6 +33,8 @@ from verax.training.data.containers import Column
 # Records that are tried, and seeds, if random numbers are drawn on the way.
 _FEW = 4
 _SEEDS = 4
+# Seeds under which an entry that is never drawn stays, and one that is drawn does not.
+_MANY_SEEDS = 8
 
 
 class CollateCheck:
@@ -99,6 +102,35 @@ class CollateCheck:
                 "draws as many random numbers as depends on the records: nobody can tell whether "
                 "it mixes them"
             )
+        if few:
+            self._refuse_counting(few[0], len(few), model, losses)
+
+    def _refuse_counting(self, record: Any, few: int, model: nn.Module, losses: Losses) -> None:
+        """Refuse a function that makes a record's part depend on how many others there are.
+
+        Copies of one record become the same in batches of all sizes. Where random numbers are
+        drawn, that is asked of what is the same under many seeds.
+        """
+        _, drawn = self._make_batch([record] * few, 0, model)
+        seeds = range(1 if drawn is None else _MANY_SEEDS)
+
+        def made(size: int) -> list[Any]:
+            return [self._make_batch([record] * size, seed, model)[0] for seed in seeds]
+
+        def values(batch: Any, size: int) -> Callable[[nn.Module], Tensor]:
+            each = losses if self._in_order else _loss_of_each(losses, size)
+            return lambda model: each(model, batch)
+
+        fewer = made(few)
+        for size in (few + 1, 2 * few + 1):
+            more = made(size)
+            alike = alike_at_both_sizes(fewer, few, more, size)
+            if alike is None and drawn is None:  # their shapes differ: see whether that matters
+                alike = _close(model, [values(fewer[0], few), values(more[0], size)])
+            if alike is False:
+                raise _mixing_error(
+                    "lets what a record becomes depend on how many records its batch has"
+                )
 
     def _make_batch(self, records: list[Any], seed: int, model: nn.Module) -> tuple[Any, Any]:
         """A batch under a fixed seed; the generators' state after it, or None if unchanged."""
@@ -152,11 +184,12 @@ def _loss_of_each(losses: Losses, records: int) -> Losses:
 
 def _same_losses(model: nn.Module, losses: Losses, first: Any, second: Any) -> bool:
     """Whether two batches share a loss, with perturbed weights: zero weights hide the rest."""
+    return _close(model, [lambda model: losses(model, first), lambda model: losses(model, second)])
+
+
+def _close(model: nn.Module, losses: list[Callable[[nn.Module], Tensor]]) -> bool:
     with eval_mode(model), perturbed_weights(model):
-        x, y = (
-            run_repeatably(model, partial(losses, model, batch)).reshape(-1)
-            for batch in (first, second)
-        )
+        x, y = (run_repeatably(model, partial(one, model)).reshape(-1) for one in losses)
     allowed = rounding_tolerance([x, y, *model.parameters()])
     return bool(torch.isclose(x[:, None], y, rtol=allowed, atol=1e-5, equal_nan=True).any())
 
@@ -166,9 +199,9 @@ def _mixing_error(what: str) -> MixedRecords:
         "what makes batches of records (the loader's collate_fn, or the data set's __getitems__) "
         f"{what}, so that clipping would protect nobody: change each record by itself in the data "
         "set's __getitem__, drawing from the generators of torch, numpy or Python; what has no "
-        "entry for each record must be the same whatever they are; where it pads, let the model "
-        "skip the padding (a mask, or packed sequences), or pad to a fixed length; or use batch "
-        "clipping (Batch)"
+        "entry for each record must be the same whatever they are, and however many; where it "
+        "pads, let the model skip the padding (a mask, or packed sequences), or pad to a fixed "
+        "length; or use batch clipping (Batch)"
     )
 
 
