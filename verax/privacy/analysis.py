@@ -6,8 +6,10 @@ What one sampler costs is said in ``verax.privacy.samplers``, one family a file.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 
 from verax.checks import NoGuarantee
 from verax.mechanism import Phases
@@ -22,11 +24,12 @@ from verax.privacy.curves.empty_groups import (
 )
 from verax.privacy.curves.exposure import NoiselessRounds
 from verax.privacy.curves.low_noise import LEAST_NOISE
+from verax.privacy.curves.phase_by_phase import BasicComposition, StrongestAttack
 from verax.privacy.curves.refined_attack import RefinedAttack
 from verax.privacy.curves.triangle import SmallestBound, TriangleInequality
 from verax.privacy.guarantee import Guarantee, orthogonality_assumption
 from verax.privacy.numerics.rounding import OPS_8M, up
-from verax.privacy.pairs.rounds import join_phases
+from verax.privacy.pairs.rounds import join_attacks, join_phases
 from verax.privacy.pld.composition import Composition
 from verax.privacy.samplers.base import (
     OneRecordOnly,
@@ -47,16 +50,28 @@ def analyse(phases: Phases, group: ProtectedGroup) -> Guarantee:
     for mechanism in phases.mechanisms:
         pricing(type(mechanism.sampler))  # what nobody can price is refused here
     group = replace(_with_declared_numbers(group, phases), phases=len(set(phases.mechanisms)))
-    guarantee = replace(_analyse(phases, group), extra_records=group.extra_records)
-    if (
-        group.size > 1
-        and guarantee.uppers is not guarantee.lowers
-        and not low_noise.applies(phases)
-    ):
+    ordered = _in_canonical_order(phases)
+    guarantee = replace(_analyse(ordered, group), extra_records=group.extra_records)
+    exact = guarantee.uppers is guarantee.lowers
+    if group.size > 1 and not exact and not low_noise.applies(phases):
         guarantee = _with_further_bounds(guarantee, group)
+    if group.phases > 1 and not exact and not group.for_triangle:
+        guarantee = _with_basic_composition(guarantee, group)
+    guarantee = replace(guarantee, mechanism=phases)
     if group.orthogonal and group.size > 1:
         return replace(guarantee, assuming=orthogonality_assumption(phases.relation))
     return guarantee
+
+
+def _in_canonical_order(phases: Phases) -> Phases:
+    """The phases in an order that does not depend on the one they are given in."""
+    return Phases(tuple(sorted(phases.mechanisms, key=repr)))
+
+
+def _phase_by_phase(phases: Phases) -> list[Phases]:
+    """Each different phase by itself, as often as it is run."""
+    counts = Counter(phases.mechanisms)
+    return [Phases((mechanism,) * count) for mechanism, count in counts.items()]
 
 
 def _with_declared_numbers(group: ProtectedGroup, phases: Phases) -> ProtectedGroup:
@@ -71,7 +86,7 @@ def _with_declared_numbers(group: ProtectedGroup, phases: Phases) -> ProtectedGr
 
 def analyse_strong(phases: Phases, group: ProtectedGroup, population: int | None) -> Guarantee:
     """The same for adversary A1, who knows in which batches the group's records are."""
-    found = strong_analysis(phases, group.size, population, group.orthogonal)
+    found = strong_analysis(_in_canonical_order(phases), group.size, population, group.orthogonal)
     curves: list[Curve] = [found.curve]
     lowers = [*found.attacks] if found.failure_probability > 0.0 else curves
     assuming = (
@@ -104,6 +119,25 @@ def _with_further_bounds(guarantee: Guarantee, group: ProtectedGroup) -> Guarant
     return replace(guarantee, uppers=uppers, upper_by=f"the smallest of: {'; and '.join(names)}")
 
 
+def _with_basic_composition(guarantee: Guarantee, group: ProtectedGroup) -> Guarantee:
+    """The guarantee, finite wherever each phase's own is."""
+
+    @cache
+    def alone() -> list[list[Curve]]:
+        phases = _phase_by_phase(guarantee.mechanism)
+        return [[*analyse(phase, group).uppers] for phase in phases]
+
+    added_up = BasicComposition(alone)
+    theorem = "epsilons and deltas of the phases added up (basic composition)"
+    uppers: list[Curve] = [
+        SmallestBound((*curve.curves, added_up), (*curve.names, theorem))
+        if isinstance(curve, SmallestBound) and curve.names
+        else SmallestBound((curve, added_up), (guarantee.upper_by, theorem))
+        for curve in guarantee.uppers
+    ]
+    return replace(guarantee, uppers=uppers)
+
+
 def _record_by_record(phases: Phases, group: ProtectedGroup) -> tuple[BlackBoxCurve, str]:
     """The triangle inequality, from one record to the group, and its name."""
     one = analyse(phases, replace(_one_record(group), for_triangle=True))
@@ -132,25 +166,43 @@ def _analyse(phases: Phases, group: ProtectedGroup) -> Guarantee:
     if any(m.noise_multiplier == 0.0 for m in phases.mechanisms):
         return _noiseless(phases, group)
     if any(m.noise_multiplier < LEAST_NOISE for m in phases.mechanisms):
-        return _hardly_any_noise(phases, group)
+        return _no_weaker_than_a_phase(_hardly_any_noise(phases, group), group)
     if any(
         m.noise_multiplier > MOST_NOISE and not pricing_of(m.sampler).closed_form
         for m in phases.mechanisms
     ):
-        return _hardly_any_signal(phases, group)
+        return _no_weaker_than_a_phase(_hardly_any_signal(phases, group), group)
     try:
-        found = _compose_phases(phases, group)
-        attacked = with_records_of_one_client(phases, group.other_records)
-        if attacked != phases:
-            lowers = _compose_phases(attacked, group).lowers
-            found = replace(found, mechanism=attacked, lowers=lowers)
-        size = group.size + group.extra_records
-        found = account_for_empty_groups(
-            found, size, group.population, lambda quiet: _compose_phases(quiet, group).lowers
-        )
-        return replace(found, mechanism=phases)
+        composed = _compose_phases(phases, group)
     except OneRecordOnly as limit:
-        return _by_triangle_inequality(phases, group, limit.absent)
+        found = _by_triangle_inequality(phases, group, limit.absent)
+        return _no_weaker_than_a_phase(found, group)
+    found = _with_declared_records(composed, group)
+    if low_noise.applies(phases) or found.lowers is not composed.lowers:
+        return _no_weaker_than_a_phase(found, group)
+    return found
+
+
+def _with_declared_records(found: Guarantee, group: ProtectedGroup) -> Guarantee:
+    """The guarantee with the lower bounds that the declared numbers of records allow."""
+    phases = found.mechanism
+    attacked = with_records_of_one_client(phases, group.other_records)
+    if attacked != phases:
+        found = replace(found, mechanism=attacked, lowers=_compose_phases(attacked, group).lowers)
+    size = group.size + group.extra_records
+    found = account_for_empty_groups(
+        found, size, group.population, lambda quiet: _compose_phases(quiet, group).lowers
+    )
+    return replace(found, mechanism=phases)
+
+
+def _no_weaker_than_a_phase(found: Guarantee, group: ProtectedGroup) -> Guarantee:
+    """The guarantee with attacks on single phases, where one on all of them may be weaker."""
+    phases = _phase_by_phase(found.mechanism)
+    if len(phases) == 1 or group.for_triangle or found.uppers is found.lowers:
+        return found
+    alone = [curve for phase in phases for curve in _analyse(phase, group).lowers]
+    return replace(found, lowers=[StrongestAttack((*found.lowers, *alone))])
 
 
 def _hardly_any_noise(phases: Phases, group: ProtectedGroup) -> Guarantee:
@@ -210,7 +262,7 @@ def _compose_phases(phases: Phases, group: ProtectedGroup) -> Guarantee:
         ]
     if all(part.lowers is None for part in parts):
         return Guarantee(phases, group.size, uppers, uppers, upper_by, lower_by, exposure)
-    attacks = join_phases([p.uppers if p.lowers is None else p.lowers for p in parts])
+    attacks = join_attacks([p.uppers if p.lowers is None else p.lowers for p in parts])
     attack = RefinedAttack if any(part.refine_attacks for part in parts) else Composition
     lowers: list[Curve] = [attack(rounds) for rounds in attacks]
     return Guarantee(phases, group.size, uppers, lowers, upper_by, lower_by, exposure)

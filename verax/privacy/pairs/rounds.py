@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from verax.privacy.pairs.base import DominatingPair
@@ -59,20 +59,44 @@ def join_phases(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:
     its first one in that direction will do. What a phase has in one direction only says nothing of
     the other: a record that is added in one phase is not removed in the next.
     """
-    joined: list[Rounds] = []
-    for name in max(phases, key=len):
-        found = [_in_direction(phase, name) for phase in phases]
-        if all(rounds is not None for rounds in found):
-            joined.append([item for rounds in found if rounds is not None for item in rounds])
-    return joined
+    found = _by_name(phases)
+    return _different(parts for parts in found if all(part is not None for part in parts))
+
+
+def join_attacks(phases: Sequence[Mapping[str, Rounds]]) -> list[Rounds]:
+    """The same for attacks, which may look away where a phase has nothing in their direction.
+
+    So an attack on all phases proves at least what it proves in one of them.
+    """
+    return _different(_by_name(phases))
+
+
+def _by_name(phases: Sequence[Mapping[str, Rounds]]) -> list[list[Rounds | None]]:
+    """For each name that some phase has: the rounds of every phase, None where it has none."""
+    names = dict.fromkeys(name for phase in phases for name in phase)
+    directed = [name for name in names if _direction(name) not in BOTH_DIRECTIONS]
+    return [[_in_direction(phase, name) for phase in phases] for name in directed or [*names][:1]]
+
+
+def _different(joined: Iterable[Sequence[Rounds | None]]) -> list[Rounds]:
+    """Each sequence of rounds once."""
+    found: list[Rounds] = []
+    for parts in joined:
+        rounds = [item for part in parts if part is not None for item in part]
+        if rounds not in found:
+            found.append(rounds)
+    return found
+
+
+def _direction(name: str) -> str:
+    return name.split(",")[0]
 
 
 def _in_direction(phase: Mapping[str, Rounds], name: str) -> Rounds | None:
-    direction = name.split(",")[0]
     alike = (
         rounds
         for other, rounds in phase.items()
-        if other.split(",")[0] in (direction, *BOTH_DIRECTIONS)
+        if _direction(other) in (_direction(name), *BOTH_DIRECTIONS)
     )
     return phase.get(name) or next(alike, None)
 
