@@ -7,6 +7,7 @@ brackets are narrow.
 """
 
 import itertools
+import warnings
 
 import mpmath
 import pytest
@@ -14,11 +15,16 @@ import pytest
 from verax import (
     BallsInBins,
     Batch,
+    Deterministic,
+    Individual,
     Mechanism,
+    Mixed,
     Poisson,
+    RandomAllocation,
     RandomParticipation,
     Shuffle,
     TruncatedPoisson,
+    WithoutReplacement,
 )
 
 EPSILONS = [0.0, 5e-324, 1e-12, 0.1, 1.0, 10.0, 1e4, 1e8, 1e300, 1.7e308]
@@ -165,3 +171,49 @@ def test_low_noise_is_priced_from_both_sides(rate, steps, noise, epsilon):
     truth = seen_rounds(rate, steps, noise, epsilon)
     bracket = Mechanism(Poisson(rate, steps), noise).guarantee().delta(epsilon)
     assert bracket.lower <= truth <= bracket.upper <= bracket.lower * 1.002
+
+
+EXTREMES = [  # sampler, noise, clipping, relation, group, and epsilon or delta
+    (TruncatedPoisson(0.1, 2, 1, 2), 1e-12, Batch(), "add-remove", 1, 1.0),
+    (TruncatedPoisson(0.1, 2, 1, 2), 1e-5, Batch(), "add-remove", 1, 1.0),
+    (TruncatedPoisson(0.1, 2, 1, 2), 0.1, Batch(), "add-remove", 1, 1e-5),
+    (TruncatedPoisson(1e-16, 2, 1, 2), 1e-30, Batch(), "add-remove", 1, 1.0),
+    (TruncatedPoisson(0.1, 10, 20, 100), 1.0, Individual(), "add-remove", 2, 1.7e308),
+    (WithoutReplacement(1, 4, 1), 1e-9, Batch(), "zero-out", 1, 1e-5),
+    (WithoutReplacement(1, 4, 1), 1e-5, Batch(), "zero-out", 1, 1e-5),
+    (WithoutReplacement(5, 50, 10), 1.0, Individual(), "replace", 5, 1.7e308),
+    (WithoutReplacement(2, 10, 10**7), 0.1, Batch(), "zero-out", 1, 1e-3),
+    (RandomParticipation(1e-3, 0.5, 0, 1000), 1e-6, Batch(), "add-remove", 1, 1e-5),
+    (RandomParticipation(1e-12, 0.99, 0, 1000), 1e-10, Mixed(1.0, 4), "zero-out", 1, 1e-50),
+    (RandomParticipation(0.1, 0.5, 1, 10), 1.0, Individual(), "add-remove", 2, 1e308),
+    (RandomAllocation(3, 10, 2), 2.0, Individual(), "zero-out", 2, 1.7e308),
+    (Poisson(1e-300, 10**7), 2.0, Individual(), "add-remove", 1, 1.0),
+    (Poisson(1e-30, 2), 0.0101, Individual(), "replace", 1, 1e-30),
+    (Poisson(1e-30, 10), 0.02, Batch(), "add-remove", 1, 1e-50),
+    (Poisson(1e-16, 3), 0.0101, Batch(), "add-remove", 1, 1e-16),
+    (Poisson(0.1, 2), 0.01, Mixed(1.0, 4), "replace", 5, 10.0),
+    (Deterministic(2, 1), 5e-324, Individual(), "replace", 2, 0.9),
+    (Deterministic(1, 1), 5e-324, Batch(), "zero-out", 2, 0.9),
+    (Deterministic(1, 10), 1e-310, Batch(), "zero-out", 2, 1e-16),
+]
+
+
+@pytest.mark.parametrize("run", EXTREMES, ids=lambda run: f"{run[0]}-{run[1]}-{run[3]}-{run[4]}")
+def test_extremes_are_priced_without_a_warning(run):
+    """Many of these took terabytes or hours, or ended in an error of arithmetic."""
+    sampler, noise, clipping, relation, group, asked = run
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        guarantee = Mechanism(sampler, noise, clipping, relation).guarantee(group)
+        found = guarantee.epsilon(asked) if asked < 1.0 else guarantee.delta(asked)
+    assert 0.0 <= found.lower <= found.upper
+    assert asked < 1.0 or found.upper <= 1.0
+
+
+@pytest.mark.parametrize("sampler", [Deterministic(1, 10), BallsInBins(3)], ids=str)
+def test_adversary_a1_is_priced_at_any_noise(sampler):
+    run = Mechanism(sampler, 1e-310, relation="zero-out")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = run.guarantee(2, adversary="A1").epsilon(1e-16)
+    assert 1e270 < found.lower <= found.upper

@@ -86,6 +86,12 @@ def _with_declared_numbers(group: ProtectedGroup, phases: Phases) -> ProtectedGr
 
 def analyse_strong(phases: Phases, group: ProtectedGroup, population: int | None) -> Guarantee:
     """The same for adversary A1, who knows in which batches the group's records are."""
+    if any(0.0 < m.noise_multiplier < LEAST_NOISE for m in phases.mechanisms):
+        none, more = (
+            analyse_strong(_no_less_noise(phases, noise), group, population)
+            for noise in (0.0, LEAST_NOISE)
+        )
+        return replace(more, mechanism=phases, uppers=none.uppers, upper_by=none.upper_by)
     found = strong_analysis(_in_canonical_order(phases), group.size, population, group.orthogonal)
     curves: list[Curve] = [found.curve]
     lowers = [*found.attacks] if found.failure_probability > 0.0 else curves
@@ -109,6 +115,8 @@ def _with_further_bounds(guarantee: Guarantee, group: ProtectedGroup) -> Guarant
     if not all(isinstance(curve, BlackBoxCurve) for curve in guarantee.uppers):
         steps, theorem = _record_by_record(guarantee.mechanism, group)
         others[theorem] = steps
+    if any(0.0 < m.noise_multiplier < LEAST_NOISE for m in guarantee.mechanism.mechanisms):
+        return guarantee  # nothing is finite there
     with suppress(NoGuarantee):
         told = strong_analysis(guarantee.mechanism, group.size, None, group.orthogonal)
         others[told.upper_by] = told.curve
@@ -207,19 +215,20 @@ def _no_weaker_than_a_phase(found: Guarantee, group: ProtectedGroup) -> Guarante
 
 def _hardly_any_noise(phases: Phases, group: ProtectedGroup) -> Guarantee:
     """Noise whose square leaves doubles: none from above, more of it from below."""
-
-    def with_noise(noise: float) -> Guarantee:
-        changed = (
-            replace(m, noise_multiplier=noise) if m.noise_multiplier < LEAST_NOISE else m
-            for m in phases.mechanisms
-        )
-        return _analyse(Phases(tuple(changed)), group)
-
-    none, more = with_noise(0.0), with_noise(LEAST_NOISE)
+    none, more = (_analyse(_no_less_noise(phases, noise), group) for noise in (0.0, LEAST_NOISE))
     below = f"less noise than {LEAST_NOISE:g} shows no less: {more.lower_by}"
     return replace(
         more, mechanism=phases, uppers=none.uppers, upper_by=none.upper_by, lower_by=below
     )
+
+
+def _no_less_noise(phases: Phases, noise: float) -> Phases:
+    """The phases with this noise in place of noise whose square leaves doubles."""
+    changed = (
+        replace(m, noise_multiplier=noise) if m.noise_multiplier < LEAST_NOISE else m
+        for m in phases.mechanisms
+    )
+    return Phases(tuple(changed))
 
 
 def _hardly_any_signal(phases: Phases, group: ProtectedGroup) -> Guarantee:

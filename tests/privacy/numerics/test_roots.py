@@ -126,3 +126,7 @@ def test_many_bisections_at_once_are_those_one_by_one():
     found = bisect_all(lambda x, some: x - places[some], sought, 1e-3, 1e4, 40)
     assert found[:3] == pytest.approx(places[:3], rel=1e-9)
     assert found[3] == 0.0
+
+
+def test_a_root_is_found_where_squares_underflow():
+    assert root(lambda x: 1e-200 * (0.3 - x), 0.0, 1.0, xtol=1e-6) == pytest.approx(0.3, abs=1e-5)

@@ -29,6 +29,8 @@ from verax.samplers.random_participation import RandomParticipation
 RARE = 1e-20
 """The probability of an empty clip-group up to which no other attack is tried."""
 _MOST = 2 * 10**6  # records times clip-groups up to which occupied clip-groups are counted
+_APART = 100.0  # noises between aggregates from which on they are too far apart for bins to compare
+_BINS, _MOST_BINS = 200.0, 1e8  # per noise, and of all aggregates, up to which there are bins
 _STEPS = 12  # of the search for the largest epsilon that an attack proves, its charge taken off
 
 
@@ -175,6 +177,10 @@ def opposed_aggregate_pair(mechanism: Mechanism, population: int | None) -> Disc
     sampler, clipping = mechanism.sampler, mechanism.clipping
     clip_groups = clipping.groups if isinstance(clipping, Mixed) else 1
     population = sampler.most_records or population
+    unit = 1.0 / mechanism.noise_multiplier
+    bins = _BINS * unit * clip_groups * clip_groups
+    if unit > _APART or bins > _MOST_BINS:
+        return None
     if population is None or mechanism.relation == "replace" or population * clip_groups > _MOST:
         return None
     known = pricing_of(sampler).others_in_batch(population)
@@ -185,7 +191,6 @@ def opposed_aggregate_pair(mechanism: Mechanism, population: int | None) -> Disc
     away = _occupancy_pmf(outside, clip_groups, clip_groups), -hold
     here = _occupancy_pmf(inside, clip_groups, clip_groups - 1), 1.0 - beside
     weights, places = (np.concatenate(both) for both in zip(away, here, strict=True))
-    unit = 1.0 / mechanism.noise_multiplier
     table = DiscretePair.from_mixtures(
         (weights, unit * places), (_occupancy_pmf(absent, clip_groups, clip_groups), -unit * hold)
     )

@@ -38,7 +38,8 @@ def root(function: Callable[[float], float], low: float, high: float, xtol: floa
         if at_middle == 0.0 or abs(high - low) <= xtol:
             return middle
         scale = math.sqrt(at_middle * at_middle - at_low * at_high)
-        step = (middle - low) * at_middle / scale
+        # where squares leave the range of doubles, halve
+        step = (middle - low) * at_middle / scale if 0.0 < scale < math.inf else 0.0
         fresh = middle + (step if at_low > at_high else -step)
         at_fresh = function(fresh)
         if at_fresh == 0.0:

@@ -29,6 +29,7 @@ from verax.privacy.pld.discretise import DiscretePld
 
 _LOG_DEAD = -80.0  # log of the modulus below which a frequency is dropped (and charged)
 MAX_POINTS = 2**23
+_FARTHEST = 1e15  # beyond a window, from which on an epsilon is taken for that
 # of Chernoff's bound, in units of 1 / the largest loss
 _RARE_RATES = np.array([5.0, 20.0, 80.0, 320.0])
 
@@ -59,6 +60,8 @@ class PrivacyLossDistribution:
 
     def delta(self, epsilon: float) -> float:
         """A bound on D_{e^eps}, from above or below according to ``sign``."""
+        # delta falls, and beyond that place its logarithm would leave doubles
+        epsilon = min(epsilon, abs(self.stop) + _FARTHEST)
         epsilon -= self.sign * (self.shift + ulps(4.0, of=abs(self.start) + abs(self.stop)))
         first = min(max(math.floor((epsilon - self.start) / self.step) + 1, 0), len(self.pmf))
         gap = max(self.start + self.step * first - epsilon, 0.0)

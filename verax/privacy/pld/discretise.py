@@ -27,6 +27,7 @@ from verax.privacy.pairs.gaussian_mixture import MixturePair
 # there
 _REACH = 0.65
 _ROUNDED = 1e-9  # a miss this small, in grid steps, is charged as a shift of the losses
+_STEEPEST = 600.0  # miss of a cell's loss beyond which less is taken, which keeps less of its mass
 _WIDE = 0.05  # a cell whose loss is not the mean of its losses
 _NEGLIGIBLE = 1e-13  # P-mass, or loss, that a round may give up for a better shape
 _MOST_POINTS = 2**40
@@ -209,10 +210,13 @@ def lower(pair: DominatingPair, spacing: Spacing) -> DiscretePld:
     _balance_ends(pair, grid, boundaries, step)
     cells = pair.cells(np.maximum.accumulate(boundaries))
     filled = np.isfinite(cells.log_p) & np.isfinite(cells.loss)
-    rise = np.where(filled, cells.loss - 2.0 * cells.error - grid, 0.0)
-    # the P-mass that the cell's Q-mass would have at the point
-    log_q = np.where(filled, cells.log_p - cells.error - rise, -np.inf)
+    with np.errstate(invalid="ignore"):  # of cells that are not filled
+        rise = np.where(filled, cells.loss - 2.0 * cells.error - grid, 0.0)
+        # the P-mass that the cell's Q-mass would have at the point
+        log_q = np.where(filled, cells.log_p - cells.error - rise, -np.inf)
     scale = float(log_q.max())
+    if np.isneginf(scale):
+        raise FloatingPointError("grid too coarse for a lower bound")
     mass, slack = _meet_on_grid(np.exp(log_q - scale), rise, cells.error, grid, step)
     with np.errstate(divide="ignore"):
         log_mass = scale + np.log(mass)
@@ -292,7 +296,7 @@ def _meet_on_grid(
     grid point.
     """
     first = int(np.argmax(weight > 0.0))
-    weight, miss = weight.copy(), np.expm1(rise)
+    weight, miss = weight.copy(), np.expm1(np.minimum(rise, _STEEPEST))
     # the first and last cells give up what would need a knot beyond them
     miss[first] = min(miss[first], 0.0)
     # errors are all that balanced cells miss by
