@@ -217,3 +217,64 @@ def test_adversary_a1_is_priced_at_any_noise(sampler):
         warnings.simplefilter("error")
         found = run.guarantee(2, adversary="A1").epsilon(1e-16)
     assert 1e270 < found.lower <= found.upper
+
+
+NOISES = [1e300, 1e9, 5.0, 0.05, 0.02, 0.005, 1e-200]
+SETTINGS = [  # sampler, clipping, relation
+    (BallsInBins(100, 10), Individual(), "replace"),
+    (BallsInBins(2, 2), Mixed(1.0, 4), "add-remove"),
+    (BallsInBins(100, 2), Batch(), "zero-out"),
+    (RandomAllocation(1, 2, 2), Individual(), "zero-out"),
+    (RandomAllocation(3, 10, 1), Individual(), "add-remove"),
+    (Shuffle(10, 2), Individual(), "zero-out"),
+    (TruncatedPoisson(0.1, 10, 20, 100), Batch(), "add-remove"),
+    (WithoutReplacement(5, 50, 10), Individual(), "replace"),
+    (RandomParticipation(0.1, 0.5, 3, 10), Batch(), "zero-out"),
+    (Poisson(0.01, 1000), Mixed(1.0, 4), "replace"),
+    (Poisson(1e-7, 2), Individual(), "replace"),
+    (Deterministic(2, 3), Mixed(1.0, 4), "zero-out"),
+]
+LOOSE = 1.01  # of bounds by different theorems
+
+
+def rises(brackets):
+    for smaller, larger in itertools.pairwise(brackets):
+        assert 0.0 <= smaller.lower <= larger.upper
+        assert smaller.upper <= larger.upper * LOOSE + 1e-9
+
+
+@pytest.mark.parametrize("run", SETTINGS, ids=lambda run: f"{run[0]}-{type(run[1]).__name__}")
+@pytest.mark.parametrize("delta", [1e-50, 0.9])
+def test_noise_helps_under_every_sampler_and_clipping(run, delta):
+    sampler, clipping, relation = run
+    rises(
+        Mechanism(sampler, noise, clipping, relation).guarantee().epsilon(delta) for noise in NOISES
+    )
+
+
+@pytest.mark.parametrize("run", SETTINGS, ids=lambda run: f"{run[0]}-{type(run[1]).__name__}")
+@pytest.mark.parametrize("noise", [0.02, 1e9])
+def test_curves_fall_under_every_sampler_and_clipping(run, noise):
+    sampler, clipping, relation = run
+    guarantee = Mechanism(sampler, noise, clipping, relation).guarantee()
+    rises(guarantee.delta(epsilon) for epsilon in (1.7e308, 1e4, 30.0, 1.0, 1e-8))
+    rises(guarantee.epsilon(delta) for delta in (1 - 1e-9, 0.99, 0.9, 0.1, 1e-5, 1e-50, 1e-300))
+
+
+@pytest.mark.parametrize(("noise", "delta"), [(1.0, 1e-5), (1e9, 1e-5), (1e9, 1e-100)])
+def test_two_records_cost_no_less_than_one(noise, delta):
+    run = Mechanism(BallsInBins(10**4, 10), noise, Mixed(1.0, 4))
+    rises(run.guarantee(group).epsilon(delta) for group in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("run", "most"),
+    [
+        (Mechanism(BallsInBins(10_000, 10), 0.02, relation="replace"), 61_800.0),
+        (Mechanism(BallsInBins(2, 2), 0.5, Mixed(1.0, 4)), 1e4),
+        (Mechanism(RandomAllocation(1, 2, 2), 5.0, relation="zero-out"), 700.0),
+    ],
+    ids=str,
+)
+def test_epsilon_is_finite_wherever_there_is_noise(run, most):
+    assert run.guarantee().epsilon(1e-300).upper < most

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
 
 from verax.checks import NoGuarantee
-from verax.mechanism import Phases
+from verax.mechanism import Mechanism, Phases
 from verax.privacy.curves import low_noise
 from verax.privacy.curves.base import Curve
 from verax.privacy.curves.black_box import BlackBox, BlackBoxCurve
@@ -32,6 +32,7 @@ from verax.privacy.numerics.rounding import OPS_8M, up
 from verax.privacy.pairs.rounds import join_attacks, join_phases
 from verax.privacy.pld.composition import Composition
 from verax.privacy.samplers.base import (
+    Analysis,
     OneRecordOnly,
     ProtectedGroup,
     analysis_of,
@@ -55,9 +56,7 @@ def analyse(phases: Phases, group: ProtectedGroup) -> Guarantee:
     exact = guarantee.uppers is guarantee.lowers
     if group.size > 1 and not exact and not low_noise.applies(phases):
         guarantee = _with_further_bounds(guarantee, group)
-    if group.phases > 1 and not exact and not group.for_triangle:
-        guarantee = _with_basic_composition(guarantee, group)
-    guarantee = replace(guarantee, mechanism=phases)
+    guarantee = replace(guarantee, mechanism=phases, last_resort=_LastResort(ordered, group))
     if group.orthogonal and group.size > 1:
         return replace(guarantee, assuming=orthogonality_assumption(phases.relation))
     return guarantee
@@ -127,23 +126,28 @@ def _with_further_bounds(guarantee: Guarantee, group: ProtectedGroup) -> Guarant
     return replace(guarantee, uppers=uppers, upper_by=f"the smallest of: {'; and '.join(names)}")
 
 
-def _with_basic_composition(guarantee: Guarantee, group: ProtectedGroup) -> Guarantee:
-    """The guarantee, finite wherever each phase's own is."""
+@dataclass(frozen=True)
+class _LastResort:
+    """Bounds for where all others are infinite, each curve of a bound holding in every direction."""
 
-    @cache
-    def alone() -> list[list[Curve]]:
-        phases = _phase_by_phase(guarantee.mechanism)
-        return [[*analyse(phase, group).uppers] for phase in phases]
+    phases: Phases
+    group: ProtectedGroup
 
-    added_up = BasicComposition(alone)
-    theorem = "epsilons and deltas of the phases added up (basic composition)"
-    uppers: list[Curve] = [
-        SmallestBound((*curve.curves, added_up), (*curve.names, theorem))
-        if isinstance(curve, SmallestBound) and curve.names
-        else SmallestBound((curve, added_up), (guarantee.upper_by, theorem))
-        for curve in guarantee.uppers
-    ]
-    return replace(guarantee, uppers=uppers)
+    def bounds(self) -> Iterator[tuple[list[Curve], str]]:
+        """The sampling told to the attacker; and the phases' own bounds added up."""
+        if all(m.noise_multiplier >= LEAST_NOISE for m in self.phases.mechanisms):
+            with suppress(NoGuarantee):
+                uppers, _, theorem, _ = low_noise.bounds(_no_more_noise(self.phases), self.group)
+                yield uppers, theorem.removeprefix("almost no noise, so ")
+        phases = _phase_by_phase(self.phases)
+        if len(phases) > 1:
+            alone = tuple(_epsilons_of(analyse(phase, self.group)) for phase in phases)
+            theorem = "epsilons and deltas of the phases added up (basic composition)"
+            yield [BasicComposition(alone)], theorem
+
+
+def _epsilons_of(guarantee: Guarantee) -> Callable[[float], float]:
+    return lambda delta: guarantee.epsilon(delta).upper
 
 
 def _record_by_record(phases: Phases, group: ProtectedGroup) -> tuple[BlackBoxCurve, str]:
@@ -231,25 +235,45 @@ def _no_less_noise(phases: Phases, noise: float) -> Phases:
     return Phases(tuple(changed))
 
 
+def _no_more_noise(phases: Phases) -> Phases:
+    """The phases with noise whose square is a double, and that still shows in likelihood ratios."""
+    return Phases(
+        tuple(
+            replace(m, noise_multiplier=min(m.noise_multiplier, MOST_NOISE))
+            for m in phases.mechanisms
+        )
+    )
+
+
 def _hardly_any_signal(phases: Phases, group: ProtectedGroup) -> Guarantee:
     """Noise so large that likelihood ratios round to 1.
 
     Less of it is priced from above, nothing is known from below.
     """
-    less = [
-        replace(m, noise_multiplier=min(m.noise_multiplier, MOST_NOISE)) for m in phases.mechanisms
-    ]
-    found = _analyse(Phases(tuple(less)), group)
+    found = _analyse(_no_more_noise(phases), group)
     above = f"more noise than {MOST_NOISE:g} shows no more: {found.upper_by}"
     below = "nothing can be told from so much noise"
     return replace(found, mechanism=phases, lowers=[], upper_by=above, lower_by=below)
 
 
 def _low_noise_guarantee(phases: Phases, group: ProtectedGroup) -> Guarantee:
-    for m in phases.mechanisms:  # what is refused is so at any noise
-        with suppress(OneRecordOnly):
-            analysis_of(replace(m, noise_multiplier=1.0), group)
-    return Guarantee(phases, group.size, *low_noise.bounds(phases, group))
+    # what is refused is so at any noise
+    parts = [_analysis_of_some(replace(m, noise_multiplier=1.0), group) for m in phases.mechanisms]
+    exposure = min(up(math.fsum(size * part.exposure for part, size in parts), OPS_8M), 1.0)
+    return Guarantee(phases, group.size, *low_noise.bounds(phases, group), exposure)
+
+
+def _analysis_of_some(mechanism: Mechanism, group: ProtectedGroup) -> tuple[Analysis, int]:
+    """The analysis of the group, or that of one record's absence, and how many such there are."""
+    try:
+        return analysis_of(mechanism, group), 1
+    except OneRecordOnly:
+        alone = (
+            replace(mechanism, relation="zero-out")
+            if mechanism.relation == "replace"
+            else mechanism
+        )
+        return analysis_of(alone, ProtectedGroup()), group.size
 
 
 def _compose_phases(phases: Phases, group: ProtectedGroup) -> Guarantee:
@@ -284,11 +308,7 @@ def _noiseless(phases: Phases, group: ProtectedGroup) -> Guarantee:
     ]
     most, least = 0.0, 0.0  # logarithms of the probability of staying unseen
     for m in bare:
-        try:
-            part, size = analysis_of(m, group), 1
-        except OneRecordOnly:
-            alone = replace(m, relation="zero-out") if m.relation == "replace" else m
-            part, size = analysis_of(alone, ProtectedGroup()), group.size
+        part, size = _analysis_of_some(m, group)
         most += _log_complement(min(size * part.exposure, 1.0))
         least += _log_complement(
             part.exposure if part.least_exposure is None else part.least_exposure

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from verax import checks
 from verax.privacy.curves.base import Curve, with_shared_plds
@@ -94,6 +94,13 @@ def orthogonality_assumption(relation: str) -> str:
     return "that the group's gradients are orthogonal to each other in every round"
 
 
+class LastResort(Protocol):
+    """Bounds that are looked at where others are infinite."""
+
+    def bounds(self) -> Iterable[tuple[Sequence[Curve], str]]:
+        """Upper curves that all count, and the theorem."""
+
+
 @dataclass(frozen=True)
 class Guarantee:
     """The privacy of a run for any ``group`` records, as brackets for all neighbouring data.
@@ -124,6 +131,8 @@ class Guarantee:
     """How many more records than declared it also holds for: those that a chain of neighbours adds
     on its way.
     """
+    last_resort: LastResort | None = field(default=None, repr=False, compare=False)
+    """Further bounds on epsilon, looked at where those of ``uppers`` are infinite."""
     unit: str = "record"
     """What a group is counted in: "record", or "client" if what the sampler draws is all data of a
     client.
@@ -155,7 +164,13 @@ class Guarantee:
                 return 0.0, *curve.epsilon_by(delta, tolerance, enough)
             return *curve.epsilon(delta, tolerance, sides, enough), ""
 
-        return self._bracket(bounds, _accuracy(rtol), lambda curve: curve.estimate(delta))
+        found = self._bracket(bounds, _accuracy(rtol), lambda curve: curve.estimate(delta))
+        others = self.last_resort.bounds() if self.last_resort and math.isinf(found.upper) else ()
+        for curves, theorem in others:
+            upper = max(curve.epsilon(delta, rtol, (UPPER,))[1] for curve in curves)
+            if upper < found.upper:
+                found = replace(found, upper=max(upper, found.lower), upper_by=theorem)
+        return found
 
     def delta(self, epsilon: float, rtol: float = DEFAULT_RTOL) -> Bracket:
         """The delta at this epsilon; the sides are within ``rtol`` if the analysis is exact.

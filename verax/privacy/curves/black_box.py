@@ -27,7 +27,6 @@ from verax import checks
 from verax.checks import NoGuarantee
 from verax.privacy.curves.base import Curve
 from verax.privacy.curves.gaussian import black_box_group
-from verax.privacy.curves.phase_by_phase import BasicComposition
 from verax.privacy.curves.triangle import SmallestBound
 from verax.privacy.guarantee import DEFAULT_RTOL, Guarantee
 from verax.privacy.numerics import Array
@@ -243,8 +242,7 @@ class _OneRecord:
 def _readings(curve: Curve) -> Callable[[float, float], float]:
     """Upper bounds on delta for the questions of a black box, by epsilon and accuracy."""
     if isinstance(curve, SmallestBound):
-        bounds = (part for part in curve.curves if not isinstance(part, BasicComposition))
-        parts = [_readings(part) for part in bounds]
+        parts = [_readings(part) for part in curve.curves]
         return lambda epsilon, rtol: min(read(epsilon, rtol) for read in parts)
     if isinstance(curve, Composition) and not curve.is_single and curve.gaussian_mu is None:
         return _Readings(curve)

@@ -27,7 +27,7 @@ _SMALL = 0.03  # of the loss's standard deviation: an epsilon below that is smal
 _SHARE = 0.65  # of the width allowed, what the grid is planned to use
 # mass outside the window; less where what counts is far from the bulk
 _ALIAS, _ALIAS_IRREGULAR = 1e-12, 1e-16
-_HALF = 0.5  # a delta that round-off hardly touches
+_NEAR_ONE = (0.5, 0.9, 0.99)  # deltas that round-off touches more and more
 _LARGE = 1e-9  # a delta that needs no tilt, which rare large losses would be blown up by
 _COARSE = 0.1  # width in log delta of a first look
 _NOTHING = -800.0  # a log delta below all doubles
@@ -125,10 +125,13 @@ class Composition:
         if not reached or (sides == (UPPER,) and math.isinf(upper)):
             spacings = self._spacings(math.log(delta))
             lower = max(lower, self._one_round(spacings).epsilon(delta) if LOWER in sides else 0.0)
-            upper = min(upper, self._chernoff(spacings).epsilon(delta))
-        if delta > _HALF and upper > max(enough, lower * (1.0 + rtol)):
+            if UPPER in sides:
+                upper = min(upper, self._chernoff(spacings).epsilon(delta))
+        if upper > max(enough, lower * (1.0 + rtol)):
             # round-off of many rounds hides how far delta is from 1; but epsilon falls in delta
-            upper = min(upper, self.epsilon(_HALF, rtol, (UPPER,), enough)[1])
+            smaller = max((level for level in _NEAR_ONE if level < delta), default=None)
+            if smaller is not None:
+                upper = min(upper, self.epsilon(smaller, rtol, (UPPER,), enough)[1])
         return lower, min(upper, most)
 
     def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
@@ -166,7 +169,8 @@ class Composition:
         if not reached or (sides == (UPPER,) and upper > _LOOSE):
             spacings = self._spacings(log_delta)
             lower = max(lower, self._one_round(spacings).delta(epsilon) if LOWER in sides else 0.0)
-            upper = min(upper, self._chernoff(spacings).delta(epsilon))
+            if UPPER in sides:
+                upper = min(upper, self._chernoff(spacings).delta(epsilon))
         return lower, min(upper, 1.0)
 
     def upper_pld(
