@@ -52,8 +52,8 @@ _FIRST_DEPTH, _USUAL_DEPTH = 6.0, 25.0
 _DEEPER = 1.5  # factor by which they go further
 _FURTHEST, _MOST_LINES = 1e6, 1000
 _FIRST = -1000.0  # log of the false-alarm rate at which the search for shares starts
-_SMALLEST_LOG = -600.0  # of a delta whose epsilon is estimated
 _MOST_ESTIMATED = 200  # steps
+_FEW_ROUNDS, _COARSEST = 8, 5.0  # different rounds read finely, and how much coarser more may be
 # of log delta that one PLD serves, and how many of them: down to DEEPEST
 _SPAN, _MOST_PLDS = 6.0, 60
 
@@ -259,6 +259,9 @@ class _Readings:
     def __init__(self, composition: Composition) -> None:
         self._composition = composition
         self._plds: list[PrivacyLossDistribution | None] = []
+        # of many different rounds a coarser one takes a share of the time
+        different = len(composition.rounds)
+        self._rtol = DEFAULT_RTOL * min(max(different / _FEW_ROUNDS, 1.0), _COARSEST)
 
     def __call__(self, epsilon: float, rtol: float) -> float:
         """Upper bound on delta(epsilon)."""
@@ -274,7 +277,7 @@ class _Readings:
 
     def _pld(self, number: int) -> PrivacyLossDistribution | None:
         if number == len(self._plds):
-            self._plds.append(self._composition.upper_pld(-_SPAN * number, _SPAN, DEFAULT_RTOL))
+            self._plds.append(self._composition.upper_pld(-_SPAN * number, _SPAN, self._rtol))
         return self._plds[number]
 
 
@@ -378,7 +381,9 @@ class BlackBoxCurve:
         """About the least there can be: each term of the sum alone must be at most delta."""
         total = 0.0
         for _ in range(min(self.steps, _MOST_ESTIMATED)):
-            log_delta = max(math.log(delta) - total, _SMALLEST_LOG)
+            log_delta = math.log(delta) - total
+            if log_delta < math.log(DEEPEST):
+                return math.inf
             total += max(curve.estimate(math.exp(log_delta)) for curve in self.box.one.uppers)
         return total
 
