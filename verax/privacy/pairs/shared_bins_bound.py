@@ -47,7 +47,8 @@ _MOST_APART = 8  # differences of numbers in one bin that sharpen the bound
 _FAINT = -160.0  # log of a mass that may as well be at infinity
 _KIND_TAIL = 1e-11  # probability of numbers of used bins that are taken for the worst
 _LEANS = (1.0, 0.87)  # of the weights' rho that are tried
-_FAR_OUT, _FEW = (0.7,), 8  # and for a single epoch of so few records, whose tail is further out
+# and for a single epoch of so few records, in a phase or two: their tail is further out
+_FAR_OUT, _FEW, _FEW_PHASES = (0.7,), 8, 2
 _TYPICAL_DELTA = 1e-6  # at which the better one is taken; either is valid
 _LARGEST_UNIT = 3.5  # shift of one record beyond which cells and factors grow too many
 _LINE_STEP = 0.01  # width of cells on the line, in standard deviations of the noise
@@ -69,21 +70,22 @@ may be off.
 
 
 def group_bounds(
-    group: SharedBins, epochs: int, coarser: float = 1.0
+    group: SharedBins, epochs: int, coarser: float = 1.0, phases: int = 1
 ) -> tuple[MixturePair | DiscretePair, MixturePair | DiscretePair, MixturePair | DiscretePair]:
     """What dominates an epoch with the group: for small deltas, for large ones, and backwards.
 
     Where groups or shifts are large, the attacker knows where the records are. The grids of one
-    of many phases may be ``coarser`` than usual.
+    of many phases may be ``coarser`` than usual; which bound is best is asked of all together.
     """
     told = MixturePair.gaussian(group.reach)
-    leans = (*_LEANS, *_FAR_OUT) if epochs == 1 and group.size <= _FEW else _LEANS
+    together = epochs if phases <= _FEW_PHASES else epochs * phases
+    leans = (*_LEANS, *_FAR_OUT) if together == 1 and group.size <= _FEW else _LEANS
     worth = group.unit <= _LARGEST_UNIT and group.size <= _MOST_SHARING and group.times == 1
     forth = [_or_none(partial(presence_pair, group, lean)) for lean in leans if worth]
     near = _or_none(partial(known_sharing_pair, group, False, coarser))
     tables = [table for table in (*forth, near) if table is not None]
     costs = [
-        Composition([(PricedRound(table), epochs)]).estimate(_TYPICAL_DELTA) for table in tables
+        Composition([(PricedRound(table), together)]).estimate(_TYPICAL_DELTA) for table in tables
     ]
     best = tables[int(np.argmin(costs))] if tables else told
     return best, near or told, _or_none(partial(known_sharing_pair, group, True, coarser)) or told

@@ -159,7 +159,8 @@ def sharing_rounds(
         forth = near = back = PricedRound.gaussian(together.reach)
     else:
         forth, near, back = (
-            PricedRound(pair) for pair in group_bounds(together, epochs, group.grid_step / FINE)
+            PricedRound(pair)
+            for pair in group_bounds(together, epochs, group.grid_step / FINE, group.phases)
         )
     if few == 1:
         attacks = both_directions_of_attacks(
