@@ -72,7 +72,11 @@ def _part(name: str, value: Any, kinds: Mapping[str, type[Any]]) -> dict[str, An
         raise ValueError(f"{name} must be one of {', '.join(kinds)} to be described, got {value!r}")
     return {
         "kind": kind.__name__,
-        **{field.name: _plain(getattr(value, field.name)) for field in fields(kind)},
+        **{
+            field.name: _plain(getattr(value, field.name))
+            for field in fields(kind)
+            if getattr(value, field.name) is not None
+        },
     }
 
 
@@ -81,7 +85,13 @@ def _made(name: str, description: Any, kinds: Mapping[str, type[Any]]) -> Any:
     if not isinstance(named, str) or named not in kinds:
         raise ValueError(f"{name} must be one of {', '.join(kinds)}, got {description!r}")
     kind = kinds[named]
-    content = _exactly(named, description, ("kind", *(field.name for field in fields(kind))))
+    # what is None is left out
+    names = [
+        field.name
+        for field in fields(kind)
+        if field.default is not None or field.name in description
+    ]
+    content = _exactly(named, description, ("kind", *names))
     return kind(**{key: value for key, value in content.items() if key != "kind"})
 
 

@@ -8,8 +8,15 @@ from itertools import chain
 
 import numpy as np
 
-from verax.samplers.base import FixedBatches, Sampler, require_record_each
-from verax.samplers.options import BatchCount, Epochs
+from verax import checks
+from verax.samplers.base import (
+    FixedBatches,
+    Sampler,
+    require_population,
+    require_record_each,
+    store_fields,
+)
+from verax.samplers.options import BatchCount, Epochs, Population
 from verax.samplers.registry import register
 from verax.samplers.sorting import balanced_edges, split_at, uniform_order
 from verax.samplers.stream import Batches, Stage
@@ -33,6 +40,8 @@ class Shuffle(FixedBatches):
         batches: number of batches in an epoch, at most the population.
         epochs: number of times through the data.
         reshuffle: draw a fresh order for each epoch; otherwise one order serves for all.
+        population: number of records, if it is public. The privacy that fresh shuffles add depends
+            on the size of the batches, and is proved only where that is known (docs/shuffle.md).
 
     >>> import numpy as np
     >>> from verax.samplers import Shuffle
@@ -46,11 +55,30 @@ class Shuffle(FixedBatches):
     batches: BatchCount
     epochs: Epochs = 1
     reshuffle: bool = True
+    population: Population = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.reshuffle, bool):
             raise ValueError(f"reshuffle must be True or False, got {self.reshuffle!r}")
         super().__post_init__()
+        if self.population is not None:
+            population = checks.count("population", self.population)
+            store_fields(self, population=require_record_each(self.batches, population))
+
+    @property
+    def declared_population(self) -> int | None:
+        return self.population
+
+    def expected_batch(self, population: int) -> float:
+        """``population / batches``, also where the batches differ by one."""
+        return super().expected_batch(self._as_declared(population))
+
+    def _as_declared(self, population: int) -> int:
+        return (
+            population
+            if self.population is None
+            else require_population(self.population, population)
+        )
 
     def title(self) -> str:
         if self.epochs == 1:
@@ -62,7 +90,7 @@ class Shuffle(FixedBatches):
         return replace(self, reshuffle=True) if self.epochs == 1 else self
 
     def draw(self, population: int, rng: np.random.Generator) -> Batches:
-        require_record_each(self.batches, population)
+        require_record_each(self.batches, self._as_declared(population))
         orders = self.epochs if self.reshuffle else 1
         return Batches(self, population, rng, self._order, passes=orders)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from verax.mechanism import Individual, Mechanism
 from verax.privacy.curves.empty_groups import fixed_batch_empty_group
@@ -11,6 +12,14 @@ from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.pairs.largest_sum import largest_sum
 from verax.privacy.pairs.one_of_many import one_round_from_below
 from verax.privacy.pairs.rounds import PricedRound, both_directions_of_attacks
+from verax.privacy.pairs.shuffled.epoch import (
+    LARGEST_SHIFT,
+    Neighbours,
+    attacked_epoch,
+    dominating_epoch,
+)
+from verax.privacy.pairs.shuffled.hub import Epoch
+from verax.privacy.pld.composition import Composition
 from verax.privacy.samplers.base import (
     Analysis,
     ProtectedGroup,
@@ -25,6 +34,8 @@ from verax.samplers.base import Sampler
 from verax.samplers.deterministic import Deterministic
 from verax.samplers.shuffle import Shuffle
 
+_THEOREM = "records exchanged with the first batch of every epoch (docs/shuffle.md, theorem S2)"
+_ATTACK = "one record against all others, in every epoch (docs/shuffle.md, attacks)"
 _ROUGH = 0.1  # grid of an attack on shuffling, whose bracket is wide anyway
 
 
@@ -38,19 +49,34 @@ class ShufflePricing(SamplerPricing[Shuffle]):
         """Fixed batches from above (docs/proofs.md, theorem 4), the largest sum from below."""
         sampler = self.sampler
         batches, epochs = sampler.batches, sampler.epochs
-        if sampler.reshuffle:
-            return shuffled_analysis(
-                mechanism,
-                group,
-                batches,
-                batches,
-                epochs,
-                "one record's largest batch sum of every epoch",
-            )
         # the same order every time: one epoch, with all its noise averaged
-        scale = math.sqrt(epochs)
-        why = "one record's largest batch sum over all epochs"
-        return shuffled_analysis(mechanism, group, batches, batches, epochs, why, scale)
+        scale, count = (1.0, epochs) if sampler.reshuffle else (math.sqrt(epochs), 1)
+        shift = scale / mechanism.noise_multiplier
+        if not 0.0 < shift <= LARGEST_SHIFT or batches == 1:
+            why = "one record's largest batch sum"
+            return shuffled_analysis(mechanism, group, batches, batches, count, why, scale)
+        fixed = pricing_of(Deterministic(batches, epochs)).analysis(mechanism, group)
+        neighbours = Neighbours(
+            shift, mechanism.relation, isinstance(mechanism.clipping, Individual)
+        )
+        attacks = {"sum": PricedRound(attacked_epoch(neighbours, batches))}
+        analysis = Analysis(
+            fixed.uppers,
+            both_directions_of_attacks(attacks, count),
+            f"shuffling cannot hurt: {fixed.upper_by}",
+            _ATTACK,
+        )
+        if sampler.population is None or not sampler.reshuffle or group.size > 1:
+            return analysis
+        epoch = PricedRound(dominating_epoch(neighbours, Epoch(sampler.population, batches)))
+        directions = {"remove": [(epoch, epochs)], "add": [(epoch.reverse(), epochs)]}
+        known = Composition(fixed.uppers["any"])
+        return replace(
+            analysis,
+            uppers=directions,
+            upper_by=_THEOREM,
+            extra_uppers=dict.fromkeys(directions, known),
+        )
 
     def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
         return displacement_of_batches(mechanism, group, opposed=True)
