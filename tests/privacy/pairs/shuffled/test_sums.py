@@ -24,14 +24,14 @@ def expected(values, masses, count, y):
 @pytest.mark.parametrize("y", [0.0, 0.3, 4.0])
 def test_few_atoms_are_summed_up_as_by_enumeration(count, y):
     values, masses = np.array([-1.0, 0.0, 0.7, 2.0]), np.array([0.5, 0.3, 0.15, 0.05])
-    part = PositivePart(Atoms(values, masses, 0.0), [(Batches(count, 1, 1.0), UNIT_WEIGHT)])
+    part = PositivePart(Atoms(values, masses), [(Batches(count, 1, 1.0), UNIT_WEIGHT)])
     exact = expected(values, masses, count, y)
     assert exact <= part.at(y) <= 1.01 * exact + 1e-3
 
 
 def test_batches_of_two_kinds_and_their_weights_are_multiplied():
-    ratio = Atoms(np.array([-1.0, 1.5]), np.array([0.7, 0.3]), 0.0)
-    weights = Atoms(np.array([0.5, 1.5]), np.array([0.5, 0.5]), 0.0)
+    ratio = Atoms(np.array([-1.0, 1.5]), np.array([0.7, 0.3]))
+    weights = Atoms(np.array([0.5, 1.5]), np.array([0.5, 0.5]))
     part = PositivePart(ratio, [(Batches(1, 2, 1.0), weights), (Batches(1, 1, 0.5), weights)])
     products = np.multiply.outer(weights.values, ratio.values).reshape(-1)
     masses = np.multiply.outer(weights.masses, ratio.masses).reshape(-1)
@@ -53,7 +53,7 @@ def test_many_batches_agree_with_simulation(log_a):
 
 def test_tiny_values_keep_their_digits():
     # by the large deviations of a binomial: 200 fair coins of -1 and 1, all but a few heads
-    ratio = Atoms(np.array([-1.0, 1.0]), np.array([0.9, 0.1]), 0.0)
+    ratio = Atoms(np.array([-1.0, 1.0]), np.array([0.9, 0.1]))
     part = PositivePart(ratio, [(Batches(200, 1, 1.0), UNIT_WEIGHT)])
     hits = np.arange(201)
     exact = float(np.maximum(2.0 * hits - 200.0, 0.0) @ binom.pmf(hits, 200, 0.1))
@@ -109,3 +109,17 @@ def test_the_mean_is_that_of_normal_ratios():
     alone = float(np.maximum(ratio.values, 0.0) @ ratio.masses)
     delta = norm.cdf(0.25 - 2.0) - math.e * norm.cdf(-0.25 - 2.0)
     assert delta <= alone <= 1.01 * delta
+
+
+def test_negative_weights_of_raised_ratios_are_charged():
+    # the weight is -1 or 2, and the ratio was raised from -3 to -1 in a thousandth of cases
+    true = Atoms(np.array([-3.0, -1.0, 1.0]), np.array([1e-3, 0.799, 0.2]))
+    raised = Atoms(np.array([-1.0, 1.0]), np.array([0.8, 0.2]), raised=2e-3)
+    weights = Atoms(np.array([-1.0, 2.0]), np.array([0.3, 0.7]))
+    part = PositivePart(raised, [(Batches(1, 1, 1.0), weights)])
+    products = np.multiply.outer(weights.values, true.values)
+    exact = float(
+        np.maximum(products, 0.0).reshape(-1)
+        @ np.multiply.outer(weights.masses, true.masses).reshape(-1)
+    )
+    assert part.at(0.0) >= exact

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_8000, ulps
@@ -79,9 +80,9 @@ def event(ratio: Ratio, log_a: float, batches: int) -> tuple[float, float] | Non
         return None
     edges = limits[:, None] - index
     # the masses of cells are off by less than this, once for each round
-    low, high = _above(sums, tilt, edges, first * (batches - 1), OPS_8000 * batches)
-    p = np.maximum(low @ seen * (1.0 - OPS_8000), 0.0)
-    q = np.minimum(high @ unseen * (1.0 + OPS_8000), 1.0)
+    below, above = _above(sums, tilt, edges, first * (batches - 1), OPS_8000 * batches)
+    p = np.maximum(below @ seen * (1.0 - OPS_8000), 0.0)
+    q = np.minimum(above @ unseen * (1.0 + OPS_8000), 1.0)
     best = int(np.argmax(p - math.exp(log_a) * q))
     return float(q[best]), float(p[best])
 
@@ -92,7 +93,7 @@ def _probabilities(centre: float, ends: Array) -> Array:
 
 
 def _above(
-    sums: TiltedPmf, tilt: float, edges: Array, origin: int, slack: float
+    sums: TiltedPmf, tilt: float, edges: NDArray[np.int64], origin: int, slack: float
 ) -> tuple[Array, Array]:
     """Lower and upper bounds on the probability that the sum exceeds each multiple of the step."""
     # exact places, in steps

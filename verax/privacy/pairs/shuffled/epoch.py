@@ -14,7 +14,7 @@ from verax.privacy.numerics.rounding import OPS_80, OPS_8000, ulps, up
 from verax.privacy.pairs.discrete import DiscretePair
 from verax.privacy.pairs.shuffled import attack
 from verax.privacy.pairs.shuffled.hub import Epoch, upper_delta
-from verax.privacy.pairs.shuffled.ratios import Geometry, geometries
+from verax.privacy.pairs.shuffled.ratios import Geometry, Ratio, geometries
 
 LARGEST_SHIFT = 4.0
 """Clip norms in standard deviations of the noise beyond which shuffling is not worth a look."""
@@ -135,7 +135,7 @@ def attacked_epoch(neighbours: Neighbours, batches: int) -> DiscretePair:
     return DiscretePair.from_masses(p[kept], q[kept], error=OPS_8000)
 
 
-def _events(ratio: attack.Ratio, neighbours: Neighbours, batches: int) -> list[tuple[float, float]]:
+def _events(ratio: Ratio, neighbours: Neighbours, batches: int) -> list[tuple[float, float]]:
     fixed = neighbours.fixed_shift
     found: list[tuple[float, float]] = []
     epsilon, step = 0.0, 0.5 * fixed / math.sqrt(batches)

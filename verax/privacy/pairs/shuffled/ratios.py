@@ -80,23 +80,23 @@ def geometries(s: float, relation: str, clipped_alone: bool) -> tuple[Geometry, 
             Geometry(Ratio(2.0 * s, s), Ratio(0.0, -s), s, (s, 0.0)),
             Geometry(Ratio(-s, 0.0), Ratio(s, 2.0 * s), s, (0.0, s)),
         )
-    distance, hub = 2.0 * s, s if clipped_alone else 2.0 * s
-    forth = (s, -s) if clipped_alone else (distance, 0.0)
-    back = forth if relation == "replace" else (0.0, distance)
-    ratios = Ratio(distance, 0.0), Ratio(0.0, -distance)
-    return Geometry(*ratios, hub, forth), Geometry(*ratios, hub, back)
+    # all within 2 s of each other; the hub's own ones within s of its incomplete clip-group's 0
+    both = Geometry(Ratio(2.0 * s, 0.0), Ratio(0.0, -2.0 * s), s, (s, -s))
+    return both, both
 
 
 @dataclass(frozen=True)
 class Atoms:
     """A measure on a few values, no smaller than the law it stands for.
 
-    ``beyond`` is what was cut off its ends, as a mean.
+    ``beyond`` is what was cut off its ends, as a mean; ``raised`` by how much its mean may be
+    above that of the law.
     """
 
     values: Array
     masses: Array
-    beyond: float
+    beyond: float = 0.0
+    raised: float = 0.0
 
 
 def largest_ratio(geometry: Geometry, log_a: float) -> Atoms:
@@ -111,7 +111,10 @@ def largest_ratio(geometry: Geometry, log_a: float) -> Atoms:
     zero = max(1.0 - math.fsum(seen), 0.0) + ulps(LIBRARY_ULPS)
     values = np.concatenate([negative.values, [0.0], positive.values])
     masses = np.concatenate([negative.masses, [zero], positive.masses])
-    return Atoms(_without_depths(values, masses), masses, positive.beyond)
+    values = _without_depths(values, masses)
+    above = float(values @ masses) + positive.beyond + math.expm1(log_a)
+    raised = max(above, 0.0) + float(ulps(1e4) * (np.abs(values) @ masses))
+    return Atoms(values, masses, positive.beyond, raised)
 
 
 def _half(ratio: Ratio, log_a: float, positive: bool) -> Atoms:

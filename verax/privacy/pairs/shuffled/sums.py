@@ -36,7 +36,7 @@ class Batches:
     weight: float
 
 
-UNIT_WEIGHT = Atoms(np.ones(1), np.ones(1), 0.0)
+UNIT_WEIGHT = Atoms(np.ones(1), np.ones(1))
 """The weight of batches that tell nothing of who was displaced."""
 
 
@@ -78,7 +78,7 @@ def _spread(values: Array, masses: Array, grid: Array) -> tuple[Array, Array]:
     cell = np.clip(np.searchsorted(grid, values, side="right") - 1, 0, len(grid) - 2)
     share = np.clip((values - grid[cell]) / (grid[cell + 1] - grid[cell]), 0.0, 1.0)
     spread = np.bincount(cell, masses * (1.0 - share), len(grid))
-    return grid, spread + np.bincount(cell + 1, masses * share, len(grid))
+    return grid, np.asarray(spread + np.bincount(cell + 1, masses * share, len(grid)))
 
 
 class PositivePart:
@@ -97,6 +97,9 @@ class PositivePart:
         for batches, weights in kinds:
             mean = float(np.abs(weights.values) @ weights.masses)
             excess += batches.count * batches.weight * (mean * ratio.beyond + weights.beyond * size)
+            # a negative weight makes less of a ratio that was raised
+            negative = float(np.maximum(-weights.values, 0.0) @ weights.masses)
+            excess += batches.count * batches.weight * negative * ratio.raised
         self._excess = up(excess, OPS_8000)
         step, least = deviation / _STEPS, 0.3 / (deviation * math.sqrt(count))
         for coarser in (1.0, 4.0, 16.0):
