@@ -25,13 +25,7 @@ class BufferedShufflePricing(DataOrderPricing[BufferedShuffle]):
         batches it is.
         """
         sampler = self.sampler
-        why = (
-            "the stream's last record and the largest of the last batch sums, as "
-            "many as the buffer holds"
-        )
-        return shuffled_analysis(
-            mechanism, group, sampler.batches, sampler.buffer, sampler.epochs, why
-        )
+        return shuffled_analysis(mechanism, group, sampler, sampler.buffer, sampler.epochs)
 
     def dominating(self) -> Sampler:
         """Fixed batches: knowing the order cannot hurt (docs/proofs.md, theorem 4)."""

@@ -10,7 +10,6 @@ from verax.privacy.curves.empty_groups import fixed_batch_empty_group
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.pairs.largest_sum import largest_sum
-from verax.privacy.pairs.one_of_many import one_round_from_below
 from verax.privacy.pairs.rounds import PricedRound, both_directions_of_attacks
 from verax.privacy.pairs.shuffled.epoch import (
     LARGEST_SHIFT,
@@ -31,12 +30,12 @@ from verax.privacy.samplers.base import (
 from verax.privacy.strong.curve import one_batch_per_epoch, worst_placement
 from verax.privacy.strong.displacement import Displacement, displacement_of_batches
 from verax.samplers.base import Sampler
+from verax.samplers.buffered_shuffle import BufferedShuffle
 from verax.samplers.deterministic import Deterministic
 from verax.samplers.shuffle import Shuffle
 
 _THEOREM = "records exchanged with the first batch of every epoch (docs/shuffle.md, theorem S2)"
 _ATTACK = "one record against all others, in every epoch (docs/shuffle.md, attacks)"
-_ROUGH = 0.1  # grid of an attack on shuffling, whose bracket is wide anyway
 
 
 @prices(Shuffle)
@@ -46,36 +45,25 @@ class ShufflePricing(SamplerPricing[Shuffle]):
     slow_bound, slow_attack, slow_groups = False, True, True
 
     def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
-        """Fixed batches from above (docs/proofs.md, theorem 4), the largest sum from below."""
+        """What an exchange with the first batch hides (docs/shuffle.md), or fixed batches."""
         sampler = self.sampler
         batches, epochs = sampler.batches, sampler.epochs
         # the same order every time: one epoch, with all its noise averaged
         scale, count = (1.0, epochs) if sampler.reshuffle else (math.sqrt(epochs), 1)
-        shift = scale / mechanism.noise_multiplier
-        if not 0.0 < shift <= LARGEST_SHIFT or batches == 1:
-            why = "one record's largest batch sum"
-            return shuffled_analysis(mechanism, group, batches, batches, count, why, scale)
-        fixed = pricing_of(Deterministic(batches, epochs)).analysis(mechanism, group)
-        neighbours = Neighbours(
-            shift, mechanism.relation, isinstance(mechanism.clipping, Individual)
-        )
-        attacks = {"sum": PricedRound(attacked_epoch(neighbours, batches))}
-        analysis = Analysis(
-            fixed.uppers,
-            both_directions_of_attacks(attacks, count),
-            f"shuffling cannot hurt: {fixed.upper_by}",
-            _ATTACK,
-        )
-        if sampler.population is None or not sampler.reshuffle or group.size > 1:
+        analysis = shuffled_analysis(mechanism, group, sampler, batches, count, scale)
+        neighbours = _neighbours(mechanism)
+        known = sampler.population is not None and 0.0 < neighbours.shift <= LARGEST_SHIFT
+        if not known or batches == 1 or not sampler.reshuffle or group.size > 1:
             return analysis
-        epoch = PricedRound(dominating_epoch(neighbours, Epoch(sampler.population, batches)))
+        records = sampler.population or batches
+        epoch = PricedRound(dominating_epoch(neighbours, Epoch(records, batches)))
+        fixed = Composition(analysis.uppers["any"])
         directions = {"remove": [(epoch, epochs)], "add": [(epoch.reverse(), epochs)]}
-        known = Composition(fixed.uppers["any"])
         return replace(
             analysis,
             uppers=directions,
             upper_by=_THEOREM,
-            extra_uppers=dict.fromkeys(directions, known),
+            extra_uppers=dict.fromkeys(directions, fixed),
         )
 
     def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
@@ -123,30 +111,31 @@ class ShufflePricing(SamplerPricing[Shuffle]):
 def shuffled_analysis(
     mechanism: Mechanism,
     group: ProtectedGroup,
-    batches: int,
+    sampler: Shuffle | BufferedShuffle,
     hidden: int,
     epochs: int,
-    why: str,
-    persistent: float = 0.0,
+    scale: float = 1.0,
 ) -> Analysis:
-    """One record hidden among ``hidden`` batches, anew in every epoch or once.
+    """Fixed batches from above; from below one record hidden among ``hidden`` batches, ``epochs`` times.
 
-    Once if ``persistent`` is given, the square root of the number of epochs.
+    ``scale`` is by how much the record shows more than in one epoch.
     """
-    fixed = pricing_of(Deterministic(batches, epochs)).analysis(mechanism, group)
-    scale = (persistent or 1.0) / mechanism.noise_multiplier
-    count = 1 if persistent else epochs
-    if isinstance(mechanism.clipping, Individual) and mechanism.relation == "zero-out":
-        seen = {
-            "opposed": PricedRound(largest_sum(hidden, 2.0 * scale, scale)),
-            "silent": one_round_from_below(hidden, scale, _ROUGH),
-        }
+    fixed = pricing_of(Deterministic(sampler.batches, sampler.epochs)).analysis(mechanism, group)
+    neighbours = _neighbours(mechanism, scale)
+    if 0.0 < neighbours.shift <= LARGEST_SHIFT and hidden > 1:
+        attack = attacked_epoch(neighbours, hidden)
+    elif neighbours.clipped_alone and neighbours.relation == "zero-out":
+        attack = largest_sum(hidden, 2.0 * neighbours.shift, neighbours.shift)
     else:  # the others make up for the record's absence: all sums alike without it
-        seen = {"opposed": one_round_from_below(hidden, 2.0 * scale, _ROUGH)}
+        attack = largest_sum(hidden, 2.0 * neighbours.shift, 0.0)
     return Analysis(
         fixed.uppers,
-        both_directions_of_attacks(seen, count),
+        both_directions_of_attacks({"sum": PricedRound(attack)}, epochs),
         f"shuffling cannot hurt: {fixed.upper_by}",
-        f"{why} ('how private is DP-SGD', section 4)",
-        1.0,
+        _ATTACK,
     )
+
+
+def _neighbours(mechanism: Mechanism, scale: float = 1.0) -> Neighbours:
+    alone = isinstance(mechanism.clipping, Individual)
+    return Neighbours(scale / mechanism.noise_multiplier, mechanism.relation, alone)
