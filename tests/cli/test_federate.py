@@ -321,3 +321,19 @@ def test_writers_and_hospitals():
     hospitals = split("heart")
     assert len(hospitals.sizes) == 4
     assert int(hospitals.sizes.sum()) == 736
+
+
+def test_bins_say_how_often_a_client_takes_part(table):
+    words = ("--data", table, "--clients", 8, "-z", 4, "--rounds", 4, "--model", "logistic")
+    done = run(*words, "--unit", "client", "--bins", 4)
+    assert done.exit_code == 0
+    assert "BallsInBins" in done.stdout
+    with pytest.raises(ValueError, match=r"client_rate must be 1 / bins = 0.25, got 0.5"):
+        run(*words, "--unit", "client", "--bins", 4, "--client-rate", 0.5)
+
+
+def test_the_example_of_the_help_can_be_copied():
+    text = run("--help").stdout
+    assert "verax federate --data digits --clients 36 --rounds 100 --epsilon 4" in " ".join(
+        text.split()
+    )

@@ -1,6 +1,7 @@
 """A state kept during a run: the same program resumes it, and nothing is forgotten."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from verax import (  # noqa: E402
 )
 from verax.training import PrivateTrainer, PublicLog, fit  # noqa: E402
 from verax.training.checkpoint import RunDeclaration, read_state  # noqa: E402
+from verax.training.checkpoint_file import read_secret  # noqa: E402
 
 torch.set_num_threads(1)
 X, Y = torch.randn(60, 5), torch.randint(0, 3, (60,))
@@ -486,3 +488,12 @@ def test_a_program_that_is_killed_again_and_again_gets_to_its_end(tmp_path):
     book = ledger.read(tmp_path / "run.ledger")
     assert book.complete
     assert book.released == 300
+
+
+def test_a_pickle_is_no_state_and_says_so_without_a_warning(tmp_path):
+    path = tmp_path / "state"
+    path.write_bytes(pickle.dumps({"round": 1}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = read_secret(path)
+    assert found is None or found == {"round": 1}

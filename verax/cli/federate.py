@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from verax import checks
 from verax.cli import output
 from verax.cli.options import (
     Json,
@@ -66,7 +67,9 @@ class FederateOptions:
     by: str | None = option("Clients are writers (mnist), or a column of the .csv.")
     clients: int | None = option("Deal records out to this many clients; default 20.")
     model: ModelName = option("What to train.", default=ModelName.mlp)
-    client_rate: float = option("Probability that a client takes part in a round.", default=0.5)
+    client_rate: float | None = option(
+        "Probability that a client takes part in a round; default .5, or 1 / --bins."
+    )
     record_rate: float = option("Probability that it then uses a record.", default=0.5)
     rounds: int = option("Number of rounds.", default=60)
     epsilon: float | None = option("The budget; the noise is then computed.")
@@ -99,8 +102,7 @@ class FederateOptions:
 def federate(options: FederateOptions) -> None:
     """Plan, train across clients, and state accuracy and every client's epsilon.
 
-    Example: verax federate --data digits --clients 36 --client-rate .5 --record-rate .5 --rounds
-        100 --epsilon 4
+    Example: verax federate --data digits --clients 36 --rounds 100 --epsilon 4
     """
     if (options.epsilon is None) == (options.noise_multiplier is None):
         raise ValueError("give either --epsilon, or --noise-multiplier")
@@ -127,7 +129,7 @@ def federate(options: FederateOptions) -> None:
         len(found.sizes),
         int(found.sizes.sum()),
         int(found.sizes.max()),
-        options.client_rate,
+        _client_rate(options),
         options.record_rate,
         options.rounds,
         options.noise_multiplier or 0.0,
@@ -187,6 +189,13 @@ def federate(options: FederateOptions) -> None:
         f"{spent.shown(most.upper)} (most)"
     )
     console.print(statement)
+
+
+def _client_rate(options: FederateOptions) -> float:
+    """The rate that was given, or else what --bins says, or .5."""
+    if options.client_rate is not None:
+        return options.client_rate
+    return 1.0 / checks.count("--bins", options.bins) if options.bins is not None else 0.5
 
 
 def _flower() -> type[Embedded]:

@@ -44,9 +44,6 @@ BatchCount = Annotated[
 ]
 Epochs = Annotated[int, Option("--epochs", "Passes over the data.")]
 Records = Annotated[int, Option("--records", "Number of records, with --batch in place of --rate.")]
-Population = Annotated[
-    int | None, Option("--records", "Number of records, with --batch in place of --rate.")
-]
 BatchSize = Annotated[int, Option("--batch", "Expected batch size, with --records.")]
 
 

@@ -16,7 +16,7 @@ from verax.samplers.base import (
     require_record_each,
     store_fields,
 )
-from verax.samplers.options import BatchCount, Epochs, Population
+from verax.samplers.options import BatchCount, Epochs
 from verax.samplers.registry import register
 from verax.samplers.sorting import balanced_edges, split_at, uniform_order
 from verax.samplers.stream import Batches, Stage
@@ -55,7 +55,7 @@ class Shuffle(FixedBatches):
     batches: BatchCount
     epochs: Epochs = 1
     reshuffle: bool = True
-    population: Population = None
+    population: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.reshuffle, bool):
@@ -64,6 +64,14 @@ class Shuffle(FixedBatches):
         if self.population is not None:
             population = checks.count("population", self.population)
             store_fields(self, population=require_record_each(self.batches, population))
+
+    def __repr__(self) -> str:
+        """Without a population that was not given."""
+        known = "" if self.population is None else f", population={self.population}"
+        return (
+            f"Shuffle(batches={self.batches}, epochs={self.epochs}, "
+            f"reshuffle={self.reshuffle}{known})"
+        )
 
     @property
     def declared_population(self) -> int | None:

@@ -79,7 +79,10 @@ def read_secret(path: str | os.PathLike[str]) -> Any:
     try:
         with open(path, "rb") as file:
             try:
-                return torch.load(file, weights_only=True, map_location="cpu")
+                with warnings.catch_warnings():
+                    # torch warns of pickles; what comes of it is told here
+                    warnings.simplefilter("ignore")
+                    return torch.load(file, weights_only=True, map_location="cpu")
             except UNREADABLE_ERRORS:
                 return None
     except OSError as error:

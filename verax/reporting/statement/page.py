@@ -137,7 +137,8 @@ def _mechanism_table(phase: Mechanism) -> str:
 
 
 def _name_and_fields(value: Any) -> str:
-    named = ", ".join(f"{field.name} {getattr(value, field.name)}" for field in fields(value))
+    parts = ((field.name, getattr(value, field.name)) for field in fields(value))
+    named = ", ".join(f"{name} {part}" for name, part in parts if part is not None)
     return f"{type(value).__name__}: {named}"
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from verax.privacy.curves.gaussian import gaussian_delta
+from verax.privacy.curves.gaussian import gaussian_delta, gaussian_epsilon
 from verax.privacy.numerics import Array
 from verax.privacy.numerics.rounding import OPS_80, OPS_8000, ulps, up
 from verax.privacy.pairs.discrete import DiscretePair
@@ -18,10 +20,14 @@ from verax.privacy.pairs.shuffled.ratios import Geometry, Ratio, geometries
 
 LARGEST_SHIFT = 4.0
 """Clip norms in standard deviations of the noise beyond which shuffling is not worth a look."""
-_LEAST_DELTA = 1e-17  # at which the knots end; beyond, only fixed batches say something
+LEAST_DELTA = 1e-17
+"""At which the knots end."""
+FEWER_LOSSES = 1e-11
+"""The same for a pair without losses so rare and large that compositions spread over them."""
 _FINE_DROP, _DROP = 0.6, 1.2  # of log delta from knot to knot: above, and below
 _FINE_ABOVE = 1e-3  # delta down to which knots are close
-_KNOTS = 120  # at most, in one direction
+_KNOTS = 90  # at most, in one direction
+_TAIL_KNOTS = 40  # more of them where only fixed batches bound the curve
 
 
 @dataclass(frozen=True)
@@ -45,15 +51,19 @@ class Neighbours:
 
 
 @lru_cache(maxsize=32)
-def dominating_epoch(neighbours: Neighbours, epoch: Epoch) -> DiscretePair:
+def dominating_epoch(
+    neighbours: Neighbours, epoch: Epoch, least: float = LEAST_DELTA
+) -> DiscretePair:
     """A pair that dominates one epoch (docs/shuffle.md, theorems S1 and S2).
+
+    Losses that are exceeded with delta ``least`` at most are taken to be infinite.
 
     >>> from verax.privacy.pairs.shuffled.hub import Epoch
     >>> table = dominating_epoch(Neighbours(0.5, "zero-out", True), Epoch(102400, 100))
     >>> bool(0.49 < table.delta(0.4936)[1] * 1e5 < 3.0)
     True
     """
-    forth, back = (_knots(neighbours, geometry, epoch) for geometry in neighbours.geometries)
+    forth, back = (_down_to(least, _knots(neighbours, direction, epoch)) for direction in (0, 1))
     # D_a(P||Q) = 1 - a + a D_{1/a}(Q||P)
     left = [(math.exp(-e), -math.expm1(-e) + math.exp(-e) * d) for e, d in back[:0:-1]]
     one = (1.0, min(forth[0][1], back[0][1]))
@@ -73,34 +83,57 @@ def dominating_epoch(neighbours: Neighbours, epoch: Epoch) -> DiscretePair:
     )
 
 
-def _knots(neighbours: Neighbours, geometry: Geometry, epoch: Epoch) -> list[tuple[float, float]]:
+def _down_to(least: float, knots: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The knots up to the first with so small a delta."""
+    above = sum(delta > least for _, delta in knots)
+    return [*knots[: above + 1]]
+
+
+def epoch_delta(
+    neighbours: Neighbours, direction: int, epoch: Epoch, epsilon: float, goal: float
+) -> float:
+    """At most D_a of one epoch, never more than that of fixed batches.
+
+    ``goal`` is about the delta that matters; it steers the free constants.
+    """
+    known = gaussian_delta(neighbours.fixed_shift, epsilon)
+    if known <= 0.0:
+        return known
+    geometry = neighbours.geometries[direction]
+    with suppress(MemoryError):
+        return min(upper_delta(geometry, epsilon, epoch, min(max(goal, 1e-300), known)), known)
+    return known
+
+
+@lru_cache(maxsize=64)
+def _knots(neighbours: Neighbours, direction: int, epoch: Epoch) -> Sequence[tuple[float, float]]:
     """Epsilons from 0 on, and upper bounds there, so close that chords hardly miss the curve."""
     fixed = neighbours.fixed_shift
 
     def bound(epsilon: float, goal: float) -> float:
-        known = gaussian_delta(fixed, epsilon)
-        if known <= 0.0 or fixed == 0.0:
-            return known
-        try:
-            return min(upper_delta(geometry, epsilon, epoch, min(goal, known)), known)
-        except MemoryError:
-            return known
+        return epoch_delta(neighbours, direction, epoch, epsilon, goal)
 
     start = gaussian_delta(fixed, 0.0)
     found = [(0.0, bound(0.0, 0.3 * start / math.sqrt(epoch.batches)))]
     step = fixed / math.sqrt(epoch.batches)
     drop = _FINE_DROP
     looks = 0
-    while found[-1][1] > _LEAST_DELTA and looks < _KNOTS:
+    while found[-1][1] > LEAST_DELTA and looks < _KNOTS:
         looks += 1
         epsilon, before = found[-1]
         value = min(bound(epsilon + step, before * math.exp(-drop)), before)
         drop = max(math.log(before / max(value, 1e-300)), 1e-3)
         wanted = _FINE_DROP if value > _FINE_ABOVE * found[0][1] else _DROP
-        if drop < 2.0 * wanted or value <= _LEAST_DELTA < before < 1e-14:
+        if drop < 2.0 * wanted or value <= LEAST_DELTA < before < 1e-14:
             found.append((epsilon + step, value))
         step *= min(max(wanted / drop, 0.3), 2.0)
         drop = wanted
+    # fixed batches say more of the largest losses
+    epsilon, last = found[-1]
+    end = gaussian_epsilon(fixed, LEAST_DELTA)
+    if end > epsilon and last > LEAST_DELTA:
+        places = np.linspace(epsilon, end, _TAIL_KNOTS)[1:].tolist()
+        found += [(place, min(last, gaussian_delta(fixed, place))) for place in places]
     return found
 
 
