@@ -1,4 +1,4 @@
-"""How docstrings become pages of the reference: examples as code, names of things without their roles."""
+"""How docstrings become pages of the reference: examples as code, names without their roles."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Draw the figures of the gallery: python docs/figures/collect.py [paper ...]; six minutes of one core for all."""
+"""Draw the figures of the gallery: python docs/figures/collect.py [paper ...]; six minutes."""
 
 import re
 import sys
@@ -15,7 +15,7 @@ LARGEST = 150_000  # bytes: the figures are kept in the repository
 
 
 def small(drawing: str) -> str:
-    """The same drawing in fewer bytes: coordinates to a tenth of a point, short names, each style said once."""
+    """The same drawing in fewer bytes: coordinates to a tenth of a point, each style said once."""
     drawing = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", drawing, flags=re.DOTALL)
     drawing = re.sub(
         r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), drawing
@@ -25,7 +25,7 @@ def small(drawing: str) -> str:
 
 
 def _styles(drawing: str) -> str:
-    """Styles as classes, since a figure repeats a few of them a thousand times; one class for marks in a row."""
+    """Styles as classes, since a figure repeats them; one class for marks in a row."""
     numbers = count()
     short = {
         style: f"s{next(numbers)}"
@@ -37,7 +37,7 @@ def _styles(drawing: str) -> str:
 
 
 def _names(drawing: str) -> str:
-    """Drop names that nothing refers to, and groups without any other purpose; shorten the others."""
+    """Drop names that nothing refers to, and groups without a purpose; shorten the others."""
     numbers = count()
     refers = r'(href="|url\()#([\w-]+)'
     short = {name: f"n{next(numbers)}" for _, name in dict.fromkeys(re.findall(refers, drawing))}

@@ -84,7 +84,8 @@ class SamplerAudit:
         """What was claimed, what was proved by attack, what it means and what to do."""
         least, percent = format_bound(self.lower, LOWER, 4), f"{100.0 * self.confidence:g} %"
         first = (
-            f"Claimed: epsilon at most {format_bound(self.claim.upper, UPPER, 4)} at delta {self.delta!r} "
+            f"Claimed: epsilon at most {format_bound(self.claim.upper, UPPER, 4)} "
+            f"at delta {self.delta!r} "
             f"for {self.mechanism!r}."
         )
         evidence = (

@@ -218,7 +218,8 @@ def _audit(say: Say) -> None:
     for drawn, found in (("Poisson batches", fair), ("a loader that shuffles and cuts", lie)):
         say(
             f"   {'REFUTED' if found.refuted else 'Not refuted'}: {drawn}: an attack over "
-            f"{found.trials:,} runs proves epsilon at least {format_bound(found.lower, LOWER, 3)}, with "
+            f"{found.trials:,} runs proves epsilon at least "
+            f"{format_bound(found.lower, LOWER, 3)}, with "
             f"{found.confidence:.0%} confidence."
         )
     truth = Mechanism(Shuffle(batches), noise).guarantee().epsilon(DELTA)

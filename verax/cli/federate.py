@@ -223,7 +223,8 @@ def _opening(plan: Plan) -> str:
     per_round = f"{plan.client_rate * plan.clients:.4g} take part in a round on average"
     return (
         f"{plan.clients} clients with {plan.records} records, at most {plan.largest} each; "
-        f"{per_round}; noise multiplier {format_bound(plan.noise_multiplier, UPPER, 5)}, {plan.noise}"
+        f"{per_round}; noise multiplier "
+        f"{format_bound(plan.noise_multiplier, UPPER, 5)}, {plan.noise}"
     )
 
 

@@ -218,7 +218,8 @@ def train(options: TrainOptions) -> None:
         return
     console = output.console()
     console.print(
-        f"noise multiplier {format_bound(noise, LOWER, 5)}, accuracy on held-out records {right:.1%}"
+        f"noise multiplier {format_bound(noise, LOWER, 5)}, "
+        f"accuracy on held-out records {right:.1%}"
     )
     if taken:
         console.print(f"Taken to be public: {taken}.")

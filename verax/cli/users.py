@@ -212,6 +212,9 @@ def _show(
         f"{format_bound(row.epsilon.upper, UPPER)}"
     )
     if options.epsilon is not None:
-        many = f"within {options.epsilon!r}: {_users_within(rows, options.epsilon)} of {everyone} users"
+        many = (
+            f"within {options.epsilon!r}: "
+            f"{_users_within(rows, options.epsilon)} of {everyone} users"
+        )
         most = f"with at most {cap} records each, all" if cap else "not even one record is"
         out.print(f"{many}; {most}")

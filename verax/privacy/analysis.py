@@ -128,7 +128,7 @@ def _with_further_bounds(guarantee: Guarantee, group: ProtectedGroup) -> Guarant
 
 @dataclass(frozen=True)
 class _LastResort:
-    """Bounds for where all others are infinite, each curve of a bound holding in every direction."""
+    """Bounds for where all others are infinite; each of their curves holds in every direction."""
 
     phases: Phases
     group: ProtectedGroup

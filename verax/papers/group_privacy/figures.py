@@ -469,7 +469,8 @@ def _rate_row(small: Equal, large: Equal, what: str, sizes: Sequence[int]) -> Ro
         worst = max(dearer, key=lambda k: small.epsilons[k].lower / large.epsilons[k].upper)
         low, high = small.epsilons[worst].lower, large.epsilons[worst].upper
         remark = (
-            f"dearer for {_size_range(dearer)} records, most for {worst}: {format_bound(low, LOWER)} or more "
+            f"dearer for {_size_range(dearer)} records, most for {worst}: "
+            f"{format_bound(low, LOWER)} or more "
             f"against {format_bound(high, UPPER)} or less; "
             + (remark or "in delta at epsilon 1 it is never worse")
         )

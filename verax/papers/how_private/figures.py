@@ -188,7 +188,8 @@ def _number(setting: Setting, claim: Claim, x: float) -> str:
     low, high = setting.bracket(claim.curve, x)
     if claim.sense == "~":
         return between(low, high)
-    return f"{claim.sense} {format_bound(low, LOWER) if claim.sense == '>=' else format_bound(high, UPPER)}"
+    bound = format_bound(low, LOWER) if claim.sense == ">=" else format_bound(high, UPPER)
+    return f"{claim.sense} {bound}"
 
 
 def _statements(setting: Setting, table: Sequence[Mapping[str, float]]) -> list[Row]:

@@ -1,4 +1,4 @@
-"""One epoch of shuffled batches, asked directly: no chord lies between the question and the bound."""
+"""One epoch of shuffled batches, asked directly: no chord between the question and the bound."""
 
 from __future__ import annotations
 

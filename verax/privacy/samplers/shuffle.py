@@ -63,7 +63,7 @@ class ShufflePricing(SamplerPricing[Shuffle]):
         return shuffled_analysis(mechanism, group, batches, batches, epochs, why, scale)
 
     def _amplified(self, analysis: Analysis, mechanism: Mechanism) -> Analysis:
-        """The analysis of fixed batches, with what fresh shuffles hide of batches of known sizes."""
+        """The analysis of fixed batches, with what fresh shuffles hide where sizes are known."""
         sampler = self.sampler
         neighbours = Neighbours(
             1.0 / mechanism.noise_multiplier,

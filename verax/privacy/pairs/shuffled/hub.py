@@ -199,7 +199,7 @@ class _Cells:
         return up(float(np.diff(slopes, prepend=0.0) @ self.knots), OPS_8000)
 
     def cheapest(self, costs: Array, skip: int) -> float:
-        """The least E f(L), f(L) = A L + B + sum_k D_k exp(-r_k L), above the lines of all cells."""
+        """The least E f(L), f(L) = A L + B + sum_k D_k exp(-r_k L), above all cells' lines."""
         levels = np.where(np.arange(len(self.means)) < skip, self.table[:, -1], self.table[:, 0])
         cells = [(0.0, float(self.means[0]), self.own.most, self.worst)]
         cells += [

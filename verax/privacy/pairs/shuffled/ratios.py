@@ -1,4 +1,4 @@
-"""What one batch tells of a record: likelihood ratios on a line, and the largest in convex order."""
+"""What one batch tells of a record: likelihood ratios on a line, and what is above them all."""
 
 from __future__ import annotations
 
