@@ -68,3 +68,10 @@ def test_descriptions_say_a_population_that_is_known():
         assert restore(describe(run)) == run
         named = describe(run)["phases"][0]["sampler"]
         assert ("population" in named) == (sampler.population is not None)
+
+
+@pytest.mark.parametrize("noise", [1e-6, 2.0, 1e6])
+def test_the_ends_of_noise_and_epsilon_are_answered(noise):
+    run = Mechanism(Shuffle(4, population=40), noise).guarantee()
+    deltas = [run.delta(epsilon).upper for epsilon in (0.0, 1.0, 1e3, 1e300)]
+    assert deltas == sorted(deltas, reverse=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from verax.privacy.curves.gaussian import gaussian_epsilon
+from verax.privacy.curves.gaussian import gaussian_delta, gaussian_epsilon
 from verax.privacy.numerics.roots import bisect
-from verax.privacy.pairs.shuffled.epoch import Neighbours, epoch_delta
+from verax.privacy.pairs.shuffled.epoch import LEAST_DELTA, Neighbours, epoch_delta
 from verax.privacy.pairs.shuffled.hub import Epoch, ideal_delta
 from verax.privacy.pld.composition import BOTH, Bounds, Sides
 
@@ -29,6 +29,9 @@ class ShuffledEpoch:
         return self._epsilon(lambda e: ideal_delta(geometry, e, self.epoch) <= delta, delta, _ROUGH)
 
     def delta(self, epsilon: float, rtol: float, sides: Sides = BOTH, enough: float = 0) -> Bounds:
+        known = gaussian_delta(self.neighbours.fixed_shift, epsilon)
+        if known <= LEAST_DELTA:  # fixed batches say enough
+            return 0.0, known
         goal = ideal_delta(self.neighbours.geometries[self.direction], epsilon, self.epoch)
         return 0.0, epoch_delta(self.neighbours, self.direction, self.epoch, epsilon, goal)
 

@@ -18,6 +18,7 @@ from verax.privacy.pairs.rounds import PricedRound, both_directions_of_attacks
 from verax.privacy.pairs.shuffled.epoch import (
     FEWER_LOSSES,
     LARGEST_SHIFT,
+    SMALLEST_SHIFT,
     Neighbours,
     attacked_epoch,
     dominating_epoch,
@@ -70,7 +71,8 @@ class ShufflePricing(SamplerPricing[Shuffle]):
             mechanism.relation,
             isinstance(mechanism.clipping, Individual),
         )
-        if sampler.population is None or sampler.batches == 1 or neighbours.shift > LARGEST_SHIFT:
+        usual = SMALLEST_SHIFT <= neighbours.shift <= LARGEST_SHIFT
+        if sampler.population is None or sampler.batches == 1 or not usual:
             return analysis
         dealt = Epoch(sampler.population, sampler.batches)
         epoch = PricedRound(dominating_epoch(neighbours, dealt))

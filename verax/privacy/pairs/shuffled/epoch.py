@@ -18,8 +18,10 @@ from verax.privacy.pairs.shuffled import attack
 from verax.privacy.pairs.shuffled.hub import Epoch, upper_delta
 from verax.privacy.pairs.shuffled.ratios import Geometry, Ratio, geometries
 
-LARGEST_SHIFT = 4.0
+LARGEST_SHIFT = 2.5
 """Clip norms in standard deviations of the noise beyond which shuffling is not worth a look."""
+SMALLEST_SHIFT = 1e-3
+"""Below which likelihood ratios differ from 1 by too little for differences to keep digits."""
 LEAST_DELTA = 1e-17
 """At which the knots end."""
 FEWER_LOSSES = 1e-11
@@ -97,7 +99,7 @@ def epoch_delta(
     ``goal`` is about the delta that matters; it steers the free constants.
     """
     known = gaussian_delta(neighbours.fixed_shift, epsilon)
-    if known <= 0.0:
+    if known <= LEAST_DELTA:
         return known
     geometry = neighbours.geometries[direction]
     with suppress(MemoryError):
@@ -159,7 +161,11 @@ def attacked_epoch(neighbours: Neighbours, batches: int) -> DiscretePair:
     for ratio in forth:
         points += [(q, p) for q, p in _events(ratio, neighbours, batches)]
     for ratio in back:  # the complement: likely without the record, unlikely with it
-        points += [(1.0 - p, 1.0 - q) for q, p in _events(ratio, neighbours, batches)]
+        # 1 - p rounds; a little more, and a little less, is on the safe side
+        points += [
+            (1.0 - p + ulps(4.0), 1.0 - q - ulps(4.0))
+            for q, p in _events(ratio, neighbours, batches)
+        ]
     points = sorted((q, p) for q, p in points if 0.0 <= p <= 1.0 and q <= 1.0)
     q, p = np.array(points).T
     hull = _lower_hull(q, -p)

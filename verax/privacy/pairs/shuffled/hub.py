@@ -61,7 +61,10 @@ class Epoch:
 def ideal_delta(geometry: Geometry, log_a: float, epoch: Epoch) -> float:
     """About the least that :func:`upper_delta` can be: the hub tells nothing."""
     ratio = largest_ratio(geometry, log_a)
-    part = PositivePart(ratio, [(kind, UNIT_WEIGHT) for kind in epoch.kinds])
+    try:
+        part = PositivePart(ratio, [(kind, UNIT_WEIGHT) for kind in epoch.kinds])
+    except MemoryError:  # then nothing is known of the bound either
+        return 1.0
     return part.at(0.0) * epoch.hub / epoch.records
 
 
